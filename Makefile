@@ -3,7 +3,8 @@
 PYTHON ?= python3
 BIN = .venv/bin
 PACKAGING = setup.cfg setup.py pyproject.toml
-KERNELS = $(wildcard fyrehose/kernels/native/*.pyx fyrehose/kernels/native/*.pxd)
+KERNELS = $(wildcard fyrehose/kernels/native/*.pyx fyrehose/kernels/native/*.pxd fyrehose/protocols/eventbus/*.pyx)
+BUILT = fyrehose/kernels/native/*.so fyrehose/protocols/eventbus/*.so
 # Tests that are run again with the pure-Python kernels.
 PURE_TESTS = tests/kernels tests/protocols
 # Number of tests that run in parallel; most of them wait more than they compute.
@@ -66,7 +67,7 @@ $(BIN)/python:
 
 # Remove old builds first: a kernel that no longer compiles must not be used in its previous build.
 .venv/run.stamp: $(BIN)/python $(PACKAGING) $(KERNELS)
-	@rm -f fyrehose/kernels/native/*.so
+	@rm -f $(BUILT)
 	@# The event bus needs pyzmq, and the page prometheus-client. If they cannot be installed, serve everything else.
 	@echo "setting up .venv: packages, and native kernels if there is a C compiler; this takes a minute or two, once"
 	@$(BIN)/python -m pip install --quiet --editable '.[admin,eventbus]' || $(BIN)/python -m pip install --quiet --editable '.[admin]' || $(BIN)/python -m pip install --quiet --editable .
@@ -74,7 +75,7 @@ $(BIN)/python:
 	@touch $@
 
 .venv/test.stamp: $(BIN)/python $(PACKAGING)
-	@rm -f fyrehose/kernels/native/*.so
+	@rm -f $(BUILT)
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	@touch $@
 
@@ -85,7 +86,7 @@ $(BIN)/python:
 
 # The extra `test` includes Cython, so the kernels can be built without network access.
 .venv/native.stamp: .venv/test.stamp $(KERNELS)
-	@rm -f fyrehose/kernels/native/*.so
+	@rm -f $(BUILT)
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	@$(BIN)/python -m fyrehose.kernels
 	@touch $@ .venv/run.stamp
@@ -174,4 +175,4 @@ bench: .venv/bench.stamp
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis _trial_temp* .coverage*
-	rm -f fyrehose/kernels/native/*.c fyrehose/kernels/native/*.so
+	rm -f fyrehose/kernels/native/*.c fyrehose/protocols/eventbus/*.c $(BUILT)

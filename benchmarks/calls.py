@@ -41,10 +41,10 @@ from benchmarks.wires import backbone, figg, lumberjack
 from benchmarks.wires.base import Job, Wire, Wrong, payload, read_exactly
 from fyrehose import plugins
 from fyrehose.journal.journal import FileJournal
+from fyrehose.protocols.relink.client_session import ConnectorSession
 from fyrehose.protocols.relink.frames import Op
 from fyrehose.protocols.relink.handshake import Hello, Terms
 from fyrehose.protocols.relink.link import Link
-from fyrehose.protocols.relink.session import ConnectorSession
 from fyrehose.server.service import Fyrehose
 
 #: Rounds before those that count, in which memory is allocated and caches fill.

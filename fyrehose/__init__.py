@@ -1,3 +1,39 @@
 """Fyrehose: a multi-protocol messaging server framework on Twisted."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fyrehose.lazy import lazily
+
+if TYPE_CHECKING:
+    from fyrehose.core.callback import CallbackBroker
+    from fyrehose.journal.journal import FileJournal
+    from fyrehose.records import Delivery, Record, Run
+    from fyrehose.server.service import Fyrehose
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "core.callback": "CallbackBroker",
+            "journal.journal": "FileJournal",
+            "records": "Delivery Record Run",
+            "server.service": "Fyrehose",
+        },
+    )
+
+__all__ = [
+    "CallbackBroker",
+    "Delivery",
+    "FileJournal",
+    "Fyrehose",
+    "Record",
+    "Run",
+    "errors",
+    "identity",
+    "interfaces",
+    "options",
+    "plugins",
+]
+
 __version__ = "0.1.0"

@@ -276,18 +276,31 @@ class IProtocolPlugin(Interface):
 
 
 class IPublisher(Interface):
-    """A protocol's client that publishes to one stream of one server, for ``fyrehose publish``."""
+    """A client of one server that publishes.
+
+    In a protocol with only one stream, *stream* is None everywhere, and a name raises ConfigError.
+    """
+
+    def prepare(stream: str | None) -> None:
+        """Prepare the client for publishing to *stream*, before :meth:`connect` or later.
+
+        Calling it is optional.  It reports an unusable stream before the client connects, and without it the first
+        publish to a stream may take an extra round trip.
+
+        :raises ConfigError: the protocol needs a stream, or has only one, or the name is invalid
+        """
 
     def connect() -> Deferred[Any]:
-        """Connect to the server.
+        """Connect to the server, and reconnect whenever the connection is lost.
 
         :return: fires when the server answers; fails, or never fires, without a server, so the caller needs a timeout
         """
 
-    def publish(payload: bytes) -> Deferred[Any]:
-        """Publish *payload*, and send it again after reconnecting.
+    def publish(stream: str | None, payload: bytes) -> Deferred[Any]:
+        """Publish *payload* to *stream*; publish it again after reconnecting if it was not acknowledged.
 
         :return: fires when the server has acknowledged it
+        :raises ConfigError: see :meth:`prepare`
         """
 
     def ready() -> Deferred[Any]:
@@ -298,7 +311,16 @@ class IPublisher(Interface):
 
 
 class ITailer(Interface):
-    """A protocol's client that reads one stream of one server until it is closed, for ``fyrehose tail``."""
+    """A client of one server that reads a stream until it is closed."""
+
+    def subscribe(stream: str | None, take: Any, after: int | None = None, lost: Any = None) -> Any:
+        """Subscribe to *stream*, before :meth:`connect` or later; None is the only stream of the protocol.
+
+        :param take: called with each :class:`fyrehose.records.Run`, in order
+        :param after: begin after this number (0: with the oldest record); None: with records published from now on
+        :param lost: called with the first and the last number of a range that is missing for good
+        :raises ConfigError: the protocol needs a stream, or has only one, or the name is invalid
+        """
 
     def connect() -> Deferred[Any]:
         """See :meth:`IPublisher.connect`."""
@@ -321,24 +343,26 @@ class ITailer(Interface):
         """Disconnect from the server."""
 
 
+class IClientPlugin(IProtocolPlugin):
+    """A protocol plugin that also makes clients, for ``fyrehose publish``, ``fyrehose tail`` and other programs.
+
+    A plugin with transactions also has ``transactional_publisher(reactor, host, port, window, size)``, which returns an
+    :class:`IPublisher` that commits *size* messages at a time.
+    """
+
+    default_port = Attribute("The port on which servers listen by default.")
+
+    def publisher(reactor: Any, host: str, port: int, window: int) -> Any:
+        """Return an :class:`IPublisher` that is not connected yet, or None if the protocol cannot publish.
+
+        :param window: the most publishes that are not acknowledged yet
+        """
+
+    def tailer(reactor: Any, host: str, port: int) -> Any:
+        """Return an :class:`ITailer` that is not connected yet, or None if the protocol cannot subscribe."""
+
+
 class IClients(Interface):
-    """The module ``cli`` of a protocol's folder: its clients for ``fyrehose publish`` and ``fyrehose tail``."""
+    """The module ``cli`` of a protocol's folder, until its plugin provides :class:`IClientPlugin`."""
 
     default_port = Attribute("The port on which its servers listen by default.")
-
-    def publisher(reactor: Any, host: str, port: int, stream: str | None, window: int) -> Any:
-        """Return an :class:`IPublisher`, or None if the protocol cannot publish.
-
-        :param stream: the stream to publish to; None: the only stream of the protocol
-        :param window: the most publishes that are not acknowledged yet
-        :raises ConfigError: the protocol needs a stream, or cannot choose one
-        """
-
-    def tailer(reactor: Any, host: str, port: int, stream: str | None, after: int | None, take: Any, lost: Any) -> Any:
-        """Return an :class:`ITailer`, or None if the protocol cannot read.
-
-        :param after: begin after this number (0: with the oldest record); None: with records published from now on
-        :param take: called with each :class:`fyrehose.records.Run`, in order
-        :param lost: called with the first and the last number of a range that is missing for good
-        :raises ConfigError: the protocol needs a stream, or cannot choose one
-        """

@@ -1,6 +1,6 @@
 """Declare the options of a protocol as an attrs class, and build it from text or TOML values.
 
-``--option PROTOCOL.NAME=VALUE`` and a configuration file have the same result.  For example:
+``--option PROTOCOL.NAME=VALUE`` and a configuration file have the same result.  For example::
 
     @attrs.frozen(kw_only=True)
     class Settings:

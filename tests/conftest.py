@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -98,6 +99,25 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         if not any(known in reason for known in MAY_BE_SKIPPED):
             reporter.write_line(f"UNEXPECTED SKIP {report.nodeid}: {reason}", red=True)
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(scope="session")
+def lines_path(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Return the folders that have the example protocol of the docs on sys.path, and declare it as if installed."""
+    examples = Path(__file__).parents[1] / "docs" / "examples"
+    project = tomllib.loads((examples / "pyproject.toml").read_text())["project"]
+    folder = tmp_path_factory.mktemp("installed")
+    metadata = folder / f"fyrehose_lines-{project['version']}.dist-info"
+    metadata.mkdir()
+    metadata.joinpath("METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    )
+    sections = [
+        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in entries.items())
+        for group, entries in project["entry-points"].items()
+    ]
+    metadata.joinpath("entry_points.txt").write_text("".join(sections))
+    return [examples, folder]
 
 
 @pytest.fixture

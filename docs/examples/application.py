@@ -19,11 +19,8 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from fyrehose import plugins
+from fyrehose import Delivery, FileJournal, Fyrehose, Run, plugins
 from fyrehose.interfaces import IBroker, IJournal, ISink, ISubscription
-from fyrehose.journal.journal import FileJournal
-from fyrehose.records import Delivery, Run
-from fyrehose.server.service import Fyrehose
 
 log = Logger()
 

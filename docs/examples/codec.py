@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from fyrehose.errors import Broken
+from fyrehose.protocols.figg import FiggServerSession
 from fyrehose.protocols.figg.frames import Published
-from fyrehose.protocols.figg.session import FiggServerSession
 
 
 def published(chunks: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:

@@ -18,14 +18,13 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred, succeed
 from zope.interface import implementer
 
-from fyrehose.core.budget import Budget
-from fyrehose.core.fanout import Cursor, Fanout
+from fyrehose import Run
+from fyrehose.core import Budget, Cursor, Fanout
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, ISink
-from fyrehose.net.endpoints import TCPService
+from fyrehose.net import TCPService
 from fyrehose.observe.counters import Counters
-from fyrehose.protocols.figg.server import FiggFactory, Settings
-from fyrehose.records import Run
+from fyrehose.protocols.figg import FiggFactory, Settings
 
 
 @implementer(IBroker)

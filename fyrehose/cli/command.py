@@ -180,7 +180,7 @@ def publish(
     at = server(protocol, place, tls)
     status = running.run(
         lambda reactor: publishing.publish(
-            reactor, at.publisher(reactor, stream, window, transaction), source, timeout, at.contacts
+            reactor, at.publisher(reactor, stream, window, transaction), stream, source, timeout, at.contacts
         )
     )
     sys.exit(status)
@@ -224,7 +224,8 @@ def tail(
     status = running.run(
         lambda reactor: tailing.tail(
             reactor,
-            lambda take, lost: at.tailer(reactor, stream, since, take, lost),
+            at.tailer(reactor, stream),
+            stream,
             formats.for_terminal(form) if os.isatty(1) else formats.FORMATS[form],
             count,
             idle,

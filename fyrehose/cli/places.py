@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -11,20 +10,24 @@ import attrs
 from fyrehose import plugins
 from fyrehose.cli.contacts import Contacts, Watching
 from fyrehose.errors import ConfigError
-from fyrehose.records import MAX_NAME, Run
+from fyrehose.interfaces import IClientPlugin
+from fyrehose.records import MAX_NAME
 
 
 @attrs.frozen
 class Server:
-    """Address of a server, and the clients of its protocol: see :class:`fyrehose.interfaces.IClients`."""
+    """Address of a server, and the plugin of its protocol, which makes the clients.
+
+    :ivar plugin: provides :class:`fyrehose.interfaces.IClientPlugin`
+    :ivar tls: PEM files, if the connection uses TLS: see :class:`fyrehose.cli.encrypting.Encrypted`
+    :ivar contacts: history of the connections to this server
+    """
 
     protocol: str
     host: str
     port: int
-    clients: Any
-    #: PEM files, if the connection uses TLS: see :class:`fyrehose.cli.encrypting.Encrypted`
+    plugin: Any
     tls: tuple[str, ...] = ()
-    #: history of the connections to this server
     contacts: Contacts = attrs.field(init=False)
 
     @contacts.default
@@ -33,41 +36,30 @@ class Server:
         return Contacts(f"{self.protocol} at {host}:{self.port}", encrypted=bool(self.tls))
 
     def publisher(self, reactor: Any, stream: str | None, window: int, transaction: int | None = None) -> Any:
-        """Build an :class:`fyrehose.interfaces.IPublisher`.
+        """Return an :class:`fyrehose.interfaces.IPublisher` that is prepared for *stream*.
 
         :param window: the most messages that await acknowledgement
         :param transaction: the number of messages that are committed together; None without transactions
         :raises ConfigError: the protocol has no such client, or the stream's name is invalid
         """
-        reactor = self._watched(reactor, "publish", "publish into", stream)
+        at = self._watched(reactor, "publish", "publish into", stream), self.host, self.port
         if transaction is None:
-            made = self.clients.publisher(reactor, self.host, self.port, stream, window)
-        elif hasattr(self.clients, "transactional_publisher"):
-            made = self.clients.transactional_publisher(reactor, self.host, self.port, stream, window, transaction)
+            made = self.plugin.publisher(*at, window)
+        elif hasattr(self.plugin, "transactional_publisher"):
+            made = self.plugin.transactional_publisher(*at, window, transaction)
         else:
             raise ConfigError(f"protocol {self.protocol} has no transactions; leave --transaction out")
         if made is None:
             raise ConfigError(f"protocol {self.protocol} has no publisher; see --protocol")
+        made.prepare(stream)
         return made
 
-    def tailer(
-        self,
-        reactor: Any,
-        stream: str | None,
-        after: int | None,
-        take: Callable[[Run], None],
-        lost: Callable[[int, int], None],
-    ) -> Any:
-        """Build an :class:`fyrehose.interfaces.ITailer`.
+    def tailer(self, reactor: Any, stream: str | None) -> Any:
+        """Return an :class:`fyrehose.interfaces.ITailer`, for a subscription to *stream*.
 
-        :param after: the number before the first record; None for new records only
-        :param take: called with each run of records
-        :param lost: called with the first and last number of records that are no longer kept
         :raises ConfigError: the protocol has no such client, or the stream's name is invalid
         """
-        made = self.clients.tailer(
-            self._watched(reactor, "read", "read", stream), self.host, self.port, stream, after, take, lost
-        )
+        made = self.plugin.tailer(self._watched(reactor, "read", "read", stream), self.host, self.port)
         if made is None:
             raise ConfigError(f"protocol {self.protocol} has no subscriber; see --protocol")
         return made
@@ -81,7 +73,7 @@ class Server:
         if self.tls:
             from fyrehose.cli.encrypting import Encrypted
 
-            if not hasattr(plugins.load(self.protocol).settings(), "tls_certificate"):
+            if not hasattr(self.plugin.settings(), "tls_certificate"):
                 raise ConfigError(f"protocol {self.protocol} has no TLS; leave --tls out")
             reactor = Encrypted(reactor, self.host, self.tls)
         return Watching(reactor, self.contacts)
@@ -93,11 +85,13 @@ def server(protocol: str, place: tuple[str, int | None], tls: str | None = None)
     :param tls: the value of ``--tls``: comma-separated PEM files
     :raises ConfigError: the protocol has no clients for the command line, or ``tls`` is invalid
     """
-    clients = plugins.load_clients(protocol)
-    if clients is None:
+    plugin: Any = plugins.load(protocol)
+    if not IClientPlugin.providedBy(plugin):
+        plugin = plugins.with_module_cli(protocol)  # only until the last module ``cli`` of a protocol is gone
+    if plugin is None:
         raise ConfigError(f"protocol {protocol} has no command-line client; see --protocol")
     if tls is not None and not all(tls.split(",")):  # An empty value must not turn encryption off silently.
         raise ConfigError(f"invalid --tls {tls!r}: expected PEM files CA[,CERT[,KEY]]")
     host, port = place
     paths = () if tls is None else tuple(tls.split(","))
-    return Server(protocol, host, clients.default_port if port is None else port, clients, paths)
+    return Server(protocol, host, plugin.default_port if port is None else port, plugin, paths)

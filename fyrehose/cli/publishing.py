@@ -92,8 +92,10 @@ class Tally:
         return f"{messages} published, {self.acknowledged} acknowledged, {missing} not acknowledged{because}"
 
 
-async def publish(reactor: Any, publisher: Any, source: Source, timeout: float, where: Contacts) -> int:
-    """Publish every message of ``source``, and print a summary to standard error.
+async def publish(
+    reactor: Any, publisher: Any, stream: str | None, source: Source, timeout: float, where: Contacts
+) -> int:
+    """Publish every message of ``source`` to ``stream``, and print a summary to standard error.
 
     :param timeout: the longest time without an acknowledgement, in seconds
     :return: the exit status: 0 if the server acknowledged every message, else 1
@@ -103,7 +105,7 @@ async def publish(reactor: Any, publisher: Any, source: Source, timeout: float, 
     try:
         await connected(reactor, publisher, timeout, where)
         with _bar(source, tally, reactor) as advance:
-            work = Deferred.fromCoroutine(_publish_all(reactor, publisher, source, tally, advance))
+            work = Deferred.fromCoroutine(_publish_all(reactor, publisher, stream, source, tally, advance))
             await _unless_stalled(reactor, work, tally, timeout, where)
     except FyrehoseError as error:
         if not tally.published:
@@ -123,11 +125,13 @@ async def publish(reactor: Any, publisher: Any, source: Source, timeout: float, 
     return 0 if tally.acknowledged == tally.published else 1
 
 
-async def _publish_all(reactor: Any, publisher: Any, source: Source, tally: Tally, advance: Any) -> None:
+async def _publish_all(
+    reactor: Any, publisher: Any, stream: str | None, source: Source, tally: Tally, advance: Any
+) -> None:
     async for size, messages in source.batches(worker(reactor).call):
         for message in messages:
             await publisher.ready()
-            tally.add(maybeDeferred(publisher.publish, message), len(message), reactor.seconds)
+            tally.add(maybeDeferred(publisher.publish, stream, message), len(message), reactor.seconds)
         advance(size)
     await tally.all_settled()
 

@@ -24,9 +24,6 @@ HIGH, LOW = 4 << 20, 1 << 20
 #: Most lost ranges that the final error lists.
 MOST_NAMED = 10
 
-Take = Callable[[Run], None]
-Lost = Callable[[int, int], None]
-
 
 @attrs.define(eq=False)
 class Output:
@@ -89,7 +86,8 @@ class Output:
 
 async def tail(
     reactor: Any,
-    make_tailer: Callable[[Take, Lost], Any],
+    tailer: Any,
+    stream: str | None,
     form: Format,
     count: int | None,
     idle: float | None,
@@ -97,8 +95,8 @@ async def tail(
     where: Contacts,
     since: int | None = None,
 ) -> int:
-    """Write messages to standard output until one of these: ``count`` messages are written, none has arrived for
-    ``idle`` seconds, the reader of the output closes it, or Ctrl-C.
+    """Write the messages of ``stream`` to standard output, until one of these: ``count`` messages are written, none has
+    arrived for ``idle`` seconds, the reader of the output closes it, or Ctrl-C.
 
     :param timeout: the longest time to connect, in seconds
     :param since: the number before the first record; 0 begins with the oldest record that is kept
@@ -134,7 +132,7 @@ async def tail(
         short = f"connection to {where} lost: {where.hint}" if where.broken else tailer.shortfall(False)
         output.end()
 
-    tailer = make_tailer(take, lost)
+    tailer.subscribe(stream, take, since, lost)
     output = Output(worker(reactor).call, tailer)
     try:
         await connected(reactor, tailer, timeout, where)

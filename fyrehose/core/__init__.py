@@ -1,1 +1,27 @@
 """The path of a message through the server: access policy, numbers, the journal, and delivery to subscribers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fyrehose.lazy import lazily
+
+if TYPE_CHECKING:
+    from fyrehose.core.broker import Broker
+    from fyrehose.core.budget import Budget
+    from fyrehose.core.fanout import Cursor, Fanout
+    from fyrehose.core.quotas import PeerLimits
+    from fyrehose.core.sequencer import Sequencer
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "broker": "Broker",
+            "budget": "Budget",
+            "fanout": "Cursor Fanout",
+            "quotas": "PeerLimits",
+            "sequencer": "Sequencer",
+        },
+    )
+
+__all__ = ["Broker", "Budget", "Cursor", "Fanout", "PeerLimits", "Sequencer", "policy", "streams"]

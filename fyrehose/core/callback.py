@@ -1,18 +1,18 @@
 """A broker for programs that only want the messages: it calls a function with them, and keeps nothing.
 
-endpoint.listen(FiggFactory(CallbackBroker(reactor, handle)))
+endpoint.listen(FiggFactory(CallbackBroker(handle)))
 
 publish -> handle(run), one run after the other -> the publisher is acknowledged when each has returned
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred, gatherResults, maybeDeferred
-from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -33,19 +33,19 @@ class CallbackBroker:
     It serves protocols whose peers only publish: Figg, Lumberjack and HTTP.  There is nothing to read or to subscribe
     to; a peer that tries is refused.  Numbers of a stream begin at 1 with each process.
 
-    :param clock: the reactor, for the times of records
     :param handle: is called with each run of records that a peer published: records of one stream, numbered, with
         their columns and constants.  It may return a Deferred.  The publish is acknowledged when ``handle`` has
         returned for all of its runs, or its Deferreds have fired.  A :class:`~fyrehose.errors.PublishError` that it
         raises refuses the publish; any other exception is logged and ends the connection, without an acknowledgement.
     :param policy: which peers may publish into which streams; by default those on this machine, into all of them
+    :param now: returns the time of records, in seconds since 1970 UTC
     :param max_streams: how many different streams peers may publish into; one more is refused
     """
 
-    clock: IReactorTime
     handle: Callable[[Run], Deferred[Any] | None]
     policy: Policy = attrs.field(default=LOOPBACK, kw_only=True)
     max_streams: int = attrs.field(default=100_000, kw_only=True)
+    now: Callable[[], float] = attrs.field(default=time.time, kw_only=True)
     identity: Identity = attrs.field(factory=Identity, kw_only=True)
     counters: Counters = attrs.field(factory=Counters, kw_only=True)
     budget: Budget = attrs.field(factory=Budget, kw_only=True)
@@ -80,11 +80,11 @@ class CallbackBroker:
             refused: Deferred[tuple[int, ...]] = Deferred()
             refused.errback(Failure())
             return refused
-        time = int(self.clock.seconds() * 1_000_000)
+        accepted = int(self.now() * 1_000_000)
         firsts, handled = [], []
         for run in (*runs, *own):
             first = self._ends.get(run.stream, 0) + 1
-            numbered = run.numbered(first, time)
+            numbered = run.numbered(first, accepted)
             self._ends[run.stream] = numbered.last_seq
             firsts.append(first)
             handled.append(maybeDeferred(self.handle, numbered))

@@ -3,8 +3,8 @@
 ``kernels/native/NAME.pyx`` and ``kernels/pure/NAME.py`` have the same functions with the same signatures.  The pure
 module is the readable specification, and the reference in tests.  ``FYREHOSE_PURE=1`` selects the pure modules.
 
-``native/zeromq.pyx`` is an exception, because it reads sockets: its pure version is in
-``fyrehose.protocols.eventbus.messages``.
+One more native module, which reads sockets and therefore is not a kernel, stands beside its protocol:
+``fyrehose/protocols/eventbus/zeromq.pyx``.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from twisted.logger import Logger
 from fyrehose.errors import Forbidden
 from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker
+from fyrehose.net.crowds import Crowd
 from fyrehose.net.holding import Holding, RefusedConnection
 from fyrehose.net.peers import host_of, identity_at
 from fyrehose.net.sockets import ACCEPTS, READ
@@ -58,52 +59,6 @@ def connections_within(available: int, listeners: int) -> int:
     return max(listeners, (available - (17 + CLOSING) * listeners) * 32 // 33)
 
 
-class ConnectionsByNetwork:
-    """Connections by network, in the order of their last activity, and the network that has the most."""
-
-    def __init__(self) -> None:
-        self._networks: dict[str, OrderedDict[SessionProtocol, None]] = {}
-        self._by_size: dict[int, dict[str, None]] = {}
-        self._largest = 0
-
-    def of(self, network: str) -> OrderedDict[SessionProtocol, None]:
-        """Return the connections of *network*, the longest idle first."""
-        return self._networks.get(network) or OrderedDict()
-
-    def add(self, protocol: SessionProtocol) -> None:
-        """Add *protocol*, which is now the last active connection of its network."""
-        peers = protocol.same_network = self._networks.setdefault(protocol.network, OrderedDict())
-        peers[protocol] = None
-        self._resize(protocol.network, len(peers) - 1, len(peers))
-
-    def remove(self, protocol: SessionProtocol) -> None:
-        """Remove *protocol*, which is disconnected or held."""
-        peers = self._networks[protocol.network]
-        del peers[protocol]
-        self._resize(protocol.network, len(peers) + 1, len(peers))
-        if not peers:
-            del self._networks[protocol.network]
-
-    def largest(self, network: str) -> str | None:
-        """Return the network with the most connections, or None if no network has more than one.
-
-        :param network: the network of a new connection, which is preferred among several of the same size
-        """
-        if self.of(network) and len(self.of(network)) >= self._largest:
-            return network
-        return next(iter(self._by_size[self._largest])) if self._largest > 1 else None
-
-    def _resize(self, network: str, before: int, after: int) -> None:
-        if before:
-            del self._by_size[before][network]
-            if not self._by_size[before]:
-                del self._by_size[before]
-        if after:
-            self._by_size.setdefault(after, {})[network] = None
-        if after > self._largest or self._largest not in self._by_size:
-            self._largest = after  # sizes change by one
-
-
 class SessionFactory(Factory):
     """Builds the protocols of connections within the limits of a listener, and keeps track of them.
 
@@ -134,7 +89,8 @@ class SessionFactory(Factory):
         #: open connections, in the order of their last activity; without refused ones that are held
         self.connections: OrderedDict[SessionProtocol, None] = OrderedDict()
         self.holding = Holding(reactor, self.settings.refusal_delay)
-        self._by_network = ConnectionsByNetwork()
+        #: the same by network, in the order of their last activity
+        self._by_network: Crowd[SessionProtocol] = Crowd()
         self._reads: int = min(READS, broker.budget.limit // 8)
         self._counted = 1  #: number of connections when ``buffer_size`` was last computed
         self.buffer_size = self._read_size()
@@ -163,7 +119,8 @@ class SessionFactory(Factory):
         protocol: SessionProtocol = self.protocol(self)
         protocol.peer, protocol.network = host, network
         self.connections[protocol] = None
-        self._by_network.add(protocol)
+        self._by_network.add(protocol, network)
+        protocol.same_network = self._by_network.of(network)
         self.broker.counters.gauge(self.protocol_name, "connections", 1)
         self._share_reads()
         return protocol
@@ -228,8 +185,8 @@ class SessionFactory(Factory):
         A busy connection is closed only if none is idle, and never while it has a publish in flight.
         """
         busy: list[SessionProtocol] = []
-        largest = self._by_network.largest(network)
-        for candidates in (self._by_network.of(largest) if largest is not None else {}, self.connections):
+        own, largest = self._by_network.of(network), self._by_network.largest(network)
+        for candidates in (largest if largest is own or len(largest) > 1 else {}, self.connections):
             for _ in range(min(len(candidates), LOOKS)):
                 protocol = next(iter(candidates))
                 if protocol.is_idle():
@@ -252,7 +209,7 @@ class SessionFactory(Factory):
 
     def _remove(self, protocol: SessionProtocol) -> None:
         del self.connections[protocol]
-        self._by_network.remove(protocol)
+        self._by_network.discard(protocol)
         self.broker.counters.gauge(self.protocol_name, "connections", -1)
         self._share_reads()
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from twisted.application.service import MultiService, Service
-from twisted.internet.defer import Deferred, DeferredList, maybeDeferred, succeed
+from twisted.internet.defer import Deferred, DeferredList, fail, maybeDeferred, succeed
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
@@ -30,7 +30,7 @@ from fyrehose.core.policy import LOOPBACK, Policy
 from fyrehose.core.quotas import PeerLimits
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.core.streams import UNLIMITED, StreamRules
-from fyrehose.errors import ConfigError, JournalFailed
+from fyrehose.errors import Closed, ConfigError, JournalFailed
 from fyrehose.interfaces import IJournal, ISequencer, JournalState
 
 log = Logger()
@@ -41,7 +41,8 @@ class Fyrehose(MultiService):
 
     The Deferred of ``startService`` fires when every child has started.  It fails with the error of the first child
     that could not start, after everything is stopped again.  The Deferred of ``stopService`` fires when the journal is
-    closed.  A child that is added later is started at once.
+    closed.  A child that is added later is started at once.  :meth:`when_open` tells other parts of a program when the
+    server accepts connections.
 
     :ivar broker: the broker to pass to ``make_service`` of a protocol plugin
     :param limits: limits of the state that one peer may create
@@ -84,11 +85,25 @@ class Fyrehose(MultiService):
         self._started: list[Any] = []
         #: fires when the start in progress has succeeded or failed; None if none is in progress
         self._settled: Deferred[None] | None = None
+        self._start_error: Exception | None = None
+        self._waiting: list[Deferred[None]] = []
+
+    def when_open(self) -> Deferred[None]:
+        """Return a Deferred that fires when the journal is open and every listener accepts connections.
+
+        It may be requested at any time, also before the service starts.  It fails with the reason if the start fails.
+        """
+        if self._settled is None and self._start_error is not None:
+            return fail(self._start_error)
+        if self._settled is None and self.running:
+            return succeed(None)
+        self._waiting.append(Deferred())
+        return self._waiting[-1]
 
     def startService(self) -> Deferred[None]:
         """Open the journal, then start the children in the order in which they were added."""
         Service.startService(self)
-        self._settled = Deferred()
+        self._settled, self._start_error = Deferred(), None
         return Deferred.fromCoroutine(self._start())
 
     def stopService(self) -> Deferred[None]:
@@ -121,7 +136,10 @@ class Fyrehose(MultiService):
             while waiting and self.running:
                 await self._start_child(waiting[0])
                 waiting = [service for service in self if service not in self._started]
-        except Exception:
+            if not self.running:
+                self._start_error = Closed("the server was stopped while it started")
+        except Exception as error:
+            self._start_error = error
             self.running = 0
             await self._unwind()
             raise
@@ -129,6 +147,9 @@ class Fyrehose(MultiService):
             settled, self._settled = self._settled, None
             if settled is not None:
                 settled.callback(None)
+            waiting_for_start, self._waiting = self._waiting, []
+            for opened in waiting_for_start:
+                opened.callback(None) if self._start_error is None else opened.errback(self._start_error)
 
     async def _start_child(self, service: Any) -> None:
         try:

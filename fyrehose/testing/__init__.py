@@ -1,8 +1,38 @@
-"""Test doubles, for the tests of Fyrehose and of programs that embed it."""
+"""Doubles, transports and conformance tests, for the tests of Fyrehose and of programs that embed or extend it."""
 
-from fyrehose.testing.chunks import every_chunking, feed
-from fyrehose.testing.journal import MemoryJournal
-from fyrehose.testing.sinks import RecordingSink
-from fyrehose.testing.waiting import until
+from __future__ import annotations
 
-__all__ = ["MemoryJournal", "RecordingSink", "every_chunking", "feed", "until"]
+from typing import TYPE_CHECKING
+
+from fyrehose.lazy import lazily
+
+if TYPE_CHECKING:
+    from fyrehose.testing.chunks import every_chunking, feed
+    from fyrehose.testing.journal import MemoryJournal
+    from fyrehose.testing.plugins import PluginConformance
+    from fyrehose.testing.shell import Peer, Transport
+    from fyrehose.testing.sinks import RecordingSink
+    from fyrehose.testing.waiting import until
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "chunks": "every_chunking feed",
+            "journal": "MemoryJournal",
+            "plugins": "PluginConformance",
+            "shell": "Peer Transport",
+            "sinks": "RecordingSink",
+            "waiting": "until",
+        },
+    )
+
+__all__ = [
+    "MemoryJournal",
+    "Peer",
+    "PluginConformance",
+    "RecordingSink",
+    "Transport",
+    "every_chunking",
+    "feed",
+    "until",
+]

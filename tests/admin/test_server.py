@@ -12,7 +12,7 @@ import attrs
 import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.error import ConnectionDone
-from twisted.internet.testing import MemoryReactorClock, StringTransport
+from twisted.internet.testing import MemoryReactorClock
 from twisted.python.failure import Failure
 
 from fyrehose.admin import plugin as plugin_module
@@ -25,14 +25,9 @@ from fyrehose.core.policy import parse
 from fyrehose.errors import ConfigError, JournalCorrupt, MissingExtra
 from fyrehose.identity import Identity, digest
 from fyrehose.interfaces import JournalState
-from fyrehose.testing import MemoryJournal
+from fyrehose.testing import MemoryJournal, Transport
 
 TOKEN = "0123456789abcdef"
-
-
-class Transport(StringTransport):
-    def abortConnection(self) -> None:
-        self.disconnecting = True
 
 
 @attrs.define(eq=False)

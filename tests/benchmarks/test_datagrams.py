@@ -29,16 +29,16 @@ class Backbone:
                 return
             said = decode(data)
             if isinstance(said, KeepAlive):
-                self.sock.sendto(KeepAliveAck(token=said.token).encode(), source)
+                self.sock.sendto(KeepAliveAck(token=said.token).serialize(), source)
             elif isinstance(said, Push):
                 self.pushed += 1
                 if self.pushed not in self.lost:
                     self.held += 1
-                    self.sock.sendto(Deliver(seq=self.held, data=said.data).encode(), source)
+                    self.sock.sendto(Deliver(seq=self.held, data=said.data).serialize(), source)
             elif isinstance(said, Request):
                 for seq in range(said.first, said.last + 1):
                     if seq not in self.lost:
-                        self.sock.sendto(Deliver(seq=seq, data=b"x" * 10).encode(), source)
+                        self.sock.sendto(Deliver(seq=seq, data=b"x" * 10).serialize(), source)
 
     def end(self) -> None:
         self.sock.sendto(b"", ("127.0.0.1", self.port))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
+import attrs
 import pytest
 
+from benchmarks import idle
 from benchmarks.cases import Case, Work
-from benchmarks.idle import measure, settle
+from benchmarks.idle import measure
 from benchmarks.servers import FYREHOSE, CannotStart
 
 
@@ -17,5 +17,17 @@ def test_descriptor_limit_that_is_too_low_is_reported(tmp_path) -> None:  # type
         measure(case, FYREHOSE, tmp_path, 1, "batch", print)
 
 
-def test_a_process_that_rests_has_settled() -> None:
-    settle(os.getpid())
+@attrs.frozen
+class Used:
+    total: float
+
+    def since(self, before: Used) -> Used:
+        return Used(self.total - before.total)
+
+
+def test_settle_waits_until_the_process_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = iter((0.0, 1.0, 1.0, 2.0, 2.0, 2.0, 9.0))
+    monkeypatch.setattr(idle, "SETTLED", 0.001)
+    monkeypatch.setattr(idle.usage, "cpu", lambda pid: Used(next(samples)))
+    idle.settle(1)
+    assert list(samples) == [9.0]

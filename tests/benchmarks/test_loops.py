@@ -30,10 +30,10 @@ def test_pushes_come_back_numbered() -> None:
     with loop("udp") as (port,), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
         peer.settimeout(10)
         peer.connect(("127.0.0.1", port))
-        peer.send(KeepAlive(address=("0.0.0.0", 1), flags=Flags(0), token=b"t" * 16).encode())
+        peer.send(KeepAlive(address=("0.0.0.0", 1), flags=Flags(0), token=b"t" * 16).serialize())
         assert decode(peer.recv(100)) == KeepAliveAck(token=b"t" * 16)
         for seq, data in enumerate((b"one", b"two"), 1):
-            peer.send(Push(data=data).encode())
+            peer.send(Push(data=data).serialize())
             assert decode(peer.recv(100)) == Deliver(seq=seq, data=data)
 
 

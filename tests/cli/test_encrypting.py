@@ -40,7 +40,9 @@ def test_client_certificate_and_key_may_share_a_file(authority: Authority, tmp_p
     both = tmp_path / "both.pem"
     both.write_bytes(Path(own.certificate).read_bytes() + Path(own.key).read_bytes())
     for words in ((own.certificate, own.key), (str(both),)):
-        Encrypted(MemoryReactorClock(), "127.0.0.1", (authority.certificate, *words))
+        reactor = MemoryReactorClock()
+        Encrypted(reactor, "127.0.0.1", (authority.certificate, *words)).connectTCP("127.0.0.1", 1, ClientFactory())
+        assert isinstance(reactor.tcpClients[0][2], TLSMemoryBIOFactory)
 
 
 def test_invalid_pem_files_are_refused(authority: Authority, tmp_path: Path) -> None:

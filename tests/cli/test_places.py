@@ -7,16 +7,20 @@ from typing import Any
 
 import pytest
 
-from fyrehose import plugins
 from fyrehose.cli.places import Server, server
 from fyrehose.errors import ConfigError
-from fyrehose.interfaces import IClients
 
 
-def clients(**made: Any) -> Any:
-    return SimpleNamespace(
-        default_port=7, publisher=lambda *a: made.get("publisher"), tailer=lambda *a: made.get("tailer")
-    )
+class Publisher:
+    def __init__(self) -> None:
+        self.streams: list[str | None] = []
+
+    def prepare(self, stream: str | None) -> None:
+        self.streams.append(stream)
+
+
+def plugin(publisher: Any = None, tailer: Any = None) -> Any:
+    return SimpleNamespace(publisher=lambda *a: publisher, tailer=lambda *a: tailer)
 
 
 def test_default_port_is_that_of_the_protocol() -> None:
@@ -31,32 +35,33 @@ def test_empty_tls_file_name_is_refused(tls: str) -> None:
 
 
 def test_missing_publisher_or_subscriber_of_a_protocol_is_reported() -> None:
-    nothing = Server("lumberjack", "h", 1, clients())
+    nothing = Server("lumberjack", "h", 1, plugin())
     with pytest.raises(ConfigError, match="protocol lumberjack has no publisher"):
         nothing.publisher(None, None, 1)
     with pytest.raises(ConfigError, match="protocol lumberjack has no subscriber"):
-        nothing.tailer(None, None, 0, print, print)
-    both = Server("figg", "h", 1, clients(publisher=1, tailer=2))
-    assert (both.publisher(None, None, 1), both.contacts.wanted) == (1, "publish")
-    assert (both.tailer(None, "a\x1b", 0, print, print), both.contacts.wanted) == (2, r"read 'a\x1b'")
+        nothing.tailer(None, None)
+    with pytest.raises(ConfigError, match="protocol lumberjack has no transactions"):
+        nothing.publisher(None, None, 1, 5)
+
+
+def test_clients_are_made_for_the_stream_and_errors_name_it() -> None:
+    publisher, tailer = Publisher(), object()
+    both = Server("figg", "h", 1, plugin(publisher, tailer))
+    assert (both.publisher(None, None, 1), both.contacts.wanted) == (publisher, "publish")
+    assert (both.publisher(None, "a", 1), both.contacts.wanted) == (publisher, "publish into 'a'")
+    assert publisher.streams == [None, "a"]
+    assert (both.tailer(None, "a\x1b"), both.contacts.wanted) == (tailer, r"read 'a\x1b'")
 
 
 @pytest.mark.parametrize("stream", ["", "x" * 256, "\u00e4" * 128])
 def test_invalid_stream_name_is_refused(stream: str) -> None:
-    both = Server("figg", "h", 1, clients(publisher=1, tailer=2))
+    both = Server("figg", "h", 1, plugin(Publisher(), object()))
     with pytest.raises(ConfigError, match=r"the name has (0|256) bytes; expected 1 to 255 bytes"):
         both.publisher(None, stream, 1)
     with pytest.raises(ConfigError, match="expected 1 to 255 bytes"):
-        both.tailer(None, stream, 0, print, print)
+        both.tailer(None, stream)
 
 
-def test_protocol_without_clients_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "load_clients", lambda name: None)
-    with pytest.raises(ConfigError, match="protocol relink has no command-line client"):
-        server("relink", ("h", None))
-
-
-@pytest.mark.parametrize("name", plugins.names())
-def test_clients_of_every_protocol_provide_the_interface(name: str) -> None:
-    found = plugins.load_clients(name)
-    assert found is None or IClients.providedBy(found)
+def test_protocol_without_clients_is_refused() -> None:
+    with pytest.raises(ConfigError, match="protocol http has no command-line client"):
+        server("http", ("h", None))

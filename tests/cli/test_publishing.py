@@ -34,7 +34,8 @@ class Publisher:
     def connect(self) -> Deferred[None]:
         return self.connecting
 
-    def publish(self, payload: bytes) -> Deferred[None]:
+    def publish(self, stream: str | None, payload: bytes) -> Deferred[None]:
+        assert stream == "notes"
         if payload == b"unfit":
             raise PayloadTooLarge("unfit is too large")
         self.published.append(payload)
@@ -88,7 +89,7 @@ class Run:
         self.clock = Clock()
         self.outcome: list[Any] = []
         self.contacts = Contacts("figg at h:1", "publish")
-        self.deferred = Deferred.fromCoroutine(publish(self.clock, publisher, source, timeout, self.contacts))
+        self.deferred = Deferred.fromCoroutine(publish(self.clock, publisher, "notes", source, timeout, self.contacts))
         self.deferred.addCallbacks(self.outcome.append, lambda failure: self.outcome.append(failure.value))
 
 

@@ -23,11 +23,13 @@ from fyrehose.records import Run
 class Tailer:
     """Hands out what the test says."""
 
-    def __init__(self, take: Any, lost: Any) -> None:
-        self.take, self.lost = take, lost
+    def __init__(self) -> None:
         self.connecting: Deferred[None] = Deferred()
         self.told: list[str] = []
         self.missing = ""
+
+    def subscribe(self, stream: str | None, take: Any, after: int | None = None, lost: Any = None) -> None:
+        self.stream, self.take, self.after, self.lost = stream, take, after, lost
 
     def connect(self) -> Deferred[None]:
         return self.connecting
@@ -49,8 +51,6 @@ class Tailer:
 class Follower:
     """One tail, with standard output in the test's hands."""
 
-    tailer: Tailer
-
     def __init__(
         self,
         monkeypatch: pytest.MonkeyPatch,
@@ -65,13 +65,10 @@ class Follower:
         monkeypatch.setattr(tailing, "worker", lambda reactor: self)
         monkeypatch.setattr(tailing, "_write", lambda fd, data: self.written.append(data))
         self.contacts = Contacts("figg at h:1")
-        made = tail(self.clock, self.make, text, count, idle, 5.0, self.contacts, since)
+        self.tailer = Tailer()
+        made = tail(self.clock, self.tailer, "notes", text, count, idle, 5.0, self.contacts, since)
         self.deferred = Deferred.fromCoroutine(made)
         self.deferred.addCallbacks(self.outcome.append, lambda failure: self.outcome.append(failure.value))
-
-    def make(self, take: Any, lost: Any) -> Tailer:
-        self.tailer = Tailer(take, lost)
-        return self.tailer
 
     def connect(self) -> None:
         """The connection is made, and the next turn of the reactor comes."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from random import Random
 
 from fyrehose.protocols.backbone.frames import Flags, KeepAlive, Push, Request
-from fyrehose.protocols.backbone.session import Dropped, Pushed, ServerSession
+from fyrehose.protocols.backbone.server_session import Pushed, ServerSession
+from fyrehose.protocols.backbone.session import Dropped
 from fyrehose.protocols.backbone.settings import Settings
 
 CLIENT = ("10.0.0.2", 4000)
@@ -17,7 +18,7 @@ def make() -> ServerSession:
     session = ServerSession(
         SETTINGS, lambda: (1, 1_000_000), lambda address: False, Random(7), lambda host, action: True
     )
-    joining = KeepAlive(address=CLIENT, flags=Flags.NOJOURNAL, token=bytes(16)).encode()
+    joining = KeepAlive(address=CLIENT, flags=Flags.NOJOURNAL, token=bytes(16)).serialize()
     for now in (-1.0, 0.0):
         session.receive_datagrams(joining, len(joining), CLIENT, now)
     session.data_to_send()
@@ -30,7 +31,7 @@ def dropped(session: ServerSession, datagram: bytes, now: float = 0.0) -> list[s
 
 
 def test_as_many_pushes_a_second_as_the_rate_says_and_no_more() -> None:
-    session, push = make(), Push(data=b"x").encode()
+    session, push = make(), Push(data=b"x").serialize()
     left = SETTINGS.push_rate - 1
     while left:
         count = min(left, 500)
@@ -46,7 +47,7 @@ def test_as_many_requests_a_second_as_the_rate_says_and_no_more() -> None:
     session = make()
 
     def ask(number: int, now: float = 0.0) -> list[str]:
-        return dropped(session, Request(address=CLIENT, first=number, last=number).encode(), now)
+        return dropped(session, Request(address=CLIENT, first=number, last=number).serialize(), now)
 
     assert [ask(n) for n in range(1, SETTINGS.request_rate)] == [[]] * (SETTINGS.request_rate - 1)
     assert ask(SETTINGS.request_rate) == [], "the last one that the rate allows"
@@ -57,10 +58,10 @@ def test_as_many_requests_a_second_as_the_rate_says_and_no_more() -> None:
 def test_bytes_to_one_host_stop_when_the_rate_is_used_up() -> None:
     session = make()
     burst = SETTINGS.destination_rate // 16
-    session.charge(CLIENT, burst - 1, 0.0)
-    assert session.ready(CLIENT, 0.0)
-    session.charge(CLIENT, 1, 0.0)
-    assert not session.ready(CLIENT, 0.0)
-    session.charge(CLIENT, SETTINGS.destination_rate, 0.0)
-    assert not session.ready(CLIENT, 1.0)
-    assert session.ready(CLIENT, 1.001)
+    session.sent_bytes.charge(CLIENT[0], burst - 1, 0.0)
+    assert session.sent_bytes.spend(CLIENT[0], 0, 0.0)
+    session.sent_bytes.charge(CLIENT[0], 1, 0.0)
+    assert not session.sent_bytes.spend(CLIENT[0], 0, 0.0)
+    session.sent_bytes.charge(CLIENT[0], SETTINGS.destination_rate, 0.0)
+    assert not session.sent_bytes.spend(CLIENT[0], 0, 1.0)
+    assert session.sent_bytes.spend(CLIENT[0], 0, 1.001)

@@ -6,19 +6,13 @@ from typing import Any
 
 from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
-from twisted.internet.testing import StringTransport
 
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.protocols.figg.server import FiggFactory, Settings
-from fyrehose.testing import MemoryJournal
+from fyrehose.testing import MemoryJournal, Transport
 
 DEFAULTS = Settings()
-
-
-class Transport(StringTransport):
-    def abortConnection(self) -> None:
-        self.disconnecting = True
 
 
 class Unsorted(Clock):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.eventbus.frames import MAX_LABEL, Dialect, Subtrees, SyncStart
 from fyrehose.protocols.eventbus.lent import Pool
-from fyrehose.protocols.eventbus.session import ServerSession
+from fyrehose.protocols.eventbus.server_session import ServerSession
 from fyrehose.protocols.eventbus.settings import Settings
 from fyrehose.protocols.eventbus.snapshots import COST, Snapshot, Snapshots
 
@@ -17,7 +18,7 @@ LARGEST = Settings().max_payload
 
 def refused(*frames: bytes) -> str | None:
     found = ServerSession(Settings()).receive_pub([b"c", *frames], 1 + len(frames), 0.0)
-    return None if found is None else found.error.cause
+    return None if found is None else found.cause
 
 
 @pytest.mark.parametrize(("size", "cause"), [(LARGEST - 1, None), (LARGEST, None), (LARGEST + 1, "data-too-large")])
@@ -55,10 +56,10 @@ def test_requests_for_snapshots_take_as_much_memory_as_the_limit_says() -> None:
     snapshots = Snapshots(1, limit)
     for network in ("10.0.0.1", "10.0.0.2"):
         for number in range(limit // 2 // COST):
-            assert snapshots.used < limit
+            assert snapshots.memory.size < limit
             ask(snapshots, number, network)
-        with pytest.raises(OverflowError):
+        with pytest.raises(RemoteProtocolError):
             ask(snapshots, -1, network)
-    assert snapshots.used == limit
-    with pytest.raises(OverflowError):
+    assert snapshots.memory.size == limit
+    with pytest.raises(RemoteProtocolError):
         ask(snapshots, 0, "10.0.0.3")

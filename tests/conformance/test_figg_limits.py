@@ -5,20 +5,14 @@ from __future__ import annotations
 import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
-from twisted.internet.testing import StringTransport
 
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.protocols.figg.frames import Attach
 from fyrehose.protocols.figg.server import FiggFactory, Settings
-from fyrehose.testing import MemoryJournal
+from fyrehose.testing import MemoryJournal, Transport
 
 MOST = Settings().max_subscriptions
-
-
-class Transport(StringTransport):
-    def abortConnection(self) -> None:
-        self.disconnecting = True
 
 
 @pytest.mark.parametrize("count", [MOST - 1, MOST, MOST + 1])

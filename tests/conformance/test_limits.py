@@ -33,7 +33,9 @@ BOUNDARIES = {
     "backbone.destination_rate": (
         "tests/conformance/test_backbone_limits.py::test_bytes_to_one_host_stop_when_the_rate_is_used_up"
     ),
-    "backbone.forward_rate": "tests/protocols/backbone/test_session.py::test_threat_forwards_as_an_attack_on_peers",
+    "backbone.forward_rate": (
+        "tests/protocols/backbone/test_server_session.py::test_threat_forwards_as_an_attack_on_peers"
+    ),
     "backbone.push_rate": (
         "tests/conformance/test_backbone_limits.py::test_as_many_pushes_a_second_as_the_rate_says_and_no_more"
     ),
@@ -41,7 +43,7 @@ BOUNDARIES = {
         "tests/conformance/test_backbone_limits.py::test_as_many_requests_a_second_as_the_rate_says_and_no_more"
     ),
     "backbone.subscribers": (
-        "tests/protocols/backbone/test_session.py::test_clients_behind_one_address_may_have_all_places"
+        "tests/protocols/backbone/test_server_session.py::test_clients_behind_one_address_may_have_all_places"
     ),
     "eventbus.max_connections": (
         "tests/protocols/eventbus/test_connections.py::test_15_000_connections_of_one_address_are_admitted_by_default"

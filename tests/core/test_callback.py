@@ -30,7 +30,7 @@ def drafts(*payloads: bytes, stream: str = "s") -> Run:
 def test_runs_are_handed_out_in_order_with_their_numbers_and_the_time() -> None:
     clock, handled = Clock(), []
     clock.advance(5)
-    broker = CallbackBroker(clock, handled.append)
+    broker = CallbackBroker(handled.append, now=clock.seconds)
     assert verifyObject(IBroker, broker)
     assert broker.publish([drafts(b"a", b"b"), drafts(b"c", stream="t")]).result == (1, 1)
     assert broker.identified(Identity(host="127.0.0.2")).publish([drafts(b"d")]).result == (3,)
@@ -50,7 +50,7 @@ def test_a_publish_is_acknowledged_when_everything_was_handled() -> None:
         waiting.append(Deferred())
         return waiting[-1]
 
-    done = CallbackBroker(Clock(), handle).publish([drafts(b"a"), drafts(b"b")])
+    done = CallbackBroker(handle).publish([drafts(b"a"), drafts(b"b")])
     waiting[1].callback(None)
     assert not done.called
     waiting[0].callback(None)
@@ -63,14 +63,14 @@ def test_an_error_of_the_function_is_the_error_of_the_publish(error: Exception) 
         raise error
 
     failures: list[Any] = []
-    CallbackBroker(Clock(), handle).publish([drafts(b"a"), drafts(b"b")]).addErrback(failures.append)
+    CallbackBroker(handle).publish([drafts(b"a"), drafts(b"b")]).addErrback(failures.append)
     assert [failure.value for failure in failures] == [error]
 
 
 def test_the_policy_decides_who_publishes_and_nobody_reads() -> None:
     handled: list[Run] = []
     policy = parse({"allow": [{"network": "10.0.0.0/8", "publish": "a"}]})
-    broker = CallbackBroker(Clock(), handled.append, policy=policy)
+    broker = CallbackBroker(handled.append, policy=policy)
     friend = broker.identified(Identity(host="10.0.0.1"))
     friend.admit(())
     assert friend.publish([drafts(b"1", stream="a")]).result == (1,)
@@ -86,14 +86,14 @@ def test_the_policy_decides_who_publishes_and_nobody_reads() -> None:
 
 
 def test_by_default_only_this_machine_publishes() -> None:
-    broker = CallbackBroker(Clock(), lambda run: None)
+    broker = CallbackBroker(lambda run: None)
     broker.identified(Identity(host="127.0.0.1")).admit(())
     with pytest.raises(Forbidden):
         broker.identified(Identity(host="10.0.0.1")).admit(())
 
 
 def test_streams_are_limited() -> None:
-    broker = CallbackBroker(Clock(), lambda run: None, max_streams=2)
+    broker = CallbackBroker(lambda run: None, max_streams=2)
     assert broker.publish([drafts(b"a", stream="a"), drafts(b"b", stream="b")]).result == (1, 1)
     refused = broker.publish([drafts(b"c", stream="c")])
     refused.addErrback(lambda failure: failure.trap(TooManyStreams))
@@ -102,7 +102,7 @@ def test_streams_are_limited() -> None:
 
 
 def test_nothing_is_kept() -> None:
-    broker = CallbackBroker(Clock(), lambda run: None)
+    broker = CallbackBroker(lambda run: None)
     broker.publish([drafts(b"a")])
     broker.restrict("s", 10)
     assert (broker.bounds("s"), broker.read("s", 1, 100)) == ((2, 1), ())
@@ -113,7 +113,7 @@ def test_nothing_is_kept() -> None:
 
 def test_a_figg_client_publishes_to_the_function() -> None:
     clock, handled = Clock(), []
-    factory = FiggFactory(CallbackBroker(clock, handled.append), reactor=clock)
+    factory = FiggFactory(CallbackBroker(handled.append, now=clock.seconds), reactor=clock)
     protocol = factory.buildProtocol(IPv4Address("TCP", "127.0.0.1", 9))
     transport: Any = StringTransport(peerAddress=IPv4Address("TCP", "127.0.0.1", 9))
     transport.setTcpNoDelay = transport.setTcpKeepAlive = lambda on: None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -19,6 +20,7 @@ from twisted.internet.testing import MemoryReactorClock
 from zope.interface.verify import verifyObject
 
 from fyrehose.interfaces import IBroker, ISink
+from fyrehose.protocols.backbone.client import BackboneClient
 from fyrehose.protocols.figg.client import FiggClient
 from fyrehose.protocols.figg.frames import PublishRun
 from fyrehose.protocols.figg.session import FiggClientSession
@@ -86,12 +88,31 @@ async def test_a_figg_client_publishes_and_subscribes_with_the_own_broker(exampl
     port = await service.startService()
     client = FiggClient(reactor, TCP4ClientEndpoint(reactor, "127.0.0.1", port.getHost().port))
     got: Deferred[bytes] = Deferred()
-    client.subscribe("t", lambda data: got.callback(bytes(data.payload)), 0)
+    client.subscribe("t", lambda run: got.callback(bytes(run.payload)), 0)
     await client.connect()
     await client.publish("t", b"hello")
     assert await got == b"hello"
     await client.close()
     await service.stopService()
+
+
+@pytest.mark.live
+@pytest_twisted.ensureDeferred
+async def test_news_is_published_and_read_over_udp_and_kept_after_a_restart(example: Any) -> None:
+    journal, module = MemoryJournal(), example("news")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for payload in (b"first", b"second"):
+        fyrehose = module.make_service(reactor, journal, port)
+        await fyrehose.startService()
+        client = BackboneClient(reactor, "127.0.0.1", port)
+        await client.connect()
+        await client.publish(None, payload)
+        await client.close()
+        await fyrehose.stopService()
+    [run] = {run.stream: run for run in journal.read("news", 2, 100)}.values()
+    assert (run.first_seq, list(map(bytes, run.payloads()))) == (2, [b"second"])
 
 
 class Shop:

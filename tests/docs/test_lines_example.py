@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from twisted.internet.task import Clock
-from twisted.internet.testing import StringTransport
 from zope.interface.verify import verifyObject
 
 from fyrehose import plugins
@@ -18,26 +17,17 @@ from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import Broken
 from fyrehose.interfaces import IProtocolPlugin
 from fyrehose.records import Run
-from fyrehose.testing import MemoryJournal, every_chunking, feed
-
-EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+from fyrehose.testing import MemoryJournal, PluginConformance, Transport, every_chunking, feed
 
 
 @pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Put the folder of examples on sys.path, as the author of a protocol would."""
-    monkeypatch.syspath_prepend(str(EXAMPLES))
+def installed(monkeypatch: pytest.MonkeyPatch, lines_path: list[Path]) -> Iterator[None]:
+    """Put the example on sys.path, as its installation would."""
+    for folder in lines_path:
+        monkeypatch.syspath_prepend(str(folder))
     yield
     for name in [name for name in sys.modules if name.partition(".")[0] == "lines"]:
         del sys.modules[name]
-
-
-class Transport(StringTransport):
-    """A transport with the socket options that the shell sets."""
-
-    def setTcpNoDelay(self, enabled: bool) -> None: ...
-
-    def setTcpKeepAlive(self, enabled: bool) -> None: ...
 
 
 class Peer:
@@ -68,8 +58,9 @@ class Peer:
         self.protocol.connectionLost()
 
 
-def test_the_plugin_is_found_by_the_name_of_its_module() -> None:
-    plugin = plugins.load("lines.plugin")
+def test_the_plugin_is_found_by_its_entry_point() -> None:
+    assert "lines" in plugins.names()
+    plugin = plugins.load("lines")
     assert verifyObject(IProtocolPlugin, plugin)
     assert plugin.name == "lines"
 
@@ -130,3 +121,7 @@ def test_an_invalid_stream_name_closes_the_connection() -> None:
     peer.send(b"+ a payload\n")
     assert peer.transport.disconnecting
     peer.disconnect()
+
+
+class TestLinesPlugin(PluginConformance):
+    plugin_name = "lines"

@@ -24,7 +24,8 @@ with harness.instrumented("fyrehose.protocols.backbone", "fyrehose.kernels.pure"
     from fyrehose.kernels.pure import backbone as pure
     from fyrehose.protocols.backbone import frames
     from fyrehose.protocols.backbone.client_session import ClientSession, Confirmed, Lost, Options, Records, Unconfirmed
-    from fyrehose.protocols.backbone.session import Dropped, Pushed, Replay, ServerSession
+    from fyrehose.protocols.backbone.server_session import Pushed, Replay, ServerSession
+    from fyrehose.protocols.backbone.session import Dropped
     from fyrehose.protocols.backbone.settings import Settings
 
 SERVER = ("10.0.0.1", 2323)
@@ -39,19 +40,19 @@ def datagram(dice: harness.Dice, tokens: list[bytes]) -> bytes:
     first = dice.number(48)
     last = min(first + dice.byte() % 20, LAST) if not dice.one_in(5) else dice.number(48)
     if kind < 4:
-        made = frames.Deliver(seq=first, data=dice.blob()).encode()
+        made = frames.Deliver(seq=first, data=dice.blob()).serialize()
     elif kind < 6:
-        made = frames.Push(data=dice.blob()).encode()
+        made = frames.Push(data=dice.blob()).serialize()
     elif kind == 6:
-        made = frames.Request(address=dice.choice(SAID), first=first, last=last).encode()
+        made = frames.Request(address=dice.choice(SAID), first=first, last=last).serialize()
     elif kind == 7:
-        made = frames.Forward(address=dice.choice(SAID), first=first, last=last).encode()
+        made = frames.Forward(address=dice.choice(SAID), first=first, last=last).serialize()
     elif kind == 8:
         flags = frames.Flags(dice.byte() % 4)
-        made = frames.KeepAlive(address=dice.choice(SAID), flags=flags, token=dice.take(16).ljust(16)).encode()
+        made = frames.KeepAlive(address=dice.choice(SAID), flags=flags, token=dice.take(16).ljust(16)).serialize()
     else:
         token = dice.choice(tokens) if tokens else bytes(16)
-        made = frames.KeepAliveAck(token=token).encode()
+        made = frames.KeepAliveAck(token=token).serialize()
     return dice.damaged(made)
 
 
@@ -101,11 +102,11 @@ def serve(data: bytes, settings: Settings, edges: tuple[int, ...]) -> None:
                 assert isinstance(event, Dropped)
                 assert event.count > 0
         heard.add(source)
-        for (host, _), sent in session.data_to_send():
-            assert len(sent) <= 26
+        for sent, (host, _) in session.data_to_send():
+            assert sent.size <= 26
             assert any(host == known for known, _ in heard), "to somebody who never said a word"
-        assert len(session.established(now)) <= settings.subscribers
-        assert SERVER not in session.established(now)
+        assert len(session.subscribers.established(now)) <= settings.subscribers
+        assert SERVER not in session.subscribers.established(now)
 
 
 def limits(data: bytes) -> None:
@@ -122,13 +123,13 @@ def limits(data: bytes) -> None:
         assert [type(event) for event in events] == [Dropped if specimen.over else Pushed]
     elif specimen.which == "range":
         session.receive_datagrams(
-            frames.KeepAlive(address=source, flags=frames.Flags.NONE, token=bytes(16)).encode(), 29, source, 0.0
+            frames.KeepAlive(address=source, flags=frames.Flags.NONE, token=bytes(16)).serialize(), 29, source, 0.0
         )
-        wire = frames.Request(address=source, first=9, last=8 + size).encode()
+        wire = frames.Request(address=source, first=9, last=8 + size).serialize()
         for event in session.receive_datagrams(wire, len(wire), source, 0.0):
             assert not isinstance(event, Replay) or event.last - event.first < frames.MAX_SEQUENCES
     else:
-        wire = frames.Push(data=b"x").encode() * size
+        wire = frames.Push(data=b"x").serialize() * size
         events = session.receive_datagrams(wire, 10, source, 0.0)
         taken = sum(len(event.lengths) // 4 for event in events if isinstance(event, Pushed))
         assert taken == min(size, settings.push_rate)
@@ -138,8 +139,8 @@ def client(data: bytes) -> None:
     """What a client hands out rises; what it pushed is settled once."""
     dice = harness.Dice(data)
     after = dice.choice((None, None, 0, 3))
-    options = Options(after=after, subscribe=not dice.one_in(9), store=dice.choice((0, 300)), window=3, retries=1)
-    session = ClientSession(SERVER, SOURCES[1], options, Random(1), 0.0)
+    options = Options(subscribe=not dice.one_in(9), store=dice.choice((0, 300)), window=3, retries=1)
+    session = ClientSession(SERVER, SOURCES[1], options, Random(1), 0.0, after)
     now, pushed, position = 0.0, 0, -1
     settled: set[int] = set()
     tokens: list[bytes] = []
@@ -182,8 +183,8 @@ def single(data: bytes) -> None:
             frame = frames.decode(wire)
         except RemoteProtocolError:
             continue
-        assert frames.decode(frame.encode()) == frame
-        assert len(frame.encode()) == len(wire)
+        assert frames.decode(frame.serialize()) == frame
+        assert len(frame.serialize()) == len(wire)
 
 
 def kernels(data: bytes) -> None:

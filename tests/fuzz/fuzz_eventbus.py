@@ -36,7 +36,7 @@ with harness.instrumented("fyrehose.protocols.eventbus"):
         parse_sequence,
     )
     from fyrehose.protocols.eventbus.labels import WireLabels, read_labels
-    from fyrehose.protocols.eventbus.session import Refused, ServerSession
+    from fyrehose.protocols.eventbus.server_session import ServerSession
     from fyrehose.protocols.eventbus.settings import Settings, Syntax
     from fyrehose.protocols.eventbus.zap import Authenticator
     from fyrehose.records import MAX_NAME, Run
@@ -180,7 +180,7 @@ class Fuzzer:
                 (frames,) = event_frames(run.numbered(1, 1), Dialect.BINARY)
                 sent = message[-6:]
                 assert [bytes(frames[0]), *map(bytes, frames[2:])] == [sent[0], *sent[2:]], message
-        assert session.snapshots.used <= settings.snapshots_memory
+        assert session.snapshots.memory.size <= settings.snapshots_memory
         if self.random.random() < 0.01:
             session.snapshots.clear()
 
@@ -225,7 +225,7 @@ def limits(data: bytes) -> None:
         if specimen.which == "subtrees":
             spec = b";".join(b"/%d/" % n for n in range(specimen.size))
         found = session.receive_request([b"c", b"SYNCSTART", spec, bytes(8)], 4, 0.0)
-        assert isinstance(found, Refused) is specimen.over, (specimen.which, specimen.size)
+        assert isinstance(found, RemoteProtocolError) is specimen.over, (specimen.which, specimen.size)
         return
     place = {"topic": 0, "producer": 2, "time": 3, "uuid": 4, "data": 5}[specimen.which]
     if specimen.which == "data" and not specimen.whole:

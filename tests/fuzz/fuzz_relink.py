@@ -27,6 +27,7 @@ with harness.instrumented("fyrehose.protocols.relink", "fyrehose.kernels.pure"):
     from fyrehose.kernels import relink as kernel
     from fyrehose.kernels.pure import relink as pure
     from fyrehose.protocols.relink import events, linklog, snapshot
+    from fyrehose.protocols.relink.client_session import ConnectorSession
     from fyrehose.protocols.relink.frames import (
         NOP,
         PING,
@@ -42,7 +43,8 @@ with harness.instrumented("fyrehose.protocols.relink", "fyrehose.kernels.pure"):
     from fyrehose.protocols.relink.handshake import Hello, Terms, pack_reply, pack_version
     from fyrehose.protocols.relink.limits import Limits
     from fyrehose.protocols.relink.link import Link
-    from fyrehose.protocols.relink.session import ConnectorSession, ListenerSession, Session
+    from fyrehose.protocols.relink.server_session import ListenerSession
+    from fyrehose.protocols.relink.session import Session
     from fyrehose.protocols.relink.tables import Receiving
     from fyrehose.records import Run
 
@@ -181,7 +183,7 @@ class Fuzzer:
                     busy = True
                     link.consume(id_, last, Ack.COMMITTED if channel.transactional else None)
                 if channel.mode is Receiving.FINISHED:
-                    link.leave(id_)
+                    link.receiving[id_].leaving = True
                     got += link.forget(id_)
             got += session.receive_data(b"")
         assert link.over or not session.waiting, "what was held back stays where it is"
@@ -219,7 +221,7 @@ class Fuzzer:
         random = self.random
         link = Link(Terms(endpoint="e"), False, durable=True, kept=False)
         for _ in range(random.randrange(4)):
-            link.message(Message(channels=(0,), parts=()))
+            link.receive(Message(channels=(0,), parts=()))
             link.consume(0, link.receiving[0].next - 1)
         data = bytearray(snapshot.save(link))
         data[random.randrange(len(data))] ^= 1 << random.randrange(8)

@@ -75,7 +75,7 @@ Start = Callable[..., TwistdServer]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(tmp_path: Path, lines_path: list[Path]) -> Iterator[Start]:
     """Starts servers: ``start("--listen", "figg=tcp:0:interface=127.0.0.1")``; all of them end with the test.
 
     ``ready=False`` does not wait until it serves; ``command`` is what to run instead of twistd, or before it.
@@ -86,7 +86,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         *words: str, ready: bool = True, command: tuple[str, ...] = (), before: tuple[str, ...] = ("-n",)
     ) -> TwistdServer:
         root = Path(__file__).parents[2]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (root, root / "docs" / "examples")))}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (root, *lines_path)))}
         log = tmp_path / "log"
         log.write_bytes(b"")
         with log.open("ab") as out, tmp_path.joinpath("errors").open("wb") as errors:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +113,7 @@ class Server:
         await broker.open()
         service = plugin.make_service(reactor, broker, endpoint, Settings(**settings))
         port = await service.startService()
-        return cls(broker, service, ("127.0.0.1", port.address[1]))
+        return cls(broker, service, ("127.0.0.1", port.getHost().port))
 
     def peer(self, host: str = "127.0.0.1") -> Peer:
         self.peers.append(Peer(self.address, host))
@@ -343,25 +345,20 @@ async def test_the_client_publishes_and_subscribes_and_a_late_one_catches_up(tmp
     journal = FileJournal(reactor, tmp_path)
     server = await Server.start(journal)
     live: list[Run] = []
-    client = BackboneClient(reactor, *server.address, on_records=live.append, options=Options(retries=3))
+    client = BackboneClient(reactor, *server.address, options=Options(retries=3))
+    client.subscribe(None, live.append)
     await client.connect()
     published = []
     for i in range(3_000):
         await client.ready()
-        published.append(client.publish(b"message %d" % i * (i % 7)))
+        published.append(client.publish(None, b"message %d" % i * (i % 7)))
     seqs = [await each for each in published]
     assert sorted(seqs) == list(range(1, 3_001))
     await client.drained()
     late: list[Run] = []
     gaps: list[tuple[int, int]] = []
-    reader = BackboneClient(
-        reactor,
-        "localhost",
-        server.address[1],
-        on_records=late.append,
-        on_gap=lambda *gap: gaps.append(gap),
-        options=Options(after=0),
-    )
+    reader = BackboneClient(reactor, "localhost", server.address[1])
+    reader.subscribe(None, late.append, 0, lambda *gap: gaps.append(gap))
     await reader.connect()
     await until(reactor, lambda: reader.position == 3_000)
     records = server.records()
@@ -386,3 +383,49 @@ async def test_stopping_keeps_and_delivers_what_was_read(tmp_path: Path) -> None
     assert peer.delivers() == [(i + 1, b"%d" % i) for i in range(50)]
     assert len(server.records()) == 50
     await server.stop()
+
+
+#: A program that serves the backbone with Twisted's own UDP port.
+PROGRAM = """
+from twisted.internet import {0}reactor
+{0}reactor.install()
+from twisted.internet import reactor
+from fyrehose.core.broker import Broker
+from fyrehose.core.sequencer import Sequencer
+from fyrehose.protocols.backbone.server import BackboneProtocol
+from fyrehose.testing import MemoryJournal
+
+broker = Broker(reactor, MemoryJournal(), Sequencer())
+broker.open()
+port = reactor.listenUDP(0, BackboneProtocol(broker), interface="127.0.0.1")
+print(type(reactor).__name__, port.getHost().port, flush=True)
+reactor.run()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("epoll", "EPollReactor"), ("select", "SelectReactor"), ("asyncio", "AsyncioSelectorReactor")]
+)
+@pytest_twisted.ensureDeferred
+async def test_the_protocol_serves_any_udp_port_on_any_reactor(name: str, kind: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", PROGRAM.format(name)], stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        running, port = program.stdout.readline().split()
+        assert running == kind
+        writer = BackboneClient(reactor, "127.0.0.1", int(port), options=Options(retries=3, window=50))
+        late: list[bytes] = []
+        reader = BackboneClient(reactor, "127.0.0.1", int(port))
+        reader.subscribe(None, lambda run: late.extend(map(bytes, run.payloads())), 0)
+        await writer.connect()
+        payloads = [*(b"%d" % i for i in range(500)), bytes(60_000)]
+        for payload in payloads:
+            await writer.ready()
+            writer.publish(None, payload)
+        await writer.drained()
+        await reader.connect()
+        await until(reactor, lambda: len(late) >= len(payloads))
+        assert set(late) == set(payloads)
+        await writer.close()
+        await reader.close()
+        program.terminate()
+        assert program.wait(30) == 0

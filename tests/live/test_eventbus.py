@@ -573,7 +573,7 @@ class TestKeys:
             keys=Keys.load(str(clients / "one.key_secret")),
         )
         await client.connect()
-        assert await client.publish("/a/", b"\xc0") == 1
+        assert await client.publish_event("/a/", b"\xc0") == 1
         await client.close()
 
 
@@ -617,7 +617,7 @@ async def test_our_client_through_restarts_and_kills(serve: Any, bus: Bus) -> No
         waiting = []
         for n in range(1_500):
             await publisher.ready()
-            waiting.append(publisher.publish("/a/", b"%d" % n))
+            waiting.append(publisher.publish_event("/a/", b"%d" % n))
             if n == 700:
                 server.stop(signal.SIGKILL if turn % 2 else signal.SIGTERM)
                 server = serve(listen=f"eventbus=tcp:{bus.port}:interface=127.0.0.1")

@@ -24,7 +24,6 @@ from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.journal.journal import FileJournal
 from fyrehose.protocols.figg.client import FiggClient
-from fyrehose.protocols.figg.frames import DataRun
 from fyrehose.protocols.figg.plugin import plugin
 from fyrehose.protocols.figg.server import Settings
 from fyrehose.records import Run
@@ -405,10 +404,9 @@ async def serving(directory: Path, endpoint: str) -> AsyncIterator[tuple[Broker,
         await broker.close()
 
 
-def taker(got: list[tuple[int, bytes]]) -> Callable[[DataRun], None]:
-    def take(event: DataRun) -> None:
-        run = Run(stream="t", source="figg", lengths=event.lengths, payload=event.payload)
-        got.extend((event.first + i, bytes(p)) for i, p in enumerate(run.payloads()))
+def taker(got: list[tuple[int, bytes]]) -> Callable[[Run], None]:
+    def take(run: Run) -> None:
+        got.extend((record.seq, bytes(record.payload)) for record in run.records())
 
     return take
 
@@ -421,7 +419,7 @@ async def test_our_client_publishes_and_resumes_over_restarts(tmp_path: Path) ->
     async with serving(tmp_path, "tcp:0:interface=127.0.0.1") as (_, port):
         endpoint = clientFromString(reactor, f"tcp:127.0.0.1:{port}")
         client = FiggClient(reactor, endpoint, window=50, on_state=states.append, retry=lambda n: 0.01)  # type: ignore[arg-type]
-        client.subscribe("t", taker(got), offset=0)
+        client.subscribe("t", taker(got), after=0)
         await soon(client.connect())
         await soon(client.publish_many("t", sent[:1000]))
     await until(reactor, lambda: states == [True, False])
@@ -446,7 +444,7 @@ async def test_connections_that_break_at_any_moment_lose_nothing(tmp_path: Path)
         endpoint = clientFromString(reactor, f"tcp:127.0.0.1:{port}")
         writer = FiggClient(reactor, endpoint, window=100, retry=lambda n: 0.001)  # type: ignore[arg-type]
         reader = FiggClient(reactor, endpoint, retry=lambda n: 0.001)  # type: ignore[arg-type]
-        reader.subscribe("t", taker(got), offset=0)
+        reader.subscribe("t", taker(got), after=0)
         await soon(writer.connect())
         await soon(reader.connect())
         done = writer.publish_many("t", sent)
@@ -471,11 +469,12 @@ async def test_over_a_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "figg"
     async with serving(tmp_path / "data", f"unix:{path}"):
         client = FiggClient(reactor, clientFromString(reactor, f"unix:{path}"))  # type: ignore[arg-type]
-        client.subscribe("t", taker(got), offset=0)
+        client.subscribe("t", taker(got), after=0)
         await soon(client.connect())
         await soon(client.publish("t", b"near"))
-        await until(reactor, lambda: got == [(1, b"near")])
+        await until(reactor, lambda: got)
         await soon(client.close())
+    assert got == [(1, b"near")]
 
 
 @pytest_twisted.ensureDeferred
@@ -486,7 +485,7 @@ async def test_paused_client_receives_nothing_and_later_misses_nothing(tmp_path:
         endpoint = clientFromString(reactor, f"tcp:127.0.0.1:{port}")
         writer = FiggClient(reactor, endpoint)  # type: ignore[arg-type]
         reader = FiggClient(reactor, endpoint)  # type: ignore[arg-type]
-        reader.subscribe("t", taker(got), offset=0)
+        reader.subscribe("t", taker(got), after=0)
         await soon(reader.connect())
         await soon(writer.connect())
         await soon(writer.publish("t", b"first"))

@@ -379,8 +379,8 @@ async def test_our_client_over_tls(tmp_path: Path) -> None:
     client = LumberjackClient(reactor, [wrapClientTLS(context, plain)], window=100)  # type: ignore[arg-type]
     try:
         await client.connect()
-        await client.publish([b'{"n":%d}' % n for n in range(1_000)])
-        await client.publish([b'{"last":1}'])
+        await client.publish_many([b'{"n":%d}' % n for n in range(1_000)])
+        await client.publish_many([b'{"last":1}'])
     finally:
         await client.close()
         await service.stopService()

@@ -149,9 +149,9 @@ async def test_subscriber_with_a_lost_link_misses_and_repeats_nothing(start: Any
     got: dict[str, list[tuple[int, bytes]]] = {"busy": [], "quiet?@1": []}
 
     def reads(stream: str) -> RelinkReader:
-        return RelinkReader(
-            reactor, endpoint, stream, on_record=lambda seq, parts: got[stream].append((seq, b"".join(parts)))
-        )
+        reader = RelinkReader(reactor, endpoint)
+        reader.subscribe(stream, lambda run: got[stream].append((run.first_seq, bytes(run.payload))))
+        return reader
 
     def publish(stream: str, payload: str) -> None:
         at = f"127.0.0.1:{server.port('relink')}"
@@ -159,7 +159,7 @@ async def test_subscriber_with_a_lost_link_misses_and_repeats_nothing(start: Any
         assert published.returncode == 0, published.stderr
 
     readers = [reads(stream) for stream in got]
-    await gatherResults([reader.client.connect() for reader in readers])
+    await gatherResults([reader.connect() for reader in readers])
     await settled(lambda: all(reader.position == 0 for reader in readers))
     publish("busy", "1")
     await settled(lambda: got["busy"] == [(1, b"1")])
@@ -169,7 +169,7 @@ async def test_subscriber_with_a_lost_link_misses_and_repeats_nothing(start: Any
     publish("quiet?@1", "1")
     endpoint.port = server.port("relink")
     await settled(lambda: got == {"busy": [(1, b"1"), (2, b"2")], "quiet?@1": [(1, b"1")]}, lambda: str(got))
-    await gatherResults([reader.client.close() for reader in readers])
+    await gatherResults([reader.close() for reader in readers])
 
 
 def test_a_protocol_without_transactions_says_so(start: Any) -> None:

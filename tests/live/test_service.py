@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 TWISTD = Path(sys.executable).with_name("twistd")
-LINES = "lines.plugin=tcp:0:interface=127.0.0.1"
+LINES = "lines=tcp:0:interface=127.0.0.1"
 
 
 def connect(port: int) -> socket.socket:
@@ -64,7 +64,7 @@ def test_a_start_says_what_listens_where_and_a_stop_is_a_success(start: Any) -> 
     assert "journal in " + str(server.directory / "data") in server.log
     assert "durability interval:50: acknowledged messages are in the kernel" in server.log
     assert "journal: new" in server.log
-    assert server.port("lines.plugin")
+    assert server.port("lines")
     assert server.port("backbone")
     assert server.directory.joinpath("twistd.pid").exists()
     assert server.stop() == 0
@@ -107,19 +107,19 @@ def test_ctrl_c_is_a_stop_like_any_other(start: Any) -> None:
 def test_acknowledged_records_survive_a_restart(start: Any, how: signal.Signals) -> None:
     payloads = [b"line %d" % n for n in range(1000)]
     server = start("--listen", LINES)
-    publish(server.port("lines.plugin"), *payloads)
+    publish(server.port("lines"), *payloads)
     assert server.stop(how) == (0 if how is signal.SIGTERM else -9)
     server = start("--listen", LINES)
     order = "closed in order" if how is signal.SIGTERM else "not closed in order"
     assert "1 streams, 1000 numbers given out" in server.log
     assert f"({order})" in server.log
-    publish(server.port("lines.plugin"), b"and on")
-    assert kept(server.port("lines.plugin"), 1001) == [*payloads, b"and on"]
+    publish(server.port("lines"), b"and on")
+    assert kept(server.port("lines"), 1001) == [*payloads, b"and on"]
 
 
 def test_shutdown_acknowledges_accepted_messages_despite_repeated_signals(start: Any) -> None:
     server = start("--listen", LINES)
-    with connect(server.port("lines.plugin")) as peer:
+    with connect(server.port("lines")) as peer:
         peer.sendall(b"+log x\n" * 20_000)
         answers = receive(peer, 5)
         for _ in range(3):
@@ -131,7 +131,7 @@ def test_shutdown_acknowledges_accepted_messages_despite_repeated_signals(start:
     acknowledged = answers.count(b"\n")
     assert answers.endswith(b"\n")
     server = start("--listen", LINES)
-    assert len(kept(server.port("lines.plugin"), acknowledged)) == acknowledged
+    assert len(kept(server.port("lines"), acknowledged)) == acknowledged
 
 
 def one_line(errors: str) -> str:
@@ -161,7 +161,7 @@ def test_many_that_come_at_once_find_room_to_wait(start: Any) -> None:
 def test_a_port_that_is_taken(start: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        server = start("--listen", LINES, "--listen", f"lines.plugin/b=tcp:{port}:interface=127.0.0.1", ready=False)
+        server = start("--listen", LINES, "--listen", f"lines/b=tcp:{port}:interface=127.0.0.1", ready=False)
         assert server.ended() == 1
     assert f"127.0.0.1 port {port}: Address already in use" in one_line(server.errors)
     assert not server.directory.joinpath("twistd.pid").exists()
@@ -171,7 +171,7 @@ def test_a_port_that_is_taken(start: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--listen", "lines.plugin=tcp:nonsense"], "invalid --listen lines=tcp:nonsense: not a Twisted endpoint"),
+        (["--listen", "lines=tcp:nonsense"], "invalid --listen lines=tcp:nonsense: not a Twisted endpoint"),
         (["--option", "backbone.stream="], "invalid value '' for option backbone.stream: expected a name"),
         (["--durability", "maybe"], "invalid value 'maybe' for option journal.durability"),
         (["--data-dir", "/proc/nowhere"], "cannot use the journal's directory /proc/nowhere"),
@@ -194,7 +194,7 @@ def test_a_journal_that_is_in_use(start: Any) -> None:
 def test_a_journal_that_is_damaged(start: Any) -> None:
     server = start("--listen", LINES)
     for _ in range(3):
-        publish(server.port("lines.plugin"), b"x" * 1000)
+        publish(server.port("lines"), b"x" * 1000)
     server.stop()
     segment = next(server.directory.joinpath("data").glob("*.segment"))
     damaged = bytearray(segment.read_bytes())
@@ -205,7 +205,7 @@ def test_a_journal_that_is_damaged(start: Any) -> None:
     one_line(server.errors)
     assert segment.read_bytes() == damaged, "nothing was changed"
     server = start("--listen", LINES, "--quarantine")
-    publish(server.port("lines.plugin"), b"and on")
+    publish(server.port("lines"), b"and on")
     assert server.stop() == 0
 
 
@@ -228,32 +228,32 @@ run()
 
 def test_a_sync_that_fails_is_the_end(start: Any) -> None:
     server = start("--listen", LINES, command=(sys.executable, "-c", REFUSING))
-    publish(server.port("lines.plugin"), b"kept")
+    publish(server.port("lines"), b"kept")
     server.directory.joinpath("refuse-sync").touch()
-    with connect(server.port("lines.plugin")) as peer:
+    with connect(server.port("lines")) as peer:
         peer.sendall(b"+log lost\n+log lost\n")
         assert receive(peer, 1) == b"", "nothing is acknowledged"
     assert server.ended() == 4
     assert "Input/output error" in one_line(server.errors)
     assert not server.directory.joinpath("twistd.pid").exists()
     server = start("--listen", LINES)
-    assert kept(server.port("lines.plugin"), 1) == [b"kept"]
+    assert kept(server.port("lines"), 1) == [b"kept"]
 
 
 def test_a_full_disk_is_not(start: Any) -> None:
     server = start("--listen", LINES, command=(sys.executable, "-c", REFUSING))
-    publish(server.port("lines.plugin"), b"kept")
+    publish(server.port("lines"), b"kept")
     full = server.directory / "refuse-write"
     full.touch()
-    with connect(server.port("lines.plugin")) as peer:
+    with connect(server.port("lines")) as peer:
         peer.sendall(b"+log lost\n")
         assert receive(peer, 1) == b"", "nothing is acknowledged"
     server.wait_for("the journal is read-only")
-    assert kept(server.port("lines.plugin"), 1) == [b"kept"]
+    assert kept(server.port("lines"), 1) == [b"kept"]
     full.unlink()
     server.wait_for("the journal is writable again")
-    publish(server.port("lines.plugin"), b"and on")
-    assert kept(server.port("lines.plugin"), 2) == [b"kept", b"and on"]
+    publish(server.port("lines"), b"and on")
+    assert kept(server.port("lines"), 2) == [b"kept", b"and on"]
     assert server.stop() == 0
 
 
@@ -267,9 +267,9 @@ def test_with_tls_as_twisted_writes_it(start: Any, tmp_path: Path) -> None:
     pem, private = tmp_path / "cert.pem", tmp_path / "key.pem"
     pem.write_bytes(certificate.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
     private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    server = start("--listen", f"lines.plugin=ssl:0:interface=127.0.0.1:privateKey={private}:certKey={pem}")
+    server = start("--listen", f"lines=ssl:0:interface=127.0.0.1:privateKey={private}:certKey={pem}")
     context = ssl.create_default_context(cafile=pem)
-    with connect(server.port("lines.plugin")) as plain, context.wrap_socket(plain, server_hostname="localhost") as peer:
+    with connect(server.port("lines")) as plain, context.wrap_socket(plain, server_hostname="localhost") as peer:
         peer.sendall(b"+log " + b"x" * 60_000 + b"\n")
         assert receive(peer, 5) == b"ok 1\n"
     assert server.stop() == 0
@@ -277,7 +277,7 @@ def test_with_tls_as_twisted_writes_it(start: Any, tmp_path: Path) -> None:
 
 def test_on_a_unix_socket(start: Any, tmp_path: Path) -> None:
     path = tmp_path / "socket"
-    server = start("--listen", f"lines.plugin=unix:{path}")
+    server = start("--listen", f"lines=unix:{path}")
     assert f"listens on {path}" in server.log
     with socket.socket(socket.AF_UNIX) as peer:
         peer.connect(str(path))
@@ -294,8 +294,8 @@ def test_on_a_socket_of_systemds(start: Any) -> None:
         "os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS='1', LISTEN_FDNAMES='lines');"
         "os.execv(sys.argv[1], sys.argv[1:])"
     )
-    server = start("--listen", "lines.plugin=systemd:domain=INET:name=lines", command=(sys.executable, "-c", passing))
-    publish(server.port("lines.plugin"), b"x")
+    server = start("--listen", "lines=systemd:domain=INET:name=lines", command=(sys.executable, "-c", passing))
+    publish(server.port("lines"), b"x")
     assert server.stop() == 0
 
 

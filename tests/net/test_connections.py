@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 from twisted.internet.address import IPv4Address
 
-from fyrehose.net.connections import LEAST_READ, READS, ConnectionsByNetwork, connections_within, descriptors_for
+from fyrehose.net.connections import LEAST_READ, READS, connections_within, descriptors_for
 from fyrehose.net.holding import RefusedConnection
 from fyrehose.net.sockets import READ
 
@@ -158,26 +156,6 @@ def test_shares_of_connections_fit_the_available_descriptors() -> None:
             share = connections_within(available, listeners) // listeners
             assert share >= 1
             assert share == 1 or listeners * descriptors_for(share) <= available
-
-
-@attrs.define(eq=False)
-class Counted:
-    network: str
-    same_network: Any = None
-
-
-def test_the_network_with_the_most_connections_is_always_known() -> None:
-    dice, crowds = random.Random(1), ConnectionsByNetwork()
-    there: list[Any] = []
-    for _ in range(5000):
-        if there and dice.random() < 0.48:
-            crowds.remove(there.pop(dice.randrange(len(there))))
-        else:
-            there.append(Counted(str(dice.randrange(6))))
-            crowds.add(there[-1])
-        sizes = {network: sum(one.network == network for one in there) for network in map(str, range(6))}
-        largest = crowds.largest("none")
-        assert len(crowds.of(largest)) == max(sizes.values()) if largest else max(sizes.values()) <= 1
 
 
 def test_a_factory_needs_only_a_broker() -> None:

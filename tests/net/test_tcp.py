@@ -17,7 +17,6 @@ from OpenSSL.crypto import X509
 from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.interfaces import IHalfCloseableProtocol, IHandshakeListener, ISSLTransport
 from twisted.internet.task import Clock
-from twisted.internet.testing import StringTransport
 from twisted.logger import Logger
 from zope.interface import alsoProvides, implementer
 from zope.interface.verify import verifyObject
@@ -35,7 +34,7 @@ from fyrehose.net.holding import FIRST, RefusedConnection
 from fyrehose.net.incoming import Reading
 from fyrehose.net.tcp import FULL_GRACE, LINGER, MOST_UNREAD, SessionProtocol, TCPSettings, on
 from fyrehose.records import Delivery, Run
-from fyrehose.testing import MemoryJournal
+from fyrehose.testing import MemoryJournal, Transport
 from fyrehose.testing.certificates import Authority
 
 
@@ -121,22 +120,6 @@ class Toy(SessionProtocol):
 class ToyFactory(SessionFactory):
     protocol = Toy
     defaults = TCPSettings(refusal_delay=0.0)
-
-
-class Transport(StringTransport):
-    """A StringTransport as a socket is: it can be aborted, and tells its producer when it has too much."""
-
-    aborted = False
-    half_closed = False
-
-    def setTcpNoDelay(self, on: bool) -> None:
-        pass
-
-    setTcpKeepAlive = setTcpNoDelay
-
-    def abortConnection(self) -> None:
-        self.aborted = True
-        self.disconnecting = True
 
 
 @attrs.define(eq=False)

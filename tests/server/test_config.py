@@ -24,7 +24,7 @@ def settings_of(config: Config, name: str) -> Any:
     [
         ("figg=tcp:8119:interface=127.0.0.1", ("figg", "tcp:8119:interface=127.0.0.1")),
         ("figg/office=tcp:8119", ("figg/office", "tcp:8119")),
-        ("lines.plugin=unix:/run/lines", ("lines.plugin", "unix:/run/lines")),
+        ("lines=unix:/run/lines", ("lines", "unix:/run/lines")),
     ],
 )
 def test_a_listener_is_parsed(text: str, pair: tuple[str, str]) -> None:
@@ -42,7 +42,6 @@ def test_invalid_listeners_are_refused(text: str) -> None:
     [
         ("figg.max-connections=500", ("figg", "max_connections", "500")),
         ("figg/office.max_connections=5", ("figg/office", "max_connections", "5")),
-        ("lines.plugin.frame-timeout=3s", ("lines.plugin", "frame_timeout", "3s")),
         ("backbone.stream=a=b", ("backbone", "stream", "a=b")),
         ("backbone.allow=", ("backbone", "allow", "")),
     ],

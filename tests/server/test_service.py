@@ -13,7 +13,7 @@ from twisted.internet.interfaces import IListeningPort
 from twisted.internet.task import Clock
 from zope.interface import implementer
 
-from fyrehose.errors import ConfigError, FyrehoseError, JournalFailed, JournalLocked
+from fyrehose.errors import Closed, ConfigError, FyrehoseError, JournalFailed, JournalLocked
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.records import Run
 from fyrehose.server.service import Fyrehose
@@ -322,3 +322,49 @@ def test_a_failed_start_leaves_no_unhandled_failure() -> None:
     server.service.startService().addErrback(failures.append)
     assert failures[0].check(ConfigError)
     assert server.service.stopService().called
+
+
+def results(opened: Deferred[None]) -> list[Any]:
+    """Return a list to which the result of *opened*, or its exception, is added."""
+    result: list[Any] = []
+    opened.addCallbacks(result.append, lambda failure: result.append(failure.value))
+    return result
+
+
+def test_when_open_fires_once_every_listener_accepts(server: Server) -> None:
+    a, b = server.children
+    before = results(server.service.when_open())
+    server.service.startService()
+    during = results(server.service.when_open())
+    server.journal.opening.callback(None)
+    a.starting.callback(None)
+    assert (before, during) == ([], [])
+    b.starting.callback(None)
+    assert (before, during) == ([None], [None])
+    assert results(server.service.when_open()) == [None]
+
+
+def test_when_open_fails_with_the_reason_until_the_next_start(server: Server) -> None:
+    before = results(server.service.when_open())
+    server.service.startService().addErrback(lambda failure: None)
+    reason = JournalLocked("in use")
+    server.journal.opening.errback(reason)
+    assert before == [reason]
+    assert results(server.service.when_open()) == [reason]
+    server.journal.opening = Deferred()
+    server.service.startService()
+    again = results(server.service.when_open())
+    server.journal.opening.callback(None)
+    for child in server.children:
+        child.starting.callback(None)
+    assert again == [None]
+
+
+def test_when_open_fails_if_the_server_stops_while_it_starts(server: Server) -> None:
+    opened = results(server.service.when_open())
+    server.service.startService()
+    server.service.stopService()
+    assert opened == []
+    server.journal.opening.callback(None)
+    (reason,) = opened
+    assert isinstance(reason, Closed)

@@ -250,21 +250,22 @@ def test_a_protocol_without_its_extra_is_left_out_unless_configured(
 
 
 def test_max_connections_is_reduced_to_the_available_descriptors(
-    ending: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ending: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines_path: list[Path]
 ) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "docs" / "examples"))
+    for folder in lines_path:
+        monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setattr(process, "raise_descriptor_limit", lambda: 936)
     endpoint = "tcp:0:interface=127.0.0.1"
-    words = ["--listen", f"lines.plugin={endpoint}", "--listen", f"lines.plugin/few={endpoint}"]
+    words = ["--listen", f"lines={endpoint}", "--listen", f"lines/few={endpoint}"]
     words += ["--listen", "backbone=udp:0:interface=127.0.0.1"]
-    words += ["--option", "lines.plugin/few.max-connections=5"]
+    words += ["--option", "lines/few.max-connections=5"]
     config = parsed(*words, "--data-dir", str(tmp_path)).resolved
     server = Server(StoppingReactor(), config)
     limits = [child.factory.settings.max_connections for child in server.fyrehose if hasattr(child, "factory")]
     assert limits == [807, 5], "what one does not want is for the others"
     assert server.remarks == [
         (
-            "file-descriptor limit 1000: max-connections of lines.plugin reduced to 807; "
+            "file-descriptor limit 1000: max-connections of lines reduced to 807; "
             "for the configured maximum, use `ulimit -n 10477`, or LimitNOFILE= in a unit"
         )
     ]

@@ -16,14 +16,15 @@ import attrs
 from history import History, Reader, Sent
 from server import Server
 from twisted.application.service import Service
+from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred
 from world import Host, Lane, Violation, World
 
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.backbone.client import BackboneClient, PushUnconfirmed
 from fyrehose.protocols.backbone.client_session import Options
-from fyrehose.protocols.backbone.frames import MAX_DATA, Deliver, KeepAlive, KeepAliveAck, Push, decode
-from fyrehose.protocols.backbone.server import BackboneServer
+from fyrehose.protocols.backbone.frames import Deliver, KeepAlive, KeepAliveAck, Push, decode
+from fyrehose.protocols.backbone.server import BackboneProtocol
 from fyrehose.protocols.backbone.settings import Settings
 from fyrehose.protocols.backbone.trains import Train
 from fyrehose.records import Run
@@ -43,6 +44,7 @@ class Port:
     owner: Any
     address: Address
     reading: bool = True
+    maxPacketSize: int = 8_192
     stuck: bool = False
     queue: list[tuple[bytes, Address]] = attrs.field(factory=list)
 
@@ -50,15 +52,15 @@ class Port:
     def waiting(self) -> int:
         return len(self.queue)
 
-    def listen(self) -> None:
+    def getHost(self) -> IPv4Address:
+        return IPv4Address("UDP", *self.address)
+
+    def startListening(self) -> None:
         self.lane.ports[self.address] = self
+        self.owner.makeConnection(self)
 
-    def answer(self, datagram: bytes, destination: Address) -> None:
-        self.queue.append((datagram, destination))
-
-    def send(self, train: Train, destination: Address) -> None:
-        data = bytes(train.data)
-        self.queue += [(data[at : at + train.segment], destination) for at in range(0, len(data), train.segment)]
+    def write_train(self, train: Train, destination: Address) -> None:
+        self.queue += [(bytes(datagram), destination) for datagram in train.datagrams()]
 
     def flush(self) -> None:
         world = self.lane.world
@@ -89,12 +91,12 @@ class Port:
             self.owner.datagrams_received(memoryview(datagram), max(len(datagram), 1), source)
             self.owner.turn_over()
 
-    def stop_reading(self) -> None:
+    def stopListening(self) -> None:
         self.reading = False
-
-    def close(self) -> None:
-        self.reading = False
-        self.lane.ports.pop(self.address, None)
+        if self.lane.ports.get(self.address) is self:
+            del self.lane.ports[self.address]
+        if self.owner.transport is self:
+            self.owner.doStop()
 
 
 @attrs.define(eq=False)
@@ -140,19 +142,16 @@ class Listener(Service):
     """The plugin's service, without its socket."""
 
     def __init__(self, host: Host, broker: Any, make_port: Any) -> None:
-        broker.restrict(STREAM, MAX_DATA)
-        self.server = BackboneServer(host, broker, Settings(), Random(host.world.random.random()), lambda _: False)
-        self.make_port = make_port
+        self.server = BackboneProtocol(broker, Settings(), host, Random(host.world.random.random()))
+        self.port = make_port(self.server, SERVER)
 
     def startService(self) -> None:
         Service.startService(self)
-        port = self.make_port(self.server, SERVER)
-        port.listen()
-        self.server.start(port)
+        self.port.startListening()
 
     def stopService(self) -> Deferred[None]:
         Service.stopService(self)
-        return self.server.stop()
+        return self.server.drain().addCallback(lambda _: self.port.stopListening())
 
 
 class Client:
@@ -169,13 +168,12 @@ class Client:
         self.client = BackboneClient(
             world.clock,
             *SERVER,
-            options=Options(after=after, **options),
-            on_records=self._records,
-            on_gap=self._gap,
+            options=Options(**options),
             bind=(self.host, port),
             random=Random(world.random.random()),
-            open_port=lambda _, owner, address: Port(side.lane, owner, address),
+            open_port=lambda port, protocol, interface, _: Port(side.lane, protocol, (interface, port)),
         )
+        self.client.subscribe(None, self._records, after, self._gap)
         self.client.connect().addCallbacks(lambda _: setattr(self, "ready", True), self._unreachable)
 
     def _unreachable(self, failure: Any) -> None:
@@ -188,7 +186,7 @@ class Client:
         payload = f"{self.name}:{self.published}:".encode() + b"." * dice.choice((0, 10, 300, 1300))
         side.history.send(STREAM, payload, Sent(self.name, None, lambda: side.arrivals[payload]))
         self.waiting += 1
-        done = self.client.publish(payload)
+        done = self.client.publish(None, payload)
         done.addCallback(partial(self._confirmed, payload)).addErrback(
             lambda failure: failure.trap(PushUnconfirmed, Violation)
         ).addBoth(self._settled)

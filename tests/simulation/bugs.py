@@ -20,7 +20,7 @@ from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.writer import Writer
 from fyrehose.protocols.backbone import subscribers
 from fyrehose.protocols.backbone.repair import Repair
-from fyrehose.protocols.backbone.server import BackboneServer
+from fyrehose.protocols.backbone.server import BackboneProtocol
 from fyrehose.protocols.eventbus.client_session import ClientSession
 from fyrehose.protocols.eventbus.confirmations import Confirmations
 from fyrehose.protocols.eventbus.snapshots import Snapshot
@@ -35,13 +35,13 @@ from fyrehose.protocols.relink.frames import Op
 from fyrehose.protocols.relink.registry import Registry
 from fyrehose.protocols.relink.sending import SendChannel
 from fyrehose.protocols.relink.server import RelinkProtocol
-from fyrehose.protocols.relink.transactions import Transactions
+from fyrehose.protocols.relink.transactions import Transaction
 from fyrehose.testing.disk import RecordingFiles
 
 _sync, _check, _expired = RecordingFiles.sync, fmt.BatchHeader.check, retention.expired
 _publish, _subscribe = Broker.publish, Broker.subscribe_as
 _send_ack = FiggServerSession.send_ack
-_due, _replay_slice = Repair.due, BackboneServer._replay_slice
+_due, _replay_slice = Repair.due, BackboneProtocol._replay_slice
 _acks, _lost = LumberjackWindows.acks, LumberjackConnection.connectionLost
 _start, _connected = Snapshot.start, ClientSession.connected
 _reserve, _open, _delete = Writer._reserve, Writer.open, retention.Deletion.work
@@ -134,7 +134,7 @@ def _asks_for_one_less(self: Repair, now: float, most: int) -> Any:
     return [(first + 1, last) for first, last in _due(self, now, most) if first < last]
 
 
-def _replays_one_less(self: BackboneServer, destination: Any, first: int, last: int, now: float) -> int:
+def _replays_one_less(self: BackboneProtocol, destination: Any, first: int, last: int, now: float) -> int:
     _replay_slice(self, destination, first, last - 1, now)
     return last
 
@@ -158,7 +158,8 @@ def _skips_the_first(self: Snapshot) -> None:
 
 
 def _asks_by_the_same_connection(self: ClientSession, now: float) -> None:
-    self._request_sync(now)
+    self._now = now
+    self._request_sync()
 
 
 def _asks_only_once(self: ClientSession, now: float) -> None:
@@ -182,16 +183,12 @@ def _messages_alone(self: Registry, entry: Any, channels: Any, runs: Any, then: 
     self._publish(entry, runs, (), then, broker)
 
 
-def _decided_too_late(self: Transactions, transaction: Any) -> None:
-    link = transaction._link
-    self._end(transaction)
-    if (
-        transaction.count
-        and link is self._client.link
-        and not link.over
-        and link.sending[transaction.channel].undecided
-    ):
-        link.decide(transaction.channel, Op.ROLLBACK)
+def _decided_too_late(self: Any) -> None:
+    link = self._link
+    self._end()
+    same = link is not None and link is self._client.link
+    if self.count and same and not link.over and link.sending[self.channel].undecided:
+        link.decide(self.channel, Op.ROLLBACK)
         self._client.flush_soon()
 
 
@@ -235,7 +232,7 @@ BUGS = {
     "figg: nothing is sent again": Bug("figg", (FiggWindow, "to_resend", lambda window: [])),
     "backbone: nothing is repaired": Bug("backbone", (Repair, "due", lambda repair, now, most: [])),
     "backbone: a repair asks for one less": Bug("backbone", (Repair, "due", _asks_for_one_less)),
-    "backbone: a repair sends one less": Bug("backbone", (BackboneServer, "_replay_slice", _replays_one_less)),
+    "backbone: a repair sends one less": Bug("backbone", (BackboneProtocol, "_replay_slice", _replays_one_less)),
     "backbone: the silent are kept": Bug("backbone", (subscribers, "ALIVE", 6.0)),
     "lumberjack: acknowledged when received": Bug(
         "lumberjack", (LumberjackWindow, "due", property(lambda window: window.finished and window.sealed))
@@ -251,12 +248,12 @@ BUGS = {
     "eventbus: a late answer is taken for the next": Bug(
         "eventbus", (ClientSession, "connected", _asks_by_the_same_connection)
     ),
-    "eventbus: nothing is sent again": Bug("eventbus", (Confirmations, "resend", lambda confirmations, now: [])),
+    "eventbus: nothing is sent again": Bug("eventbus", (Confirmations, "resend", lambda confirmations, now: ([], []))),
     "relink: acknowledged before it is durable": Bug("relink", (RelinkProtocol, "write", _settles_at_once)),
     "relink: a rollback counts": Bug("relink", (Publishing, "decided", _commits_everything)),
     "relink: a link forgets what it had": Bug("relink", (Registry, "write_delta", _messages_alone)),
     "relink: decisions are not sent again": Bug("relink", (SendChannel, "resend_decisions", lambda channel: iter(()))),
-    "relink: the next transaction begins too early": Bug("relink", (Transactions, "rollback", _decided_too_late)),
+    "relink: the next transaction begins too early": Bug("relink", (Transaction, "rollback", _decided_too_late)),
 }
 
 

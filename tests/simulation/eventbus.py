@@ -155,7 +155,7 @@ class Threads:
 
 
 class Nothing:
-    """A context without sockets, and a monitor where a port speaks for itself."""
+    """A context without sockets."""
 
     def close(self) -> None:
         """There is nothing to close."""
@@ -170,16 +170,15 @@ class SimulatedClient(EventBusClient):
     name: str
 
     def _open(self, name: str, kind: int, offset: int) -> None:
-        self._received[name] = []
-        self._monitors[name] = Nothing()  # type: ignore[assignment]
+        messages: list[Message] = []
         port: Any = ClientPort(
             self.side.world,
             self.name,
             lambda: self.side.listening.get(name),
             self.side.room,
             subscribes=name == "publisher",
-            receive=lambda message, count: self._received[name].append(message),
-            turn_over=self._turn_over,
+            receive=lambda message, count: messages.append(message),
+            turn_over=partial(self._turn_over, name, messages),
             happened=lambda event, value: self._connection(name, event == CONNECTED),
         )
         self._ports[name] = port
@@ -228,7 +227,7 @@ class Client:
             payload = f"{self.name}:{self.published}:".encode() + b"." * dice.choice((*side.world.sizes, 10, 10))
             event = side.events[payload] = Published(topic)
             side.history.send(STREAM, payload, Sent(self.name, None, partial(event.copies, side.settings.dedup)))
-            self.client.publish(topic, payload).addCallback(partial(self._confirmed, payload)).addErrback(
+            self.client.publish_event(topic, payload).addCallback(partial(self._confirmed, payload)).addErrback(
                 lambda failure: failure.trap(PubUnconfirmed, Violation)
             ).addBoth(self._settled)
 

@@ -141,14 +141,14 @@ class Client:
         known = len(self.history.truth.get(topic, ()))
         offset = dice.choice((0, None, dice.randint(0, known)))
         reader = self.readers[topic] = Reader(self.history, topic, self.name)
-        self.client.subscribe(topic, partial(self._data, reader), offset, partial(self._attached, reader))
+        self.client.subscribe(topic, partial(self._data, reader), offset, on_attached=partial(self._attached, reader))
 
     def unsubscribe(self, topic: str) -> None:
         self.readers.pop(topic, None)
         self.client.unsubscribe(topic)
 
-    def _data(self, reader: Reader, event: DataRun) -> None:
-        reader.take(event.first, _payloads(event))
+    def _data(self, reader: Reader, run: Run) -> None:
+        reader.take(run.first_seq, [bytes(payload) for payload in run.payloads()])
 
     def _attached(self, reader: Reader, began: int, asked: int | None) -> None:
         if asked not in (None, began) and not self.history.follows(reader.stream, asked, began + 1):

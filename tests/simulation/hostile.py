@@ -18,7 +18,7 @@ from zeromq import ClientPort
 
 from fyrehose.protocols.backbone.frames import Flags, KeepAlive, Request
 from fyrehose.protocols.eventbus.frames import Dialect, Subtrees, SyncStart
-from fyrehose.protocols.eventbus.zmqport import Full
+from fyrehose.protocols.eventbus.lent import Full
 from fyrehose.protocols.figg.frames import HEADER, Attach, Publish
 
 ADDRESS = "10.9.9.9"
@@ -120,12 +120,12 @@ class HostileDatagrams:
             return
         host, port = self.address
         if self.number % 2:
-            request = Request(address=self.address, first=0, last=(1 << 48) - 1).encode()
+            request = Request(address=self.address, first=0, last=(1 << 48) - 1).serialize()
             self.sent += len(request)
             self.lane.carry(request, self.address, SERVER)
         else:
             for n in range(10):
-                datagram = KeepAlive(address=(host, port + n), flags=Flags.NONE, token=self.token(n)).encode()
+                datagram = KeepAlive(address=(host, port + n), flags=Flags.NONE, token=self.token(n)).serialize()
                 self.lane.carry(datagram, (host, port + n), SERVER)
         self.world.clock.callLater(2.0, self.turn)
 

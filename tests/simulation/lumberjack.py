@@ -137,7 +137,7 @@ class Writer:
             self.history.send(STREAM, payload, Sent(self.name, self.published, lambda: self.connections - base))
             payloads.append(payload)
         self.unacked.update(payloads)
-        done = self.client.publish(payloads)
+        done = self.client.publish_many(payloads)
         done.addCallback(lambda _: self._acked(payloads)).addErrback(lambda failure: failure.trap(*EXPECTED))
 
     def _acked(self, payloads: list[bytes]) -> None:

@@ -19,14 +19,16 @@ from twisted.python.failure import Failure
 from world import Endpoint, Host, Violation, World
 
 from fyrehose.errors import Closed, LocalProtocolError
-from fyrehose.protocols.relink.client import RelinkClient, Uncommitted, UnknownOutcome
-from fyrehose.protocols.relink.events import Unknown
+from fyrehose.protocols.relink.client import RelinkClient
+from fyrehose.protocols.relink.events import Uncommitted, Unknown, UnknownOutcome
 from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.parts import join
 from fyrehose.protocols.relink.reader import RelinkReader
 from fyrehose.protocols.relink.registry import Registry
-from fyrehose.protocols.relink.server import RelinkFactory, RelinkService
+from fyrehose.protocols.relink.server import RelinkFactory
+from fyrehose.protocols.relink.service import RelinkService
 from fyrehose.protocols.relink.settings import Settings
+from fyrehose.records import Run
 
 PORT = 7733
 STREAM = "relink"
@@ -213,16 +215,14 @@ class Numbered:
         self.published = 0
         self.read = Reader(side.history, stream, self.name, after)
         endpoint = Endpoint(world, self.name, PORT)
-        self.reader = RelinkReader(
-            world.clock, endpoint, stream, after=after, on_record=self._take, on_gap=self._missed
-        )
-        self.client = self.reader.client
+        self.client = RelinkReader(world.clock, endpoint)
+        self.client.subscribe(stream, self._take, after, self._missed)
         self.client.on_state = partial(setattr, self, "connected")
         self.client.retry = lambda attempt: 0.3 * min(attempt, 6) * (0.5 + dice.random())
         self.client.connect().addErrback(lambda failure: failure.trap(Closed))
 
-    def _take(self, seq: int, parts: tuple[bytes, ...]) -> Any:
-        self.read.take(seq, [parts[0] if len(parts) == 1 else join(parts)])
+    def _take(self, run: Run) -> Any:
+        self.read.take(run.first_seq, [bytes(run.payload)])
         world = self.side.world
         if world.random.random() < 0.7:
             return None
@@ -282,7 +282,7 @@ class Relink:
     def _listener(self, host: Host, broker: Any) -> RelinkService:
         randbits = Random(self.world.random.random()).getrandbits
         registry = Registry(broker, host, self.settings, LINKS, self.world.now, randbits)
-        return RelinkService(host, f"tcp:{PORT}", RelinkFactory(broker, self.settings, host, registry), registry)
+        return RelinkService(host, f"tcp:{PORT}", RelinkFactory(broker, self.settings, host, registry))
 
     def connect(self) -> None:
         dice = self.world.random

@@ -17,8 +17,8 @@ import attrs
 from twisted.internet.error import ConnectionLost
 from world import Host, World
 
-from fyrehose.protocols.eventbus.lent import OVERHEAD, Account, Lent
-from fyrehose.protocols.eventbus.zmqport import CONNECTED, DISCONNECTED, Full, Gone, MemoryFull
+from fyrehose.protocols.eventbus.lent import Full, Tracked
+from fyrehose.protocols.eventbus.zmqport import CONNECTED, DISCONNECTED, Gone
 
 Message = list[bytes]
 
@@ -165,21 +165,19 @@ class ServerPort(Port):
     def drained(self) -> bool:
         return not self.heard
 
-    def send(self, frames: Sequence[Any], lent: Lent | Account | None = None) -> None:
+    def send(self, frames: Sequence[Any], lent: Tracked | None = None) -> None:
         message = [bytes(frame) for frame in frames]
         parcel = Parcel(message)
         size = len(message[-1])
-        large = lent is not None and size >= lent.free
-        if lent is not None and large and not lent.fits(size):
-            raise MemoryFull
+        tracked = lent is not None and lent.tracks(size)
         if self.receive is None:
             self._publish(parcel)
         else:
             self._route(parcel)
-        if lent is not None and large:
+        if lent is not None and tracked:
             lent.add(parcel, size)
         elif lent is not None:
-            lent.free -= (size + OVERHEAD) * lent.factor
+            lent.skip(size)
 
     def _route(self, parcel: Parcel) -> None:
         identity, *frames = parcel.frames

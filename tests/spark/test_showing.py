@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -71,10 +72,20 @@ def test_no_bar_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == ""
 
 
-def test_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(showing, "Console", lambda stderr: Console(file=io.StringIO(), force_terminal=True))
+def wait_for(condition: Callable[[], object]) -> None:
+    """Wait until *condition* is true; another thread makes it true."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_a_bar_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = io.StringIO()
+    monkeypatch.setattr(showing, "Console", lambda stderr: Console(file=drawn, force_terminal=True))
     with showing.bar("working") as draw:
         draw(1, 2)
+    assert "working" in drawn.getvalue()
 
 
 def spark_at_work(seen: list[int]) -> Any:
@@ -96,8 +107,7 @@ def test_the_tasks_of_spark_are_watched(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(showing, "REFRESH", 0.001)
     seen: list[int] = []
     with showing.tasks_of(spark_at_work(seen), "working"):
-        while not seen:
-            pass
+        wait_for(lambda: seen)
 
 
 def test_a_bar_of_bytes_moves_with_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,8 +122,6 @@ def test_a_bar_of_bytes_moves_with_the_tasks(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(showing, "bar", bar)
     with showing.rounds_of(spark_at_work(seen), "working", 300) as draw:
         draw(1000, 1900)
-        while (1100, 1900) not in drawn:
-            pass
+        wait_for(lambda: (1100, 1900) in drawn)
         draw(1750, 1900)  # less than a round is left
-        while (1800, 1900) not in drawn:
-            pass
+        wait_for(lambda: (1800, 1900) in drawn)

@@ -8,33 +8,40 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from fyrehose.protocols.relink.tables import (
-    CONNECTOR,
-    LISTENER,
-    PACKETS,
-    RECEIVING,
-    SENDING,
-    Happening,
-    Phase,
-    Receiving,
-    Sending,
-)
+from fyrehose.protocols.relink import client_session, server_session
+from fyrehose.protocols.relink.tables import RECEIVING, SENDING, Receiving, Sending
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocols" / "relink.md"
 _MARKED = re.compile(r"(<!-- drawn: (\w+) -->\n).*?(<!-- /drawn -->)", re.DOTALL)
 
 
-def _states(modes: Any, first: Enum, edges: Iterator[tuple[Enum, str, Enum]]) -> Iterator[str]:
-    yield "```mermaid"
-    yield "stateDiagram-v2"
-    yield f"    [*] --> {first.name}"
-    for begin, label, end in edges:
-        yield f"    {begin.name} --> {end.name}: {label}"
+#: The order in which the page draws the states of a connection.
+ORDER = ("VERSION", "HELLO", "LOOKUP", "REPLY", "RESYNC", "OPEN", "REFUSED")
+
+
+def _diagram(edges: Iterator[tuple[str, str, str]]) -> Iterator[str]:
+    """Yield a diagram of *edges*: state, label, next state; the first one begins at the first state."""
+    for at, (begin, label, end) in enumerate(edges):
+        if not at:
+            yield from ("```mermaid", "stateDiagram-v2", f"    [*] --> {begin}")
+        yield f"    {begin} --> {end}: {label}"
     yield "```"
+
+
+def _connection(machine: Any) -> Iterator[str]:
+    """Draw a machine of Automat."""
+    edges = [
+        (old.name, f"{what} / {outputs[0].name}" if what != "resume" else what, new.name)
+        for old, what, new, outputs in machine.__automat_automaton__.allTransitions()
+    ]
+    yield from _diagram(iter(sorted(edges, key=lambda edge: (ORDER.index(edge[0]), ORDER.index(edge[2])))))
+
+
+def _channel(table: Mapping[tuple[Any, Any], Any], modes: Any) -> Iterator[str]:
+    yield from _diagram((begin.name, event.value, end.name) for (begin, event), end in table.items())
     yield ""
     yield "| state | meaning |"
     yield "|---|---|"
@@ -42,36 +49,9 @@ def _states(modes: Any, first: Enum, edges: Iterator[tuple[Enum, str, Enum]]) ->
         yield f"| `{mode.name}` | {mode.value} |"
 
 
-def _connection(table: Mapping[tuple[Phase, Happening], tuple[str, Phase]]) -> Iterator[str]:
-    everywhere = (Happening.BROKEN, Happening.FENCED)
-    edges = (
-        (begin, f"{what.value} / {do}", end) for (begin, what), (do, end) in table.items() if what not in everywhere
-    )
-    known = {phase for phase, _ in table} | {Phase.ENDED}
-    yield from _states([phase for phase in Phase if phase in known], Phase.VERSION, edges)
-    yield ""
-    for what in everywhere:
-        do, end = table[Phase.VERSION, what]
-        yield f"In every state: {what.value} / {do} leads to `{end.name}`."
-
-
-def _channel(table: Mapping[tuple[Any, Any], Any], modes: Any) -> Iterator[str]:
-    return _states(modes, modes.OPEN, ((begin, event.value, end) for (begin, event), end in table.items()))
-
-
-def _packets() -> Iterator[str]:
-    kinds = list(PACKETS[Phase.RESYNC])
-    yield "| packet | " + " | ".join(f"`{phase.name}`" for phase in PACKETS) + " |"
-    yield "|---" * (1 + len(PACKETS)) + "|"
-    for kind in kinds:
-        taken = (f"`{methods[kind]}`" if kind in methods else "error" for methods in PACKETS.values())
-        yield f"| {kind} | " + " | ".join(taken) + " |"
-
-
 DRAWINGS: dict[str, Callable[[], Iterator[str]]] = {
-    "connector": lambda: _connection(CONNECTOR),
-    "listener": lambda: _connection(LISTENER),
-    "packets": _packets,
+    "connector": lambda: _connection(client_session.MACHINE),
+    "listener": lambda: _connection(server_session.MACHINE),
     "sending": lambda: _channel(SENDING, Sending),
     "receiving": lambda: _channel(RECEIVING, Receiving),
 }

@@ -43,9 +43,9 @@ def _results_forgotten(self: ReceiveChannel, through: int) -> Any:
 
 def _barrier_skipped(self: Link, channel: ReceiveChannel) -> None:
     if channel.exhausted and self.attached:
-        self._backlog.channels = self.receiving = dict(self.receiving)  # somebody may be looking through it
+        self.receiving = dict(self.receiving)  # somebody may be looking through it
         self._drop(channel.id)
-        self._emit(Acknowledgement(kind=Ack.CLOSED, channels=(channel.id,)), self.peer_size)
+        self.emit(Acknowledgement(kind=Ack.CLOSED, channels=(channel.id,)), self.peer_size)
 
 
 def _always_plain(self: SendChannel, op: Op, first: int, last: int) -> Operation:
@@ -65,7 +65,7 @@ class Letter:
 
     def __init__(self) -> None:
         self.cursors: dict[Any, int] = {}
-        self.decided, self.acknowledged = Link._decided, Link._acknowledged
+        self.decided, self.acknowledged = Link._decided, Link.acknowledged
 
     def note(self, link: Any, channel: Any, kind: Any, number: int | None, meant: int) -> None:
         last = self.cursors.get((channel, kind), link.origin - 1)
@@ -86,7 +86,7 @@ class Letter:
                 letter.note(link, channel, kind, number, meant_by(channel, kind, number))
             return letter.acknowledged(link, channel, kind, number)
 
-        return [patch.object(Link, "_decided", decided), patch.object(Link, "_acknowledged", acknowledged)]
+        return [patch.object(Link, "_decided", decided), patch.object(Link, "acknowledged", acknowledged)]
 
 
 def meant_by(channel: SendChannel, kind: Ack, number: int | None) -> int:

@@ -277,7 +277,7 @@ class Side:
     def on_finished(self, event: events.Finished) -> None:
         assert self.link is not None
         if not self.link.receiving[event.channel].leaving:
-            self.link.leave(event.channel)
+            self.link.receiving[event.channel].leaving = True
             self.fly([], ("forget", event.channel, 0))
 
     def on_peershutdown(self, event: events.PeerShutdown) -> None:

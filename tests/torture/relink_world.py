@@ -14,11 +14,12 @@ from typing import Any
 from relink_sides import CHANNELS, Connection, Side, Violation, WorldLink
 
 from fyrehose.protocols.relink import events, snapshot
+from fyrehose.protocols.relink.client_session import ConnectorSession
 from fyrehose.protocols.relink.frames import Ack, Op
 from fyrehose.protocols.relink.handshake import Hello, Terms
 from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.link import Link
-from fyrehose.protocols.relink.session import ConnectorSession, ListenerSession
+from fyrehose.protocols.relink.server_session import ListenerSession
 
 
 class World:
@@ -264,8 +265,7 @@ class World:
 
     def describe(self) -> str:
         return "; ".join(
-            f"{side.name}: done {side.done}, "
-            + ("no link" if side.link is None else f"{_channels(side.link)}, {side.session and side.session.phase}")
+            f"{side.name}: done {side.done}, " + ("no link" if side.link is None else f"{_channels(side.link)}")
             for side in (self.a, self.b)
         )
 

@@ -11,7 +11,6 @@ import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
-from twisted.internet.testing import StringTransport
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -19,22 +18,12 @@ from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.tcp import LINGER, on
-from fyrehose.testing import MemoryJournal
+from fyrehose.testing import MemoryJournal, Transport
 from fyrehose.web.server import BATCHES, WebProtocol, WebSettings, host_names, token_of
 from fyrehose.web.session import MAX_AHEAD, Request, WebSession
 from fyrehose.web.tokens import same
 
 GET = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"
-
-
-class Transport(StringTransport):
-    aborted = half_closed = False
-
-    def abortConnection(self) -> None:
-        self.aborted = True
-
-    def loseWriteConnection(self) -> None:
-        self.half_closed = True
 
 
 class Toy(WebProtocol):

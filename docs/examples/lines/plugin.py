@@ -1,4 +1,4 @@
-"""The plugin of the lines protocol, found by its module's name: ``twistd fyrehose --listen lines.plugin=tcp:7000``."""
+"""The plugin of the lines protocol, declared in pyproject.toml: ``twistd fyrehose --listen lines=tcp:7000``."""
 
 from __future__ import annotations
 

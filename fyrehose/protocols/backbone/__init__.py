@@ -1,1 +1,15 @@
 """The fyrehose backbone: publish and subscribe over UDP, with repair by the clients (fyrehose-backbone.txt)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fyrehose.lazy import lazily
+
+if TYPE_CHECKING:
+    from fyrehose.protocols.backbone.client import BackboneClient
+    from fyrehose.protocols.backbone.settings import Settings
+else:
+    __getattr__, __dir__ = lazily(__name__, {"client": "BackboneClient", "settings": "Settings"})
+
+__all__ = ["BackboneClient", "Settings"]

@@ -1,8 +1,9 @@
 """A client of the backbone for programs: publish with confirmation, subscribe in order, store records for others.
 
-    client = BackboneClient(reactor, "127.0.0.1", 2323, on_records=print_them)
+    client = BackboneClient(reactor, "127.0.0.1", 2323)
+    client.subscribe(None, print_run)
     await client.connect()
-    seq = await client.publish(b"hello")
+    seq = await client.publish(None, b"hello")
     await client.close()
 
 This module owns the port, the timer and the Deferreds; :mod:`~.client_session` implements the protocol without I/O.
@@ -11,17 +12,19 @@ This module owns the port, the timer and the Deferreds; :mod:`~.client_session` 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
 from ipaddress import AddressValueError, IPv4Address
 from random import Random, SystemRandom
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import attrs
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred, maybeDeferred, succeed
 from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import implementer
 
-from fyrehose.errors import Closed, FyrehoseError, LocalProtocolError, PublishError
+from fyrehose.errors import Closed, ConfigError, FyrehoseError, LocalProtocolError, PublishError
+from fyrehose.interfaces import IPublisher, ITailer
 from fyrehose.observe.counters import Counters
 from fyrehose.protocols.backbone.client_session import (
     BackboneLost,
@@ -34,16 +37,19 @@ from fyrehose.protocols.backbone.client_session import (
     Unconfirmed,
 )
 from fyrehose.protocols.backbone.frames import Address
+from fyrehose.protocols.backbone.protocol import TrainProtocol
 from fyrehose.protocols.backbone.repair import Lost
-from fyrehose.protocols.backbone.trains import Train
-from fyrehose.protocols.backbone.udp import Owner, UDPPort, udp_socket
+from fyrehose.protocols.backbone.udp import UDPPort, host_towards
 from fyrehose.records import Run
 
 log = Logger()
 
-PROTOCOL = "backbone-client"
 #: Upper bound of messages that wait for the window, in bytes; a program that awaits `ready()` stays below it.
 MOST_UNSENT = 64 << 20
+#: Upper bound of the ranges that :meth:`BackboneClient.shortfall` lists.
+MOST_NAMED = 10
+#: Delay before the next attempt to send while the kernel has no room, in seconds.
+CONGESTED = 0.005
 
 
 class BackboneUnreachable(FyrehoseError):
@@ -56,73 +62,78 @@ class PushUnconfirmed(PublishError):
     retriable = True
 
 
-class Port(Protocol):
-    """The part of :class:`fyrehose.protocols.backbone.udp.UDPPort` that a client uses."""
-
-    address: Address
-
-    def listen(self) -> None: ...
-
-    def send(self, train: Train, destination: Address) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 def _ignore(*_: object) -> None:
     """Ignore the call; the default of every callback."""
 
 
-def open_port(reactor: Any, owner: Owner, address: Address) -> UDPPort:
-    """Return a UDP port for *address* of this machine, not bound yet."""
-    return UDPPort(reactor, owner, address, protocol=PROTOCOL, counters=Counters())
-
-
-def host_towards(server: Address) -> str:
-    """Return the address of this machine from which datagrams to *server* are sent."""
-    with closing(udp_socket()) as probe:
-        probe.connect(server)
-        host: str = probe.getsockname()[0]
-    return host
-
-
+@implementer(IPublisher, ITailer)
 @attrs.define(eq=False)
-class BackboneClient:
-    """A client of one backbone.
+class BackboneClient(TrainProtocol):
+    """A client of one backbone, which has one stream: *stream* is None in all calls.
 
     :ivar reactor: provides timers and readers, and resolves ``host`` if it is a name
-    :ivar on_records: called with runs of records in order, each record once; ``run.payloads()`` yields the payloads
-    :ivar on_gap: called with the first and last sequence of a range that was requested in vain and is skipped
-    :ivar on_alive: called with True when the backbone answers (again), with False when it has not answered for 5 s
     :ivar options: the roles of the client: see :class:`~.client_session.Options`
+    :ivar on_alive: called with True when the backbone answers (again), with False when it has not answered for 5 s
     :ivar persistent: wait for a backbone that does not answer at first, instead of failing after 5 s
     :ivar bind: the address to bind; None: the address that faces the server, and any free port
-    :ivar ignored: number of datagrams that were ignored, by cause
+    :ivar open_port: makes a port, which is not bound yet
+    :ivar counters: counts the datagrams that were dropped, by cause
     """
+
+    name = "backbone-client"
 
     reactor: Any
     host: str
     port: int
     options: Options = attrs.field(factory=Options, kw_only=True)
-    on_records: Callable[[Run], object] = attrs.field(default=_ignore, kw_only=True)
-    on_gap: Callable[[int, int], object] = attrs.field(default=_ignore, kw_only=True)
     on_alive: Callable[[bool], object] = attrs.field(default=_ignore, kw_only=True)
     persistent: bool = attrs.field(default=False, kw_only=True)
     bind: Address | None = attrs.field(default=None, kw_only=True)
     random: Random = attrs.field(factory=SystemRandom, kw_only=True)
-    open_port: Callable[[Any, Owner, Address], Port] = attrs.field(default=open_port, kw_only=True)
-    ignored: dict[str, int] = attrs.field(factory=dict, init=False)
+    open_port: Callable[..., Any] = attrs.field(default=UDPPort, kw_only=True)
+    counters: Counters = attrs.field(factory=Counters, init=False)
+    _take: Callable[[Run], object] = attrs.field(default=_ignore, init=False)
+    _gap: Callable[[int, int], object] = attrs.field(default=_ignore, init=False)
+    _after: int | None = attrs.field(default=None, init=False)
+    _given_up: list[tuple[int, int]] = attrs.field(factory=list, init=False)
+    _server: Address | None = attrs.field(default=None, init=False)
     _session: ClientSession | None = attrs.field(default=None, init=False)
-    _port: Port | None = attrs.field(default=None, init=False)
     _timer: IDelayedCall | None = attrs.field(default=None, init=False)
     _connected: Deferred[None] | None = attrs.field(default=None, init=False)
-    _ready: list[Deferred[None]] = attrs.field(factory=list, init=False)
-    _drained: list[Deferred[None]] = attrs.field(factory=list, init=False)
-    _congested: bool = attrs.field(default=False, init=False)
+    _waiting: list[tuple[Callable[[], bool], Deferred[None]]] = attrs.field(factory=list, init=False)
+    _paused: bool = attrs.field(default=False, init=False)
     _closed: bool = attrs.field(default=False, init=False)
 
     # For programs.
+
+    def prepare(self, stream: str | None) -> None:
+        """Check *stream*.
+
+        :raises ConfigError: *stream* is given; a backbone has only one stream
+        """
+        if stream is not None:
+            raise ConfigError(f"unexpected --stream {stream!r}: a backbone has one stream; omit the option")
+
+    def subscribe(
+        self,
+        stream: str | None,
+        take: Callable[[Run], object],
+        after: int | None = None,
+        lost: Callable[[int, int], object] | None = None,
+    ) -> None:
+        """Receive records; the client has one subscription, and this replaces it.
+
+        :param take: called with runs of records in order, each record once; ``run.payloads()`` yields the payloads
+        :param after: start after this sequence (0: from the oldest record), without publishing; None: with the first
+            DELIVER that arrives
+        :param lost: called with the first and last sequence of a range that was requested in vain and is skipped
+        :raises ConfigError: *stream* is given
+        """
+        self.prepare(stream)
+        self._take, self._gap, self._after = take, lost or _ignore, after
+        if self._session is not None and after is not None:
+            self._stop()
+            self._open()
 
     def connect(self) -> Deferred[None]:
         """Connect to the backbone.
@@ -136,50 +147,59 @@ class BackboneClient:
             raise LocalProtocolError("connect() was called before; create a new client")
         self._connected = Deferred()
         connected = self._connected
-        self._resolved().addCallback(self._start).addErrback(self._fail)
+        self._resolved().addCallback(self._found_host).addErrback(self._fail)
         return connected
 
-    def publish(self, payload: bytes) -> Deferred[int]:
+    def publish(self, stream: str | None, payload: bytes) -> Deferred[int]:
         """Publish a message.
 
         :return: fires with the sequence of *payload* when its DELIVER arrives, so that it is durable on the server;
             fails with :class:`PushUnconfirmed` if none arrives after ``options.retries``, or if the client is closed
         :raises LocalProtocolError: *payload* does not fit into a datagram, the client is not connected, its options
             exclude publishing, or too many messages wait
+        :raises ConfigError: *stream* is given
         """
+        self.prepare(stream)
         session = self._running()
-        if session.unsent > MOST_UNSENT:
+        if session.pushes.unsent > MOST_UNSENT:
             raise LocalProtocolError(f"more than {MOST_UNSENT >> 20} MiB wait to be sent; wait for ready()")
         published: Deferred[int] = Deferred()
         session.push(payload, published)
-        self._schedule_tick()
+        self._arm(0.0)  # after this turn of the reactor, so that messages published in one turn share datagrams
         return published
 
     def ready(self) -> Deferred[None]:
         """Return a Deferred that fires when the window has room for another publish."""
-        if self._running().has_room:
-            return succeed(None)
-        waiting: Deferred[None] = Deferred()
-        self._ready.append(waiting)
-        return waiting
+        pushes = self._running().pushes
+        return self._when(lambda: pushes.has_room)
 
     def drained(self) -> Deferred[None]:
         """Return a Deferred that fires when every publish so far is confirmed or has failed."""
-        if self._running().idle:
-            return succeed(None)
-        waiting: Deferred[None] = Deferred()
-        self._drained.append(waiting)
-        return waiting
+        pushes = self._running().pushes
+        return self._when(lambda: pushes.idle)
+
+    def pause(self) -> None:
+        """Stop receiving records: close the port, until :meth:`resume` opens another and requests what was missed."""
+        self._paused = True
+        self._after = self.position
+        self._stop()
+
+    def resume(self) -> None:
+        """Continue after the last record that was passed on."""
+        self._paused = False
+        if self._server is not None and self._session is None and not self._closed:
+            maybeDeferred(self._open).addErrback(self._fail)
 
     @property
     def position(self) -> int | None:
-        """The last sequence that was delivered or given up; pass it as ``Options.after`` to resume."""
-        return None if self._session is None else self._session.position
+        """The last sequence that was delivered or given up; pass it to :meth:`subscribe` to resume."""
+        position = None if self._session is None else self._session.repair.position
+        return self._after if position is None else position
 
     @property
     def missing(self) -> list[tuple[int, int]]:
         """The ranges (first, last) of missing records below the highest sequence seen."""
-        return [] if self._session is None else self._session.missing
+        return [] if self._session is None else self._session.repair.missing
 
     @property
     def address(self) -> Address:
@@ -188,23 +208,36 @@ class BackboneClient:
         :raises LocalProtocolError: the client is not connected
         """
         self._running()
-        assert self._port is not None
-        return self._port.address
+        host = self.transport.getHost()
+        return host.host, host.port
+
+    def shortfall(self, complete: bool) -> str:
+        """Describe the records that are missing; empty if there are none.
+
+        With UDP, a record that is no longer kept cannot be distinguished from a lost answer.
+
+        :param complete: whether the program received all records that it waited for
+        """
+        ranges = self._given_up if complete else [*self._given_up, *self.missing]
+        reasons = []
+        if ranges:
+            named = ", ".join(f"{first} to {last}" for first, last in ranges[:MOST_NAMED])
+            more = f" and {len(ranges) - MOST_NAMED} more ranges" if len(ranges) > MOST_NAMED else ""
+            reasons.append(f"records {named}{more} did not arrive: no longer kept, or the answers were lost")
+        if self._session is not None and not complete and not self._session.found:
+            missing = "all records" if self.position is None else f"the records after {self.position}"
+            reasons.append(f"the server has not answered for 5 s: {missing} may be missing")
+        return "; ".join(reasons)
 
     def close(self) -> Deferred[None]:
         """Close the client; unconfirmed messages fail with :class:`PushUnconfirmed`."""
         if not self._closed:
             self._closed = True
-            if self._timer is not None and self._timer.active():
-                self._timer.cancel()
-            if self._port is not None:
-                self._port.close()
-            if self._session is not None:
-                self._handle(self._session.abandon())
+            self._stop()
             closed = Closed("the client was closed")
-            for waiting in (*self._ready, *self._drained):
-                waiting.errback(closed)
-            self._ready, self._drained = [], []
+            waiting, self._waiting = self._waiting, []
+            for _, deferred in waiting:
+                deferred.errback(closed)
             if self._connected is not None and not self._connected.called:
                 self._connected.errback(closed)
         return succeed(None)
@@ -215,17 +248,28 @@ class BackboneClient:
         self._handle(self._running().receive_datagrams(data, segment, source, self.reactor.seconds()))
 
     def turn_over(self) -> None:
-        self._flush()
-
-    def congested(self) -> None:
-        self._congested = True
+        """Send what the session has to send, and call :meth:`_tick` when it is due."""
+        session = self._session
+        if session is None:
+            return
+        for train, destination in session.data_to_send():
+            self.send(train, destination)
+        self.flush()
+        for entry in [*self._waiting]:
+            if entry in self._waiting and entry[0]():
+                self._waiting.remove(entry)
+                entry[1].callback(None)
+        if self._session is session:
+            now = self.reactor.seconds()
+            self._arm(max(session.next_due(now) - now, 0.0))
 
     def relieved(self) -> None:
-        self._congested = False
-        self._flush()
+        self.turn_over()
+
+    # The port and the session.
 
     def _running(self) -> ClientSession:
-        if self._session is None or self._closed:
+        if self._session is None:
             raise LocalProtocolError("the client is not connected; call connect() first")
         return self._session
 
@@ -235,45 +279,43 @@ class BackboneClient:
         except AddressValueError:
             return cast("Deferred[str]", self.reactor.resolve(self.host))
 
-    def _start(self, host: str) -> None:
-        if self._closed:
-            return
-        server = (host, self.port)
-        self._port = self.open_port(self.reactor, self, self.bind or (host_towards(server), 0))
-        self._port.listen()
+    def _found_host(self, host: str) -> None:
+        self._server = (host, self.port)
+        if not self._paused and not self._closed:
+            self._open()
+
+    def _open(self) -> None:
+        assert self._server is not None
+        host, number = self.bind or (host_towards(self._server), 0)
+        self.open_port(number, self, host, self.reactor).startListening()
+        own = self.transport.getHost()
         now = self.reactor.seconds()
-        self._session = ClientSession(server, self._port.address, self.options, self.random, now)
+        address = (own.host, own.port)
+        self._session = ClientSession(self._server, address, self.options, self.random, now, self._after)
         self._tick()
 
-    def _fail(self, failure: Any) -> None:
-        connected = self._connected
-        if connected is not None and not connected.called:
-            connected.errback(failure)
+    def _stop(self) -> None:
+        """Close the port, and forget the session."""
+        session, self._session = self._session, None
+        if session is not None:
+            if self._timer is not None and self._timer.active():
+                self._timer.cancel()
+            self.transport.stopListening()
+            self._handle(session.abandon())
+
+    def _fail(self, failure: Failure) -> None:
+        if self._connected is not None and not self._connected.called:
+            self._connected.errback(failure)
+        elif not self._closed:
+            log.error("{name}: {why}", name=self.name, why=failure.getErrorMessage())
         self.close()
 
-    def _schedule_tick(self) -> None:
-        """Call :meth:`_tick` after this turn of the reactor, so that messages published in one turn share datagrams."""
-        self._arm(0.0)
-
     def _tick(self) -> None:
-        self._timer = None
-        if self._congested:
-            self._arm(0.005)
+        if self.waiting:
+            self._arm(CONGESTED)
             return
         self._handle(self._running().tick(self.reactor.seconds()))
-        self._flush()
-
-    def _flush(self) -> None:
-        session, port = self._session, self._port
-        if session is None or port is None or self._closed:
-            return
-        for train, destination in session.data_to_send():
-            port.send(train, destination)
-        port.flush()
-        self._wake()
-        if not self._closed:
-            now = self.reactor.seconds()
-            self._arm(max(session.next_due(now) - now, 0.0))
+        self.turn_over()
 
     def _arm(self, delay: float) -> None:
         timer = self._timer
@@ -282,33 +324,32 @@ class BackboneClient:
         elif timer.getTime() > self.reactor.seconds() + delay:
             timer.reset(delay)
 
-    def _wake(self) -> None:
-        """Fire the Deferreds of :meth:`ready` and :meth:`drained` whose condition holds."""
-        session = self._session
-        assert session is not None
-        while self._ready and session.has_room and not self._closed:
-            self._ready.pop(0).callback(None)
-        if self._drained and session.idle:
-            drained, self._drained = self._drained, []
-            for waiting in drained:
-                waiting.callback(None)
+    def _when(self, condition: Callable[[], bool]) -> Deferred[None]:
+        if condition():
+            return succeed(None)
+        waiting: Deferred[None] = Deferred()
+        self._waiting.append((condition, waiting))
+        return waiting
+
+    # Events.
 
     def _handle(self, events: list[Event]) -> None:
         for event in events:
             try:
                 self._dispatch(event)
             except Exception:
-                log.failure("{protocol}: a callback raised an exception", protocol=PROTOCOL)
+                log.failure("{name}: a callback raised an exception", name=self.name)
 
     def _dispatch(self, event: Event) -> None:
         if isinstance(event, Records):
-            self.on_records(event.run)
+            self._take(event.run)
         elif isinstance(event, Confirmed):
             event.handle.callback(event.seq)
         elif isinstance(event, Unconfirmed):
             event.handle.errback(PushUnconfirmed("no DELIVER of the push arrived: it may or may not be published"))
         elif isinstance(event, Lost):
-            self.on_gap(event.first, event.last)
+            self._given_up = [*self._given_up[-MOST_NAMED:], (event.first, event.last)]
+            self._gap(event.first, event.last)
         elif isinstance(event, Found):
             if self._connected is not None and not self._connected.called:
                 self._connected.callback(None)
@@ -316,7 +357,7 @@ class BackboneClient:
         elif isinstance(event, BackboneLost):
             self._backbone_lost()
         else:
-            self.ignored[event.cause] = self.ignored.get(event.cause, 0) + 1
+            self.counters.add(self.name, event.cause)
 
     def _backbone_lost(self) -> None:
         self.on_alive(False)

@@ -28,19 +28,19 @@ from fyrehose.protocols.backbone.frames import (
     Address,
     Flags,
     Forward,
-    FrameType,
+    Frame,
     KeepAlive,
     KeepAliveAck,
     Request,
     can_receive,
-    decode,
 )
 from fyrehose.protocols.backbone.pushes import Pushes
 from fyrehose.protocols.backbone.rates import Rates
 from fyrehose.protocols.backbone.repair import Lost, Repair
+from fyrehose.protocols.backbone.session import Dropped, Session
 from fyrehose.protocols.backbone.store import Store
-from fyrehose.protocols.backbone.trains import Train, encode_delivers, encode_pushes, single
-from fyrehose.records import Buffer, Run
+from fyrehose.protocols.backbone.trains import serialize_delivers, serialize_pushes, single
+from fyrehose.records import Run
 
 #: Interval of KEEPALIVEs, in seconds (rule 1 of the client).
 KEEPALIVE = 1.0
@@ -62,8 +62,6 @@ SOON = 0.05
 class Options:
     """The roles and limits of a client.
 
-    :ivar after: start after this sequence (0: from the oldest record); None: with the first DELIVER that arrives.  A
-        client with a sequence cannot publish, because an old record with the same bytes would confirm the push
     :ivar subscribe: receive DELIVERs; without them no push can be confirmed
     :ivar store: bytes of records to store for other clients; 0: set the NOJOURNAL flag
     :ivar window: maximum number of unconfirmed pushes
@@ -73,7 +71,6 @@ class Options:
     :ivar retries: how often to push again after the timeout
     """
 
-    after: int | None = None
     subscribe: bool = True
     store: int = 0
     window: int = 1_024
@@ -118,25 +115,26 @@ class BackboneLost:
     """The backbone has not acknowledged a KEEPALIVE for 5 s."""
 
 
-@attrs.frozen(kw_only=True, slots=True)
-class Ignored:
-    """A datagram was ignored; ``cause`` names a counter."""
-
-    cause: str
+Event = Records | Lost | Confirmed | Unconfirmed | Found | BackboneLost | Dropped
 
 
-Event = Records | Lost | Confirmed | Unconfirmed | Found | BackboneLost | Ignored
-
-
-class ClientSession:
+class ClientSession(Session[Records | Lost | Confirmed | Unconfirmed | Found | BackboneLost]):
     """The protocol state of a client.
 
     :param server: the address of the backbone
     :param address: the address of the client, as the server sees it
     :param random: generates tokens
+    :param after: start after this sequence (0: from the oldest record); None: with the first DELIVER that arrives.  A
+        client with a sequence cannot publish, because an old record with the same bytes would confirm the push
+    :ivar found: the backbone acknowledges KEEPALIVEs
+    :ivar repair: the order of the received records, and what is missing
+    :ivar pushes: the pushes that are not confirmed
     """
 
-    def __init__(self, server: Address, address: Address, options: Options, random: Random, now: float) -> None:
+    def __init__(
+        self, server: Address, address: Address, options: Options, random: Random, now: float, after: int | None = None
+    ) -> None:
+        super().__init__()
         self._server = server
         self._address = address
         self._options = options
@@ -144,40 +142,20 @@ class ClientSession:
         self._flags = Flags.NONE if options.subscribe else Flags.NOSUBSCRIBE
         if not options.store:
             self._flags |= Flags.NOJOURNAL
-        self._repair = Repair(options.after)
+        self._after = after
+        self.repair = Repair(after)
         self._store = Store(options.store)
         pace = Rates(options.pace, max(64, options.pace // 50), most=1)
-        self._pushes = Pushes(options.window, options.window_bytes, options.timeout, options.retries, pace)
+        self.pushes = Pushes(options.window, options.window_bytes, options.timeout, options.retries, pace)
         self._requests = Rates(REQUESTS, REQUESTS / 2, most=1)
         self._tokens: deque[bytes] = deque(maxlen=TOKENS)
         self._next_keepalive = now
         self._last_ack = now
-        self._found = False
+        self.found = False
         self._lost = False
         self._hold = self._hold_limit = now
-        self._to_send: list[tuple[Train, Address]] = []
 
-    # Input.
-
-    def receive_datagrams(self, data: Buffer, segment: int, source: Address, now: float) -> list[Event]:
-        """Process datagrams from *source*.
-
-        :param data: datagrams of *segment* bytes each; the last may be shorter
-        """
-        view = memoryview(data)
-        stop = len(view)
-        events: list[Event] = []
-        at = 0
-        while at < stop:
-            end, count, first, lengths, payload = backbone.scan_delivers(view, at, stop, segment)
-            if count:
-                run = Run(stream="backbone", source="backbone", lengths=lengths, payload=payload, first_seq=first)
-                self._deliver(events, run, source, now)
-            else:
-                end = min(at + segment, stop)
-                self._control(events, view[at:end], source, now)
-            at = end
-        return events
+    # For the owner.
 
     def tick(self, now: float) -> list[Event]:
         """Run everything that is due at *now*."""
@@ -185,10 +163,10 @@ class ClientSession:
         if now >= self._next_keepalive:
             self._keep_alive(now)
         if not self._lost and now - self._last_ack >= LOST:
-            self._found, self._lost = False, True
+            self.found, self._lost = False, True
             events.append(BackboneLost())
-        events.extend(Unconfirmed(handle=push.handle) for push in self._pushes.expired(now))
-        if self._found:
+        events.extend(Unconfirmed(handle=push.handle) for push in self.pushes.expired(now))
+        if self.found:
             self._repair_now(events, now)
             self._push_now(now)
         return events
@@ -198,18 +176,16 @@ class ClientSession:
         times = [self._next_keepalive]
         if not self._lost:
             times.append(self._last_ack + LOST)
-        repair = self._repair.next_due() if self._found and self._options.subscribe else None
+        repair = self.repair.next_due() if self.found and self._options.subscribe else None
         if repair is not None:
             # A request that is overdue waits for the rate of requests.
             times.append(repair if repair > now else now + SOON)
         if self._hold > now:
             times.append(self._hold)
-        pushes = self._pushes.next_due(now, self._found and self._hold <= now)
+        pushes = self.pushes.next_due(now, self.found and self._hold <= now)
         if pushes is not None:
             times.append(pushes)
         return min(times)
-
-    # Output.
 
     def push(self, payload: bytes, handle: Any) -> None:
         """Publish *payload* at the next :meth:`tick`; a later Confirmed or Unconfirmed has *handle*.
@@ -220,103 +196,71 @@ class ClientSession:
             raise LocalProtocolError(f"{len(payload)} bytes do not fit into a datagram; the maximum is {MAX_DATA}")
         if not self._options.subscribe:
             raise LocalProtocolError("a client without Options.subscribe cannot publish: no DELIVER would confirm it")
-        if self._options.after is not None:
+        if self._after is not None:
             raise LocalProtocolError(
-                "a client with Options.after cannot publish, because old records would confirm its pushes; "
-                "use another client"
+                "a client that subscribes after a sequence cannot publish, because old records would confirm its "
+                "pushes; use another client"
             )
-        self._pushes.add(payload, handle)
-
-    def data_to_send(self) -> list[tuple[Train, Address]]:
-        """Return the trains to send and their destinations, each once, in order."""
-        to_send, self._to_send = self._to_send, []
-        return to_send
+        self.pushes.add(payload, handle)
 
     def abandon(self) -> list[Event]:
         """Return an Unconfirmed for every push that is not confirmed, and forget them."""
-        return [Unconfirmed(handle=push.handle) for push in self._pushes.abandon()]
-
-    # State for the owner.
-
-    @property
-    def position(self) -> int | None:
-        """The last sequence that was delivered or given up; None before the first."""
-        return self._repair.position
-
-    @property
-    def missing(self) -> list[tuple[int, int]]:
-        """The ranges (first, last) that are known to be missing."""
-        return self._repair.missing
-
-    @property
-    def duplicates(self) -> int:
-        """Number of DELIVERs that were dropped as duplicates, or because there was no room to store them."""
-        return self._repair.duplicates
-
-    @property
-    def has_room(self) -> bool:
-        """Whether the window has room for another push."""
-        return self._pushes.has_room
-
-    @property
-    def unsent(self) -> int:
-        """Size of the messages that wait for the window, in bytes."""
-        return self._pushes.unsent
-
-    @property
-    def idle(self) -> bool:
-        """Whether no push waits for the window or for its DELIVER."""
-        return self._pushes.idle
+        return [Unconfirmed(handle=push.handle) for push in self.pushes.abandon()]
 
     # Received datagrams.
 
-    def _deliver(self, events: list[Event], run: Run, source: Address, now: float) -> None:
+    def _messages(
+        self, events: list[Event], view: memoryview, at: int, segment: int, source: Address, now: float
+    ) -> int:
         """Process DELIVERs (rules 2 and 3 of the client).
 
         Any peer may answer a REQUEST; other DELIVERs are accepted only from the backbone.
         """
+        end, count, first, lengths, payload = backbone.scan_delivers(view, at, len(view), segment)
+        if not count:
+            return at
+        run = Run(stream="backbone", source="backbone", lengths=lengths, payload=payload, first_seq=first)
         if not self._options.subscribe:
-            events.append(Ignored(cause="not-subscribed"))
-            return
-        if source != self._server and not self._repair.was_requested(run.first_seq, run.last_seq):
-            events.append(Ignored(cause="not-requested"))
-            return
-        new, ready = self._repair.received(run, now)
+            events.append(Dropped(source=source, cause="not-subscribed"))
+        elif source != self._server and not self.repair.was_requested(run.first_seq, run.last_seq):
+            events.append(Dropped(source=source, cause="not-requested"))
+        else:
+            self._deliver(events, run, now)
+        return end
+
+    def _deliver(self, events: list[Event], run: Run, now: float) -> None:
+        new, ready = self.repair.received(run, now)
         for part in new:
             self._store.add(part)
-            events.extend(Confirmed(handle=push.handle, seq=seq) for push, seq in self._pushes.delivered(part))
+            events.extend(Confirmed(handle=push.handle, seq=seq) for push, seq in self.pushes.delivered(part))
         events.extend(Records(run=part) for part in ready)
         if new:
             if self._hold > now:
                 self._hold = min(now + HOLD, self._hold_limit)
             self._push_now(now)
 
-    def _control(self, events: list[Event], datagram: memoryview, source: Address, now: float) -> None:
-        try:
-            frame = decode(datagram)
-            if source != self._server:
-                raise RemoteProtocolError("not-the-backbone")
-            if isinstance(frame, KeepAliveAck):
-                self._acknowledged(events, frame, now)
-            elif isinstance(frame, Forward):
-                self._forward(frame)
-            else:
-                raise RemoteProtocolError("not-for-clients", FrameType(datagram[0]).name)
-        except RemoteProtocolError as error:
-            events.append(Ignored(cause=error.cause))
+    def _control(self, events: list[Event], frame: Frame, source: Address, now: float) -> None:
+        if source != self._server:
+            raise RemoteProtocolError("not-the-backbone")
+        if isinstance(frame, KeepAliveAck):
+            self._acknowledged(events, frame, now)
+        elif isinstance(frame, Forward):
+            self._forward(frame)
+        else:
+            raise RemoteProtocolError("not-for-clients", type(frame).__name__)
 
     def _acknowledged(self, events: list[Event], ack: KeepAliveAck, now: float) -> None:
         if ack.token not in self._tokens:
             raise RemoteProtocolError("unknown-token")
         self._tokens.remove(ack.token)
         self._last_ack = now
-        if not self._found:
+        if not self.found:
             if self._lost:
                 self._hold, self._hold_limit = now + HOLD, now + MOST_HOLD
-            self._found, self._lost = True, False
+            self.found, self._lost = True, False
             self._keep_alive(now)
             events.append(Found())
-            self._repair.restart(now)
+            self.repair.restart(now)
             self._repair_now(events, now)
             self._push_now(now)
 
@@ -327,7 +271,7 @@ class ClientSession:
         last = min(frame.last, frame.first + MAX_SEQUENCES - 1)
         runs = tuple(self._store.read(frame.first, last))
         if runs:
-            self._to_send.extend((train, frame.address) for train in encode_delivers(runs).trains)
+            self._to_send.extend((train, frame.address) for train in serialize_delivers(runs).trains)
 
     # Timed actions.
 
@@ -336,23 +280,23 @@ class ClientSession:
         self._tokens.append(token)
         self._next_keepalive = now + KEEPALIVE
         frame = KeepAlive(address=self._address, flags=self._flags, token=token)
-        self._to_send.append((single(frame.encode()), self._server))
+        self._to_send.append((single(frame.serialize()), self._server))
 
     def _repair_now(self, events: list[Event], now: float) -> None:
         if not self._options.subscribe:
             return
-        for item in self._repair.give_up(now):
+        for item in self.repair.give_up(now):
             events.append(item if isinstance(item, Lost) else Records(run=item))
         most = self._requests.take("", REQUESTS, now)
-        ranges = self._repair.due(now, most)
+        ranges = self.repair.due(now, most)
         self._requests.charge("", len(ranges) - most, now)
         for first, last in ranges:
             frame = Request(address=self._address, first=first, last=last)
-            self._to_send.append((single(frame.encode()), self._server))
+            self._to_send.append((single(frame.serialize()), self._server))
 
     def _push_now(self, now: float) -> None:
-        if not self._found or self._hold > now:
+        if not self.found or self._hold > now:
             return
-        payloads = self._pushes.take(self._repair.highest, now)
+        payloads = self.pushes.take(self.repair.highest, now)
         if payloads:
-            self._to_send.extend((train, self._server) for train in encode_pushes(payloads))
+            self._to_send.extend((train, self._server) for train in serialize_pushes(payloads))

@@ -1,4 +1,4 @@
-"""Encode and decode the datagrams of the backbone: one frame each, network byte order, the type in the first byte.
+"""Parse and serialize the datagrams of the backbone: one frame each, network byte order, the type in the first byte.
 
     DELIVER        [ 0x01 | LENGTH (2) | SEQUENCE (6) | DATA (0..65498) ]      server -> client, client -> client
     PUSH           [ 0x02 | LENGTH (2) | UNUSED (6)   | DATA (0..65498) ]      client -> server
@@ -11,7 +11,7 @@ Specification: fyrehose-backbone.txt, sections 0x1 to 0x20.  LENGTH counts only 
 has at most 65498 bytes, because an IPv4 UDP datagram cannot hold the specified 65526.  In the hot path PUSH and DELIVER
 do not become frames: the kernels convert them to columns.
 
-in: decode(datagram) -> frame or RemoteProtocolError      out: frame.encode() -> datagram
+in: decode(datagram) -> frame or RemoteProtocolError      out: frame.serialize() -> datagram
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from __future__ import annotations
 from enum import IntEnum, IntFlag
 from ipaddress import IPv4Address
 from struct import Struct
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import attrs
 
 from fyrehose.errors import RemoteProtocolError
-from fyrehose.kernels.pure.backbone import HEADER, MAX_DATA
+from fyrehose.kernels.pure.backbone import HEADER as HEADER
+from fyrehose.kernels.pure.backbone import MAX_DATA as MAX_DATA
 from fyrehose.records import LAST_SEQ, Buffer
 
 #: An IPv4 address in dotted notation, and a port.
@@ -39,21 +40,6 @@ TOKEN = 16
 KEEPALIVE = 29
 #: Maximum number of records in the answer to one REQUEST or FORWARD.
 MAX_SEQUENCES = 10_000
-
-__all__ = [
-    "HEADER",
-    "KEEPALIVE",
-    "MAX_DATA",
-    "MAX_SEQUENCES",
-    "MAX_UNFRAGMENTED",
-    "TOKEN",
-    "Address",
-    "Flags",
-    "FrameType",
-    "can_receive",
-    "decode",
-    "first_seq",
-]
 
 
 class FrameType(IntEnum):
@@ -75,45 +61,18 @@ class Flags(IntFlag):
     NOJOURNAL = 0x2  #: the client receives no FORWARDs
 
 
-_DATA = Struct(
-    ">"
-    "B"  # 0x01, 0x02
-    "H"  # LENGTH
-    "H"  # SEQUENCE, its upper 16 bits; PUSH: UNUSED
-    "I"  # and its lower 32
-)
-_RANGE = Struct(
-    ">"
-    "B"  # 0x04, 0x08
-    "4s"  # ADDR
-    "H"  # PORT
-    "H"  # FROM_SEQ, its upper 16 bits
-    "I"  # and its lower 32
-    "H"  # TO_SEQ, its upper 16 bits
-    "I"  # and its lower 32
-)
-_KEEPALIVE = Struct(
-    ">"
-    "B"  # 0x10
-    "4s"  # ADDR
-    "H"  # PORT
-    "H"  # FLAGS, its upper 16 bits
-    "I"  # and its lower 32
-    "16s"  # TOKEN
-)
-_ACK = Struct(
-    ">"
-    "B"  # 0x20
-    "16s"  # TOKEN
-)
+_DATA = Struct(">BH6s")  # type, LENGTH, SEQUENCE or UNUSED; DATA follows
+_RANGE = Struct(">B4sH6s6s")  # type, ADDR, PORT, FROM_SEQ, TO_SEQ
+_KEEPALIVE = Struct(">B4sH6s16s")  # type, ADDR, PORT, FLAGS, TOKEN
+_ACK = Struct(">B16s")  # type, TOKEN
 
 
-def _sequence(high: int, low: int) -> int:
-    return high << 32 | low
+def _six(value: int) -> bytes:
+    return value.to_bytes(6, "big")
 
 
-def _halves(value: int) -> tuple[int, int]:
-    return value >> 32, value & 0xFFFFFFFF
+def _number(six: bytes) -> int:
+    return int.from_bytes(six, "big")
 
 
 def _packed(host: str) -> bytes:
@@ -134,35 +93,37 @@ def _is_sequence(_: object, attribute: attrs.Attribute[int], seq: int) -> None:
         raise ValueError(f"{attribute.name} {seq} is not between 0 and 2^48-1")
 
 
+def _is_token(_: object, __: attrs.Attribute[bytes], token: bytes) -> None:
+    if len(token) != TOKEN:
+        raise ValueError(f"a token has {TOKEN} bytes, not {len(token)}")
+
+
 @attrs.frozen(kw_only=True, slots=True)
 class Deliver:
     """DELIVER MESSAGE: a published message with its sequence."""
 
-    type: ClassVar[FrameType] = FrameType.DELIVER
     seq: int = attrs.field(validator=_is_sequence)
     data: bytes = attrs.field(validator=_fits)
 
-    def encode(self) -> bytes:
-        return _DATA.pack(self.type, len(self.data), *_halves(self.seq)) + self.data
+    def serialize(self) -> bytes:
+        return _DATA.pack(FrameType.DELIVER, len(self.data), _six(self.seq)) + self.data
 
     @classmethod
-    def parse(cls, datagram: Buffer) -> Deliver:
-        _, length, high, low = _DATA.unpack_from(datagram)
-        return cls(seq=_sequence(high, low), data=bytes(datagram[HEADER : HEADER + length]))
+    def parse(cls, datagram: Buffer) -> Self:
+        return cls(seq=first_seq(datagram, 0), data=bytes(datagram[HEADER:]))
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Push:
     """PUSH MESSAGE: a message to publish; it is published when its DELIVER arrives."""
 
-    type: ClassVar[FrameType] = FrameType.PUSH
     data: bytes = attrs.field(validator=_fits)
 
-    def encode(self) -> bytes:
-        return _DATA.pack(self.type, len(self.data), 0, 0) + self.data
+    def serialize(self) -> bytes:
+        return _DATA.pack(FrameType.PUSH, len(self.data), bytes(6)) + self.data
 
     @classmethod
-    def parse(cls, datagram: Buffer) -> Push:
+    def parse(cls, datagram: Buffer) -> Self:
         return cls(data=bytes(datagram[HEADER:]))
 
 
@@ -175,73 +136,58 @@ class _Range:
     first: int = attrs.field(validator=_is_sequence)
     last: int = attrs.field(validator=_is_sequence)
 
-    def encode(self) -> bytes:
+    def serialize(self) -> bytes:
         host, port = self.address
-        return _RANGE.pack(self.type, _packed(host), port, *_halves(self.first), *_halves(self.last))
+        return _RANGE.pack(self.type, _packed(host), port, _six(self.first), _six(self.last))
+
+    @classmethod
+    def parse(cls, datagram: Buffer) -> Self:
+        _, addr, port, first, last = _RANGE.unpack(datagram)
+        return cls(address=(_dotted(addr), port), first=_number(first), last=_number(last))
 
 
-@attrs.frozen(kw_only=True, slots=True)
 class Request(_Range):
     """REQUEST MESSAGE: a client requests missing messages from the backbone."""
 
-    type: ClassVar[FrameType] = FrameType.REQUEST
-
-    @classmethod
-    def parse(cls, datagram: Buffer) -> Request:
-        _, addr, port, *first, high, low = _RANGE.unpack_from(datagram)
-        return cls(address=(_dotted(addr), port), first=_sequence(*first), last=_sequence(high, low))
+    type = FrameType.REQUEST
 
 
-@attrs.frozen(kw_only=True, slots=True)
 class Forward(_Range):
     """FORWARD MESSAGE: the backbone asks a client to send the messages that it stores to another client."""
 
-    type: ClassVar[FrameType] = FrameType.FORWARD
-
-    @classmethod
-    def parse(cls, datagram: Buffer) -> Forward:
-        _, addr, port, *first, high, low = _RANGE.unpack_from(datagram)
-        return cls(address=(_dotted(addr), port), first=_sequence(*first), last=_sequence(high, low))
+    type = FrameType.FORWARD
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class KeepAlive:
     """KEEPALIVE: a client at ``address`` is alive; host 0.0.0.0 stands for the source address of the datagram."""
 
-    type: ClassVar[FrameType] = FrameType.KEEPALIVE
     address: Address
     flags: Flags
-    token: bytes = attrs.field()
+    token: bytes = attrs.field(validator=_is_token)
 
-    @token.validator
-    def _is_token(self, _: attrs.Attribute[bytes], token: bytes) -> None:
-        if len(token) != TOKEN:
-            raise ValueError(f"a token has {TOKEN} bytes, not {len(token)}")
-
-    def encode(self) -> bytes:
+    def serialize(self) -> bytes:
         host, port = self.address
-        return _KEEPALIVE.pack(self.type, _packed(host), port, *_halves(self.flags), self.token)
+        return _KEEPALIVE.pack(FrameType.KEEPALIVE, _packed(host), port, _six(self.flags), self.token)
 
     @classmethod
-    def parse(cls, datagram: Buffer) -> KeepAlive:
-        _, addr, port, _, low, token = _KEEPALIVE.unpack_from(datagram)
-        return cls(address=(_dotted(addr), port), flags=Flags(low & 0x3), token=token)
+    def parse(cls, datagram: Buffer) -> Self:
+        _, addr, port, flags, token = _KEEPALIVE.unpack(datagram)
+        return cls(address=(_dotted(addr), port), flags=Flags(_number(flags) & 0x3), token=token)
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class KeepAliveAck:
     """KEEPALIVE-ACK: the server has received the KEEPALIVE with this token."""
 
-    type: ClassVar[FrameType] = FrameType.KEEPALIVE_ACK
     token: bytes
 
-    def encode(self) -> bytes:
-        return _ACK.pack(self.type, self.token)
+    def serialize(self) -> bytes:
+        return _ACK.pack(FrameType.KEEPALIVE_ACK, self.token)
 
     @classmethod
-    def parse(cls, datagram: Buffer) -> KeepAliveAck:
-        _, token = _ACK.unpack_from(datagram)
-        return cls(token=token)
+    def parse(cls, datagram: Buffer) -> Self:
+        return cls(token=bytes(datagram[1:]))
 
 
 Frame = Deliver | Push | Request | Forward | KeepAlive | KeepAliveAck
@@ -287,5 +233,4 @@ def can_receive(client: Address) -> bool:
 
 def first_seq(delivers: Buffer, at: int) -> int:
     """Return the SEQUENCE of the DELIVER that begins at byte *at*."""
-    _, _, high, low = _DATA.unpack_from(delivers, at)
-    return _sequence(high, low)
+    return _number(_DATA.unpack_from(delivers, at)[2])

@@ -5,8 +5,8 @@ in: an endpoint string ``udp:PORT[:interface=IP]`` and settings      out: a serv
 
 from __future__ import annotations
 
+import re
 from ipaddress import AddressValueError, IPv4Address
-from random import Random, SystemRandom
 from typing import Any
 
 import attrs
@@ -16,11 +16,16 @@ from twisted.internet.error import CannotListenError
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
-from fyrehose.interfaces import IBroker, IProtocolPlugin
-from fyrehose.protocols.backbone.frames import MAX_DATA, Address
-from fyrehose.protocols.backbone.server import PROTOCOL, BackboneServer
+from fyrehose.interfaces import IBroker, IClientPlugin
+from fyrehose.protocols.backbone.client import BackboneClient
+from fyrehose.protocols.backbone.client_session import Options
+from fyrehose.protocols.backbone.frames import Address
+from fyrehose.protocols.backbone.server import PROTOCOL, BackboneProtocol
 from fyrehose.protocols.backbone.settings import Settings
-from fyrehose.protocols.backbone.udp import UDPPort, is_local
+from fyrehose.protocols.backbone.udp import UDPPort
+
+#: How often the plugin's publisher repeats an unconfirmed PUSH; a message whose DELIVER was lost is published twice.
+RETRIES = 5
 
 
 def parse_endpoint(endpoint: str) -> Address:
@@ -28,34 +33,23 @@ def parse_endpoint(endpoint: str) -> Address:
 
     :raises ConfigError: the endpoint is invalid
     """
-    message = f"invalid --listen '{PROTOCOL}={endpoint}': expected udp:PORT or udp:PORT:interface=IP (IPv4 only)"
-    kind, _, rest = endpoint.partition(":")
-    number, found, option = rest.partition(":")
-    if kind != "udp" or not (number.isascii() and number.isdecimal()) or int(number) > 65_535:
-        raise ConfigError(message)
-    if not found:
-        return "0.0.0.0", int(number)
-    key, _, host = option.partition("=")
-    if key != "interface":
-        raise ConfigError(message)
+    found = re.fullmatch(r"udp:([0-9]{1,5})(?::interface=([0-9.]+))?", endpoint)
     try:
-        return str(IPv4Address(host)), int(number)
+        if found is not None and int(found[1]) <= 65_535:
+            return str(IPv4Address(found[2] or "0.0.0.0")), int(found[1])
     except AddressValueError:
-        raise ConfigError(message) from None
+        pass
+    raise ConfigError(
+        f"invalid --listen '{PROTOCOL}={endpoint}': expected udp:PORT or udp:PORT:interface=IP (IPv4 only)"
+    )
 
 
 class BackboneService(Service):
     """Serve one stream at one UDP port while the service runs."""
 
-    def __init__(self, reactor: Any, broker: IBroker, address: Address, settings: Settings, random: Random) -> None:
-        self._reactor = reactor
-        self._broker = broker
-        self._address = address
-        self._settings = settings
-        self._random = random
-        self._server: BackboneServer | None = None
-        # Here, and not when the service starts, because other listeners may be open before this one.
-        broker.restrict(settings.stream, MAX_DATA)
+    def __init__(self, port: UDPPort, protocol: BackboneProtocol) -> None:
+        self._port = port
+        self._protocol = protocol
 
     def startService(self) -> Deferred[UDPPort]:
         """Bind the port and serve.
@@ -63,29 +57,16 @@ class BackboneService(Service):
         :return: fires with the port, or fails with CannotListenError
         """
         Service.startService(self)
-        settings = self._settings
-        server = BackboneServer(self._reactor, self._broker, settings, self._random, is_local)
-        port = UDPPort(
-            self._reactor,
-            server,
-            self._address,
-            protocol=PROTOCOL,
-            counters=self._broker.counters,
-            receive_buffer=settings.receive_buffer,
-            batching=settings.batching,
-        )
         try:
-            port.listen()
+            self._port.startListening()
         except CannotListenError as error:
             return fail(error)
-        server.start(port)
-        self._server = server
-        return succeed(port)
+        return succeed(self._port)
 
     @property
     def connections(self) -> int:
         """Number of live subscribers."""
-        return 0 if self._server is None else self._server.subscribers
+        return self._protocol.subscribers
 
     def stopService(self) -> Deferred[None]:
         """Stop serving.
@@ -93,11 +74,12 @@ class BackboneService(Service):
         :return: fires when accepted messages are durable and delivered, and the port is closed
         """
         Service.stopService(self)
-        server, self._server = self._server, None
-        return succeed(None) if server is None else server.stop()
+        if not self._port.connected:
+            return succeed(None)
+        return self._protocol.drain().addCallback(lambda _: self._port.stopListening())
 
 
-@implementer(IProtocolPlugin)
+@implementer(IClientPlugin)
 @attrs.frozen
 class BackbonePlugin:
     """The protocol plugin of the fyrehose backbone."""
@@ -105,10 +87,21 @@ class BackbonePlugin:
     name: str = PROTOCOL
     description: str = "fyrehose backbone: publish and subscribe over UDP, with repair by clients that store messages"
     default_endpoint: str = "udp:2323:interface=127.0.0.1"
+    default_port: int = 2323
     settings: type[Settings] = Settings
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> BackboneService:
-        return BackboneService(reactor, broker, parse_endpoint(endpoint), settings, SystemRandom())
+        host, number = parse_endpoint(endpoint)
+        protocol = BackboneProtocol(broker, settings, reactor)
+        port = UDPPort(number, protocol, host, reactor, settings.receive_buffer, settings.batching)
+        return BackboneService(port, protocol)
+
+    def publisher(self, reactor: Any, host: str, port: int, window: int) -> BackboneClient:
+        options = Options(window=window, retries=RETRIES)
+        return BackboneClient(reactor, host, port, options=options, persistent=True)
+
+    def tailer(self, reactor: Any, host: str, port: int) -> BackboneClient:
+        return BackboneClient(reactor, host, port, persistent=True)
 
 
 plugin = BackbonePlugin()

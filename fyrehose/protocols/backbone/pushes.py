@@ -31,7 +31,6 @@ class Push:
     retries: int
     floor: int = 0  #: the highest sequence seen when it was sent; its DELIVER has a greater one
     deadline: float = 0.0
-    settled: bool = False
 
 
 @attrs.define(eq=False)
@@ -43,6 +42,7 @@ class Pushes:
     :ivar timeout: how long to wait for a DELIVER, in seconds
     :ivar retries: how often to push again after the timeout, at the risk of publishing twice
     :ivar pace: limits the pushes per second
+    :ivar unsent: size of the pushes that wait to be sent, in bytes
     """
 
     window: int
@@ -51,31 +51,27 @@ class Pushes:
     retries: int
     pace: Rates
     _unsent: deque[Push] = attrs.field(factory=deque, init=False)
-    _unsent_size: int = attrs.field(default=0, init=False)
-    _sent: dict[bytes, deque[Push]] = attrs.field(factory=dict, init=False)
-    _deadlines: deque[Push] = attrs.field(factory=deque, init=False)
-    _in_flight: int = attrs.field(default=0, init=False)
-    _in_flight_size: int = attrs.field(default=0, init=False)
-
-    @property
-    def unsent(self) -> int:
-        """Size of the pushes that wait to be sent, in bytes."""
-        return self._unsent_size
+    _sent: dict[Push, None] = attrs.field(factory=dict, init=False)
+    #: the sent pushes with these bytes
+    _equal: dict[bytes, deque[Push]] = attrs.field(factory=dict, init=False)
+    #: sizes of the pushes in _unsent and in _sent, in bytes
+    unsent: int = attrs.field(default=0, init=False)
+    _sent_size: int = attrs.field(default=0, init=False)
 
     @property
     def has_room(self) -> bool:
         """Whether the window has room for another push."""
-        size = self._in_flight_size + self._unsent_size
-        return self._in_flight + len(self._unsent) < self.window and size < self.window_bytes
+        size = self._sent_size + self.unsent
+        return len(self._sent) + len(self._unsent) < self.window and size < self.window_bytes
 
     @property
     def idle(self) -> bool:
-        return not self._in_flight and not self._unsent
+        return not self._sent and not self._unsent
 
     def add(self, payload: bytes, handle: Any) -> None:
         """Append *payload* to the pushes that wait to be sent."""
         self._unsent.append(Push(payload, handle, self.retries))
-        self._unsent_size += len(payload)
+        self.unsent += len(payload)
 
     def take(self, highest: int, now: float) -> list[bytes]:
         """Return the payloads to push now, as window and pace allow.
@@ -83,17 +79,14 @@ class Pushes:
         :param highest: the highest sequence seen so far
         """
         room = self._room()
-        count = self.pace.take("", room, now) if room else 0
         payloads = []
-        for _ in range(count):
+        for _ in range(self.pace.take("", room, now) if room else 0):
             push = self._unsent.popleft()
-            self._unsent_size -= len(push.payload)
-            push.floor = highest
-            push.deadline = now + self.timeout
-            self._sent.setdefault(push.payload, deque()).append(push)
-            self._deadlines.append(push)
-            self._in_flight += 1
-            self._in_flight_size += len(push.payload)
+            push.floor, push.deadline = highest, now + self.timeout
+            self.unsent -= len(push.payload)
+            self._sent_size += len(push.payload)
+            self._sent[push] = None
+            self._equal.setdefault(push.payload, deque()).append(push)
             payloads.append(push.payload)
         return payloads
 
@@ -106,7 +99,7 @@ class Pushes:
             return
         seq = run.first_seq
         for payload in run.payloads():
-            waiting = self._sent.get(bytes(payload))
+            waiting = self._equal.get(bytes(payload))
             if waiting is not None and waiting[0].floor < seq:
                 push = waiting[0]
                 self._settle(push)
@@ -116,55 +109,46 @@ class Pushes:
     def expired(self, now: float) -> list[Push]:
         """Return the pushes that have timed out without retries left; the others are sent again by :meth:`take`."""
         failed = []
-        while self._deadlines and (self._deadlines[0].settled or self._deadlines[0].deadline <= now):
-            push = self._deadlines.popleft()
-            if push.settled:
-                continue
+        while self._sent and next(iter(self._sent)).deadline <= now:
+            push = next(iter(self._sent))
             self._settle(push)
             if push.retries:
-                again = Push(push.payload, push.handle, push.retries - 1)
-                self._unsent.appendleft(again)
-                self._unsent_size += len(again.payload)
+                self._unsent.appendleft(Push(push.payload, push.handle, push.retries - 1))
+                self.unsent += len(push.payload)
             else:
                 failed.append(push)
         return failed
 
     def abandon(self) -> list[Push]:
         """Return all pushes that are not confirmed, and forget them."""
-        left = [push for push in self._deadlines if not push.settled] + list(self._unsent)
-        for queue in (self._unsent, self._deadlines):
-            queue.clear()
-        self._sent.clear()
-        self._in_flight = self._in_flight_size = self._unsent_size = 0
+        left = [*self._sent, *self._unsent]
+        for pushes in (self._unsent, self._sent, self._equal):
+            pushes.clear()
+        self.unsent = self._sent_size = 0
         return left
 
     def next_due(self, now: float, sending: bool) -> float | None:
         """Return when :meth:`expired`, or :meth:`take` if *sending*, has to be called; None: no time is known."""
-        while self._deadlines and self._deadlines[0].settled:
-            self._deadlines.popleft()
-        times = []
-        if self._deadlines:
-            times.append(self._deadlines[0].deadline)
+        times = [push.deadline for push in islice(self._sent, 1)]
         if sending and self._room():
             times.append(now + PACE)
         return min(times, default=None)
 
     def _room(self) -> int:
         """Return how many waiting pushes fit into the window."""
-        size = self._in_flight_size
+        size = self._sent_size
         count = 0
-        for push in islice(self._unsent, max(self.window - self._in_flight, 0)):
+        for push in islice(self._unsent, max(self.window - len(self._sent), 0)):
             size += len(push.payload)
-            if size > self.window_bytes and self._in_flight + count:
+            if size > self.window_bytes and len(self._sent) + count:
                 break
             count += 1
         return count
 
     def _settle(self, push: Push) -> None:
-        push.settled = True
-        self._in_flight -= 1
-        self._in_flight_size -= len(push.payload)
-        waiting = self._sent[push.payload]
+        del self._sent[push]
+        self._sent_size -= len(push.payload)
+        waiting = self._equal[push.payload]
         waiting.remove(push)
         if not waiting:
-            del self._sent[push.payload]
+            del self._equal[push.payload]

@@ -48,9 +48,13 @@ class Rates:
         bucket.tokens -= granted
         return granted
 
-    def ready(self, key: Hashable, now: float) -> bool:
-        """Return whether the bucket of *key* is not empty."""
-        return self._bucket(key, now).tokens > 0
+    def spend(self, key: Hashable, size: int, now: float) -> bool:
+        """Take *size* tokens, even more than are left, unless none is left; return whether they were taken."""
+        bucket = self._bucket(key, now)
+        if bucket.tokens <= 0:
+            return False
+        bucket.tokens -= size
+        return True
 
     def charge(self, key: Hashable, size: int, now: float) -> None:
         """Take *size* tokens, even more than are left; the rest is a debt, so that any size can pass eventually."""

@@ -1,8 +1,8 @@
-"""The server of the backbone: connects the UDP port and the session to the broker.
+"""The protocol of the backbone's server: connects a UDP port and the session to the broker.
 
     port -> session -> Pushed  -> one run per source and turn -> broker.publish
                        Replay  -> broker.read, one slice per turn -> port
-    broker.subscribe -> deliver -> encoded once -> every live subscriber -> port
+    broker.subscribe -> deliver -> serialized once -> every live subscriber -> port
 
 A PUSH has no acknowledgement but its DELIVER, which is sent only when the broker delivers the record, so the record is
 durable.  Messages that the journal refuses are dropped and counted; their publishers receive no DELIVER (rule 5 of the
@@ -11,12 +11,12 @@ client).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from random import Random
-from typing import Any, Protocol
+from functools import lru_cache
+from random import Random, SystemRandom
+from typing import Any
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -24,11 +24,14 @@ from zope.interface import implementer
 from fyrehose.errors import FyrehoseError, JournalCorrupt
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, ISink, ISubscription
-from fyrehose.protocols.backbone.frames import Address
+from fyrehose.protocols.backbone.frames import MAX_DATA, Address
+from fyrehose.protocols.backbone.protocol import TrainProtocol
 from fyrehose.protocols.backbone.replays import Replays
-from fyrehose.protocols.backbone.session import Dropped, Pushed, Replay, ServerSession
+from fyrehose.protocols.backbone.server_session import Pushed, Replay, ServerSession
+from fyrehose.protocols.backbone.session import Dropped
 from fyrehose.protocols.backbone.settings import Settings
-from fyrehose.protocols.backbone.trains import Encoded, Train, encode_delivers
+from fyrehose.protocols.backbone.trains import Delivers, serialize_delivers
+from fyrehose.protocols.backbone.udp import is_local
 from fyrehose.records import Delivery, Run
 
 log = Logger()
@@ -42,96 +45,134 @@ SLICE = 64 << 10
 SLICES = 8
 #: Delay before the next turn if the rates of all destinations are exhausted, in seconds.
 REPLAY_WAIT = 0.01
-#: How long a stopping server waits until accepted messages are durable and delivered, in seconds.
-STOP_TIMEOUT = 10.0
+#: How long :meth:`BackboneProtocol.drain` waits until accepted messages are durable and delivered, in seconds.
+DRAIN_TIMEOUT = 10.0
+#: Answers (ACKs and FORWARDs) are dropped while this many trains wait to be sent.
+MOST_WAITING = 4_096
 #: Number of hosts whose permissions are cached.
 HOSTS = 4_096
 #: Memory of a run besides its columns, in bytes; a generous estimate.
 RUN_OVERHEAD = 1 << 10
 
 
-class Port(Protocol):
-    """The part of :class:`fyrehose.protocols.backbone.udp.UDPPort` that the server uses."""
-
-    address: Address
-
-    @property
-    def waiting(self) -> int: ...
-
-    def answer(self, datagram: bytes, destination: Address) -> None: ...
-
-    def send(self, train: Train, destination: Address) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def stop_reading(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 @implementer(ISink)
-class BackboneServer:
+class BackboneProtocol(TrainProtocol):
     """Publishes PUSHes, delivers the records of the stream, and answers REQUESTs from the journal.
 
-    :param clock: schedules calls; the reactor
+    It works with any ``reactor.listenUDP(port, BackboneProtocol(broker))``; over a :class:`~.udp.UDPPort` it moves many
+    datagrams per system call.  One instance serves one port.
+
+    :param reactor: schedules calls; None: the global reactor
     :param random: chooses the clients that receive FORWARDs
-    :param is_local: returns whether an address belongs to this machine; used if the port is bound to all addresses
     """
 
-    port: Port
+    name = PROTOCOL
 
     def __init__(
-        self,
-        clock: IReactorTime,
-        broker: IBroker,
-        settings: Settings,
-        random: Random,
-        is_local: Callable[[str], bool],
+        self, broker: IBroker, settings: Settings | None = None, reactor: Any = None, random: Random | None = None
     ) -> None:
-        self._clock = clock
+        if reactor is None:
+            from twisted.internet import reactor
+        self.reactor = reactor
+        self.counters = broker.counters
         self._broker = broker
-        self._settings = settings
-        self._is_local = is_local
+        self._settings = settings = settings or Settings()
+        # Here, and not when the port is bound, because other listeners may be open before this one.
+        broker.restrict(settings.stream, MAX_DATA)
         self._session = ServerSession(
-            settings, lambda: broker.bounds(settings.stream), self._is_own, random, self._permits
+            settings,
+            lambda: broker.bounds(settings.stream),
+            self._is_own,
+            random or SystemRandom(),
+            self._permits,
         )
-        self._brokers: dict[str, IBroker] = {}
-        self._account = broker.budget.account(self)
+        #: the brokers of the latest hosts
+        self._identified = lru_cache(HOSTS)(lambda host: broker.identified(Identity(host=host)))
         self._journal_behind = False
         self._pushed: dict[Address, list[Pushed]] = {}
         self._in_flight = 0
         self._published = 0
         self._subscription: ISubscription | None = None
-        self._congested = False
         self._replays = Replays()
         self._replaying: IDelayedCall | None = None
-        self._stopped: Deferred[None] | None = None
+        self._draining: Deferred[None] | None = None
         self._deadline: IDelayedCall | None = None
 
     @property
     def subscribers(self) -> int:
         """Number of live subscribers."""
-        now = self._clock.seconds()
-        return len(self._session.established(now)) + len(self._session.newcomers(now))
+        now = self.reactor.seconds()
+        return len(self._session.subscribers.established(now)) + len(self._session.subscribers.newcomers(now))
 
-    def start(self, port: Port) -> None:
-        """Start to serve at *port*, which is bound."""
-        self.port = port
+    def drain(self) -> Deferred[None]:
+        """Ignore datagrams from now on; call it before the port stops listening, to lose nothing that was accepted.
+
+        :return: fires when accepted messages are durable and delivered, or after DRAIN_TIMEOUT
+        """
+        self._draining = Deferred()
+        self._replays.clear()
+        self._deadline = self.reactor.callLater(DRAIN_TIMEOUT, self._end_drain)
+        self._check_drained()
+        return self._draining
+
+    # Called by the port.
+
+    def startProtocol(self) -> None:
+        """Start to deliver."""
+        host = self.transport.getHost()
+        self._address: Address = (host.host, host.port)
+        self._draining = None
+        self._account = self._broker.budget.account(self)
         self._subscription = self._broker.subscribe(self._settings.stream, None, self)
         self._subscription.resumeProducing()
 
-    def stop(self) -> Deferred[None]:
-        """Stop serving.
-
-        :return: fires when accepted messages are durable and delivered, or after STOP_TIMEOUT
-        """
-        self._stopped = Deferred()
-        stopped = self._stopped
-        self.port.stop_reading()
+    def stopProtocol(self) -> None:
+        """Stop to deliver, because the port is closed."""
+        super().stopProtocol()
+        for timer in (self._deadline, self._replaying):
+            if timer is not None and timer.active():
+                timer.cancel()
+        self._replaying = None
         self._replays.clear()
-        self._deadline = self._clock.callLater(STOP_TIMEOUT, self._stop_now)
-        self._check_stopped()
-        return stopped
+        if self._subscription is not None:
+            self._subscription.stopProducing()
+            self._subscription = None
+        self._account.close()
+        self._end_drain()
+
+    def datagrams_received(self, data: memoryview, segment: int, source: Address) -> None:
+        if self._draining is not None:
+            return
+        for event in self._session.receive_datagrams(data, segment, source, self.reactor.seconds()):
+            if isinstance(event, Pushed):
+                self._pushed.setdefault(source, []).append(event)
+            elif isinstance(event, Replay):
+                if not self._replays.add(event.destination, event.first, event.last):
+                    self._drop(Dropped(source=event.destination, cause="replays-behind"))
+                self._schedule_replay(0)
+            else:
+                self._drop(event)
+
+    def turn_over(self) -> None:
+        answers = self._session.data_to_send()
+        if answers and self.waiting < MOST_WAITING:
+            for train, destination in answers:
+                self.send(train, destination)
+            self.flush()
+        elif answers:
+            self.counters.add(PROTOCOL, "answers-dropped", len(answers))
+        if self._pushed:
+            self._publish()
+
+    def congested(self) -> None:
+        if self._subscription is not None:
+            self._subscription.pauseProducing()
+
+    def relieved(self) -> None:
+        if self._subscription is not None:
+            self._subscription.resumeProducing()
+        self._schedule_replay(0)
+        self._check_drained()
 
     # Called by the budget.
 
@@ -142,36 +183,6 @@ class BackboneServer:
     def resumeProducing(self) -> None:
         self._journal_behind = False
 
-    # Called by the port.
-
-    def datagrams_received(self, data: memoryview, segment: int, source: Address) -> None:
-        for event in self._session.receive_datagrams(data, segment, source, self._clock.seconds()):
-            if isinstance(event, Pushed):
-                self._pushed.setdefault(source, []).append(event)
-            elif isinstance(event, Replay):
-                self._replay(event)
-            else:
-                self._drop(event)
-
-    def turn_over(self) -> None:
-        for destination, datagram in self._session.data_to_send():
-            self.port.answer(datagram, destination)
-        self.port.flush()
-        if self._pushed:
-            self._publish()
-
-    def congested(self) -> None:
-        self._congested = True
-        if self._subscription is not None:
-            self._subscription.pauseProducing()
-
-    def relieved(self) -> None:
-        self._congested = False
-        if self._subscription is not None:
-            self._subscription.resumeProducing()
-        self._schedule_replay(0)
-        self._check_stopped()
-
     # Called by the broker, with durable records of the stream.
 
     @property
@@ -179,43 +190,38 @@ class BackboneServer:
         return PROTOCOL, "all subscribers"
 
     def deliver(self, delivery: Delivery) -> None:
-        now = self._clock.seconds()
-        established = self._session.established(now)
-        newcomers = self._session.newcomers(now)
+        now = self.reactor.seconds()
+        established = self._session.subscribers.established(now)
+        newcomers = self._session.subscribers.newcomers(now)
         if established or newcomers:
-            encoded = delivery.encoded(encode_delivers)
-            self._send(encoded, established, now)
+            delivers = delivery.encoded(serialize_delivers)
+            self._deliver(delivers, established, now)
             for destination, client in newcomers:
-                for train in self._session.ration(client, encoded.trains, delivery.last_seq):
-                    self.port.send(train, destination)
-                    self._broker.counters.add(PROTOCOL, "delivers", train.count)
-            self.port.flush()
-        self._check_stopped()
+                for train in self._session.ration(client, delivers.trains, delivery.last_seq):
+                    self.send(train, destination)
+                    self.counters.add(PROTOCOL, "delivers", train.count)
+            self.flush()
+        self._check_drained()
 
     def skipped(self, first: int, last: int) -> None:
         """Count records that retention removed before they were delivered."""
-        self._broker.counters.add(PROTOCOL, "skipped", last - first + 1)
+        self.counters.add(PROTOCOL, "skipped", last - first + 1)
 
     def ended(self, reason: Exception) -> None:
         self._subscription = None
         log.error("{protocol}: delivery has ended: {reason}", protocol=PROTOCOL, reason=str(reason))
-        self._check_stopped()
+        self._check_drained()
 
     def _permits(self, host: str, action: Action) -> bool:
-        broker = self._brokers.get(host)
-        if broker is None:
-            if len(self._brokers) >= HOSTS:
-                self._brokers.clear()
-            broker = self._brokers[host] = self._broker.identified(Identity(host=host))
-        permitted: bool = broker.permits(action, self._settings.stream)
+        permitted: bool = self._identified(host).permits(action, self._settings.stream)
         return permitted
 
     def _is_own(self, address: Address) -> bool:
-        host, port = self.port.address
-        return address[1] == port and (address[0] == host or (host == "0.0.0.0" and self._is_local(address[0])))
+        host, port = self._address
+        return address[1] == port and (address[0] == host or (host == "0.0.0.0" and is_local(address[0])))
 
     def _drop(self, event: Dropped) -> None:
-        counters = self._broker.counters
+        counters = self.counters
         if event.cause in QUIET:
             counters.add(PROTOCOL, event.cause, event.count)
             return
@@ -226,18 +232,18 @@ class BackboneServer:
     def _publish(self) -> None:
         """Publish the PUSHes of this turn: one run for each source, all in one batch."""
         pushed, self._pushed = self._pushed, {}
+        source = next(iter(pushed))
         count = sum(len(event.lengths) // 4 for events in pushed.values() for event in events)
-        counters = self._broker.counters
         if self._journal_behind:
-            self._drop(Dropped(source=next(iter(pushed)), cause="journal-behind", count=count))
+            self._drop(Dropped(source=source, cause="journal-behind", count=count))
             return
         runs = [self._run(source, events) for source, events in pushed.items()]
         size = sum(run.size + RUN_OVERHEAD for run in runs)
-        counters.add(PROTOCOL, "pushes", count)
-        counters.add(PROTOCOL, "pushed-bytes", sum(len(run.payload) for run in runs))
+        self.counters.add(PROTOCOL, "pushes", count)
+        self.counters.add(PROTOCOL, "pushed-bytes", sum(len(run.payload) for run in runs))
         large = sum(event.large for events in pushed.values() for event in events)
         if large:
-            counters.add(PROTOCOL, "fragmented-pushes", large)
+            self.counters.add(PROTOCOL, "fragmented-pushes", large)
         self._in_flight += 1
         self._account.hold(size)
 
@@ -247,15 +253,14 @@ class BackboneServer:
         def refused(failure: Failure) -> None:
             failure.trap(FyrehoseError)
             cause = type(failure.value).__name__
-            self._drop(Dropped(source=runs_from, cause=cause, detail=str(failure.value), count=count))
+            self._drop(Dropped(source=source, cause=cause, detail=str(failure.value), count=count))
 
         def settle(result: Any) -> Any:
             self._in_flight -= 1
             self._account.release(size)
-            self._check_stopped()
+            self._check_drained()
             return result
 
-        runs_from = next(iter(pushed))
         self._broker.publish(runs).addCallbacks(durable, refused).addBoth(settle)
 
     def _run(self, source: Address, events: list[Pushed]) -> Run:
@@ -263,51 +268,38 @@ class BackboneServer:
         if len(events) > 1:
             lengths = b"".join(event.lengths for event in events)
             payload = b"".join(event.payload for event in events)
-        return Run(
-            stream=self._settings.stream,
-            source=PROTOCOL,
-            producer="{}:{}".format(*source),
-            lengths=lengths,
-            payload=payload,
-        )
+        producer = "{}:{}".format(*source)
+        return Run(stream=self._settings.stream, source=PROTOCOL, producer=producer, lengths=lengths, payload=payload)
 
-    def _send(self, encoded: Encoded, destinations: list[Address], now: float) -> None:
-        counters = self._broker.counters
+    def _deliver(self, delivers: Delivers, destinations: list[Address], now: float) -> None:
+        rates = self._session.sent_bytes
         sent = 0
         for destination in destinations:
-            for train in encoded.trains:
-                if self._session.ready(destination, now):
-                    self._session.charge(destination, train.size, now)
-                    self.port.send(train, destination)
+            for train in delivers.trains:
+                if rates.spend(destination[0], train.size, now):
+                    self.send(train, destination)
                     sent += train.count
                 else:
                     self._drop(Dropped(source=destination, cause="destination-rate", count=train.count))
-        counters.add(PROTOCOL, "delivers", sent)
-        if encoded.left_out:
-            counters.add(PROTOCOL, "too-large-for-a-datagram", encoded.left_out)
+        self.counters.add(PROTOCOL, "delivers", sent)
+        if delivers.left_out:
+            self.counters.add(PROTOCOL, "too-large-for-a-datagram", delivers.left_out)
 
     # Answers from the server's own journal, which takes turns with the clients that receive FORWARDs.
 
-    def _replay(self, event: Replay) -> None:
-        if self._stopped is not None:
-            return
-        if not self._replays.add(event.destination, event.first, event.last):
-            self._drop(Dropped(source=event.destination, cause="replays-behind"))
-        self._schedule_replay(0)
-
     def _schedule_replay(self, delay: float) -> None:
-        if self._replays and self._replaying is None and not self._congested:
-            self._replaying = self._clock.callLater(delay, self._replay_turn)
+        if self._replays and self._replaying is None and not self.waiting:
+            self._replaying = self.reactor.callLater(delay, self._replay_turn)
 
     def _replay_turn(self) -> None:
         self._replaying = None
-        now = self._clock.seconds()
+        now = self.reactor.seconds()
         sent = False
         for _ in range(min(SLICES, len(self._replays))):
-            if self._congested or not self._replays:
+            if self.waiting or not self._replays:
                 break
             destination, first, last = self._replays.next()
-            if self._session.ready(destination, now):
+            if self._session.sent_bytes.spend(destination[0], 0, now):
                 self._replays.sent(destination, self._replay_slice(destination, first, last, now))
                 sent = True
         self._schedule_replay(0 if sent else REPLAY_WAIT)
@@ -322,32 +314,22 @@ class BackboneServer:
         wanted = tuple(run.slice(0, last - run.first_seq + 1) for run in runs if run.first_seq <= last)
         if not wanted:
             return last
-        encoded = encode_delivers(wanted)
-        for train in encoded.trains:
+        delivers = serialize_delivers(wanted)
+        for train in delivers.trains:
             # A slice is sent completely, even beyond the rate; the next slice waits for the debt.
-            self._session.charge(destination, train.size, now)
-            self.port.send(train, destination)
-        self.port.flush()
-        self._broker.counters.add(PROTOCOL, "replayed", encoded.count)
+            self._session.sent_bytes.charge(destination[0], train.size, now)
+            self.send(train, destination)
+        self.flush()
+        self.counters.add(PROTOCOL, "replayed", delivers.count)
         return wanted[-1].last_seq
 
-    # Stopping.
-
-    def _check_stopped(self) -> None:
-        if self._stopped is None or self._in_flight or self.port.waiting:
+    def _check_drained(self) -> None:
+        if self._draining is None:
             return
-        if self._subscription is None or self._subscription.position >= self._published:
-            self._stop_now()
+        delivered = self._subscription is None or self._subscription.position >= self._published
+        if delivered and not self._in_flight and not self.waiting:
+            self._end_drain()
 
-    def _stop_now(self) -> None:
-        stopped, self._stopped = self._stopped, None
-        assert stopped is not None
-        for timer in (self._deadline, self._replaying):
-            if timer is not None and timer.active():
-                timer.cancel()
-        if self._subscription is not None:
-            self._subscription.stopProducing()
-            self._subscription = None
-        self._account.close()
-        self.port.close()
-        stopped.callback(None)
+    def _end_drain(self) -> None:
+        if self._draining is not None and not self._draining.called:
+            self._draining.callback(None)

@@ -94,16 +94,13 @@ class Table:
 
     :ivar most: number of places
     :ivar clients: all clients
-    :ivar newcomers: the clients that have sent only one KEEPALIVE
     """
 
     most: int
     clients: OrderedDict[Address, Client] = attrs.field(factory=OrderedDict, init=False)
-    newcomers: dict[Address, Client] = attrs.field(factory=dict, init=False)
     _hosts: dict[str, OrderedDict[Address, None]] = attrs.field(factory=dict, init=False)
-    #: number of places -> the hosts that hold as many
-    _holding: dict[int, OrderedDict[str, None]] = attrs.field(factory=dict, init=False)
-    _largest: int = attrs.field(default=0, init=False)
+    #: the clients of the host with the most places; None: not known since a client has left
+    _largest: OrderedDict[Address, None] | None = attrs.field(default=None, init=False)
 
     def add(self, address: Address, client: Client) -> tuple[bool, Address | None]:
         """Add *client* if it gets a place.
@@ -112,21 +109,19 @@ class Table:
         """
         displaced = None
         if len(self.clients) >= self.most:
-            if self._largest <= len(self._hosts.get(address[0], ())) + 1:
+            if self._largest is None:
+                self._largest = max(self._hosts.values(), key=len)
+            if len(self._largest) <= len(self._hosts.get(address[0], ())) + 1:
                 return False, None
-            # The client with the oldest KEEPALIVE is the most likely to have left.
-            displaced = next(iter(self._hosts[next(iter(self._holding[self._largest]))]))
+            displaced = next(iter(self._largest))  # its KEEPALIVE is the oldest, so most likely it has left
             self.remove(displaced)
         self.clients[address] = client
-        if client.credit is not None:
-            self.newcomers[address] = client
         self._hosts.setdefault(address[0], OrderedDict())[address] = None
-        self._recount(address[0], len(self._hosts[address[0]]) - 1)
+        self._largest = None
         return True, displaced
 
     def renew(self, address: Address) -> None:
         """Record another KEEPALIVE of the client at *address*."""
-        self.newcomers.pop(address, None)
         self.clients.move_to_end(address)
         self._hosts[address[0]].move_to_end(address)
 
@@ -134,9 +129,10 @@ class Table:
         """Remove and return the client at *address*; None if there is none."""
         client = self.clients.pop(address, None)
         if client is not None:
-            self.newcomers.pop(address, None)
             del self._hosts[address[0]][address]
-            self._recount(address[0], len(self._hosts[address[0]]) + 1)
+            if not self._hosts[address[0]]:
+                del self._hosts[address[0]]
+            self._largest = None
         return client
 
     def expire(self, now: float) -> None:
@@ -146,23 +142,6 @@ class Table:
             if now - client.last <= ALIVE:
                 return
             self.remove(address)
-
-    def _recount(self, host: str, before: int) -> None:
-        """Update :attr:`_holding` and :attr:`_largest` after *host* got or lost a place.
-
-        :param before: the number of its places before the change
-        """
-        count = len(self._hosts[host])
-        if before:
-            del self._holding[before][host]
-            if not self._holding[before]:
-                del self._holding[before]
-        if count:
-            self._holding.setdefault(count, OrderedDict())[host] = None
-        else:
-            del self._hosts[host]
-        if count > self._largest or self._largest not in self._holding:
-            self._largest = count
 
 
 @attrs.frozen(slots=True)
@@ -179,30 +158,20 @@ class KeepAliveResult:
     displaced: Address | None = None
 
 
-@attrs.define(eq=False)
 class Subscribers:
     """All live clients.
 
     Clients with NOSUBSCRIBE and NOJOURNAL have a table of their own, so that they take no places from subscribers.
     They are acknowledged even without a place, and are remembered only so that their REQUESTs can be answered.
 
-    :ivar most: number of places in each table
+    :param most: number of places in each table
     """
 
-    most: int
-    _table: Table = attrs.field(init=False)
-    _quiet: Table = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._table, self._quiet = Table(self.most), Table(self.most)
+    def __init__(self, most: int) -> None:
+        self._table, self._quiet = Table(most), Table(most)
 
     def __len__(self) -> int:
         return len(self._table.clients)
-
-    @property
-    def new_clients(self) -> dict[Address, Client]:
-        """The newcomers that receive DELIVERs or FORWARDs; always the same dictionary."""
-        return self._table.newcomers
 
     def keep_alive(self, address: Address, flags: Flags, now: float, credit: int) -> KeepAliveResult:
         """Process a KEEPALIVE of the client at *address*.
@@ -228,28 +197,32 @@ class Subscribers:
 
     def find(self, address: Address, now: float) -> Client | None:
         """Return the client at *address*; None if it is not alive."""
-        self._table.expire(now)
         self._quiet.expire(now)
-        return self._table.clients.get(address) or self._quiet.clients.get(address)
+        return self._alive(now).get(address) or self._quiet.clients.get(address)
+
+    def newcomer(self, address: Address) -> Client | None:
+        """Return the client at *address* if it has sent only one KEEPALIVE and receives DELIVERs or FORWARDs."""
+        client = self._table.clients.get(address)
+        return None if client is None or client.credit is None else client
 
     def established(self, now: float) -> list[Address]:
         """Return the subscribers that receive every DELIVER."""
-        self._table.expire(now)
-        clients, newcomers = self._table.clients.items(), self._table.newcomers
-        if newcomers:
-            return [at for at, client in clients if not client.flags & _NOSUBSCRIBE and at not in newcomers]
-        return [at for at, client in clients if not client.flags & _NOSUBSCRIBE]
+        clients = self._alive(now).items()
+        return [at for at, client in clients if not client.flags & _NOSUBSCRIBE and client.credit is None]
 
     def newcomers(self, now: float) -> list[tuple[Address, Client]]:
         """Return the subscribers that receive only the DELIVERs that their credit covers."""
-        self._table.expire(now)
-        return [(at, new) for at, new in self._table.newcomers.items() if not new.flags & _NOSUBSCRIBE]
+        clients = self._alive(now).items()
+        return [(at, new) for at, new in clients if not new.flags & _NOSUBSCRIBE and new.credit is not None]
 
     def journals(self, now: float) -> list[Address]:
         """Return the clients that receive FORWARDs."""
+        clients = self._alive(now).items()
+        return [at for at, client in clients if not client.flags & _NOJOURNAL and client.credit is None]
+
+    def _alive(self, now: float) -> OrderedDict[Address, Client]:
         self._table.expire(now)
-        clients, newcomers = self._table.clients.items(), self._table.newcomers
-        return [at for at, client in clients if not client.flags & _NOJOURNAL and at not in newcomers]
+        return self._table.clients
 
 
 @attrs.define(eq=False)

@@ -38,13 +38,18 @@ class Train:
         """Number of datagrams."""
         return -(-len(self.data) // self.segment)
 
+    def datagrams(self) -> Iterator[Buffer]:
+        """Yield the datagrams, one by one."""
+        view = memoryview(self.data)
+        return (view[at : at + self.segment] for at in range(0, len(view), self.segment))
+
     def first(self, count: int) -> Train:
         """Return a train of the first *count* datagrams."""
         return self if count >= self.count else Train(memoryview(self.data)[: count * self.segment], self.segment)
 
 
 @attrs.frozen(slots=True)
-class Encoded:
+class Delivers:
     """The DELIVERs of some records.
 
     :ivar count: number of DELIVERs
@@ -61,17 +66,17 @@ def single(datagram: bytes) -> Train:
     return Train(datagram, len(datagram))
 
 
-def encode_delivers(runs: tuple[Run, ...]) -> Encoded:
+def serialize_delivers(runs: tuple[Run, ...]) -> Delivers:
     """Encode *runs* as DELIVERs; an encoder for :meth:`fyrehose.records.Delivery.encoded`."""
     trains: list[Train] = []
     count = 0
     for first_seq, lengths, payload in _consecutive(runs):
         trains.extend(_cut(backbone.encode_delivers(first_seq, lengths, payload), lengths))
         count += len(lengths) // 4
-    return Encoded(tuple(trains), count, sum(map(len, runs)) - count)
+    return Delivers(tuple(trains), count, sum(map(len, runs)) - count)
 
 
-def encode_pushes(payloads: Sequence[bytes]) -> list[Train]:
+def serialize_pushes(payloads: Sequence[bytes]) -> list[Train]:
     """Encode *payloads* as PUSHes, in order."""
     lengths = pack(f"<{len(payloads)}I", *map(len, payloads))
     return _cut(backbone.encode_pushes(lengths, b"".join(payloads)), lengths)

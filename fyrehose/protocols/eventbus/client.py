@@ -2,8 +2,12 @@
 
     client = EventBusClient(reactor, "127.0.0.1", 5556, options=Options(subtrees=("/a/",), after=0), on_events=print)
     await client.connect()
-    seq = await client.publish("/a/b/", msgpack.packb({"n": 1}))
+    seq = await client.publish_event("/a/b/", msgpack.packb({"n": 1}))
     await client.close()
+
+It is also the :class:`~fyrehose.interfaces.IPublisher` and :class:`~fyrehose.interfaces.ITailer` of the event bus.  An
+event bus has only one stream, so their streams are topics here: ``notes`` is the topic ``/notes/``, with all topics
+below it for a subscriber.
 
 This module owns the sockets, the timer and the Deferreds; :mod:`~.client_session` implements the protocol without I/O.
 """
@@ -12,8 +16,8 @@ from __future__ import annotations
 
 import socket
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random, SystemRandom
 from typing import Any
 from uuid import UUID
@@ -24,8 +28,10 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
+from zope.interface import implementer
 
-from fyrehose.errors import Closed, LocalProtocolError, PublishError
+from fyrehose.errors import Closed, ConfigError, LocalProtocolError, PublishError
+from fyrehose.interfaces import IPublisher, ITailer
 from fyrehose.protocols.eventbus.client_session import (
     ClientSession,
     Event,
@@ -39,11 +45,13 @@ from fyrehose.protocols.eventbus.client_session import (
     Target,
 )
 from fyrehose.protocols.eventbus.confirmations import Confirmed, Unconfirmed
+from fyrehose.protocols.eventbus.encoding import msgpack_bytes, runs_of
 from fyrehose.protocols.eventbus.frames import MAX_LABEL, Broadcast, Pub
 from fyrehose.protocols.eventbus.labels import USUAL_TIME, write_time
+from fyrehose.protocols.eventbus.lent import Full
 from fyrehose.protocols.eventbus.sockets import Context, Keys, address, client_socket
-from fyrehose.protocols.eventbus.zmqport import CONNECTED, DISCONNECTED, Full, Monitor, ZMQPort
-from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Buffer
+from fyrehose.protocols.eventbus.zmqport import CONNECTED, DISCONNECTED, ZMQPort, by_then
+from fyrehose.records import MAX_NAME, Buffer, Run
 
 log = Logger()
 
@@ -72,6 +80,20 @@ def _microseconds() -> int:
     return time.time_ns() // 1_000
 
 
+def topic_of(stream: str | None) -> str:
+    """Return the topic that *stream* names: ``notes`` and ``/notes/`` are ``/notes/``, None is ``/``.
+
+    :raises ConfigError: the topic is too long
+    """
+    topic = stream or "/"
+    topic = topic if topic.startswith("/") else f"/{topic}"
+    topic = topic if topic.endswith("/") else f"{topic}/"
+    if len(topic.encode()) > MAX_NAME:
+        raise ConfigError(f"the topic {topic!r} exceeds {MAX_NAME} bytes, slashes included; use a shorter --stream")
+    return topic
+
+
+@implementer(IPublisher, ITailer)
 @attrs.define(eq=False)
 class EventBusClient:
     """A client of one event bus.
@@ -110,13 +132,12 @@ class EventBusClient:
     _session: ClientSession | None = attrs.field(default=None, init=False)
     _context: Context | None = attrs.field(default=None, init=False)
     _ports: dict[str, ZMQPort] = attrs.field(factory=dict, init=False)
-    _monitors: dict[str, Monitor] = attrs.field(factory=dict, init=False)
     _up: set[str] = attrs.field(factory=set, init=False)
     _renewing: bool = attrs.field(default=False, init=False)
     _alive: bool = attrs.field(default=False, init=False)
-    _received: dict[str, list[list[bytes]]] = attrs.field(factory=dict, init=False)
+    #: the SYNCSTART to send, and the PUBs to send, by their identity, because the session may repeat one that waits
     _request: list[Buffer] | None = attrs.field(default=None, init=False)
-    _unsent: deque[list[Buffer]] = attrs.field(factory=deque, init=False)
+    _unsent: dict[int, list[Buffer]] = attrs.field(factory=dict, init=False)
     _own_topics: set[str] = attrs.field(factory=set, init=False)
     _timer: IDelayedCall | None = attrs.field(default=None, init=False)
     _connected: Deferred[None] | None = attrs.field(default=None, init=False)
@@ -125,6 +146,36 @@ class EventBusClient:
     _closed: bool = attrs.field(default=False, init=False)
 
     # For programs.
+
+    def prepare(self, stream: str | None) -> None:
+        """See :meth:`fyrehose.interfaces.IPublisher.prepare`."""
+        topic = topic_of(stream)
+        if self._session is None:
+            self.topics += (topic,)
+        else:
+            self._subscribe_own(topic)
+
+    def subscribe(
+        self,
+        stream: str | None,
+        take: Callable[[Run], object],
+        after: int | None = None,
+        lost: Callable[[int, int], object] | None = None,
+    ) -> None:
+        """See :meth:`fyrehose.interfaces.ITailer.subscribe`; call it before :meth:`connect`.
+
+        :param stream: topics, separated by ``;``; each stands for all topics below it, too
+        """
+        if self._session is not None:
+            raise LocalProtocolError("subscribe() was called after connect(); create a new client")
+
+        def take_events(events: tuple[Broadcast, ...]) -> None:
+            for run in runs_of(events):
+                take(run)
+
+        subtrees = () if stream is None else tuple(topic_of(part) for part in stream.split(";"))
+        self.options = attrs.evolve(self.options, subtrees=subtrees, subscribe=True, after=after)
+        self.on_events, self.on_lost = take_events, lost or _ignore
 
     def connect(self) -> Deferred[None]:
         """Connect to the server.
@@ -135,22 +186,25 @@ class EventBusClient:
         """
         if self._context is not None or self._closed:
             raise LocalProtocolError("connect() was called before, or after close(); create a new client")
-        now = self.reactor.seconds()
-        self._session = ClientSession(self.options, self.random, now)
+        self._session = ClientSession(self.options, self.random, self.reactor.seconds())
         self._context = zmq.Context()
         self._open("publisher", zmq.SUB, 1)
         self._open("snapshot", zmq.DEALER, 0)
         self._open("collector", zmq.DEALER, 2)
-        connected = self._connected = Deferred()
         if self.options.subscribe:
             for prefix in self.options.subtrees or ("",):
                 self._subscribe(prefix)
         for topic in self.topics:
             self._subscribe_own(topic)
-        self._arm()
-        return connected
+        self._connected = Deferred()
+        self._flush()
+        return self._connected
 
-    def publish(
+    def publish(self, stream: str | None, payload: bytes) -> Deferred[int]:
+        """Publish *payload* as one msgpack byte string to the topic *stream*; see :meth:`publish_event`."""
+        return self.publish_event(topic_of(stream), msgpack_bytes(payload))
+
+    def publish_event(
         self,
         topic: str,
         data: bytes,
@@ -172,28 +226,26 @@ class EventBusClient:
             ``options.window`` events are unconfirmed
         """
         session = self._running()
-        if session.pending >= 2 * self.options.window:
-            raise LocalProtocolError(f"{session.pending} events are unconfirmed; wait for ready() before publishing")
-        now = write_time(self.now(), USUAL_TIME) if timestamp is None else timestamp.encode()
+        if len(session.pubs) >= 2 * self.options.window:
+            raise LocalProtocolError(f"{len(session.pubs)} events are unconfirmed; wait for ready() before publishing")
         event = Pub(
             topic=topic,
             sequence=0,
             dialect=None,
             producer=(self.producer if producer is None else producer).encode(),
-            timestamp=now,
+            timestamp=write_time(self.now(), USUAL_TIME) if timestamp is None else timestamp.encode(),
             uuid=str(uuid or UUID(int=self.random.getrandbits(128), version=4)).encode(),
             data=data,
         )
-        _check(event)
-        self._subscribe_own(topic)
         published: Deferred[int] = Deferred()
         session.publish(event, published, self.reactor.seconds())
+        self._subscribe_own(topic)
         self._flush()
         return published
 
     def ready(self) -> Deferred[None]:
         """Return a Deferred that fires when the window has room for another publish."""
-        if self._running().pending < self.options.window:
+        if len(self._running().pubs) < self.options.window:
             return succeed(None)
         waiting: Deferred[None] = Deferred()
         self._ready.append(waiting)
@@ -202,18 +254,21 @@ class EventBusClient:
     def pause(self) -> None:
         """Stop reading; the server does not wait, and may drop broadcasts, which :meth:`resume` requests again."""
         self._paused = True
-        for name in ("publisher", "snapshot"):
-            if name in self._ports:
-                self._ports[name].pause()
+        for name in NEEDED & self._ports.keys():
+            self._ports[name].pause()
 
     def resume(self) -> None:
         """Read again, and request everything after the last event that was passed to the program."""
         if self._paused and not self._closed:
             self._paused = False
-            for name in ("publisher", "snapshot"):
+            for name in NEEDED:
                 self._ports[name].start()
             self._running().resumed(self.reactor.seconds())
             self._flush()
+
+    def shortfall(self, complete: bool) -> str:
+        """Return "": events come in order over one connection, so none before the last one is missing."""
+        return ""
 
     @property
     def position(self) -> int | None:
@@ -225,45 +280,34 @@ class EventBusClient:
 
         :return: fires when all sockets are closed
         """
-        if self._closed or self._context is None:
-            self._closed = True
+        closed, self._closed = self._closed, True
+        if closed or self._context is None:
             return succeed(None)
-        self._closed = True
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
-        for monitor in self._monitors.values():
-            monitor.close()
         for port in self._ports.values():
             port.close(LINGER)
         if self._session is not None:
-            self._handle(self._session.abandon())
-        closed = Closed("the client was closed")
-        for waiting in self._ready:
-            waiting.errback(closed)
-        self._ready = []
+            self._handle(self._session.pubs.abandon())
         if self._connected is not None and not self._connected.called:
-            self._connected.errback(closed)
+            self._ready.append(self._connected)
+        for waiting in self._ready:
+            waiting.errback(Closed("the client was closed"))
         return deferToThreadPool(self.reactor, self.reactor.getThreadPool(), self._context.term)
 
     # Sockets.
 
     def _open(self, name: str, kind: int, offset: int) -> None:
-        context = self._context
-        assert context is not None
-        opened = client_socket(context, kind, self.server_key, self.keys, sent=HIGH_WATER_MARK)
-        if ":" in self.host:
-            opened.setsockopt(zmq.IPV6, 1)
-        self._received[name] = []
-
-        def receive(message: list[bytes], count: int) -> None:
-            self._received[name].append(message)
-
-        port = ZMQPort(self.reactor, opened, receive, self._turn_over)
-
-        def happened(event: int, value: int) -> None:
-            self._connection(name, event == CONNECTED)
-
-        self._monitors[name] = Monitor(self.reactor, context, opened, CONNECTED | DISCONNECTED, happened)
+        assert self._context is not None
+        opened = client_socket(self._context, kind, self.host, self.server_key, self.keys, sent=HIGH_WATER_MARK)
+        messages: list[list[bytes]] = []
+        port = ZMQPort(
+            self.reactor,
+            opened,
+            lambda message, count: messages.append(message),
+            partial(self._turn_over, name, messages),
+        )
+        port.watch(CONNECTED | DISCONNECTED, lambda event, value: self._connection(name, event == CONNECTED))
         self._ports[name] = port
         if not self._paused:
             port.start()
@@ -274,7 +318,6 @@ class EventBusClient:
 
     def _renew(self) -> None:
         """Replace the connection to SNAPSHOT, so that no answer to an earlier request arrives."""
-        self._monitors.pop("snapshot").close()
         self._ports.pop("snapshot").close()
         self._up.discard("snapshot")
         self._renewing = True
@@ -316,31 +359,28 @@ class EventBusClient:
             raise LocalProtocolError("the client is not connected; call connect() first")
         return self._session
 
-    def _turn_over(self) -> None:
-        session, now = self._running(), self.reactor.seconds()
-        for name, receive in (("publisher", session.receive_broadcasts), ("snapshot", session.receive_syncs)):
-            messages, self._received[name] = self._received[name], []
-            if messages and not self._closed:
-                self._handle(receive(messages, now))
-        self._received["collector"].clear()  # COLLECTOR never answers
-        if not self._closed:
-            self._flush()
+    def _turn_over(self, name: str, messages: list[list[bytes]]) -> None:
+        session = self._running()
+        received = messages[:]
+        messages.clear()
+        if received and name in NEEDED:  # COLLECTOR never answers
+            receive = session.receive_syncs if name == "snapshot" else session.receive_broadcasts
+            self._handle(receive(received, self.reactor.seconds()))
+        self._flush()
 
     def _tick(self) -> None:
-        self._timer = None
-        session = self._running()
         if not self._paused:
-            self._handle(session.tick(self.reactor.seconds()))
-        if not self._closed:
-            self._flush()
+            self._handle(self._running().tick(self.reactor.seconds()))
+        self._flush()
 
     def _flush(self) -> None:
-        """Send what waits, as far as the sockets accept it."""
-        waiting = {id(frames) for frames in self._unsent}
-        for to, frames in self._running().data_to_send():
+        """Send what waits, as far as the sockets accept it; complete ready(), and set the timer."""
+        if self._closed:  # by a callback
+            return
+        session = self._running()
+        for to, frames in session.data_to_send():
             if to is Target.COLLECTOR:
-                if id(frames) not in waiting:
-                    self._unsent.append(frames)
+                self._unsent[id(frames)] = frames
                 continue
             if to is Target.NEW_SNAPSHOT:
                 self._renew()
@@ -352,29 +392,18 @@ class EventBusClient:
         except Full:
             pass  # sent again when the socket is connected
         try:
-            while self._unsent:
-                self._ports["collector"].send(self._unsent[0])
-                self._unsent.popleft()
+            for key, frames in list(self._unsent.items()):
+                self._ports["collector"].send(frames)
+                del self._unsent[key]
         except Full:
             pass  # sent again when the socket has room or is connected
-        self._wake()
-        self._arm()
-
-    def _wake(self) -> None:
-        while self._ready and not self._closed and self._running().pending < self.options.window:
+        while self._ready and not self._closed and len(session.pubs) < self.options.window:
             self._ready.pop(0).callback(None)
+        if not self._closed:
+            delay = max(session.next_due() - self.reactor.seconds(), 0.01)
+            self._timer = by_then(self.reactor, self._timer, delay, self._tick)
 
-    def _arm(self) -> None:
-        if self._closed:
-            return
-        delay = max(self._running().next_due() - self.reactor.seconds(), 0.01)
-        timer = self._timer
-        if timer is None or not timer.active():
-            self._timer = self.reactor.callLater(delay, self._tick)
-        elif timer.getTime() > self.reactor.seconds() + delay:
-            timer.reset(delay)
-
-    def _handle(self, events: list[Event]) -> None:
+    def _handle(self, events: Sequence[Event]) -> None:
         for event in events:
             try:
                 self._dispatch(event)
@@ -382,40 +411,27 @@ class EventBusClient:
                 log.failure("a callback of an event bus client raised an exception")
 
     def _dispatch(self, event: Event) -> None:
-        if isinstance(event, Events):
-            (self.on_late or self.on_events if event.late else self.on_events)(event.events)
-        elif isinstance(event, Confirmed):
-            event.handle.callback(event.sequence)
-        elif isinstance(event, Unconfirmed):
-            event.handle.errback(PubUnconfirmed("no BROADCAST of the event arrived: it may or may not be published"))
-        elif isinstance(event, Lost):
-            self.on_lost(event.first, event.last)
-        elif isinstance(event, Synchronised):
-            self._set_alive(True)
-            if self._connected is not None and not self._connected.called:
-                self._connected.callback(None)
-        elif isinstance(event, Restarted):
-            self.on_restart()
-        elif isinstance(event, Silent):
-            self._set_alive(False)
-        elif isinstance(event, Ignored):
-            self.ignored[event.cause] = self.ignored.get(event.cause, 0) + 1
+        match event:
+            case Events():
+                (self.on_late or self.on_events if event.late else self.on_events)(event.events)
+            case Confirmed():
+                event.handle.callback(event.sequence)
+            case Unconfirmed():
+                event.handle.errback(PubUnconfirmed("no BROADCAST of it arrived: it may or may not be published"))
+            case Lost():
+                self.on_lost(event.first, event.last)
+            case Synchronised():
+                self._set_alive(True)
+                if self._connected is not None and not self._connected.called:
+                    self._connected.callback(None)
+            case Restarted():
+                self.on_restart()
+            case Silent():
+                self._set_alive(False)
+            case Ignored():
+                self.ignored[event.cause] = self.ignored.get(event.cause, 0) + 1
 
     def _set_alive(self, alive: bool) -> None:
         if alive is not self._alive:
             self._alive = alive
             self.on_alive(alive)
-
-
-def _check(event: Pub) -> None:
-    """Check the limits of the server.
-
-    :raises LocalProtocolError: a server would refuse *event*
-    """
-    labels = event.producer, event.timestamp, event.uuid
-    if len(event.topic.encode()) > MAX_NAME:
-        raise LocalProtocolError(f"the topic has {len(event.topic.encode())} bytes; at most {MAX_NAME} are allowed")
-    if max(map(len, labels)) > MAX_LABEL:
-        raise LocalProtocolError(f"producer, timestamp and UUID may have at most {MAX_LABEL} bytes each")
-    if len(event.data) > MAX_PAYLOAD:
-        raise LocalProtocolError(f"the event data has {len(event.data)} bytes; at most {MAX_PAYLOAD} are allowed")

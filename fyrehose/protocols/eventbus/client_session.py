@@ -20,14 +20,14 @@ in: messages, the time      out: events; data_to_send() -> (target, message) pai
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from random import Random
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 
-from fyrehose.errors import RemoteProtocolError
+from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.eventbus.confirmations import Confirmations, Confirmed, Unconfirmed
 from fyrehose.protocols.eventbus.frames import (
     SYNCEND,
@@ -38,6 +38,7 @@ from fyrehose.protocols.eventbus.frames import (
     Sync,
     SyncEnd,
     SyncStart,
+    check_event,
 )
 from fyrehose.records import LAST_SEQ, Buffer
 
@@ -46,8 +47,6 @@ MOST_HELD = 10_000
 MOST_HELD_BYTES = 16 << 20
 #: Sequences beyond ``position`` that are remembered as delivered; with more of them the client synchronizes.
 MOST_AHEAD = 100_000
-
-M = TypeVar("M")
 
 
 class Target(Enum):
@@ -132,6 +131,8 @@ Event = Events | Lost | Synchronised | Restarted | Silent | Ignored | Confirmed 
 class ClientSession:
     """The protocol state of a client.
 
+    :ivar pubs: published events that are not confirmed
+    :ivar position: the sequence up to which every event was delivered or is lost
     :param random: spreads the requests of many clients over time
     :raises LocalProtocolError: a server would refuse ``options.subtrees``
     """
@@ -141,7 +142,7 @@ class ClientSession:
         self.position: int | None = options.after if options.subscribe else None
         self._subtrees = Subtrees.of(options.subtrees)
         self._random = random
-        self._pubs = Confirmations(options.confirm, options.retries)
+        self.pubs = Confirmations(options.confirm, options.retries)
         #: the highest sequence that was delivered, and those beyond `position` that were delivered
         self._highest = 0
         self._ahead: set[int] = set()
@@ -159,6 +160,9 @@ class ClientSession:
         #: time of the last message, and of the last SYNCEND
         self._progressed = self._checked = now
         self._spread = self._jitter()
+        self._now = now
+        #: events to return, and broadcasts to deliver after them
+        self._events: list[Event] = []
         self._out: list[Broadcast] = []
         self._to_send: list[tuple[Target, list[Buffer]]] = []
 
@@ -167,7 +171,8 @@ class ClientSession:
     def connected(self, now: float) -> None:
         """Both SNAPSHOT and PUBLISHER are connected, for the first time or again."""
         # If only PUBLISHER was disconnected, an answer may still arrive that looks like the answer to this request.
-        self._request_sync(now, Target.NEW_SNAPSHOT if self._unanswered else Target.SNAPSHOT)
+        self._now = now
+        self._request_sync(Target.NEW_SNAPSHOT if self._unanswered else Target.SNAPSHOT)
 
     def disconnected(self, now: float) -> None:
         """SNAPSHOT or PUBLISHER is disconnected: hold broadcasts back until both are connected."""
@@ -176,96 +181,89 @@ class ClientSession:
 
     def resumed(self, now: float) -> None:
         """The owner reads again after a pause, in which broadcasts may have been dropped."""
-        self._request_sync(now, Target.NEW_SNAPSHOT)
+        self._now = now
+        self._request_sync(Target.NEW_SNAPSHOT)
 
     def publish(self, event: Pub, handle: Any, now: float) -> None:
-        """Send *event*; a later Confirmed or Unconfirmed has *handle*."""
-        frames = event.serialize()
-        self._pubs.add(event.uuid, frames, handle, now)
-        self._to_send.append((Target.COLLECTOR, frames))
+        """Send *event*; a later Confirmed or Unconfirmed has *handle*.
 
-    def abandon(self) -> list[Event]:
-        """Return an Unconfirmed for every event that is not confirmed, and forget them."""
-        return list(self._pubs.abandon())
+        :raises LocalProtocolError: a server would refuse *event*
+        """
+        frames = event.serialize()
+        try:
+            check_event(frames)
+        except RemoteProtocolError as error:
+            raise LocalProtocolError(f"a server would refuse the event: {error}") from error
+        self.pubs.add(event.uuid, frames, handle, now)
+        self._to_send.append((Target.COLLECTOR, frames))
 
     def data_to_send(self) -> list[tuple[Target, list[Buffer]]]:
         """Return the messages to send, each once, in order."""
         to_send, self._to_send = self._to_send, []
         return to_send
 
-    @property
-    def pending(self) -> int:
-        """Number of published events that are not confirmed."""
-        return len(self._pubs)
-
     def receive_broadcasts(self, messages: Iterable[Sequence[bytes]], now: float) -> list[Event]:
         """Process messages from PUBLISHER."""
-        events: list[Event] = []
-        for frames in messages:
-            broadcast = _parsed(Broadcast.parse, frames, events)
-            if broadcast is not None:
-                self._broadcast(broadcast, events, now)
-        self._flush(events)
-        return events
+        return self._receive(messages, now, lambda frames: self._broadcast(Broadcast.parse(frames)))
 
     def receive_syncs(self, messages: Iterable[Sequence[bytes]], now: float) -> list[Event]:
         """Process messages from SNAPSHOT."""
-        events: list[Event] = []
+        return self._receive(messages, now, self._answer)
+
+    def _receive(
+        self, messages: Iterable[Sequence[bytes]], now: float, receive: Callable[[Sequence[bytes]], None]
+    ) -> list[Event]:
+        self._now = now
         for frames in messages:
-            if frames and frames[0] == SYNCEND:
-                end = _parsed(SyncEnd.parse, frames, events)
-                if end is not None:
-                    self._end_sync(end, events, now)
-            else:
-                sync = _parsed(Sync.parse, frames, events)
-                if sync is not None:
-                    self._sync(sync, events, now)
-        self._flush(events)
-        return events
+            try:
+                receive(frames)
+            except RemoteProtocolError as error:
+                self._events.append(Ignored(cause=error.cause))
+        return self._take()
 
     def tick(self, now: float) -> list[Event]:
         """Run everything that is due at *now*."""
-        events: list[Event] = []
+        self._now = now
         if self._syncing:
             if now - self._progressed >= self.options.answer:
-                events.append(Silent())
-                self._request_sync(now, Target.NEW_SNAPSHOT)
+                self._emit(Silent())
+                self._request_sync(Target.NEW_SNAPSHOT)
         elif now >= self._sync_due():
-            self._request_sync(now)
-        if self._pubs.next_due() <= now and not self._syncing:
+            self._request_sync()
+        if self.pubs.next_due() <= now and not self._syncing:
             if self.position is None:
-                self._resend(events, now)
+                self._resend()
             else:
                 # They may be published: the synchronization confirms those, and _end_sync sends the others again.
-                self._request_sync(now)
-        return events
+                self._request_sync()
+        return self._take()
 
     def next_due(self) -> float:
         """Return the time at which :meth:`tick` has to be called."""
         due = self._progressed + self.options.answer if self._syncing else self._sync_due()
-        return due if self._syncing else min(due, self._pubs.next_due())
+        return due if self._syncing else min(due, self.pubs.next_due())
 
     # Received messages.
 
-    def _broadcast(self, broadcast: Broadcast, events: list[Event], now: float) -> None:
+    def _broadcast(self, broadcast: Broadcast) -> None:
         """Process a BROADCAST: confirm an own event, notice another journal, then hold or deliver the event."""
-        self._confirm(broadcast, events)
+        self._confirm(broadcast)
         seq = broadcast.sequence
         if not self._syncing:
-            self._progressed = now
+            self._progressed = self._now
         previous, self._last_broadcast = self._last_broadcast, seq
         if not self.options.subscribe or not self._subtrees.match(broadcast.topic):
             return
         if previous is not None and seq <= previous:
-            self._restart(events, now)
+            self._restart()
         if self.position is None:
             self.position = seq - 1
         if self._syncing:
             self._hold(broadcast)
         else:
-            self._deliver(broadcast, now)
+            self._deliver(broadcast)
 
-    def _deliver(self, broadcast: Broadcast, now: float) -> None:
+    def _deliver(self, broadcast: Broadcast) -> None:
         """Deliver a broadcast, or request the events that are missing before it."""
         assert self.position is not None
         seq = broadcast.sequence
@@ -278,32 +276,37 @@ class ClientSession:
             self._ahead.add(seq)
             self._out.append(broadcast)
             if len(self._ahead) >= MOST_AHEAD:
-                self._request_sync(now)
+                self._request_sync()
         else:
             self._hold(broadcast)
-            self._request_sync(now)
+            self._request_sync()
 
-    def _sync(self, sync: Sync, events: list[Event], now: float) -> None:
+    def _answer(self, frames: Sequence[bytes]) -> None:
+        if frames and frames[0] == SYNCEND:
+            self._end_sync(SyncEnd.parse(frames))
+        else:
+            self._sync(Sync.parse(frames))
+
+    def _sync(self, sync: Sync) -> None:
         """Process a SYNC: confirm an own event, and deliver the event if it is new, late if it is out of order."""
-        self._confirm(sync, events)
+        self._confirm(sync)
         if not self._syncing or self.position is None:
             return
-        self._progressed = now
+        self._progressed = self._now
         seq = sync.sequence
         if seq <= self.position:
             return
         if seq > self.position + 1 and not self.options.subtrees:
-            self._report_lost(self.position + 1, seq - 1, events)
+            self._emit(Lost(first=self.position + 1, last=seq - 1))
         self.position = seq
         if seq in self._ahead:
             return  # it was handed out when it was broadcast
         if seq < self._highest:
-            self._flush(events)
-            events.append(Events(events=(sync,), late=True))
+            self._emit(Events(events=(sync,), late=True))
         else:
             self._out.append(sync)
 
-    def _end_sync(self, end: SyncEnd, events: list[Event], now: float) -> None:
+    def _end_sync(self, end: SyncEnd) -> None:
         """End a synchronization: deliver the broadcasts that were held back, up to the next gap."""
         if not self._syncing:
             return
@@ -311,26 +314,25 @@ class ClientSession:
         since = self._requested  # saved, because releasing broadcasts may start another request
         if end.sequence < since != LAST_SEQ:
             # The stream ends before the client's position: it is another journal, or an older copy of it.
-            self._restart(events, now)
+            self._restart()
             return
-        self._progressed = self._checked = now
+        self._progressed = self._checked = self._now
         self._spread = self._jitter()
-        self._resend(events, now)
+        self._resend()
         held, self._held, self._held_bytes = self._held, [], 0
         overflowed, self._overflowed = self._overflowed, False
         for broadcast in held:
-            self._release(broadcast, events, now)
+            self._release(broadcast)
         if self.position is not None and since != LAST_SEQ:  # LAST_SEQ: the request was without a position
             self.position = max(self.position, end.sequence)
             self._ahead = {seq for seq in self._ahead if seq > self.position}
             if self._last_broadcast is None:
                 self._last_broadcast = since
-        self._flush(events)
-        events.append(Synchronised(position=self.position))
+        self._emit(Synchronised(position=self.position))
         if overflowed and not self._syncing:
-            self._request_sync(now)
+            self._request_sync()
 
-    def _release(self, broadcast: Broadcast, events: list[Event], now: float) -> None:
+    def _release(self, broadcast: Broadcast) -> None:
         """Deliver a broadcast that was held back, or hold it further if a new synchronization has begun."""
         assert self.position is not None
         seq = broadcast.sequence
@@ -340,18 +342,17 @@ class ClientSession:
         missing = seq > self.position + 1 and not self.options.subtrees
         if missing and seq <= self._covered:
             # The broadcast arrived before the request, so the answer would have had the missing events.
-            self._report_lost(self.position + 1, seq - 1, events)
+            self._emit(Lost(first=self.position + 1, last=seq - 1))
             self.position = seq - 1
-        self._deliver(broadcast, now)
+        self._deliver(broadcast)
 
-    def _restart(self, events: list[Event], now: float) -> None:
+    def _restart(self) -> None:
         """Start again with the first event of another journal."""
-        self._flush(events)
-        events.append(Restarted())
+        self._emit(Restarted())
         self.position = self._highest = 0
         self._ahead.clear()
         self._held, self._held_bytes = [], 0
-        self._request_sync(now, Target.NEW_SNAPSHOT)
+        self._request_sync(Target.NEW_SNAPSHOT)
 
     def _hold(self, broadcast: Broadcast) -> None:
         size = len(broadcast.data)
@@ -361,40 +362,46 @@ class ClientSession:
         self._held.append(broadcast)
         self._held_bytes += size
 
-    def _confirm(self, broadcast: Broadcast, events: list[Event]) -> None:
-        confirmed = self._pubs.received(broadcast.uuid, broadcast.sequence)
+    def _confirm(self, broadcast: Broadcast) -> None:
+        confirmed = self.pubs.received(broadcast.uuid, broadcast.sequence)
         if confirmed is not None:
-            events.append(confirmed)
+            self._events.append(confirmed)
 
-    def _report_lost(self, first: int, last: int, events: list[Event]) -> None:
-        self._flush(events)
-        events.append(Lost(first=first, last=last))
+    def _emit(self, event: Event) -> None:
+        """Report *event*, after the events that were delivered before it."""
+        self._flush()
+        self._events.append(event)
 
-    def _flush(self, events: list[Event]) -> None:
+    def _flush(self) -> None:
         if self._out:
-            events.append(Events(events=tuple(self._out)))
+            self._events.append(Events(events=tuple(self._out)))
             self._highest = max(self._highest, self._out[-1].sequence)
             self._out = []
 
+    def _take(self) -> list[Event]:
+        self._flush()
+        events, self._events = self._events, []
+        return events
+
     # Requests.
 
-    def _request_sync(self, now: float, to: Target = Target.SNAPSHOT) -> None:
+    def _request_sync(self, to: Target = Target.SNAPSHOT) -> None:
         """Send a SYNCSTART for everything after ``position``.
 
         A client without a position sends the largest possible sequence: the answer has no events, and only shows that
         the server is alive.
         """
         self._syncing = self._unanswered = True
-        self._progressed = now
+        self._progressed = self._now
         self._covered = self._last_broadcast or 0
         self._requested = LAST_SEQ if self.position is None else self.position
         request = SyncStart(subtrees=self._subtrees, sequence=self._requested, dialect=self.options.dialect)
         self._to_send.append((to, [*request.serialize()]))
 
-    def _resend(self, events: list[Event], now: float) -> None:
-        for frames in self._pubs.resend(now):
-            self._to_send.append((Target.COLLECTOR, frames))
-        events += self._pubs.given_up()
+    def _resend(self) -> None:
+        again, given_up = self.pubs.resend(self._now)
+        self._to_send += [(Target.COLLECTOR, frames) for frames in again]
+        self._events += given_up
 
     def _sync_due(self) -> float:
         due = self._progressed + self.options.quiet * self._spread
@@ -404,11 +411,3 @@ class ClientSession:
 
     def _jitter(self) -> float:
         return 1 + self._random.random() / 4
-
-
-def _parsed(parse: Any, frames: Sequence[bytes], events: list[Event]) -> Any:
-    try:
-        return parse(frames)
-    except RemoteProtocolError as error:
-        events.append(Ignored(cause=error.cause))
-        return None

@@ -51,7 +51,6 @@ class Confirmations:
     retries: int
     #: in the order in which they were sent
     _pending: OrderedDict[bytes, _Pending] = attrs.field(factory=OrderedDict, init=False)
-    _given_up: list[Unconfirmed] = attrs.field(factory=list, init=False)
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -70,26 +69,21 @@ class Confirmations:
         pending = self._pending.pop(uuid, None)
         return None if pending is None else Confirmed(handle=pending.handle, sequence=sequence)
 
-    def resend(self, now: float) -> list[list[Buffer]]:
-        """Return the frames of events to send again; give events up that were sent again often enough."""
+    def resend(self, now: float) -> tuple[list[list[Buffer]], list[Unconfirmed]]:
+        """Return the frames of the events to send again, and the events that were sent again often enough."""
         late = list(takewhile(lambda uuid: now - self._pending[uuid].sent >= self.timeout, self._pending))
-        frames = []
+        frames, given_up = [], []
         for uuid in late:
             pending = self._pending[uuid]
             if pending.tries > self.retries:
                 del self._pending[uuid]
-                self._given_up.append(Unconfirmed(handle=pending.handle))
+                given_up.append(Unconfirmed(handle=pending.handle))
                 continue
             pending.tries += 1
             pending.sent = now
             self._pending.move_to_end(uuid)
             frames.append(pending.frames)
-        return frames
-
-    def given_up(self) -> list[Unconfirmed]:
-        """Return the events that :meth:`resend` has given up since the last call."""
-        given_up, self._given_up = self._given_up, []
-        return given_up
+        return frames, given_up
 
     def abandon(self) -> list[Unconfirmed]:
         """Stop tracking all events, and return them as Unconfirmed."""

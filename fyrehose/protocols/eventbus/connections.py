@@ -1,8 +1,10 @@
 """Limit the number of connections to an event bus, and close connections that lose their permission.
 
-ZeroMQ accepts every connection, asks the ZAP handler once whether to allow it, and has no call to close one.  Its
-monitors report the file descriptor of each connection.  This module shuts that socket down: to ZeroMQ and to the peer
-it looks like a lost connection, and the peer reconnects.
+ZeroMQ accepts every connection and asks the ZAP handler once whether to allow it.  It has no call that closes a
+connection of a ROUTER or PUB socket later (libzmq issue 2319).  But its monitors report the file descriptor of each
+connection, so this module shuts that socket down: to ZeroMQ and to the peer it looks like a lost connection, and the
+peer reconnects.  ZeroMQ's thread may close a descriptor at any time, and the number may then stand for another file, so
+:func:`socket_of` duplicates it, and the duplicate is checked before it is shut down.
 
     accepted(port, descriptor) -> admitted, or refused: in both cases open until disconnected(port, descriptor)
 
@@ -15,10 +17,12 @@ import os
 import socket
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 
 import attrs
+from twisted.internet.interfaces import IDelayedCall
 
 from fyrehose.identity import Action, Identity, network_of
 
@@ -31,9 +35,28 @@ UNKNOWN = "an unknown address"
 
 _Admission = tuple[Identity, Action]
 
-#: A connection: the port that accepted it, and its file descriptor.  A descriptor alone is ambiguous, because another
-#: port may have reused the number before the monitor reports the end of the first connection.
-Key = tuple[int, int]
+
+@attrs.define(eq=False)
+class Connection:
+    """A connection that ZeroMQ has accepted.
+
+    :ivar port: the port that accepted it
+    :ivar host: the address of the peer
+    :ivar refused: it is closed soon
+    :ivar unanswered: it is refused, and the ZAP handler has not been asked about it
+    :ivar ending: the call that closes it
+    """
+
+    port: int
+    descriptor: int
+    host: str
+    refused: bool = False
+    unanswered: bool = False
+    ending: IDelayedCall | None = None
+
+    def close(self) -> None:
+        """Close the connection, if it is still open."""
+        shut_down(self.descriptor, [self.host], [self.port])
 
 
 @attrs.define(eq=False)
@@ -48,60 +71,59 @@ class Connections:
     """
 
     most: int = sys.maxsize
-    _hosts: dict[Key, str] = attrs.field(factory=dict, init=False)
-    _networks: dict[str, dict[Key, None]] = attrs.field(factory=dict, init=False)
-    _occupied: int = attrs.field(default=0, init=False)
-    #: refused connections, and those of them, by host, that the ZAP handler has not answered yet
-    _refused: set[Key] = attrs.field(factory=set, init=False)
-    _awaiting_zap: dict[str, dict[Key, None]] = attrs.field(factory=dict, init=False)
+    #: by port and descriptor: another port may have reused a descriptor before the monitor reports the end of the first
+    _open: dict[tuple[int, int], Connection] = attrs.field(factory=dict, init=False)
+    _refused: dict[Connection, None] = attrs.field(factory=dict, init=False)
+    _networks: dict[str, dict[Connection, None]] = attrs.field(factory=dict, init=False)
     _admitted: OrderedDict[_Admission, None] = attrs.field(factory=OrderedDict, init=False)
     #: hosts of admitted identities that are not remembered any more
     _forgotten_hosts: set[str] = attrs.field(factory=set, init=False)
 
-    @property
-    def count(self) -> int:
-        """The number of open connections."""
-        return len(self._hosts)
+    def __len__(self) -> int:
+        return len(self._open)
 
     @property
     def refused_limit(self) -> int:
         """The number of refused connections that may stay open."""
         return min(REFUSED, self.most // 16)
 
-    def host(self, port: int, descriptor: int) -> str:
-        """Return the address of an open connection."""
-        return self._hosts.get((port, descriptor), UNKNOWN)
-
     def of(self, port: int) -> list[tuple[str, int]]:
         """Return the connections of *port*: the address and the descriptor of each."""
-        return [(host, descriptor) for (accepted, descriptor), host in self._hosts.items() if accepted == port]
+        return [(each.host, each.descriptor) for each in self._open.values() if each.port == port]
 
-    def accepted(self, port: int, descriptor: int) -> Key | None:
+    def accepted(self, port: int, descriptor: int) -> Connection | None:
         """Add a connection.
 
         :return: the connection to refuse: this one, another one that makes room for it, or None
         """
-        key, host = (port, descriptor), _peer(port, descriptor)
-        self._hosts[key] = host
-        victim = None
-        if self._occupied >= self.most - self.refused_limit:
-            victim = self._make_room(host)
-            if victim is None:
-                self._refused.add(key)
-                self._awaiting_zap.setdefault(host, {})[key] = None
-                return key
-        self._networks.setdefault(network_of(host), {})[key] = None
-        self._occupied += 1
+        self.disconnected(port, descriptor)  # a connection whose end was not reported
+        new = self._open[port, descriptor] = Connection(port, descriptor, peer_of(port, descriptor))
+        group = self._networks.setdefault(network_of(new.host), {})
+        group[new] = None
+        if len(self._open) - len(self._refused) <= self.most - self.refused_limit:
+            return None
+        largest = max(self._networks.values(), key=len)
+        victim = new if 2 * len(group) - 1 >= len(largest) else next(reversed(largest))
+        victim.refused, victim.unanswered = True, victim is new
+        self._refused[victim] = None
+        self._release(victim)
         return victim
 
-    def disconnected(self, port: int, descriptor: int) -> str:
-        """Remove a connection; return its address."""
-        key = (port, descriptor)
-        host = self._hosts.pop(key, UNKNOWN)
-        self._refused.discard(key)
-        _remove(self._awaiting_zap, host, key)
-        self._release(host, key)
-        return host
+    def disconnected(self, port: int, descriptor: int) -> Connection | None:
+        """Remove and return a connection; return None if it is unknown."""
+        gone = self._open.pop((port, descriptor), None)
+        if gone is not None and gone.refused:
+            del self._refused[gone]
+        elif gone is not None:
+            self._release(gone)
+        return gone
+
+    def clear(self) -> None:
+        """Remove all connections, because the server has stopped."""
+        for each in list(self._open.values()):
+            if each.ending is not None and each.ending.active():
+                each.ending.cancel()
+            self.disconnected(each.port, each.descriptor)
 
     def refuse(self, host: str) -> bool:
         """Return whether the ZAP handler has to refuse a connection from *host*.
@@ -110,25 +132,18 @@ class Connections:
         waiting, another one than intended may be refused; its client reconnects.
         """
         host = _plain(host)
-        waiting = self._awaiting_zap.get(host)
-        if not waiting:
-            return False
-        _remove(self._awaiting_zap, host, next(iter(waiting)))
-        return True
-
-    def was_refused(self, port: int, descriptor: int) -> bool:
-        """Return whether an open connection was refused."""
-        return (port, descriptor) in self._refused
+        waiting = next((each for each in self._refused if each.unanswered and each.host == host), None)
+        if waiting is not None:
+            waiting.unanswered = False
+        return waiting is not None
 
     def too_many_refused(self) -> bool:
         """Return whether more refused connections are open than :attr:`refused_limit`."""
         return len(self._refused) > self.refused_limit
 
-    def end(self, port: int, descriptor: int) -> None:
-        """Close a refused connection, if it is still open."""
-        key = (port, descriptor)
-        if key in self._refused:
-            _shut_down(descriptor, [self._hosts[key]], [port])
+    def close(self, port: int, host: str, descriptor: int) -> None:
+        """Close the connection *descriptor* from *host* to *port*, if it is still open."""
+        shut_down(descriptor, [_plain(host)], [port])
 
     def admit(self, identity: Identity, action: Action) -> None:
         """Remember that the ZAP handler has admitted *identity* for *action*."""
@@ -153,66 +168,48 @@ class Connections:
         for wanted in refused:
             del self._admitted[wanted]
         self._forgotten_hosts.clear()
-        return sum(_shut_down(descriptor, hosts, ports) for _, descriptor in list(self._hosts)) if hosts else 0
+        return sum(shut_down(each.descriptor, hosts, ports) for each in self._open.values()) if hosts else 0
 
-    def _make_room(self, host: str) -> Key | None:
-        """Return the newest connection of the largest network, if a new one from *host* is to replace it."""
-        most = max(self._networks.values(), key=len, default={})
-        if 2 * len(self._networks.get(network_of(host), ())) + 1 >= len(most):
-            return None
-        key = next(reversed(most))
-        self._release(self._hosts[key], key)
-        self._refused.add(key)
-        return key
-
-    def _release(self, host: str, key: Key) -> None:
-        if _remove(self._networks, network_of(host), key):
-            self._occupied -= 1
+    def _release(self, connection: Connection) -> None:
+        """Remove *connection* from those of its network."""
+        network = network_of(connection.host)
+        del self._networks[network][connection]
+        if not self._networks[network]:
+            del self._networks[network]
 
 
-def _remove(groups: dict[str, dict[Key, None]], name: str, key: Key) -> bool:
-    """Remove *key* from the group *name*, and the group with its last key; return whether it was there."""
-    group = groups.get(name, {})
-    if key not in group:
-        return False
-    del group[key]
-    if not group:
-        del groups[name]
-    return True
+@contextmanager
+def socket_of(descriptor: int) -> Iterator[socket.socket]:
+    """Duplicate *descriptor*, so that what is done is done to one socket, even if ZeroMQ closes it meanwhile.
 
-
-def _peer(port: int, descriptor: int) -> str:
-    """Return the address at the other end of the connection that *port* accepted."""
+    :raises OSError: it is closed already, or another kind of file
+    """
+    held = os.dup(descriptor)
     try:
-        with socket.socket(fileno=os.dup(descriptor)) as found:
-            return _plain(found.getpeername()[0]) if found.getsockname()[1] == port else UNKNOWN
-    except (OSError, IndexError, TypeError):
-        return UNKNOWN  # the connection is closed already
-
-
-def shut_down(host: str, descriptor: int, port: int) -> bool:
-    """Shut the connection *descriptor* down if it is one from *host* to *port*; return whether it was."""
-    return _shut_down(descriptor, [_plain(host)], [port])
-
-
-def _shut_down(descriptor: int, hosts: Collection[str], ports: Collection[int]) -> bool:
-    """Shut *descriptor* down if it is a connection from one of *hosts* to one of *ports*; return whether it was."""
-    try:
-        held = os.dup(descriptor)  # so that the socket that is checked is the one that is shut down
+        found = socket.socket(fileno=held)
     except OSError:
-        return False  # the connection is closed already
-    try:
-        with socket.socket(fileno=held) as found:
-            held = -1
-            if found.getsockname()[1] not in ports or _plain(found.getpeername()[0]) not in hosts:
-                return False
+        os.close(held)
+        raise
+    with found:
+        yield found
+
+
+def peer_of(port: int, descriptor: int) -> str:
+    """Return the address at the other end of the connection that *port* accepted."""
+    # The connection may be closed already, and the descriptor may be another file now.
+    with suppress(OSError, IndexError, TypeError), socket_of(descriptor) as found:
+        if found.getsockname()[1] == port:
+            return _plain(found.getpeername()[0])
+    return UNKNOWN
+
+
+def shut_down(descriptor: int, hosts: Collection[str], ports: Collection[int]) -> bool:
+    """Shut *descriptor* down if it is a connection from one of *hosts* to one of *ports*; return whether it was."""
+    with suppress(OSError, IndexError, TypeError), socket_of(descriptor) as found:
+        if found.getsockname()[1] in ports and _plain(found.getpeername()[0]) in hosts:
             found.shutdown(socket.SHUT_RDWR)
-    except (OSError, IndexError, TypeError):
-        return False  # the connection is closed already, or the descriptor is another file now
-    finally:
-        if held >= 0:
-            os.close(held)
-    return True
+            return True
+    return False
 
 
 def _plain(host: str) -> str:

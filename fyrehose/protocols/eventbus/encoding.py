@@ -1,15 +1,16 @@
-"""Serialize runs of records as the frames of events.
+"""Convert runs of records to events, and events to runs of records.
 
-in: runs of records      out: the six frames of each event
+in: runs of records      out: the six frames of each event; and the other way round
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from struct import pack
 
-from fyrehose.protocols.eventbus.frames import Dialect
-from fyrehose.protocols.eventbus.labels import WireLabels
+from fyrehose.protocols.eventbus.frames import Broadcast, Dialect
+from fyrehose.protocols.eventbus.labels import WireLabels, read_labels
 from fyrehose.records import Buffer, Run
 
 #: Name of the protocol, and source of the records that it publishes.
@@ -34,6 +35,34 @@ def event_frames(run: Run, dialect: Dialect) -> Iterator[Frames]:
         for (sequence, timestamp, uuid), payload in zip(rows, payloads, strict=False):
             data: Buffer = msgpack_bytes(payload) if written.foreign else payload
             yield topic, sequence, producer, timestamp, uuid, data
+
+
+def runs_of(events: Sequence[Broadcast]) -> Iterator[Run]:
+    """Yield consecutive events with the same topic and producer as runs; unpack data that is one msgpack byte string.
+
+    The time of a run is the producer's timestamp, because the protocol does not send the time of acceptance.
+    """
+
+    def kind(item: tuple[int, Broadcast]) -> tuple[str, bytes, int]:
+        at, event = item
+        return event.topic, event.producer, event.sequence - at  # equal for consecutive sequences
+
+    for _, group in groupby(enumerate(events), kind):
+        row = [event for _, event in group]
+        labels = [read_labels(event.producer, event.timestamp, event.uuid) for event in row]
+        ids = [label.event_id for label in labels]
+        times = [label.event_time for label in labels]
+        yield Run.of(
+            PROTOCOL,
+            [unpack_msgpack_bytes(bytes(event.data)) for event in row],
+            source=PROTOCOL,
+            producer=labels[0].producer,
+            topic=row[0].topic,
+            event_ids=None if None in ids else b"".join(each for each in ids if each is not None),
+            event_times=None if None in times else pack(f"<{len(times)}q", *times),
+            first_seq=row[0].sequence,
+            time=times[0] or 0,
+        )
 
 
 def msgpack_bytes(payload: Buffer) -> bytes:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from struct import Struct
+from typing import Self
 
 import attrs
 
@@ -39,8 +39,6 @@ SYNCSTART = b"SYNCSTART"
 SYNC = b"SYNC"
 SYNCEND = b"SYNCEND"
 
-_BINARY = Struct(">Q")  # sequence => u64, network order
-
 
 class Dialect(StrEnum):
     """The encoding of a sequence."""
@@ -51,7 +49,7 @@ class Dialect(StrEnum):
 
 def pack_sequence(sequence: int, dialect: Dialect) -> bytes:
     """Return the frame for *sequence*."""
-    return _BINARY.pack(sequence) if dialect is Dialect.BINARY else b"%d" % sequence
+    return sequence.to_bytes(8, "big") if dialect is Dialect.BINARY else b"%d" % sequence
 
 
 def parse_sequence(frame: bytes) -> tuple[int, Dialect | None]:
@@ -62,8 +60,8 @@ def parse_sequence(frame: bytes) -> tuple[int, Dialect | None]:
     """
     if not frame or frame == b"null":
         return 0, None
-    if len(frame) == _BINARY.size and frame[:2] == b"\0\0":
-        return _BINARY.unpack(frame)[0], Dialect.BINARY
+    if len(frame) == 8 and frame[:2] == b"\0\0":
+        return int.from_bytes(frame, "big"), Dialect.BINARY
     if frame.isdigit() and len(frame) <= MAX_LABEL and int(frame) <= LAST_SEQ:
         return int(frame), Dialect.DECIMAL
     raise RemoteProtocolError("bad-sequence", f"{len(frame)} bytes that are not a number below 2^48")
@@ -89,12 +87,17 @@ class Subtrees:
         """
         if not spec:
             return cls(b"", ())
-        if len(spec) > MAX_SUBTREES * (MAX_SUBTREE + 1):
-            raise RemoteProtocolError("too-many-subtrees", f"the subtree specification has {len(spec)} bytes")
-        parts = (spec.replace(b",", b";") if lenient else spec).split(b";")
-        if len(parts) > MAX_SUBTREES:
-            raise RemoteProtocolError("too-many-subtrees", f"{len(parts)}, at most {MAX_SUBTREES} are allowed")
-        return cls(spec, tuple(_subtree(part, lenient) for part in parts))
+        parts = (spec.replace(b",", b";") if lenient else spec).split(b";", MAX_SUBTREES)
+        if len(parts) > MAX_SUBTREES or len(spec) > MAX_SUBTREES * (MAX_SUBTREE + 1):
+            raise RemoteProtocolError("too-many-subtrees", f"{len(spec)} bytes, at most {MAX_SUBTREES} are allowed")
+        if (longest := max(map(len, parts))) > MAX_SUBTREE:
+            raise RemoteProtocolError("subtree-too-long", f"{longest} bytes, at most {MAX_SUBTREE} are allowed")
+        if not lenient and not all(part.startswith(b"/") and part.endswith(b"/") for part in parts):
+            raise RemoteProtocolError("bad-subtree", "a subtree does not begin and end with a slash")
+        try:
+            return cls(spec, tuple(part.decode() for part in parts))
+        except UnicodeDecodeError:
+            raise RemoteProtocolError("bad-subtree", "a subtree is not UTF-8") from None
 
     @classmethod
     def of(cls, prefixes: Sequence[str]) -> Subtrees:
@@ -112,17 +115,6 @@ class Subtrees:
         return not self.prefixes or (topic or "").startswith(self.prefixes)
 
 
-def _subtree(part: bytes, lenient: bool) -> str:
-    if len(part) > MAX_SUBTREE:
-        raise RemoteProtocolError("subtree-too-long", f"{len(part)} bytes, at most {MAX_SUBTREE} are allowed")
-    if not lenient and not (part.startswith(b"/") and part.endswith(b"/")):
-        raise RemoteProtocolError("bad-subtree", "a subtree does not begin and end with a slash")
-    try:
-        return part.decode()
-    except UnicodeDecodeError:
-        raise RemoteProtocolError("bad-subtree", "a subtree is not UTF-8") from None
-
-
 @attrs.frozen(slots=True, kw_only=True)
 class SyncStart:
     """SYNCSTART: a client requests the events of ``subtrees`` after ``sequence``."""
@@ -137,11 +129,8 @@ class SyncStart:
 
         :raises RemoteProtocolError: the frames are not a SYNCSTART
         """
-        if not 2 <= len(frames) <= 3:
-            raise RemoteProtocolError("wrong-frame-count", f"{len(frames)}, expected 3 for SYNCSTART")
-        if frames[0] != SYNCSTART:
-            raise RemoteProtocolError("unknown-command")
-        sequence, dialect = parse_sequence(frames[2] if len(frames) == 3 else b"")
+        _check_command(frames, SYNCSTART, least=2)
+        sequence, dialect = parse_sequence(b"".join(frames[2:]))
         return cls(subtrees=Subtrees.parse(frames[1], lenient=lenient), sequence=sequence, dialect=dialect)
 
     def serialize(self) -> list[bytes]:
@@ -164,10 +153,7 @@ class SyncEnd:
 
         :raises RemoteProtocolError: the frames are not a SYNCEND
         """
-        if len(frames) != 3:
-            raise RemoteProtocolError("wrong-frame-count", f"{len(frames)}, expected 3 for SYNCEND")
-        if frames[0] != SYNCEND:
-            raise RemoteProtocolError("unknown-command")
+        _check_command(frames, SYNCEND)
         sequence, dialect = parse_sequence(frames[2])
         return cls(subtrees=frames[1], sequence=sequence, dialect=dialect or Dialect.BINARY)
 
@@ -188,8 +174,24 @@ class Event:
     uuid: bytes
     data: Buffer
 
+    @classmethod
+    def parse(cls, frames: Sequence[bytes]) -> Self:
+        """Parse an event.
+
+        :raises RemoteProtocolError: the frames are not an event of this kind
+        """
+        topic = check_event(frames)
+        number, producer, timestamp, uuid, data = frames[1:]
+        sequence, dialect = cls._sequence(number)
+        labels = {"producer": producer, "timestamp": timestamp, "uuid": uuid}
+        return cls(topic=topic, sequence=sequence, dialect=dialect, data=data, **labels)
+
+    @classmethod
+    def _sequence(cls, frame: bytes) -> tuple[int, Dialect | None]:
+        return 0, None
+
     def serialize(self) -> list[Buffer]:
-        """Return the six frames of PUB and BROADCAST."""
+        """Return the frames of the event."""
         sequence = b"null" if self.dialect is None else pack_sequence(self.sequence, self.dialect)
         return [self.topic.encode(), sequence, self.producer, self.timestamp, self.uuid, self.data]
 
@@ -197,59 +199,36 @@ class Event:
 class Pub(Event):
     """PUB: a client publishes an event; the server ignores its sequence."""
 
-    @classmethod
-    def parse(cls, frames: Sequence[bytes]) -> Pub:
-        """Parse a PUB.
-
-        :raises RemoteProtocolError: the frames are not an event
-        """
-        topic = check_event(frames)
-        producer, timestamp, uuid, data = frames[2:]
-        return cls(topic=topic, sequence=0, dialect=None, producer=producer, timestamp=timestamp, uuid=uuid, data=data)
-
 
 class Broadcast(Event):
     """BROADCAST: the server sends a durable event to all subscribers."""
 
     @classmethod
-    def parse(cls, frames: Sequence[bytes]) -> Broadcast:
-        """Parse a BROADCAST.
-
-        :raises RemoteProtocolError: the frames are not an event with a sequence
-        """
-        topic = check_event(frames)
-        sequence, dialect = parse_sequence(frames[1])
+    def _sequence(cls, frame: bytes) -> tuple[int, Dialect | None]:
+        sequence, dialect = parse_sequence(frame)
         if dialect is None or not sequence:
             raise RemoteProtocolError("bad-sequence", "an event from the server has no sequence")
-        producer, timestamp, uuid, data = frames[2:]
-        return cls(
-            topic=topic,
-            sequence=sequence,
-            dialect=dialect,
-            producer=producer,
-            timestamp=timestamp,
-            uuid=uuid,
-            data=data,
-        )
+        return sequence, dialect
 
 
 class Sync(Broadcast):
-    """SYNC: the server sends one event of a snapshot."""
+    """SYNC: the server sends one event of a snapshot; a frame "SYNC" precedes it."""
 
     @classmethod
-    def parse(cls, frames: Sequence[bytes]) -> Sync:
-        """Parse a SYNC.
-
-        :raises RemoteProtocolError: the frames are not "SYNC" and an event
-        """
+    def parse(cls, frames: Sequence[bytes]) -> Self:
         if not frames or frames[0] != SYNC:
             raise RemoteProtocolError("unknown-command")
-        broadcast = Broadcast.parse(frames[1:])
-        return cls(**attrs.asdict(broadcast, recurse=False))
+        return super().parse(frames[1:])
 
     def serialize(self) -> list[Buffer]:
-        """Return the seven frames of SYNC."""
-        return [SYNC, *Event.serialize(self)]
+        return [SYNC, *super().serialize()]
+
+
+def _check_command(frames: Sequence[bytes], command: bytes, least: int = 3) -> None:
+    if not least <= len(frames) <= 3:
+        raise RemoteProtocolError("wrong-frame-count", f"{len(frames)}, expected 3 for {command.decode()}")
+    if frames[0] != command:
+        raise RemoteProtocolError("unknown-command")
 
 
 def check_event(frames: Sequence[Buffer]) -> str:

@@ -23,13 +23,12 @@ from __future__ import annotations
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
 from hashlib import sha256
+from typing import NamedTuple
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 from uuid import UUID
-
-import attrs
 
 from fyrehose.kernels import eventbus as kernel
 from fyrehose.protocols.eventbus.frames import Dialect, pack_sequence
@@ -50,8 +49,7 @@ _PRINTABLE = re.compile(rb"[ !#-\[\]-~]*")
 Label = Callable[[int], bytes]
 
 
-@attrs.frozen(slots=True)
-class Labels:
+class Labels(NamedTuple):
     """The labels of one event as a run stores them."""
 
     producer: str
@@ -129,11 +127,8 @@ def _second(second: int, zone: str) -> bytes:
 
 
 @lru_cache(64)
-def _zone(zone: str) -> timezone:
-    if zone in ("", "Z"):
-        return UTC
-    offset = timedelta(hours=int(zone[1:3]), minutes=int(zone[4:6]))
-    return timezone(-offset if zone[0] == "-" else offset)
+def _zone(zone: str) -> tzinfo:
+    return datetime.fromisoformat(f"1970-01-01T00:00{zone}").tzinfo or UTC
 
 
 @lru_cache(1024)
@@ -173,8 +168,7 @@ def _read_uuid(uuid: bytes) -> tuple[bytes | None, str]:
 
 def write_uuid(event_id: bytes) -> bytes:
     """Return the text of a UUID of 16 bytes."""
-    text = event_id.hex()
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}".encode()
+    return str(UUID(bytes=event_id)).encode()
 
 
 def _read_producer(producer: bytes) -> tuple[str, str]:

@@ -4,14 +4,13 @@ ZeroMQ keeps one copy of an event until every subscriber has received it or is d
 subscribers are missing.  The kernel does: while nothing is broadcast, the send queue of a subscriber that reads
 becomes empty, and the send queue of one that does not read stays full.
 
-    begin(now), update() ... update() -> slow(now)
+    slow(now) ... slow(now) -> forget()
 
 in: the connections of PUBLISHER      out: the connections to close
 """
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable, Collection
 from fcntl import ioctl
@@ -20,6 +19,10 @@ from termios import TIOCOUTQ
 
 import attrs
 
+from fyrehose.protocols.eventbus.connections import socket_of
+
+#: How long slow subscribers may delay the others before they are looked for, in seconds.
+WAIT = 1.0
 #: While others wait, a subscriber that acknowledges less than this is slow, in bytes per second.
 LEAST_RATE = 4 << 20
 #: A subscriber is slow if it acknowledges less than the fastest subscriber that is behind, divided by this.
@@ -33,40 +36,44 @@ Subscriber = tuple[str, int]
 
 @attrs.define(eq=False)
 class Laggards:
-    """Subscribers whose send queue has not been empty since :meth:`begin`.
+    """The subscribers whose send queue has not been empty since others wait for them.
 
     :ivar connected: returns all connected subscribers
     """
 
     connected: Callable[[], Collection[Subscriber]]
-    _since: float = attrs.field(default=0.0, init=False)
-    #: subscribers that were behind at every update, and the bytes that each had acknowledged at the beginning
+    #: when the others began to wait, or None, and when slow subscribers were last looked for
+    _since: float | None = attrs.field(default=None, init=False)
+    _checked: float = attrs.field(default=0.0, init=False)
+    #: subscribers that were behind at every call, and the bytes that each had acknowledged at the beginning
     _behind: dict[Subscriber, int] = attrs.field(factory=dict, init=False)
 
-    def begin(self, now: float) -> None:
-        """Start with all subscribers whose send queue is not empty at *now*."""
-        self._since = now
-        self._behind = {each: _acknowledged(each[1]) for each in self.connected() if _queued(each[1])}
+    def forget(self) -> None:
+        """Nobody waits any more."""
+        self._since = None
 
-    def update(self) -> None:
-        """Remove the subscribers whose send queue is empty."""
-        for each in [each for each in self._behind if not _queued(each[1])]:
-            del self._behind[each]
+    def slow(self, now: float) -> list[Subscriber] | None:
+        """Return the subscribers to disconnect, so that the others can continue; call it often while they wait.
 
-    @property
-    def any_behind(self) -> bool:
-        """Whether any subscriber is known to be behind."""
-        return bool(self._behind)
-
-    def slow(self, now: float) -> list[Subscriber]:
-        """Return the subscribers to disconnect, so that the others can continue."""
-        elapsed = now - self._since
+        :return: None if no subscriber is known to be behind, and waiting does not help
+        """
+        if self._since is None:
+            self._since = self._checked = now
+            self._behind = {each: _acknowledged(each[1]) for each in self.connected() if _queued(each[1])}
+        self._behind = {each: before for each, before in self._behind.items() if _queued(each[1])}
+        if now - self._checked < WAIT:
+            return []
+        self._checked, elapsed = now, now - self._since
         taken = {each: _acknowledged(each[1]) - before for each, before in self._behind.items()}
         best = max(taken.values(), default=0)
         others_wait = len(taken) < len(self.connected())
         least = max(best // FACTOR, int(LEAST_RATE * elapsed) if others_wait else 1)
         slow = [each for each, size in taken.items() if size < least]
-        return list(taken) if not slow and others_wait and elapsed >= LONGEST else slow
+        if not slow and others_wait and elapsed >= LONGEST:
+            slow = list(taken)
+        if slow:
+            self._since = None
+        return slow if taken else None
 
 
 def _queued(descriptor: int) -> int:
@@ -81,7 +88,7 @@ def _queued(descriptor: int) -> int:
 def _acknowledged(descriptor: int) -> int:
     """Return the number of bytes that the peer has acknowledged; 0 if it is unknown."""
     try:
-        with socket.socket(fileno=os.dup(descriptor)) as found:
+        with socket_of(descriptor) as found:
             info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)
     except (OSError, AttributeError):
         return 0

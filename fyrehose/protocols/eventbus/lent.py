@@ -25,6 +25,14 @@ OVERHEAD = 512
 TRACKED = 16 << 10
 
 
+class Full(Exception):
+    """The queue of the peer is full, or there is no peer; no part of the message was sent."""
+
+
+class MemoryFull(Full):
+    """The message would exceed the memory for queued messages; no part of it was sent."""
+
+
 class Tracker(Protocol):
     """Reports whether the socket has released a message; pyzmq's MessageTracker."""
 
@@ -33,91 +41,125 @@ class Tracker(Protocol):
 
 
 @attrs.define(eq=False)
-class Lent:
-    """Messages that were lent to a socket and are not released yet.
+class Tracked:
+    """Messages that a socket has not released yet.
 
-    :ivar limit: upper bound of their memory, in bytes; a single message may exceed it
-    :ivar size: their memory, in bytes
-    :ivar free: messages with less data than this are copied and not accounted for, in bytes
-    :ivar factor: 0, because messages that are not accounted for leave ``free`` as it is; see :class:`Account`
+    :ivar free: messages with less data than this are sent untracked, in bytes
+    :ivar size: memory of the messages, in bytes
     """
 
-    limit: int
     free: int = attrs.field(default=LEAST, init=False)
-    factor: int = attrs.field(default=0, init=False)
     size: int = attrs.field(default=0, init=False)
     _trackers: deque[tuple[Tracker, int]] = attrs.field(factory=deque, init=False)
+
+    def tracks(self, size: int) -> bool:
+        """Return whether a message with *size* bytes of data has to be tracked: pass it to :meth:`add` or :meth:`skip`.
+
+        :raises MemoryFull: the message may not be sent now
+        """
+        if size >= self.free and not self.fits(size):
+            raise MemoryFull
+        return size >= self.free
+
+    def fits(self, size: int) -> bool:
+        """Return whether another message of *size* bytes may be tracked."""
+        raise NotImplementedError
+
+    def skip(self, size: int) -> None:
+        """Account for a message that is not tracked."""
 
     def add(self, tracker: Tracker, size: int) -> None:
         """Account for a message of *size* bytes until *tracker* reports that the socket has released it."""
         self._trackers.append((tracker, size))
-        self.size += size
+        self._change(size)
 
-    def fits(self, size: int) -> bool:
-        """Return whether another message of *size* bytes may be lent."""
+    def settle(self) -> None:
+        """Subtract the messages that the socket has released."""
         # Messages are sent in order, so released ones are at the front.
         while self._trackers and self._trackers[0][0].done:
-            self.size -= self._trackers.popleft()[1]
+            self._change(-self._trackers.popleft()[1])
+
+    def _change(self, size: int) -> None:
+        self.size += size
+
+
+@attrs.define(eq=False)
+class Lent(Tracked):
+    """Large messages that a PUB socket holds for all subscribers; small ones are copied and not accounted for.
+
+    :ivar limit: upper bound of their memory, in bytes; a single message may exceed it
+    """
+
+    limit: int
+
+    def fits(self, size: int) -> bool:
+        self.settle()
         return not self.size or self.size + size <= self.limit
 
 
 @attrs.define(eq=False)
-class Account:
+class Account(Tracked):
     """Messages that a ROUTER socket holds for one client.
 
     Only some messages are tracked: messages are sent in order, so a released message implies the release of all before
     it.  An untracked message only reduces ``free``; the next tracked message accounts for its size.
-
-    :ivar size: memory of the messages, in bytes
-    :ivar free: bytes that may be sent untracked before the next message is tracked
-    :ivar factor: 1, because untracked messages reduce ``free``
     """
 
     pool: Pool
     identity: bytes
     network: str
-    size: int = attrs.field(default=0, init=False)
     free: int = attrs.field(default=TRACKED, init=False)
-    factor: int = attrs.field(default=1, init=False)
-    _trackers: deque[tuple[Tracker, int]] = attrs.field(factory=deque, init=False)
 
     def fits(self, size: int) -> bool:
-        """Return whether another message of *size* bytes may be sent."""
         self.settle()
         size += OVERHEAD + TRACKED - self.free
         room = self.pool.room(self.network)
         # The share is computed from the free memory as it was before this client took some.
         return self.size + size <= (self.size + room) // PART or (not self.size and size <= room)
 
+    def skip(self, size: int) -> None:
+        self.free -= size + OVERHEAD
+
     def add(self, tracker: Tracker, size: int) -> None:
         """Account for a message of *size* bytes, and the untracked ones before it, until *tracker* is done."""
         size += OVERHEAD + TRACKED - self.free
         self.free = TRACKED
-        self._trackers.append((tracker, size))
-        self._change(size)
-
-    def settle(self) -> None:
-        """Subtract the messages that the socket has released."""
-        while self._trackers and self._trackers[0][0].done:
-            self._change(-self._trackers.popleft()[1])
+        super().add(tracker, size)
 
     def _change(self, size: int) -> None:
         self.size += size
-        self.pool.change(self, size)
+        self.pool.update(self, size)
 
 
 @attrs.define(eq=False)
-class Pool:
-    """Messages that a ROUTER socket holds for all clients.
+class Shared:
+    """Memory that clients share; those of one network may have half of it.
 
-    :ivar limit: upper bound of their memory, in bytes; one network may have half of it
-    :ivar size: their memory, in bytes
-    :ivar networks: memory of each network, in bytes
+    :ivar limit: upper bound of the memory, in bytes
+    :ivar size: memory in use, in bytes
+    :ivar networks: memory in use by each network, in bytes
     """
 
     limit: int
     size: int = attrs.field(default=0, init=False)
     networks: Counter[str] = attrs.field(factory=Counter, init=False)
+
+    def room(self, network: str) -> int:
+        """Return the memory that is free for *network*, in bytes."""
+        return min(self.limit - self.size, self.limit // 2 - self.networks[network])
+
+    def change(self, network: str, size: int) -> None:
+        """Add *size* bytes, which may be negative, to the memory of *network*."""
+        self.size += size
+        self.networks[network] += size
+        if not self.networks[network]:
+            del self.networks[network]
+
+
+@attrs.define(eq=False)
+class Pool(Shared):
+    """Messages that a ROUTER socket holds for all clients."""
+
     _holding: dict[tuple[str, bytes], Account] = attrs.field(factory=dict, init=False)
 
     def account(self, identity: bytes, network: str) -> Account:
@@ -129,18 +171,10 @@ class Pool:
         for account in list(self._holding.values()):
             account.settle()
 
-    def room(self, network: str) -> int:
-        """Return the memory that is free for *network*, in bytes."""
-        return min(self.limit - self.size, self.limit // 2 - self.networks[network])
-
-    def change(self, account: Account, size: int) -> None:
+    def update(self, account: Account, size: int) -> None:
         """Add *size* bytes, which may be negative, after *account* has added them to its own size."""
-        network = account.network
+        self.change(account.network, size)
         if account.size:
-            self._holding[network, account.identity] = account
+            self._holding[account.network, account.identity] = account
         else:
-            self._holding.pop((network, account.identity), None)
-        self.size += size
-        self.networks[network] += size
-        if not self.networks[network]:
-            del self.networks[network]
+            self._holding.pop((account.network, account.identity), None)

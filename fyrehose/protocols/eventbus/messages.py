@@ -1,7 +1,7 @@
 """Read and write whole messages of a ZeroMQ socket.
 
-:class:`Messages` uses pyzmq, one call per frame, and is the reference for ``kernels.native.zeromq``, which calls libzmq
-directly.  It is not one of the pure kernels, because those do not use sockets.
+:class:`Messages` uses pyzmq, one call per frame.  ``zeromq.pyx`` has the same class, which calls libzmq directly; its
+docstring says what it relies on.
 
 in: a socket      out: lists of frames; nothing is queued here
 """
@@ -12,10 +12,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import zmq
+from twisted.logger import Logger
 from zmq.backend import Socket as Backend
 
 from fyrehose import kernels
 from fyrehose.records import Buffer
+
+log = Logger()
 
 #: The address of the peer that sent a message, and the file descriptor of its connection.
 Origin = tuple[str, int]
@@ -98,14 +101,15 @@ def _origin(frame: zmq.Frame) -> Origin:
 
 
 def _fastest() -> type[Messages]:
-    if kernels.NATIVE:
-        try:
-            from fyrehose.kernels.native.zeromq import Messages as Native
-        except ImportError:  # pyzmq hides its library, or is built without Cython
-            return Messages
-        native: type[Messages] = Native
-        return native
-    return Messages
+    if not kernels.NATIVE:
+        return Messages
+    try:
+        from fyrehose.protocols.eventbus.zeromq import Messages as Native
+    except ImportError as reason:  # it was not built, or does not find what it needs in this pyzmq
+        log.warn("eventbus: using pyzmq for ZeroMQ's messages, which is slower: {reason}", reason=str(reason))
+        return Messages
+    native: type[Messages] = Native
+    return native
 
 
 #: The implementation that is used: native if the native kernels are, otherwise :class:`Messages`.

@@ -5,6 +5,7 @@ in: an endpoint string ``tcp:PORT[:interface=IP]`` and settings      out: a serv
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
@@ -13,12 +14,16 @@ import attrs
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError, MissingExtra
-from fyrehose.interfaces import IBroker, IProtocolPlugin
+from fyrehose.interfaces import IBroker, IClientPlugin
 from fyrehose.protocols.eventbus.encoding import PROTOCOL
 from fyrehose.protocols.eventbus.settings import Settings
 
 if TYPE_CHECKING:
+    from fyrehose.protocols.eventbus.client import EventBusClient
     from fyrehose.protocols.eventbus.service import EventBusService
+
+
+_ENDPOINT = re.compile(r"tcp:(\d+)(?::interface=(.+))?", re.ASCII)
 
 
 def require_zmq() -> None:
@@ -43,22 +48,16 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
         f"invalid --listen '{PROTOCOL}={endpoint}': expected tcp:PORT or tcp:PORT:interface=IP with PORT up to 65533 "
         "(PORT to PORT + 2 are used)"
     )
-    kind, _, rest = endpoint.partition(":")
-    number, found, option = rest.partition(":")
-    if kind != "tcp" or not (number.isascii() and number.isdecimal()) or int(number) > 65_533:
-        raise ConfigError(message)
-    if not found:
-        return "0.0.0.0", int(number)
-    key, _, host = option.partition("=")
-    if key != "interface":
-        raise ConfigError(message)
+    found = _ENDPOINT.fullmatch(endpoint)
     try:
-        return str(ip_address(host.replace("\\:", ":"))), int(number)
+        if found is None or int(found[1]) > 65_533:
+            raise ValueError
+        return str(ip_address((found[2] or "0.0.0.0").replace("\\:", ":"))), int(found[1])
     except ValueError:
         raise ConfigError(message) from None
 
 
-@implementer(IProtocolPlugin)
+@implementer(IClientPlugin)
 @attrs.frozen
 class EventBusPlugin:
     """The protocol plugin of the event bus; importing it does not import pyzmq."""
@@ -66,6 +65,7 @@ class EventBusPlugin:
     name: str = PROTOCOL
     description: str = "event bus over ZeroMQ: publish, subscribe by topic, catch up from any sequence"
     default_endpoint: str = "tcp:5556:interface=127.0.0.1"
+    default_port: int = 5556
     settings: type[Settings] = Settings
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> EventBusService:
@@ -74,6 +74,21 @@ class EventBusPlugin:
         from fyrehose.protocols.eventbus.service import EventBusService
 
         return EventBusService(reactor, broker, host, port, settings)
+
+    def publisher(self, reactor: Any, host: str, port: int, window: int) -> EventBusClient:
+        """Return a client that publishes, and subscribes only to confirm what it has published."""
+        return self._client(reactor, host, port, subscribe=False, window=window)
+
+    def tailer(self, reactor: Any, host: str, port: int) -> EventBusClient:
+        """Return a client that subscribes."""
+        return self._client(reactor, host, port)
+
+    def _client(self, reactor: Any, host: str, port: int, **options: Any) -> EventBusClient:
+        require_zmq()
+        from fyrehose.protocols.eventbus.client import EventBusClient
+        from fyrehose.protocols.eventbus.client_session import Options
+
+        return EventBusClient(reactor, host, port, options=Options(**options))
 
 
 plugin = EventBusPlugin()

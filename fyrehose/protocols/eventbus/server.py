@@ -11,8 +11,8 @@ record, so the record is durable.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain
-from typing import cast
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -20,17 +20,25 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.errors import FyrehoseError, InvalidName, JournalCorrupt, PayloadTooLarge, ReadOnly
+from fyrehose.errors import (
+    FyrehoseError,
+    InvalidName,
+    JournalCorrupt,
+    PayloadTooLarge,
+    ReadOnly,
+    RemoteProtocolError,
+)
 from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker, ISink, ISubscription
+from fyrehose.protocols.eventbus.connections import Connections
+from fyrehose.protocols.eventbus.drafts import Batch
 from fyrehose.protocols.eventbus.encoding import PROTOCOL, Frames, event_frames
 from fyrehose.protocols.eventbus.laggards import Laggards
-from fyrehose.protocols.eventbus.lent import Lent
-from fyrehose.protocols.eventbus.ports import Peers, Port
-from fyrehose.protocols.eventbus.session import Batch, Refused, ServerSession
+from fyrehose.protocols.eventbus.lent import Full, Lent, MemoryFull
+from fyrehose.protocols.eventbus.server_session import ServerSession
 from fyrehose.protocols.eventbus.settings import Settings
 from fyrehose.protocols.eventbus.snapshots import Snapshot
-from fyrehose.protocols.eventbus.zmqport import Full, Gone, MemoryFull
+from fyrehose.protocols.eventbus.zmqport import Gone, ZMQPort, by_then
 from fyrehose.records import Delivery
 
 log = Logger()
@@ -50,10 +58,8 @@ PIECE_COST = 50
 SNAPSHOT_WAIT = 0.05
 #: Upper bound of the memory of large events that wait for subscribers, in bytes.
 BROADCAST_MEMORY = 256 << 20
-#: While that memory is used up: how often the send queues are checked, and how long slow subscribers may delay the
-#: others, in seconds.
+#: While that memory is used up: how often the send queues are checked, in seconds.
 BROADCAST_LOOK = 0.02
-BROADCAST_WAIT = 1.0
 #: Delay before events are published again that a full disk refused, in seconds.
 FULL_WAIT = 5.0
 #: How long a stopping server continues to read events that clients have sent, in seconds.
@@ -67,46 +73,53 @@ class EventBusServer:
     """Publishes PUBs, broadcasts the records of the stream, and answers SYNCSTARTs.
 
     :param clock: schedules calls; the reactor
-    :param peers: lists and closes connections; default: there are none
+    :param connections: lists and closes connections; default: there are none
     """
+
+    _snapshot: ZMQPort
+    _publisher: ZMQPort
+    _collector: ZMQPort
 
     def __init__(
         self,
         clock: IReactorTime,
         broker: IBroker,
         settings: Settings,
-        peers: Peers | None = None,
+        connections: Connections | None = None,
     ) -> None:
         self._clock = clock
         self._broker = broker
         self._settings = settings
-        self._peers = peers or Peers()
-        self._laggards = Laggards(self._peers.subscribers)
-        #: when BROADCAST_MEMORY was used up, and when slow subscribers were last looked for
-        self._full_since: float | None = None
-        self._laggards_checked = 0.0
+        self._connections = Connections() if connections is None else connections
         self._session = ServerSession(settings)
+        # Publishing: the events that are not durable yet, and those that a full disk has refused.
         self._account = broker.budget.account(self)
-        self._over_budget = False
         self._in_flight = 0
         self._published = 0
         self._unwritten: list[Batch] = []
         self._retrying: IDelayedCall | None = None
+        # Broadcasting: the delivery that is being sent, and the memory of large events.
         self._subscription: ISubscription | None = None
         self._outgoing: Iterator[Frames] | None = None
-        self._lent = Lent(BROADCAST_MEMORY)
         self._pumping: IDelayedCall | None = None
+        self._lent = Lent(BROADCAST_MEMORY)
+        # Snapshots.
         self._serving: IDelayedCall | None = None
         self._parked_checked = 0.0
         self._dialect_warned = False
+        # Stopping.
         self._stopping = False
         self._stopped: Deferred[None] | None = None
         self._reading_ended = False
         self._deadlines: list[IDelayedCall] = []
 
-    def start(self, snapshot: Port, publisher: Port, collector: Port) -> None:
-        """Start to serve at these ports, which are bound."""
-        self._snapshot, self._publisher, self._collector = snapshot, publisher, collector
+    def start(self, snapshot: ZMQPort, publisher: ZMQPort, collector: ZMQPort, number: int = 0) -> None:
+        """Start to serve at these ports, which are bound.
+
+        :param number: the port number of SNAPSHOT; PUBLISHER uses the next one
+        """
+        self._snapshot, self._publisher, self._collector, self._number = snapshot, publisher, collector, number
+        self._laggards = Laggards(partial(self._connections.of, number + 1))
         self._subscription = self._broker.subscribe(self._settings.stream, None, self)
         self._subscription.resumeProducing()
         for port in (snapshot, publisher, collector):
@@ -120,8 +133,7 @@ class EventBusServer:
         :return: fires when all accepted events are durable and broadcast, or after STOP_TIMEOUT
         """
         self._stopping = True
-        stopped: Deferred[None] = Deferred()
-        self._stopped = stopped
+        stopped = self._stopped = Deferred()
         self._session.snapshots.clear()
         self._deadlines = [
             self._clock.callLater(READ_TIMEOUT, self._stop_reading),
@@ -129,44 +141,42 @@ class EventBusServer:
         ]
         self._snapshot.pause()
         self._collector.schedule_turn()
-        self._collector_idle()
+        self.publish_turn()
         return stopped
 
     # Called by the budget, to pause and resume the reading of COLLECTOR.
 
     def pauseProducing(self) -> None:
-        self._over_budget = True
         self._update_reading()
 
     def resumeProducing(self) -> None:
-        self._over_budget = False
         self._update_reading()
 
     # Called by the ports.
 
     def pub_received(self, message: list[bytes], count: int) -> None:
         """Process a message of COLLECTOR; see :meth:`ServerSession.receive_pub`."""
-        refused = self._session.receive_pub(message, count, self._clock.seconds())
-        if refused is not None:
-            self._drop(refused, self._collector)
+        error = self._session.receive_pub(message, count, self._clock.seconds())
+        if error is not None:
+            self._drop(error, self._collector, message[0])
 
     def publish_turn(self) -> None:
         """Publish all events of this turn of COLLECTOR in one batch."""
         batch = self._session.take()
         if batch is not None:
-            counters = self._broker.counters
-            counters.add(PROTOCOL, "pubs", batch.count)
-            counters.add(PROTOCOL, "pub-bytes", batch.size)
+            self._broker.counters.add(PROTOCOL, "pubs", batch.count)
+            self._broker.counters.add(PROTOCOL, "pub-bytes", batch.size)
             self._account.hold(batch.size)
             self._publish(batch)
-        self._collector_idle()
+        if self._stopping and self._collector.drained():
+            self._stop_reading()
 
     def request_received(self, message: list[bytes], count: int) -> None:
         """Process a message of SNAPSHOT; see :meth:`ServerSession.receive_request`."""
         host, descriptor = self._snapshot.origin
         answer = self._session.receive_request(message, count, host, network_of(host), descriptor)
-        if isinstance(answer, Refused):
-            self._drop(answer, self._snapshot)
+        if isinstance(answer, RemoteProtocolError):
+            self._drop(answer, self._snapshot, message[0])
             return
         self._broker.counters.add(PROTOCOL, "snapshots")
         if answer.replaced:
@@ -178,8 +188,7 @@ class EventBusServer:
         self._publisher.process_commands()
 
     def _warn_of_dialect(self, host: str) -> None:
-        counters = self._broker.counters
-        counters.add(PROTOCOL, "decimal-requests")
+        self._broker.counters.add(PROTOCOL, "decimal-requests")
         if not self._dialect_warned:
             self._dialect_warned = True
             log.warn(
@@ -222,52 +231,48 @@ class EventBusServer:
 
     def _publish(self, batch: Batch) -> None:
         self._in_flight += 1
+        self._broker.publish(batch.runs).addCallbacks(
+            self._durable, self._refused, callbackArgs=(batch,), errbackArgs=(batch,)
+        )
 
-        def durable(firsts: tuple[int, ...]) -> None:
-            self._published = max(self._published, firsts[-1] + len(batch.runs[-1]) - 1)
-            self._settle(batch)
-
-        def refused(failure: Failure) -> None:
-            failure.trap(FyrehoseError)
-            self._refused(batch, cast("FyrehoseError", failure.value))
-
-        self._broker.publish(batch.runs).addCallbacks(durable, refused)
+    def _durable(self, firsts: tuple[int, ...], batch: Batch) -> None:
+        self._published = max(self._published, firsts[-1] + len(batch.runs[-1]) - 1)
+        self._settle(batch)
 
     def _settle(self, batch: Batch) -> None:
         self._in_flight -= 1
         self._account.release(batch.size)
         self._check_stopped()
 
-    def _refused(self, batch: Batch, error: FyrehoseError) -> None:
+    def _refused(self, failure: Failure, batch: Batch) -> None:
+        failure.trap(FyrehoseError)
+        error = failure.value
+        if isinstance(error, PayloadTooLarge | InvalidName) and batch.count > 1:
+            # One event that is refused must not affect the others: publish them separately.
+            for part in batch.parts():
+                self._account.hold(part.size)
+                self._publish(part)
+            self._settle(batch)
+            return
+        self._broker.counters.refuse(log, PROTOCOL, type(error).__name__, f"{batch.count} events", str(error))
         if isinstance(error, ReadOnly) and not self._stopping:
             # Plain clients do not resend: keep the batch, pause COLLECTOR, and retry until the disk has room.
             self._in_flight -= 1
-            self._broker.counters.refuse(log, PROTOCOL, "ReadOnly", f"{batch.count} events", str(error))
             self._unwritten.append(batch)
-            if self._retrying is None:
-                self._retrying = self._clock.callLater(FULL_WAIT, self._retry)
+            self._retrying = by_then(self._clock, self._retrying, FULL_WAIT, self._retry)
             self._update_reading()
-        elif isinstance(error, PayloadTooLarge | InvalidName) and batch.count > 1:
-            # One event that is refused must not affect the others: publish them separately.
-            self._in_flight -= 1
-            self._account.release(batch.size)
-            for part in _parts(batch):
-                self._account.hold(part.size)
-                self._publish(part)
         else:
-            self._broker.counters.refuse(log, PROTOCOL, type(error).__name__, f"{batch.count} events", str(error))
             self._session.failed(batch)
             self._settle(batch)
 
     def _retry(self) -> None:
-        self._retrying = None
         kept, self._unwritten = self._unwritten, []
         for batch in kept:
             self._publish(batch)
         self._update_reading()
 
     def _update_reading(self) -> None:
-        if self._over_budget or self._unwritten or self._reading_ended:
+        if self._account.paused or self._unwritten or self._reading_ended:
             self._collector.pause()
         else:
             self._collector.start()
@@ -278,7 +283,7 @@ class EventBusServer:
         """Broadcast one turn's worth of the delivered records, and schedule the next turn."""
         self._pumping = None
         if self._lent.size <= self._lent.limit // 2:
-            self._full_since = None
+            self._laggards.forget()
         outgoing, publisher = self._outgoing, self._publisher
         assert outgoing is not None
         publisher.process_commands()
@@ -307,37 +312,22 @@ class EventBusServer:
             self._check_stopped()
 
     def _wait_for_subscribers(self) -> bool:
-        """Close the connections of slow subscribers after BROADCAST_WAIT; return whether to continue to wait."""
-        now = self._clock.seconds()
-        if self._full_since is None:
-            self._full_since = self._laggards_checked = now
-            self._laggards.begin(now)
-        self._laggards.update()
-        if now - self._laggards_checked < BROADCAST_WAIT:
-            return True
-        self._laggards_checked = now
-        slow = self._laggards.slow(now)
-        for host, descriptor in slow:
+        """Close the connections of slow subscribers; return whether to continue to wait."""
+        slow = self._laggards.slow(self._clock.seconds())
+        for host, descriptor in slow or ():
             detail = "it delays large events for other subscribers: connection closed, it can request missed events"
             where = f"{host} at {self._publisher.name}"
             self._broker.counters.refuse(log, PROTOCOL, "subscriber-too-slow", where, detail)
-            self._peers.end_subscriber(host, descriptor)
-        if slow:
-            self._full_since = None
-        return bool(slow) or self._laggards.any_behind
+            self._connections.close(self._number + 1, host, descriptor)
+        return slow is not None
 
     # Snapshots.
 
     def _serve_soon(self, delay: float) -> None:
-        serving = self._serving
-        if serving is None:
-            self._serving = self._clock.callLater(delay, self._serve)
-        elif serving.getTime() > self._clock.seconds() + delay:
-            serving.reset(delay)
+        self._serving = by_then(self._clock, self._serving, delay, self._serve)
 
     def _serve(self) -> None:
         """Send some messages of each active snapshot in turn, up to EVENTS_TURN in all."""
-        self._serving = None
         snapshots = self._session.snapshots
         now, end = self._clock.seconds(), self._broker.bounds(self._settings.stream)[1]
         self._check_parked(now)
@@ -345,14 +335,11 @@ class EventBusServer:
         served: set[bytes] = set()
         while left > 0:
             snapshots.admit(end, now)
-            row = [snapshot for snapshot in snapshots.in_turn() if snapshot.identity not in served]
-            if not row:
+            snapshot = snapshots.next(served)
+            if snapshot is None:
                 break
-            for snapshot in row:
-                served.add(snapshot.identity)
-                left = self._send_some(snapshot, left, now)
-                if left <= 0:
-                    break
+            served.add(snapshot.identity)
+            left = self._send_some(snapshot, left, now)
         if len(snapshots):
             self._serve_soon(0 if left < EVENTS_TURN else SNAPSHOT_WAIT)
 
@@ -362,18 +349,16 @@ class EventBusServer:
             return
         self._parked_checked = now
         self._session.pool.settle()
-        tries = self._settings.snapshots
-        for snapshot in list(self._session.snapshots.parked.values()):
+        snapshots, tries = self._session.snapshots, self._settings.snapshots
+        for snapshot in list(snapshots.parked.values()):
             held, snapshot.held = snapshot.held, snapshot.account.size
             if snapshot.held < held:
-                self._session.snapshots.wait(snapshot)
+                snapshots.wait(snapshot)
                 snapshot.progressed = now
-                continue
-            self._check_stalled(snapshot, now)
-            if not snapshot.held and tries > 0:
+            elif not self._cancel_stalled(snapshot, now) and not snapshot.held and tries > 0:
                 # The socket holds nothing for this client, so no release will show that it reads: try to send again.
                 tries -= 1
-                self._session.snapshots.retry(snapshot)
+                snapshots.wait(snapshot)
 
     def _send_some(self, snapshot: Snapshot, left: int, now: float) -> int:
         """Send at most *left* messages of *snapshot*; return the number that remains of *left*."""
@@ -394,7 +379,11 @@ class EventBusServer:
                 left -= 1
         except Full as full:
             snapshot.starved = isinstance(full, MemoryFull) and not snapshot.account.size
-            self._park(snapshot, now)
+            if not self._session.snapshots.waiting:
+                self._cancel_stalled(snapshot, now)
+            else:  # another one waits for its place
+                snapshot.held = snapshot.account.size
+                self._session.snapshots.park(snapshot)
         except Gone:
             self._cancel(snapshot, "snapshot-left")
         except JournalCorrupt as damage:
@@ -407,36 +396,30 @@ class EventBusServer:
             self._session.snapshots.wait(snapshot)
         return left
 
-    def _park(self, snapshot: Snapshot, now: float) -> None:
-        """Park a snapshot that cannot be sent if another one waits for its place."""
-        if self._session.snapshots.waiting:
-            snapshot.held = snapshot.account.size
-            self._session.snapshots.park(snapshot)
-        else:
-            self._check_stalled(snapshot, now)
-
-    def _check_stalled(self, snapshot: Snapshot, now: float) -> None:
+    def _cancel_stalled(self, snapshot: Snapshot, now: float) -> bool:
+        """Cancel *snapshot* if its client has read nothing for too long; return whether it was cancelled."""
+        timeout = self._settings.stall_timeout
         if snapshot.starved:
             snapshot.progressed = now
-        elif now - snapshot.progressed > self._settings.stall_timeout:
-            timeout = f"{self._settings.stall_timeout:g} s"
-            detail = f"it has read nothing for {timeout}: connection closed, it has to send SYNCSTART again"
-            self._cancel(snapshot, "snapshot-stalled", detail)
-            # Closing the connection frees the messages that ZeroMQ holds for it.
-            self._peers.end_snapshot(snapshot.host, snapshot.descriptor)
+        if now - snapshot.progressed <= timeout:
+            return False
+        detail = f"it has read nothing for {timeout:g} s: connection closed, it has to send SYNCSTART again"
+        self._cancel(snapshot, "snapshot-stalled", detail)
+        # Closing the connection frees the messages that ZeroMQ holds for it.
+        self._connections.close(self._number, snapshot.host, snapshot.descriptor)
+        return True
 
     def _cancel(self, snapshot: Snapshot, cause: str, detail: str = "") -> None:
         self._session.snapshots.forget(snapshot)
-        self._count_drop(cause, snapshot.host, self._snapshot, snapshot.identity, detail)
+        self._count(cause, detail, snapshot.host, self._snapshot, snapshot.identity)
 
     # Refused messages.
 
-    def _drop(self, refused: Refused, port: Port) -> None:
-        error, (host, _) = refused.error, port.origin
+    def _drop(self, error: RemoteProtocolError, port: ZMQPort, identity: bytes) -> None:
         detail = str(error).removeprefix(error.cause).removeprefix(": ")
-        self._count_drop(error.cause, host, port, refused.identity, detail)
+        self._count(error.cause, detail, port.origin[0], port, identity)
 
-    def _count_drop(self, cause: str, host: str, port: Port, identity: bytes, detail: str = "") -> None:
+    def _count(self, cause: str, detail: str, host: str, port: ZMQPort, identity: bytes) -> None:
         if cause in QUIET:
             self._broker.counters.add(PROTOCOL, cause)
         else:
@@ -445,18 +428,14 @@ class EventBusServer:
 
     # Stopping.
 
-    def _collector_idle(self) -> None:
-        if self._stopping and not self._reading_ended and self._collector.drained():
-            self._stop_reading()
-
     def _stop_reading(self) -> None:
-        if not self._reading_ended:
-            self._reading_ended = True
-            self._update_reading()
-            self._check_stopped()
+        self._reading_ended = True
+        self._update_reading()
+        self._check_stopped()
 
     def _check_stopped(self) -> None:
-        if self._stopped is None or not self._reading_ended or self._in_flight or self._outgoing is not None:
+        """Finish stopping if all events that were read are durable and broadcast."""
+        if not self._reading_ended or self._in_flight or self._outgoing is not None:
             return
         if self._subscription is None or self._subscription.position >= self._published:
             self._stop_now()
@@ -477,12 +456,3 @@ class EventBusServer:
             self._broker.counters.refuse(log, PROTOCOL, "not-published-at-stop", f"{batch.count} events")
         self._account.close()
         stopped.callback(None)
-
-
-def _parts(batch: Batch) -> list[Batch]:
-    """Split *batch* into its runs, or its only run into single events."""
-    runs = batch.runs
-    if len(runs) == 1:
-        runs = [runs[0].slice(row, row + 1) for row in range(len(runs[0]))]
-    # The UUIDs stay in the deduplication table: an event that is refused permanently would be refused again.
-    return [Batch(runs=[run], size=run.size, count=len(run)) for run in runs]

@@ -9,22 +9,22 @@ import os
 from functools import partial
 from typing import Any
 
+import attrs
 import zmq
 from twisted.application.service import Service
 from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import CannotListenError
-from twisted.internet.interfaces import IDelayedCall, IListeningPort
+from twisted.internet.interfaces import IListeningPort
 from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 from zope.interface import implementer
 
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker
-from fyrehose.protocols.eventbus.connections import Connections, Key, shut_down
+from fyrehose.protocols.eventbus.connections import UNKNOWN, Connections
 from fyrehose.protocols.eventbus.encoding import PROTOCOL
-from fyrehose.protocols.eventbus.handshakes import LEFT, TIMEOUT, Handshakes
-from fyrehose.protocols.eventbus.ports import Peers
+from fyrehose.protocols.eventbus.handshakes import BAD, LEFT, TIMEOUT, Handshakes
 from fyrehose.protocols.eventbus.server import EventBusServer
 from fyrehose.protocols.eventbus.settings import Settings
 from fyrehose.protocols.eventbus.sockets import HANDSHAKE, Context, Keys, Socket, address, load_clients, make_socket
@@ -36,7 +36,6 @@ from fyrehose.protocols.eventbus.zmqport import (
     DISCONNECTED,
     FAILED_AUTH,
     FAILED_PROTOCOL,
-    Monitor,
     ZMQPort,
 )
 
@@ -64,18 +63,23 @@ LINGER = 1_000
 NAMES = ("SNAPSHOT", "PUBLISHER", "COLLECTOR")
 #: How long a refused connection is kept open, in seconds, because its client reconnects as soon as it is closed.
 HOLD = 1.0
+#: What the log says of a handshake that has failed.
+FAILURES = {
+    TIMEOUT: f"it has not completed the handshake within {HANDSHAKE // 1000} s",
+    BAD: "it does not speak ZeroMQ 3 or later, or has the wrong type of socket or the wrong server key",
+}
 #: How often binding to three consecutive free ports is tried.
 ATTEMPTS = 50
 
 
 @implementer(IListeningPort)
+@attrs.frozen
 class ListeningPorts:
     """The bound ports, for the log line that reports them."""
 
-    def __init__(self, service: EventBusService, host: str, port: int) -> None:
-        self.service = service
-        self.host = host
-        self.port = port
+    service: EventBusService
+    host: str
+    port: int
 
     def startListening(self) -> None:
         """Do nothing, because the ports are bound already."""
@@ -104,13 +108,11 @@ class EventBusService(Service):
         self._settings = settings
         self._keys = Keys.load(settings.server_key) if settings.server_key else None
         self._authenticator = self._make_authenticator()
-        self._peers = Connections()
+        self._connections = Connections()
         self._context: Context | None = None
         self._port = port
         self._server: EventBusServer | None = None
         self._ports: list[ZMQPort] = []
-        self._monitors: list[Monitor] = []
-        self._refusal_timers: dict[Key, IDelayedCall] = {}
 
     def startService(self) -> Deferred[ListeningPorts]:
         """Bind the ports and serve.
@@ -119,7 +121,7 @@ class EventBusService(Service):
         """
         Service.startService(self)
         self._context = zmq.Context()
-        self._peers = Connections(self._settings.max_connections)
+        self._connections = Connections(self._settings.max_connections)
         # The ZAP handler first: without one, ZeroMQ would admit every connection.
         handler = self._context.socket(zmq.REP)
         handler.bind(ADDRESS)
@@ -152,7 +154,7 @@ class EventBusService(Service):
     @property
     def connections(self) -> int:
         """Number of open connections of all three ports."""
-        return self._peers.count
+        return len(self._connections)
 
     def reload(self) -> None:
         """Read the clients' keys again, and close connections that have lost their permission.
@@ -160,7 +162,7 @@ class EventBusService(Service):
         :raises ConfigError: the keys cannot be read; the previous ones stay in force
         """
         self._authenticator = self._make_authenticator()
-        ended = self._peers.end_forbidden(self._authenticator.may, range(self._port, self._port + 3))
+        ended = self._connections.end_forbidden(self._authenticator.may, range(self._port, self._port + 3))
         if ended:
             log.info(
                 "{protocol}: closed {count} connections, which have to be admitted again",
@@ -180,20 +182,17 @@ class EventBusService(Service):
 
     def _make_sockets(self, context: Context) -> tuple[Socket, Socket, Socket]:
         payload = self._settings.max_payload
-        snapshot = make_socket(context, zmq.ROUTER, largest=REQUEST_SIZE, received=REQUESTS_WAITING, sent=SYNCS_WAITING)
-        publisher = make_socket(
-            context, zmq.PUB, largest=SUBSCRIPTION_SIZE, received=REQUESTS_WAITING, sent=BROADCASTS_WAITING
-        )
+        make = partial(make_socket, context, host=self._host)
+        snapshot = make(zmq.ROUTER, largest=REQUEST_SIZE, received=REQUESTS_WAITING, sent=SYNCS_WAITING)
+        publisher = make(zmq.PUB, largest=SUBSCRIPTION_SIZE, received=REQUESTS_WAITING, sent=BROADCASTS_WAITING)
         waiting = min(max(PUBS_MEMORY // payload, PUBS_WAITING_LEAST), PUBS_WAITING_MOST)
         # ZeroMQ cuts the connection when a frame is too large for it and does not report why, so its limit is higher,
         # and the session refuses events that exceed max-payload by up to a quarter with a counter and a log line.
         largest = payload + max(payload // 4, REQUEST_SIZE)
-        collector = make_socket(context, zmq.ROUTER, largest=largest, received=waiting, sent=1)
+        collector = make(zmq.ROUTER, largest=largest, received=waiting, sent=1)
         for socket in (snapshot, publisher, collector):
             action = Action.PUBLISH if socket is collector else Action.SUBSCRIBE
             socket.setsockopt(zmq.ZAP_DOMAIN, DOMAINS[action])
-            if ":" in self._host:
-                socket.setsockopt(zmq.IPV6, 1)
             if self._keys is not None:
                 socket.curve_server = True
                 socket.curve_publickey, socket.curve_secretkey = self._keys.public, self._keys.secret
@@ -201,130 +200,105 @@ class EventBusService(Service):
 
     def _bind(self, sockets: tuple[Socket, Socket, Socket]) -> int:
         """Bind the sockets to three consecutive ports; return the first."""
-        if self._first:
-            for port, socket in enumerate(sockets, self._first):
-                socket.bind(address(self._host, port))
-            return self._first
-        for left in reversed(range(ATTEMPTS)):
-            sockets[0].bind(address(self._host, "*"))
-            first = int(sockets[0].getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
-            bound = [first]
+        for left in reversed(range(1 if self._first else ATTEMPTS)):
+            first, bound = self._first, []
             try:
-                for port, socket in enumerate(sockets[1:], first + 1):
-                    socket.bind(address(self._host, port))
-                    bound.append(port)
+                for offset, socket in enumerate(sockets):
+                    socket.bind(address(self._host, first + offset if first else "*"))
+                    first = first or int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+                    bound.append(socket)
                 return first
             except zmq.ZMQError:
-                for port, socket in zip(bound, sockets, strict=False):
+                for port, socket in enumerate(bound, first):
                     socket.unbind(address(self._host, port))
                 if not left:
                     raise
         raise AssertionError("ATTEMPTS is not positive")
 
     def _serve(self, snapshot: Socket, publisher: Socket, collector: Socket) -> None:
-        context, reactor = self._context, self._reactor
-        assert context is not None
-        peers = Peers(
-            partial(self._peers.of, self._port + 1),
-            partial(shut_down, port=self._port + 1),
-            partial(shut_down, port=self._port),
-        )
-        server = self._server = EventBusServer(reactor, self._broker, self._settings, peers)
+        reactor = self._reactor
+        server = self._server = EventBusServer(reactor, self._broker, self._settings, self._connections)
         names = [f"{name} (port {port})" for port, name in enumerate(NAMES, self._port)]
         requests = ZMQPort(reactor, snapshot, server.request_received, server.serve_snapshots, names[0])
         broadcasts = ZMQPort(reactor, publisher, name=names[1])
         pubs = ZMQPort(reactor, collector, server.pub_received, server.publish_turn, names[2])
         self._ports[0].start()
         self._ports += [requests, broadcasts, pubs]
-        self._monitors = [
-            Monitor(reactor, context, socket, ALL, partial(self._monitor_event, port, Handshakes()))
-            for port, socket in enumerate((snapshot, publisher, collector), self._port)
-        ]
-        server.start(requests, broadcasts, pubs)
+        for number, port in enumerate((requests, broadcasts, pubs), self._port):
+            port.watch(ALL, partial(self._monitor_event, number, Handshakes()))
+        server.start(requests, broadcasts, pubs, self._port)
 
     def _monitor_event(self, port: int, handshakes: Handshakes, event: int, value: int) -> None:
         """Process an event of a monitor.
 
         :param value: the error number of a failed handshake, otherwise a file descriptor
         """
+        before = len(self._connections)
         if event == CONNECTED:
             handshakes.succeeded()
-        elif event not in (ACCEPTED, DISCONNECTED):
-            handshakes.failed(value, protocol=event == FAILED_PROTOCOL, refused=event == FAILED_AUTH)
+        elif event == ACCEPTED:
+            handshakes.accepted(value)
+            self._accepted(port, value)
+        elif event == DISCONNECTED:
+            self._disconnected(port, value, handshakes.ended(value))
         else:
-            if event == ACCEPTED:
-                handshakes.accepted(value)
-            elif (cause := handshakes.ended(value)) is not None and not self._peers.was_refused(port, value):
-                self._handshake_failed(cause, self._where(port, self._peers.host(port, value)))
-            self._connection(port, event, value)
+            handshakes.failed(value, protocol=event == FAILED_PROTOCOL, refused=event == FAILED_AUTH)
+        self._broker.counters.gauge(PROTOCOL, "connections", len(self._connections) - before)
 
-    def _handshake_failed(self, cause: str, where: str) -> None:
-        counters = self._broker.counters
+    def _accepted(self, port: int, descriptor: int) -> None:
+        connections = self._connections
+        self._broker.counters.add(PROTOCOL, "connections")
+        refused = connections.accepted(port, descriptor)
+        if refused is None:
+            return
+        detail = f"max-connections is {self._settings.max_connections}; the client reconnects until there is room"
+        self._broker.counters.refuse(log, PROTOCOL, TOO_MANY, self._where(refused.port, refused.host), detail)
+        # A connection that makes room for another one is closed now; a refused new one is kept open for HOLD seconds.
+        if refused.unanswered and not connections.too_many_refused():
+            refused.ending = self._reactor.callLater(HOLD, refused.close)
+        else:
+            refused.close()
+
+    def _disconnected(self, port: int, descriptor: int, cause: str | None) -> None:
+        """Process the end of a connection.
+
+        :param cause: why its handshake failed, or None
+        """
+        counters, gone = self._broker.counters, self._connections.disconnected(port, descriptor)
+        if gone is not None and gone.ending is not None and gone.ending.active():
+            gone.ending.cancel()
+        if cause is None or (gone is not None and gone.refused):
+            return
+        where = self._where(port, UNKNOWN if gone is None else gone.host)
         if cause == LEFT:  # for example a check whether the port is open
             counters.add(PROTOCOL, cause)
-        elif cause == TIMEOUT:
-            counters.refuse(
-                log, PROTOCOL, cause, where, f"it has not completed the handshake within {HANDSHAKE // 1000} s"
-            )
         else:
-            detail = "it does not speak ZeroMQ 3 or later, or has the wrong type of socket or the wrong server key"
-            counters.refuse(log, PROTOCOL, cause, where, detail)
-
-    def _connection(self, port: int, event: int, value: int) -> None:
-        counters, peers = self._broker.counters, self._peers
-        before = peers.count
-        if event == ACCEPTED:
-            counters.add(PROTOCOL, "connections")
-            refused = peers.accepted(port, value)
-            if refused is not None:
-                # A connection that makes room is closed now; a refused new one is kept open for HOLD seconds.
-                self._refuse(refused, peers.too_many_refused() or refused != (port, value))
-        else:
-            peers.disconnected(port, value)
-            ending = self._refusal_timers.pop((port, value), None)
-            if ending is not None and ending.active():
-                ending.cancel()
-        counters.gauge(PROTOCOL, "connections", peers.count - before)
+            counters.refuse(log, PROTOCOL, cause, where, FAILURES[cause])
 
     def _where(self, port: int, host: str) -> str:
         return f"{host} at {NAMES[port - self._port]} (port {port})"
 
-    def _refuse(self, key: Key, at_once: bool) -> None:
-        peers = self._peers
-        detail = f"max-connections is {self._settings.max_connections}; the client reconnects until there is room"
-        self._broker.counters.refuse(log, PROTOCOL, TOO_MANY, self._where(key[0], peers.host(*key)), detail)
-        if at_once:
-            peers.end(*key)
-        else:
-            self._refusal_timers[key] = self._reactor.callLater(HOLD, peers.end, *key)
-
     def _authenticate(self, zap: ZMQPort, question: list[bytes], count: int) -> None:
         """Answer a ZAP request, by which ZeroMQ asks whether to admit a connection."""
         # A connection is reported to its monitor before the ZAP request; read those events first.
-        for monitor in self._monitors:
-            monitor.process_commands()
-        answer = self._authenticator.answer(question, refused=self._peers.refuse)
+        for port in self._ports:
+            port.process_events()
+        answer = self._authenticator.answer(question, refused=self._connections.refuse)
         if answer.cause == TOO_MANY:
             pass  # counted when the connection was accepted
         elif answer.cause is not None:
             detail = "{} may not {}".format(*answer.wanted) if answer.wanted is not None else ""
-            port = self._port + 2 if answer.wanted and answer.wanted[1] is Action.PUBLISH else self._port
-            self._broker.counters.refuse(log, PROTOCOL, answer.cause, self._where(port, answer.address), detail)
+            number = self._port + 2 if answer.wanted and answer.wanted[1] is Action.PUBLISH else self._port
+            self._broker.counters.refuse(log, PROTOCOL, answer.cause, self._where(number, answer.address), detail)
         elif answer.wanted is not None:
-            self._peers.admit(*answer.wanted)
+            self._connections.admit(*answer.wanted)
         zap.send(answer.frames)
 
     def _close(self) -> Deferred[None]:
-        self._broker.counters.gauge(PROTOCOL, "connections", -self._peers.count)
-        for ending in self._refusal_timers.values():
-            if ending.active():
-                ending.cancel()
-        self._refusal_timers.clear()
-        monitors, self._monitors = self._monitors, []
+        self._broker.counters.gauge(PROTOCOL, "connections", -len(self._connections))
+        self._connections.clear()
         ports, self._ports = self._ports, []
         context, self._context = self._context, None
-        for monitor in monitors:
-            monitor.close()
         for port in ports:
             port.close(LINGER)
         assert context is not None

@@ -33,18 +33,13 @@ def choice(kind: type[E]) -> Any:
     return convert
 
 
-def text(value: str) -> str:
-    """Return *value* unchanged; the converter of options that accept any text."""
-    return value
-
-
 @attrs.frozen(kw_only=True)
 class Settings:
     """The options ``--option eventbus.NAME=VALUE``."""
 
     stream: str = option("eventbus", name, "the stream to publish to and broadcast from")
-    server_key: str = option("", text, "file of the server's CURVE key pair (NAME.key_secret); turns encryption on")
-    client_keys: str = option("", text, "directory of the public keys (NAME.key) of permitted clients, or any")
+    server_key: str = option("", str, "file of the server's CURVE key pair (NAME.key_secret); turns encryption on")
+    client_keys: str = option("", str, "directory of the public keys (NAME.key) of permitted clients, or any")
     sequence: Dialect = option(Dialect.BINARY, choice(Dialect), "encoding of broadcast sequences: binary or decimal")
     subtrees: Syntax = option(Syntax.TEXT, choice(Syntax), "syntax of subtrees: text or reference (commas, prefixes)")
     dedup: bool = option(False, boolean, "drop an event whose UUID was seen in the last 10 minutes (100,000 are kept)")

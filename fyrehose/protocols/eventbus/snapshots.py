@@ -12,14 +12,15 @@ in: requests, pieces of the journal, the time      out: the next message of each
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Sequence
 
 import attrs
 
+from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.eventbus.encoding import Frames, event_frames
 from fyrehose.protocols.eventbus.frames import SYNC, Dialect, SyncEnd, SyncStart
-from fyrehose.protocols.eventbus.lent import Account
+from fyrehose.protocols.eventbus.lent import Account, Shared
 from fyrehose.records import Run
 
 #: Memory of a request besides its subtrees, and of each byte of the subtrees with their parsed form, in bytes.
@@ -145,20 +146,17 @@ class Snapshots:
     is parked if another one waits: it keeps nothing of the journal in memory, and waits again when its client reads.
 
     :ivar at_once: number of active snapshots
-    :ivar memory: upper bound of the memory of requests, in bytes; one network may use half of it
-    :ivar used: memory of all requests, in bytes
+    :ivar memory: the memory of all requests
     :ivar active: snapshots that are being sent, in turn
     :ivar parked: snapshots whose clients do not read
     """
 
     at_once: int
-    memory: int
-    used: int = attrs.field(default=0, init=False)
+    memory: Shared = attrs.field(converter=Shared)
     active: OrderedDict[bytes, Snapshot] = attrs.field(factory=OrderedDict, init=False)
     parked: dict[bytes, Snapshot] = attrs.field(factory=dict, init=False)
     _rows: OrderedDict[str, OrderedDict[bytes, Snapshot]] = attrs.field(factory=OrderedDict, init=False)
     _all: dict[bytes, Snapshot] = attrs.field(factory=dict, init=False)
-    _networks: Counter[str] = attrs.field(factory=Counter, init=False)
 
     def __len__(self) -> int:
         return len(self._all)
@@ -172,18 +170,17 @@ class Snapshots:
         """Append *snapshot* to the queue of its network.
 
         :return: the earlier snapshot of the same client, which it replaces
-        :raises OverflowError: the requests would use too much memory
+        :raises RemoteProtocolError: the requests would use too much memory
         """
         replaced = self._all.get(snapshot.identity)
-        more = snapshot.cost - (replaced.cost if replaced is not None else 0)
         # The earlier request of the same client is counted with the network that it came from.
-        if self.used + more > self.memory or self._networks[snapshot.network] + more > self.memory // 2:
-            raise OverflowError("snapshot requests use too much memory")
+        if snapshot.cost - (replaced.cost if replaced is not None else 0) > self.memory.room(snapshot.network):
+            detail = f"{len(self)} requests use {self.memory.size} bytes; raise eventbus.snapshots-memory"
+            raise RemoteProtocolError("too-many-snapshots", detail)
         if replaced is not None:
             self.forget(replaced)
         self._all[snapshot.identity] = snapshot
-        self.used += snapshot.cost
-        self._networks[snapshot.network] += snapshot.cost
+        self.memory.change(snapshot.network, snapshot.cost)
         self.wait(snapshot)
         return replaced
 
@@ -191,11 +188,6 @@ class Snapshots:
         """Append *snapshot* to the queue of its network; it may have been active or parked."""
         self._leave(snapshot)
         self._rows.setdefault(snapshot.network, OrderedDict())[snapshot.identity] = snapshot
-
-    def retry(self, snapshot: Snapshot) -> None:
-        """Queue *snapshot* again if it is parked."""
-        if self.parked.get(snapshot.identity) is snapshot:
-            self.wait(snapshot)
 
     def park(self, snapshot: Snapshot) -> None:
         """Park *snapshot* until its client has read something."""
@@ -213,12 +205,13 @@ class Snapshots:
             snapshot.start(last, now)
             self.active[identity] = snapshot
 
-    def in_turn(self) -> list[Snapshot]:
-        """Return the active snapshots in rotation: the first of one call is the last of the next."""
-        row = list(self.active.values())
-        if row:
-            self.active.move_to_end(row[0].identity)
-        return row
+    def next(self, served: Collection[bytes] = ()) -> Snapshot | None:
+        """Return the next active snapshot whose routing id is not in *served*; it becomes the last."""
+        found = next((identity for identity in self.active if identity not in served), None)
+        if found is None:
+            return None
+        self.active.move_to_end(found)
+        return self.active[found]
 
     def forget(self, snapshot: Snapshot) -> None:
         """Remove *snapshot*, which has ended or was cancelled."""
@@ -226,10 +219,7 @@ class Snapshots:
             return
         self._leave(snapshot)
         del self._all[snapshot.identity]
-        self.used -= snapshot.cost
-        self._networks[snapshot.network] -= snapshot.cost
-        if not self._networks[snapshot.network]:
-            del self._networks[snapshot.network]
+        self.memory.change(snapshot.network, -snapshot.cost)
 
     def clear(self) -> None:
         """Remove all snapshots."""

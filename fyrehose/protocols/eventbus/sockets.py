@@ -76,10 +76,11 @@ def _certificate(path: str) -> tuple[bytes, bytes | None]:
     return public, secret
 
 
-def make_socket(context: Context, kind: int, *, largest: int, received: int, sent: int) -> Socket:
+def make_socket(context: Context, kind: int, host: str, *, largest: int, received: int, sent: int) -> Socket:
     """Return a new socket with all limits set.
 
     :param kind: type of the socket, for example ``zmq.ROUTER``
+    :param host: the address that it will bind to or connect to
     :param largest: maximum size of a frame, in bytes; ZeroMQ disconnects a peer that sends a larger one
     :param received: number of messages from each peer that may wait to be read
     :param sent: number of messages to each peer that may wait to be sent
@@ -96,6 +97,7 @@ def make_socket(context: Context, kind: int, *, largest: int, received: int, sen
         (zmq.HEARTBEAT_TTL, SILENCE),
         (zmq.TCP_KEEPALIVE, 1),
         (zmq.BACKLOG, BACKLOG),
+        (zmq.IPV6, int(":" in host)),
     ):
         socket.setsockopt(option, value)
     if kind == zmq.ROUTER:
@@ -109,14 +111,16 @@ def address(host: str, port: int | str) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
-def client_socket(context: Context, kind: int, server: bytes | None, own: Keys | None, *, sent: int) -> Socket:
+def client_socket(
+    context: Context, kind: int, host: str, server: bytes | None, own: Keys | None, *, sent: int
+) -> Socket:
     """Return a new client socket, which reconnects by itself and queues no messages while it is disconnected.
 
     :param server: the server's public key, if the server uses CURVE
     :param own: the client's key pair; None: a new pair
     :param sent: number of messages that may wait to be sent
     """
-    socket = make_socket(context, kind, largest=64 << 20, received=1_000, sent=sent)
+    socket = make_socket(context, kind, host, largest=64 << 20, received=1_000, sent=sent)
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MOST)
     if kind == zmq.DEALER:

@@ -14,7 +14,7 @@ in: calls of the reactor and the owner      out: messages as lists of bytes
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import zmq
 from twisted.internet.interfaces import IDelayedCall, IReadDescriptor
@@ -22,7 +22,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.protocols.eventbus.lent import OVERHEAD, Account, Lent
+from fyrehose.protocols.eventbus.lent import Full, Tracked
 from fyrehose.protocols.eventbus.messages import NOWHERE, Fastest, Origin
 from fyrehose.records import Buffer
 
@@ -45,14 +45,6 @@ FAILED_AUTH = zmq.Event.HANDSHAKE_FAILED_AUTH
 ALL = ACCEPTED | DISCONNECTED | CONNECTED | FAILED | FAILED_PROTOCOL | FAILED_AUTH
 
 Message = list[bytes]
-
-
-class Full(Exception):
-    """The queue of the peer is full, or there is no peer; no part of the message was sent."""
-
-
-class MemoryFull(Full):
-    """The message would exceed the memory for queued messages; no part of it was sent."""
 
 
 class Gone(Exception):
@@ -95,6 +87,20 @@ class ZMQPort:
         #: origin of the message that is passed to `receive`
         self.origin: Origin = NOWHERE
         self._messages = Fastest(socket, MOST_FRAMES)
+        self._monitor: Monitor | None = None
+
+    def watch(self, events: int, happened: Callable[[int, int], None]) -> None:
+        """Report the connection events of the socket.
+
+        :param events: the events to report, for example CONNECTED | DISCONNECTED
+        :param happened: called with each event and its value
+        """
+        self._monitor = Monitor(self._reactor, self.socket, events, happened)
+
+    def process_events(self) -> None:
+        """Report the connection events that are pending."""
+        if self._monitor is not None:
+            self._monitor.doRead()
 
     def start(self) -> None:
         """Start, or continue, to read."""
@@ -113,9 +119,9 @@ class ZMQPort:
     def schedule_turn(self) -> None:
         """Schedule a turn, without waiting for the FD."""
         if self._again is None and self._reading:
-            self._again = self._reactor.callLater(0, self._soon)
+            self._again = self._reactor.callLater(0, self.doRead)
 
-    def send(self, frames: Sequence[Buffer], lent: Lent | Account | None = None) -> None:
+    def send(self, frames: Sequence[Buffer], lent: Tracked | None = None) -> None:
         """Send one message, completely or not at all.
 
         :param lent: accounts for the memory of large messages, which are sent without a copy; None: copy
@@ -125,19 +131,17 @@ class ZMQPort:
         """
         data = frames[-1]
         size = len(data)
-        small = lent is None or size < lent.free
-        if lent is not None and not small and not lent.fits(size):
-            raise MemoryFull
+        tracked = lent is not None and lent.tracks(size)
         try:
-            if lent is None or small:
-                self._messages.send(frames)
-                if lent is not None:
-                    lent.free -= (size + OVERHEAD) * lent.factor
-            else:
+            if lent is not None and tracked:
                 self._messages.send(frames[:-1], True)
                 # A copy of the data: a view would keep its whole piece of the journal in memory.
                 frame = zmq.Frame(bytes(data), track=True, copy=False, copy_threshold=0)
                 lent.add(self.socket.send(frame, zmq.NOBLOCK, copy=False, track=True), size)
+            else:
+                self._messages.send(frames)
+                if lent is not None:
+                    lent.skip(size)
         except zmq.Again:
             self._check_events()
             raise Full from None
@@ -161,6 +165,8 @@ class ZMQPort:
     def close(self, linger: int = 0) -> None:
         """Close the socket; queued messages are sent for up to *linger* milliseconds."""
         if not self._closed:
+            if self._monitor is not None:
+                self._monitor.close()
             self.pause()
             self._closed = True
             self.socket.close(linger)
@@ -179,6 +185,8 @@ class ZMQPort:
         self._cancel()
 
     def doRead(self) -> None:
+        """Run a turn, which replaces one that is scheduled."""
+        self._cancel()
         if not self._reading:
             return
         if self._readable:
@@ -197,14 +205,10 @@ class ZMQPort:
         if self._readable and self._again is None and int(self.socket.getsockopt(zmq.EVENTS)) & self._wanted:
             self.schedule_turn()
 
-    def _soon(self) -> None:
-        self._again = None
-        self.doRead()
-
     def _cancel(self) -> None:
-        if self._again is not None:
+        if self._again is not None and self._again.active():
             self._again.cancel()
-            self._again = None
+        self._again = None
 
     def _read(self) -> None:
         frames, size = FRAMES_TURN, BYTES_TURN
@@ -229,40 +233,33 @@ class ZMQPort:
             log.failure("processing a message of the event bus failed; please report this bug")
 
 
-class Monitor:
-    """Reports the connection events of a socket.
-
-    :param events: the events to report, for example CONNECTED | DISCONNECTED
-    :param happened: called with each event and its value
-    """
+class Monitor(ZMQPort):
+    """The port at which ZeroMQ reports the connection events of *watched*; see :meth:`ZMQPort.watch`."""
 
     def __init__(
-        self,
-        reactor: Any,
-        context: zmq.Context[zmq.Socket[bytes]],
-        socket: zmq.Socket[bytes],
-        events: int,
-        happened: Callable[[int, int], None],
+        self, reactor: Any, watched: zmq.Socket[bytes], events: int, happened: Callable[[int, int], None]
     ) -> None:
-        self._watched = socket
-        self._happened = happened
+        def receive(frames: Message, count: int) -> None:
+            happened(int.from_bytes(frames[0][:2], "little"), int.from_bytes(frames[0][2:6], "little"))
+
+        self._watched = watched
         address = f"inproc://monitor-{id(self):x}"
-        socket.monitor(address, events)
-        pair = context.socket(zmq.PAIR)
-        pair.setsockopt(zmq.LINGER, 0)
+        watched.monitor(address, events)
+        pair = watched.context.socket(zmq.PAIR)
         pair.connect(address)
-        self._port = ZMQPort(reactor, pair, self._receive)
-        self._port.start()
+        super().__init__(reactor, pair, receive)
+        self.start()
 
-    def process_commands(self) -> None:
-        """Report all pending events now."""
-        self._port.doRead()
-
-    def close(self) -> None:
+    def close(self, linger: int = 0) -> None:
         """Stop reporting; call it before the socket is closed."""
-        if not self._watched.closed:
-            self._watched.disable_monitor()
-        self._port.close()
+        self._watched.disable_monitor()
+        super().close(linger)
 
-    def _receive(self, frames: Message, count: int) -> None:
-        self._happened(int.from_bytes(frames[0][:2], "little"), int.from_bytes(frames[0][2:6], "little"))
+
+def by_then(clock: Any, call: IDelayedCall | None, delay: float, function: Callable[[], object]) -> IDelayedCall:
+    """Return a call of *function* after *delay* seconds or sooner: *call*, if it is pending, otherwise a new one."""
+    if call is None or not call.active():
+        return cast("IDelayedCall", clock.callLater(delay, function))
+    if call.getTime() > clock.seconds() + delay:
+        call.reset(delay)
+    return call

@@ -1,1 +1,23 @@
 """Figg: topics with offsets over TCP; publish with a sliding window, subscribe from any offset."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fyrehose.lazy import lazily
+
+if TYPE_CHECKING:
+    from fyrehose.protocols.figg.client import FiggClient
+    from fyrehose.protocols.figg.server import FiggFactory, FiggProtocol, Settings
+    from fyrehose.protocols.figg.session import FiggClientSession, FiggServerSession
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "client": "FiggClient",
+            "server": "FiggFactory FiggProtocol Settings",
+            "session": "FiggClientSession FiggServerSession",
+        },
+    )
+
+__all__ = ["FiggClient", "FiggClientSession", "FiggFactory", "FiggProtocol", "FiggServerSession", "Settings"]

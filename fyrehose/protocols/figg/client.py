@@ -3,7 +3,7 @@
     client = FiggClient(reactor, clientFromString(reactor, "tcp:127.0.0.1:8119"))
     client.connect()
     await client.publish("topic", b"hello")
-    client.subscribe("topic", on_data=print_them, offset=0)
+    client.subscribe("topic", print_run, after=0)
     await client.flush()
     await client.close()
 
@@ -18,18 +18,20 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import singledispatchmethod
-from typing import Any
+from typing import Any, cast
 
 import attrs
 from twisted.application.internet import ClientService
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint, ITCPTransport
-from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
+from zope.interface import implementer
 
-from fyrehose.errors import Broken, Closed, LocalProtocolError
+from fyrehose.errors import Closed, ConfigError, LocalProtocolError
+from fyrehose.interfaces import IPublisher, ITailer
+from fyrehose.net.clients import ClientConnection, reconnecting
 from fyrehose.protocols.figg.frames import Ack, Attached, DataRun, Detached, Pong, PublishRun, encode_topic
 from fyrehose.protocols.figg.session import FiggClientSession
 from fyrehose.protocols.figg.window import Window
@@ -53,21 +55,22 @@ def backoff(attempt: int, randomness: Callable[[], float] = random.random) -> fl
 class Subscription:
     """A topic that the client subscribes to.
 
-    :ivar offset: offset of the last message passed to ``on_data``, or the requested start; None until ATTACHED arrives
-    :ivar on_data: called with each run of messages, in order and without repetition
+    :ivar offset: offset of the last message passed to ``take``, or the requested start; None until ATTACHED arrives
+    :ivar take: called with each run of messages, in order and without repetition
     :ivar on_attached: called with the offset at which the server starts, and with the requested one
     """
 
     topic: str
     offset: int | None
-    on_data: Callable[[DataRun], object]
+    take: Callable[[Run], object]
     on_attached: Callable[[int, int | None], object]
     attached: bool = attrs.field(default=False, init=False)
 
 
+@implementer(IPublisher, ITailer)
 @attrs.define(eq=False)
 class FiggClient:
-    """A client of one server.
+    """A client of one server, which publishes and subscribes to any number of topics.
 
     :ivar clock: the reactor, or a Clock
     :ivar window: limit of messages that are sent and not acknowledged
@@ -106,21 +109,30 @@ class FiggClient:
         """
         if self._service is not None or self._closed:
             raise LocalProtocolError("connect() was called before; create another client")
-        self._service = ClientService(self.endpoint, _Factory(self), retryPolicy=self._delay, clock=self.clock)
-        self._service.startService()
+        self._service = reconnecting(self.clock, self.endpoint, lambda: _Connection(self), self._delay)
         connected: Deferred[Any] = self._service.whenConnected()
         return connected.addCallbacks(lambda _: None, lambda _: Failure(Closed("the client was closed")))
 
-    def publish(self, topic: str, data: Buffer) -> Deferred[None]:
-        """Publish one message; messages published in one turn of the reactor are written together.
+    def prepare(self, stream: str | None) -> None:
+        """Check the name of a topic.
+
+        :raises ConfigError: *stream* is None
+        :raises LocalProtocolError: *stream* is not 1 to 255 bytes of UTF-8
+        """
+        if stream is None:
+            raise ConfigError("missing --stream NAME: Figg clients need a topic")
+        encode_topic(stream)
+
+    def publish(self, stream: str | None, payload: Buffer) -> Deferred[None]:
+        """Publish one message to a topic; messages published in one turn of the reactor are written together.
 
         :return: fires when the server has acknowledged the message
         :raises LocalProtocolError: the client is closed, the topic or the message is invalid, or more than
             ``window_bytes`` are unacknowledged (see :meth:`ready`)
         """
-        return self.publish_many(topic, [data])
+        return self.publish_many(stream, [payload])
 
-    def publish_many(self, topic: str, messages: Iterable[Buffer]) -> Deferred[None]:
+    def publish_many(self, stream: str | None, messages: Iterable[Buffer]) -> Deferred[None]:
         """Publish several messages, in order.
 
         :return: fires when the server has acknowledged all of them
@@ -129,8 +141,8 @@ class FiggClient:
         if self._closed:
             raise LocalProtocolError("the client is closed")
         # An invalid message must not enter the window, because every new connection would resend it.
-        encode_topic(topic)
-        run = Run.of(topic, messages, source="figg")
+        self.prepare(stream)
+        run = Run.of(cast("str", stream), messages, source="figg")
         if len(run.payload) > MAX_PAYLOAD and max(run.sizes) > MAX_PAYLOAD:
             raise LocalProtocolError(f"message of {max(run.sizes)} bytes exceeds the limit of {MAX_PAYLOAD} bytes")
         done = self._window.add(run)
@@ -147,22 +159,32 @@ class FiggClient:
 
     def subscribe(
         self,
-        topic: str,
-        on_data: Callable[[DataRun], object],
-        offset: int | None = None,
-        on_attached: Callable[[int, int | None], object] = lambda started, requested: None,
+        stream: str | None,
+        take: Callable[[Run], object],
+        after: int | None = None,
+        lost: Callable[[int, int], object] | None = None,
+        on_attached: Callable[[int, int | None], object] | None = None,
     ) -> Subscription:
-        """Subscribe to the messages of *topic* that follow *offset*: 0 is its start, None means new messages only.
+        """Subscribe to the messages of the topic *stream* after *after*: 0 is its start, None means new messages only.
 
         Subscribing again to a topic moves the subscription.  Exceptions that callbacks raise are logged.
 
-        :param on_data: called with each run of messages
-        :param on_attached: called with the offset at which the server starts and the requested one; a later start
-            means that the messages between them have expired
-        :raises LocalProtocolError: the topic is not 1 to 255 bytes of UTF-8
+        :param take: called with each run of messages; ``first_seq`` of the run is the offset of its first message
+        :param lost: called with the first and last offset of requested messages that have expired
+        :param on_attached: called with the offset at which the server starts and the requested one
+        :raises ConfigError: *stream* is None
+        :raises LocalProtocolError: *stream* is not 1 to 255 bytes of UTF-8
         """
-        encode_topic(topic)
-        subscription = self._subscriptions[topic] = Subscription(topic, offset, on_data, on_attached)
+        self.prepare(stream)
+        topic = cast("str", stream)
+
+        def attached(started: int, requested: int | None) -> None:
+            if on_attached is not None:
+                on_attached(started, requested)
+            if lost is not None and requested is not None and started > requested:
+                lost(requested + 1, started)
+
+        subscription = self._subscriptions[topic] = Subscription(topic, after, take, attached)
         self._detaching.discard(topic)
         if self._connection is not None:
             self._attach(self._connection, subscription)
@@ -185,13 +207,17 @@ class FiggClient:
         """
         self._paused = True
         if self._connection is not None:
-            self._connection.pause()
+            self._connection.transport.pauseProducing()
 
     def resume(self) -> None:
         """Read from the server again."""
         self._paused = False
         if self._connection is not None:
             self._connection.resume()
+
+    def shortfall(self, complete: bool) -> str:
+        """Return "": one connection delivers the messages in order, so none can be missing at the end."""
+        return ""
 
     def close(self) -> Deferred[None]:
         """Disconnect now; unacknowledged publishes fail with :class:`~fyrehose.errors.Closed`.
@@ -228,7 +254,7 @@ class FiggClient:
         self._send_waiting()
         connection.flush()
         if self._paused:
-            connection.pause()
+            connection.transport.pauseProducing()
         self.on_state(True)
 
     def _attach(self, connection: _Connection, subscription: Subscription) -> None:
@@ -255,14 +281,11 @@ class FiggClient:
         seen = subscription.offset or 0
         if event.last <= seen:
             return
-        if event.first <= seen:
-            skip = seen - event.first + 1
-            rest = Run(stream=event.topic, source="figg", lengths=event.lengths, payload=event.payload).slice(
-                skip, len(event.lengths) // 4
-            )
-            event = DataRun(topic=event.topic, first=seen + 1, lengths=rest.lengths, payload=rest.payload)
+        run = Run(
+            stream=event.topic, source="figg", lengths=event.lengths, payload=event.payload, first_seq=event.first
+        )
         subscription.offset = event.last
-        _call(subscription.on_data, event)
+        _call(subscription.take, run.slice(max(seen - event.first + 1, 0), len(run)))
 
     @_handle.register
     def _(self, event: Attached) -> None:
@@ -283,6 +306,10 @@ class FiggClient:
     @_handle.register
     def _(self, event: Detached) -> None:
         self._detaching.discard(event.topic)
+
+    @_handle.register
+    def _(self, event: Pong) -> None:
+        pass  # the connection counts any data as an answer
 
     @_handle.register
     def _(self, event: Ack) -> None:
@@ -308,14 +335,14 @@ def _publish_run(first: int, run: Run) -> PublishRun:
     return PublishRun(topic=run.stream, first=first, lengths=run.lengths, payload=run.payload)
 
 
-class _Connection(Protocol):
+class _Connection(ClientConnection):
     """One connection of a client."""
 
-    transport: Any
+    session: FiggClientSession
 
     def __init__(self, client: FiggClient) -> None:
+        super().__init__(FiggClientSession(), client._handle)
         self.client = client
-        self.session = FiggClientSession()
         self._pings = LoopingCall(self._ping)
         self._pings.clock = client.clock
         self._unanswered = 0
@@ -329,12 +356,7 @@ class _Connection(Protocol):
 
     def dataReceived(self, data: bytes) -> None:
         self._unanswered = 0  # a PONG may be queued behind much DATA, so any data shows that the server is alive
-        for event in self.session.receive_data(data):
-            if isinstance(event, Broken):
-                log.warn("closing the connection, the server violated the protocol: {error}", error=event.error)
-                self.transport.abortConnection()
-            elif not isinstance(event, Pong):
-                self.client._handle(event)
+        super().dataReceived(data)
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
         if self._pings.running:
@@ -344,17 +366,10 @@ class _Connection(Protocol):
             self._flush_due = None
         self.client._connection_lost(self)
 
-    def flush(self) -> None:
-        """Write all pending output of the session."""
-        self.transport.writeSequence(self.session.data_to_send())
-
     def flush_soon(self) -> None:
         """Schedule one write at the end of this turn of the reactor."""
         if self._flush_due is None:
             self._flush_due = self.client.clock.callLater(0, self._flush_now)
-
-    def pause(self) -> None:
-        self.transport.pauseProducing()
 
     def resume(self) -> None:
         self._unanswered = 0
@@ -372,13 +387,3 @@ class _Connection(Protocol):
         self._unanswered += 1
         self.session.send_ping(int(self.client.clock.seconds() * 1_000_000))
         self.flush()
-
-
-class _Factory(Factory):
-    noisy = False
-
-    def __init__(self, client: FiggClient) -> None:
-        self.client = client
-
-    def buildProtocol(self, addr: Any) -> _Connection:
-        return _Connection(self.client)

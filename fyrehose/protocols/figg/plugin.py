@@ -5,27 +5,36 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
+from twisted.internet.endpoints import HostnameEndpoint
 from zope.interface import implementer
 
-from fyrehose.interfaces import IBroker, IProtocolPlugin
+from fyrehose.interfaces import IBroker, IClientPlugin
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.tls import add_tls
+from fyrehose.protocols.figg.client import FiggClient
 from fyrehose.protocols.figg.server import PROTOCOL, FiggFactory, Settings
 
 
-@implementer(IProtocolPlugin)
+@implementer(IClientPlugin)
 @attrs.frozen
 class FiggPlugin:
-    """Builds the service of a Figg listener."""
+    """Builds the clients, and the service of a Figg listener."""
 
     name: str = PROTOCOL
     description: str = "Figg: publish, and subscribe from any offset, over TCP"
     default_endpoint: str = "tcp:8119:interface=127.0.0.1"
+    default_port: int = 8119
     settings: type[Settings] = Settings
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> TCPService:
         factory = FiggFactory(broker, settings, reactor)
         return TCPService(reactor, PROTOCOL, endpoint, factory, add_tls(PROTOCOL, endpoint, factory, settings, reactor))
+
+    def publisher(self, reactor: Any, host: str, port: int, window: int) -> FiggClient:
+        return FiggClient(reactor, HostnameEndpoint(reactor, host, port), window=window)
+
+    def tailer(self, reactor: Any, host: str, port: int) -> FiggClient:
+        return FiggClient(reactor, HostnameEndpoint(reactor, host, port))
 
 
 plugin = FiggPlugin()

@@ -7,12 +7,13 @@ publish -> waiting, while the window is full -> sent -> acknowledged
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import attrs
 from twisted.internet.defer import Deferred
 
 from fyrehose.errors import LocalProtocolError
+from fyrehose.net.clients import Watchers
 from fyrehose.records import Run
 
 
@@ -49,7 +50,7 @@ class Window:
     _next: int = attrs.field(default=1, init=False)
     _in_flight: int = attrs.field(default=0, init=False)
     _held: int = attrs.field(default=0, init=False)
-    _watchers: list[tuple[Callable[[], bool], Deferred[None]]] = attrs.field(factory=list, init=False)
+    _watchers: Watchers = attrs.field(factory=Watchers, init=False)
 
     @property
     def has_room(self) -> bool:
@@ -117,42 +118,25 @@ class Window:
             entry.run, entry.first = rest, number + 1
         for deferred in done:
             deferred.callback(None)
-        self._notify()
+        self._watchers.notify()
 
     def when_room(self) -> Deferred[None]:
         """Return a Deferred that fires when :attr:`has_room` is true."""
-        return self._when(lambda: self.has_room)
+        return self._watchers.when(lambda: self.has_room)
 
     def when_empty(self) -> Deferred[None]:
         """Return a Deferred that fires when :attr:`empty` is true."""
-        return self._when(lambda: self.empty)
+        return self._watchers.when(lambda: self.empty)
 
     def fail(self, reason: Exception) -> None:
         """Drop all messages, and fail every Deferred that has not fired with *reason*."""
         dead = [entry.done for entry in (*self._sent, *self._waiting) if entry.done is not None]
-        dead += [deferred for _, deferred in self._watchers]
         self._sent.clear()
         self._waiting.clear()
-        self._watchers.clear()
         self._in_flight = self._held = 0
         for deferred in dead:
             deferred.errback(reason)
-
-    def _when(self, condition: Callable[[], bool]) -> Deferred[None]:
-        deferred: Deferred[None] = Deferred()
-        if condition():
-            deferred.callback(None)
-        else:
-            self._watchers.append((condition, deferred))
-        return deferred
-
-    def _notify(self) -> None:
-        watchers, self._watchers = self._watchers, []
-        for condition, deferred in watchers:
-            if condition():
-                deferred.callback(None)
-            else:
-                self._watchers.append((condition, deferred))
+        self._watchers.fail(reason)
 
 
 def _parts(run: Run, count: int) -> Iterator[Run]:

@@ -2,7 +2,7 @@
 
     client = LumberjackClient(reactor, [clientFromString(reactor, "tcp:127.0.0.1:5044")])
     await client.connect()
-    await client.publish([b'{"message":"one"}', b'{"message":"two"}'])
+    await client.publish_many([b'{"message":"one"}', b'{"message":"two"}'])
     await client.close()
 
 With several endpoints the client keeps a connection to each, and sends every window on the connection with the fewest
@@ -12,20 +12,23 @@ event may be stored twice, but is never lost.  With one endpoint events keep the
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from functools import partial
 
 import attrs
 from twisted.application.internet import ClientService, backoffPolicy
 from twisted.internet.defer import Deferred, DeferredList, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime, IStreamClientEndpoint
-from twisted.internet.protocol import Factory, Protocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
+from zope.interface import implementer
 
-from fyrehose.errors import Broken, Closed, LocalProtocolError
-from fyrehose.protocols.lumberjack.client_session import Acknowledged, LumberjackWriterSession
+from fyrehose.errors import Closed, ConfigError, LocalProtocolError
+from fyrehose.interfaces import IPublisher
+from fyrehose.net.clients import ClientConnection, Watchers, reconnecting
+from fyrehose.protocols.lumberjack.client_session import Acknowledged, KeptAlive, LumberjackWriterSession
 from fyrehose.protocols.lumberjack.frames import MAX_EVENT
 from fyrehose.records import Buffer, Run
 
@@ -53,6 +56,7 @@ class _Part:
         return _Part(self.batch, head)
 
 
+@implementer(IPublisher)
 @attrs.define(eq=False)
 class LumberjackClient:
     """A writer to one or several servers.
@@ -64,7 +68,7 @@ class LumberjackClient:
     :ivar window: limit of events in a window
     :ivar window_bytes: limit of a window in bytes; a window always holds at least one event
     :ivar pipelining: limit of unacknowledged windows per server
-    :ivar max_pending_bytes: limit of unacknowledged bytes; beyond it :meth:`publish` raises
+    :ivar max_pending_bytes: limit of unacknowledged bytes; beyond it :meth:`publish_many` raises
     :ivar timeout: time without data after which the client aborts a connection that owes an acknowledgement, in seconds
     :ivar on_state: called with an endpoint and True when it is connected, and with False when the connection is lost
     :ivar retry: maps the number of failures in a row to the delay before the next attempt, in seconds
@@ -90,7 +94,7 @@ class LumberjackClient:
     _events: int = attrs.field(default=0, init=False)
     _held: int = attrs.field(default=0, init=False)
     _connected: Deferred[None] = attrs.field(factory=Deferred, init=False)
-    _watchers: list[tuple[Callable[[], bool], Deferred[None]]] = attrs.field(factory=list, init=False)
+    _watchers: Watchers = attrs.field(factory=Watchers, init=False)
     _send_due: IDelayedCall | None = attrs.field(default=None, init=False)
     _closed: bool = attrs.field(default=False, init=False)
 
@@ -112,12 +116,29 @@ class LumberjackClient:
         if self._services or self._closed:
             raise LocalProtocolError("connect() was called before; create another client")
         for endpoint in self.endpoints:
-            service = ClientService(endpoint, _Factory(self, endpoint), retryPolicy=self.retry, clock=self.clock)
-            self._services.append(service)
-            service.startService()
+            make = partial(_Connection, self, endpoint)
+            self._services.append(reconnecting(self.clock, endpoint, make, self.retry))
         return self._connected
 
-    def publish(self, documents: Iterable[Buffer]) -> Deferred[None]:
+    def prepare(self, stream: str | None) -> None:
+        """Check that *stream* is None, because the server chooses the stream.
+
+        :raises ConfigError: a stream is named
+        """
+        if stream is not None:
+            raise ConfigError("unexpected --stream: a lumberjack server chooses the stream itself; leave --stream out")
+
+    def publish(self, stream: str | None, payload: bytes) -> Deferred[None]:
+        """Publish *payload* as a JSON document: see :func:`to_document`.
+
+        :return: fires when it is acknowledged
+        :raises ConfigError: a stream is named
+        :raises LocalProtocolError: see :meth:`publish_many`, or *payload* is not UTF-8
+        """
+        self.prepare(stream)
+        return self.publish_many([to_document(payload)])
+
+    def publish_many(self, documents: Iterable[Buffer]) -> Deferred[None]:
         """Publish JSON documents, in order; documents published in one turn of the reactor share windows.
 
         :return: fires when all of them are acknowledged
@@ -146,11 +167,11 @@ class LumberjackClient:
     def ready(self) -> Deferred[None]:
         """Return a Deferred that fires when another event fits into the windows and ``max_pending_bytes``."""
         events = self.window * self.pipelining * len(self.endpoints)
-        return self._when(lambda: self._events < events and self._held < self.max_pending_bytes)
+        return self._watchers.when(lambda: self._events < events and self._held < self.max_pending_bytes)
 
     def flush(self) -> Deferred[None]:
         """Return a Deferred that fires when every published event is acknowledged."""
-        return self._when(lambda: not self._events)
+        return self._watchers.when(lambda: not self._events)
 
     def close(self) -> Deferred[None]:
         """Disconnect now; unacknowledged publishes fail with :class:`~fyrehose.errors.Closed`.
@@ -162,16 +183,16 @@ class LumberjackClient:
             self._send_due.cancel()
             self._send_due = None
         reason = Closed("the client was closed before a server acknowledged the event")
-        dead = [batch.done for batch in self._batches] + [deferred for _, deferred in self._watchers]
+        dead = [batch.done for batch in self._batches]
         if self._services and not self._connected.called:
             dead.append(self._connected)
         self._batches.clear()
-        self._watchers.clear()
         self._waiting.clear()
         self._events = self._held = 0
         services, self._services = self._services, []
         for deferred in dead:
             deferred.errback(reason)
+        self._watchers.fail(reason)
         stopping = [service.stopService() for service in services]
         return DeferredList(stopping).addCallback(lambda _: None)
 
@@ -210,7 +231,7 @@ class LumberjackClient:
                 done.append(part.batch.done)
         for deferred in done:
             deferred.callback(None)
-        self._notify()
+        self._watchers.notify()
         self._send_soon()
 
     # Helpers.
@@ -243,31 +264,33 @@ class LumberjackClient:
             size -= len(parts[-1].run.payload)
         return parts
 
-    def _when(self, condition: Callable[[], bool]) -> Deferred[None]:
-        if condition():
-            return succeed(None)
-        watcher: Deferred[None] = Deferred()
-        self._watchers.append((condition, watcher))
-        return watcher
 
-    def _notify(self) -> None:
-        watchers, self._watchers = self._watchers, []
-        for condition, deferred in watchers:
-            if condition():
-                deferred.callback(None)
-            else:
-                self._watchers.append((condition, deferred))
+def to_document(payload: bytes) -> bytes:
+    """Return the JSON document for *payload*: a JSON object as it is, other text as ``{"message": text}``.
+
+    :raises LocalProtocolError: *payload* is not UTF-8
+    """
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError:
+        raise LocalProtocolError("payload is not UTF-8, but lumberjack events are JSON") from None
+    try:
+        if isinstance(json.loads(text), dict):
+            return payload
+    except (ValueError, RecursionError):
+        pass  # not JSON, so it is sent as a message
+    return json.dumps({"message": text}, ensure_ascii=False).encode()
 
 
-class _Connection(Protocol):
+class _Connection(ClientConnection):
     """One connection to one server."""
 
-    transport: Any
+    session: LumberjackWriterSession
 
     def __init__(self, client: LumberjackClient, endpoint: IStreamClientEndpoint) -> None:
+        super().__init__(LumberjackWriterSession(client.version, client.compression), self._handle)
         self.client = client
         self.endpoint = endpoint
-        self.session = LumberjackWriterSession(client.version, client.compression)
         self.sent: deque[_Part] = deque()
         self._timer: IDelayedCall | None = None
 
@@ -286,17 +309,12 @@ class _Connection(Protocol):
         self.sent.extend(parts)
         if self._timer is None:
             self._timer = self.client.clock.callLater(self.client.timeout, self._time_out)
-        self.transport.writeSequence(self.session.data_to_send())
+        self.flush()
 
     def dataReceived(self, data: bytes) -> None:
         if self._timer is not None:
             self._timer.reset(self.client.timeout)
-        for event in self.session.receive_data(data):
-            if isinstance(event, Broken):
-                log.warn("closing the connection, the server violated the protocol: {error}", error=event.error)
-                self.transport.abortConnection()
-            elif isinstance(event, Acknowledged):
-                self.client._acknowledged(self, event.count)
+        super().dataReceived(data)
         if not self.windows:
             self._cancel_timer()
 
@@ -314,13 +332,6 @@ class _Connection(Protocol):
         if timer is not None:
             timer.cancel()
 
-
-class _Factory(Factory):
-    noisy = False
-
-    def __init__(self, client: LumberjackClient, endpoint: IStreamClientEndpoint) -> None:
-        self.client = client
-        self.endpoint = endpoint
-
-    def buildProtocol(self, addr: Any) -> _Connection:
-        return _Connection(self.client, self.endpoint)
+    def _handle(self, event: Acknowledged | KeptAlive) -> None:
+        if isinstance(event, Acknowledged):
+            self.client._acknowledged(self, event.count)

@@ -5,27 +5,40 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
+from twisted.internet.endpoints import HostnameEndpoint
 from zope.interface import implementer
 
-from fyrehose.interfaces import IBroker, IProtocolPlugin
+from fyrehose.interfaces import IBroker, IClientPlugin
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.tls import add_tls
+from fyrehose.protocols.lumberjack.client import LumberjackClient
 from fyrehose.protocols.lumberjack.server import PROTOCOL, LumberjackFactory, Settings
 
+#: Unacknowledged windows of one connection: the next one travels while the server commits the one before.
+PIPELINING = 2
 
-@implementer(IProtocolPlugin)
+
+@implementer(IClientPlugin)
 @attrs.frozen
 class LumberjackPlugin:
-    """Builds the service of a Lumberjack listener."""
+    """Builds the clients, and the service of a Lumberjack listener."""
 
     name: str = PROTOCOL
     description: str = "Lumberjack 1 and 2: events from Filebeat and other Beats, over TCP or TLS"
     default_endpoint: str = "tcp:5044:interface=127.0.0.1"
+    default_port: int = 5044
     settings: type[Settings] = Settings
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> TCPService:
         factory = LumberjackFactory(broker, settings, reactor)
         return TCPService(reactor, PROTOCOL, endpoint, factory, add_tls(PROTOCOL, endpoint, factory, settings, reactor))
+
+    def publisher(self, reactor: Any, host: str, port: int, window: int) -> LumberjackClient:
+        each = max(1, window // PIPELINING)
+        return LumberjackClient(reactor, [HostnameEndpoint(reactor, host, port)], window=each, pipelining=PIPELINING)
+
+    def tailer(self, reactor: Any, host: str, port: int) -> None:
+        """Return None: the protocol cannot subscribe."""
 
 
 plugin = LumberjackPlugin()

@@ -1,1 +1,18 @@
 """Relink: links that outlive their connections, with acknowledged and transactional channels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fyrehose.lazy import lazily
+
+if TYPE_CHECKING:
+    from fyrehose.protocols.relink.client import RelinkClient
+    from fyrehose.protocols.relink.server import RelinkFactory, RelinkProtocol
+    from fyrehose.protocols.relink.settings import Settings
+else:
+    __getattr__, __dir__ = lazily(
+        __name__, {"client": "RelinkClient", "server": "RelinkFactory RelinkProtocol", "settings": "Settings"}
+    )
+
+__all__ = ["RelinkClient", "RelinkFactory", "RelinkProtocol", "Settings"]

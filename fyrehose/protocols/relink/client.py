@@ -15,33 +15,32 @@ continues on a new link.
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
 from twisted.application.internet import ClientService
-from twisted.internet.defer import Deferred, gatherResults, maybeDeferred, succeed
+from twisted.internet.defer import Deferred, gatherResults, succeed
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.internet.protocol import Factory
-from twisted.logger import Logger
-from twisted.python.failure import Failure
+from zope.interface import implementer
 
-from fyrehose.errors import Closed, LocalProtocolError
+from fyrehose.errors import Closed, ConfigError, LocalProtocolError
+from fyrehose.interfaces import IPublisher
 from fyrehose.protocols.relink import events
+from fyrehose.protocols.relink.client_session import ConnectorSession
 from fyrehose.protocols.relink.connection import Connection
-from fyrehose.protocols.relink.events import Unknown
-from fyrehose.protocols.relink.frames import Ack
+from fyrehose.protocols.relink.events import Unknown, UnknownOutcome
 from fyrehose.protocols.relink.handshake import Hello, Terms
+from fyrehose.protocols.relink.inbox import Inbox, OnMessage
 from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.link import Link
-from fyrehose.protocols.relink.outcomes import Uncommitted, UnknownOutcome
+from fyrehose.protocols.relink.names import publish_name
 from fyrehose.protocols.relink.parts import Parts, parts_of
-from fyrehose.protocols.relink.session import ConnectorSession
 from fyrehose.protocols.relink.tables import Sending
-from fyrehose.protocols.relink.transactions import Transaction, Transactions
-
-log = Logger()
+from fyrehose.protocols.relink.transactions import Channel, Transaction
 
 #: How long :meth:`RelinkClient.close` waits for the listener's shutdown, in seconds.
 CLOSE_TIMEOUT = 5.0
@@ -57,11 +56,13 @@ def backoff(attempt: int, randomness: Callable[[], float] = random.random) -> fl
     return min(0.1 * 2.0 ** min(attempt - 1, 10), 5.0) * (0.8 + 0.4 * randomness()) if attempt > 0 else 0.0
 
 
+@implementer(IPublisher)
 @attrs.define(eq=False)
 class RelinkClient:
     """A connector: sends and receives messages over one link, which it resumes on each new connection.
+
     :ivar clock: the reactor, or a Clock in tests
-    :ivar name: the endpoint name: ``publish:STREAM`` or ``subscribe:STREAM[@SEQ][?seq]``
+    :ivar name: the endpoint name: ``publish:STREAM`` or ``subscribe:STREAM[@SEQ][?seq]``; empty: see :meth:`prepare`
     :ivar transactional: whether the connector's channel uses transactions (specification, 1 and 3.2)
     :ivar id_size: size of the connector's channel ids, in bytes
     :ivar on_message: called with channel, sequence number and parts of each message of the listener, in order.  The
@@ -76,49 +77,74 @@ class RelinkClient:
 
     clock: IReactorTime
     endpoint: IStreamClientEndpoint
-    name: str
+    name: str = ""
     transactional: bool = attrs.field(default=False, kw_only=True)
     listener_transactional: bool = attrs.field(default=False, kw_only=True)
     id_size: int = attrs.field(default=4, kw_only=True)
     listener_id_size: int = attrs.field(default=4, kw_only=True)
     limits: Limits = attrs.field(factory=Limits, kw_only=True)
-    on_message: Callable[[int, int, tuple[bytes, ...]], Any] | None = attrs.field(default=None, kw_only=True)
+    on_message: OnMessage | None = attrs.field(default=None, kw_only=True)
     rename: Callable[[], str] | None = attrs.field(default=None, kw_only=True)
     on_lost: Callable[[list[Unknown]], object] = attrs.field(default=lambda unknown: None, kw_only=True)
     on_state: Callable[[bool], object] = attrs.field(default=lambda connected: None, kw_only=True)
     retry: Callable[[int], float] = attrs.field(default=backoff, kw_only=True)
     link: Link | None = attrs.field(default=None, init=False)
-    _transactions: Transactions = attrs.field(init=False)
+    _channels: defaultdict[int, Channel] = attrs.field(factory=lambda: defaultdict(Channel), init=False)
+    _inbox: Inbox = attrs.field(init=False)
     _service: ClientService | None = attrs.field(default=None, init=False)
     _connection: Connection | None = attrs.field(default=None, init=False)
     _connected: Deferred[None] = attrs.field(factory=Deferred, init=False)
-    _send_waiters: dict[int, deque[tuple[int, Deferred[None]]]] = attrs.field(factory=dict, init=False)
+    _send_waiters: defaultdict[int, deque[tuple[int, Deferred[None]]]] = attrs.field(
+        factory=lambda: defaultdict(deque), init=False
+    )
     _room_waiters: list[tuple[int, Deferred[None]]] = attrs.field(factory=list, init=False)
-    _close_waiters: dict[int, list[Deferred[None]]] = attrs.field(factory=dict, init=False)
-    #: Received messages that were not passed to ``on_message`` yet: channel, sequence number (its complement if the
-    #: message was rolled back), parts (None if they were dropped, so that the commit fails).
-    _inbox: deque[tuple[int, int, tuple[bytes, ...] | None]] = attrs.field(factory=deque, init=False)
-    _busy: bool = attrs.field(default=False, init=False)
-    _delivering: bool = attrs.field(default=False, init=False)
-    _paused: bool = attrs.field(default=False, init=False)
+    _close_waiters: defaultdict[int, list[Deferred[None]]] = attrs.field(factory=lambda: defaultdict(list), init=False)
     _ended: Deferred[None] | None = attrs.field(default=None, init=False)
     _closing: bool = attrs.field(default=False, init=False)
     _attempts: int = attrs.field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._transactions = Transactions(self)
+        self._inbox = Inbox(self.on_message, self._message_refused, self.flush_soon)
 
     # The interface for programs.
+
+    def prepare(self, stream: str | None) -> None:
+        """Prepare a link that publishes to *stream*, before :meth:`connect`.
+
+        :raises ConfigError: no stream was given, or the client has another endpoint, because a link has only one
+        """
+        if stream is None:
+            raise ConfigError("no stream was given; use --stream NAME")
+        name = publish_name(stream)
+        if self.name not in ("", name):
+            raise ConfigError(f"cannot publish to {stream!r} over a link to {self.name!r}; create another client")
+        self.name = name
+
+    def publish(self, stream: str | None, payload: bytes) -> Deferred[None]:
+        """Send *payload* on channel 0, which publishes it to *stream*; see :meth:`send`.
+
+        :raises ConfigError: as for :meth:`prepare`
+        """
+        self.prepare(stream)
+        if self.room(0):
+            return self.send(payload)
+        ready: Deferred[Any] = self.ready()
+        return ready.addCallback(lambda _: self.send(payload))
 
     def connect(self) -> Deferred[None]:
         """Connect, and reconnect until :meth:`close` is called.
 
         :return: fires when the first link is established
+        :raises ConfigError: the client has no endpoint name, and no stream was prepared
         :raises LocalProtocolError: connect or close was called before
         """
+        if not self.name:
+            raise ConfigError("a link belongs to one stream: select it before connect()")
         if self._service is not None or self._closing:
             raise LocalProtocolError("connect() may be called only once; create another RelinkClient")
-        self._service = ClientService(self.endpoint, _Factory(self), retryPolicy=self._delay, clock=self.clock)
+        factory = Factory()
+        factory.noisy, factory.protocol = False, partial(Connection, self)
+        self._service = ClientService(self.endpoint, factory, retryPolicy=self._delay, clock=self.clock)
         self._service.startService()
         return self._connected
 
@@ -142,7 +168,7 @@ class RelinkClient:
         waiting: list[Deferred[None]] = []
         for channel, seq in zip(channels, seqs, strict=True):
             waiting.append(Deferred())
-            self._send_waiters.setdefault(channel, deque()).append((seq, waiting[-1]))
+            self._send_waiters[channel].append((seq, waiting[-1]))
         self.flush_soon()
         if len(waiting) == 1:
             return waiting[0]
@@ -161,6 +187,8 @@ class RelinkClient:
         self._room_waiters.append((channel, Deferred()))
         return self._room_waiters[-1][1]
 
+    when_room = ready  #: the same for transactions, also where a subclass waits for more
+
     def room(self, channel: int) -> int:
         """Return how many more messages may be sent on *channel* now; 0 without a link."""
         if self.link is None or self.link.over:
@@ -175,7 +203,7 @@ class RelinkClient:
         """
         if not self.transactional:
             raise LocalProtocolError("the channels of this link are plain; use send()")
-        return Transaction(self._transactions, channel)
+        return Transaction(self, self._channels[channel], channel)
 
     def close_channel(self, channel: int) -> Deferred[None]:
         """Close a channel as soon as everything on it is consumed.
@@ -185,18 +213,18 @@ class RelinkClient:
         """
         self._require_link().close(channel)
         closed: Deferred[None] = Deferred()
-        self._close_waiters.setdefault(channel, []).append(closed)
+        self._close_waiters[channel].append(closed)
         self.flush_soon()
         return closed
 
     def pause(self) -> None:
         """Call ``on_message`` no more until :meth:`resume`."""
-        self._paused = True
+        self._inbox.paused = True
 
     def resume(self) -> None:
         """Call ``on_message`` again, beginning with the messages that were received meanwhile."""
-        self._paused = False
-        self._deliver()
+        self._inbox.paused = False
+        self._inbox.deliver()
 
     def close(self) -> Deferred[None]:
         """Roll back open transactions, wait until all messages are settled, shut down the link, and disconnect.
@@ -211,7 +239,9 @@ class RelinkClient:
             return self._wait_for_end()
         if self._service is None or link is None or link.over:
             return self._stop()
-        self._transactions.abandon()
+        for transactions in list(self._channels.values()):
+            if transactions.open is not None:
+                transactions.open.rollback()
         for channel in list(link.sending.values()):
             if channel.mode is Sending.OPEN and not channel.undecided:
                 link.close(channel.id)
@@ -272,12 +302,15 @@ class RelinkClient:
         self._send_waiters.clear()
         self._close_waiters.clear()
         self._inbox.clear()
+        for channel in self._channels.values():
+            waiting += [deferred for _, deferred in channel.committed]
+            channel.committed.clear()
+            channel.refused = False
         if self._closing:
             waiting += [deferred for _, deferred in self._room_waiters]
             self._room_waiters.clear()
         for deferred in waiting:
             deferred.errback(error)
-        self._transactions.fail(error)
 
     def flush_soon(self) -> None:
         """Write pending packets at the end of this turn of the reactor."""
@@ -331,10 +364,38 @@ class RelinkClient:
         for event in found:
             if self._closing and self._ended is None:
                 return  # The client has ended; events of a link that was made meanwhile have no effect.
-            getattr(self, f"_on_{type(event).__name__.lower()}")(event)
+            self._handle(event)
         self._notify_room_waiters()
 
-    def _on_linked(self, event: events.Linked) -> None:
+    def _handle(self, event: events.Event) -> None:
+        link = self.link
+        match event:
+            case events.Linked():
+                self._linked(event)
+            case events.Refused():
+                self._refused(event)
+            case events.Resumed():
+                self._announce_link()
+            case events.Received() | events.Decided():
+                if link is not None and not link.over:  # An earlier message of the same read may have lost the link.
+                    self._inbox.add(link, event)
+            case events.Resulted():
+                self._channels[event.channel].resulted(event.last, event.result)
+            case events.Consumed():
+                sent = self._send_waiters[event.channel]
+                while sent and sent[0][0] <= event.last:
+                    sent.popleft()[1].callback(None)
+            case events.Closed():
+                self._send_waiters.pop(event.channel, None)
+                for closed in self._close_waiters.pop(event.channel, []):
+                    closed.callback(None)
+            case events.Finished():
+                if link is not None and event.channel in link.receiving:
+                    self.handle(link.forget(event.channel))
+            case events.Ended():
+                self._link_ended()
+
+    def _linked(self, event: events.Linked) -> None:
         self._attempts = 0
         if event.lost is not None and not self._listener_forgot(event.lost):
             return
@@ -346,7 +407,7 @@ class RelinkClient:
             return
         self._announce_link()
 
-    def _on_refused(self, event: events.Refused) -> None:
+    def _refused(self, event: events.Refused) -> None:
         """Reconnect for a new link, because the listener no longer knows the required one."""
         self._attempts = 0
         if event.lost is None or not self._listener_forgot(event.lost):
@@ -359,13 +420,10 @@ class RelinkClient:
     def _listener_forgot(self, link: Link) -> bool:
         """Drop *link*, which the listener no longer knows; return False if it had ended in good order."""
         if link.shutdown_ever_sent and not link.sending:
-            self._on_ended(None)  # The link had ended, and only the listener's shutdown packet did not arrive.
+            self._link_ended()  # The link had ended, and only the listener's shutdown packet did not arrive.
             return False
         self._drop_link(link)
         return True
-
-    def _on_resumed(self, event: events.Resumed) -> None:
-        self._announce_link()
 
     def _announce_link(self) -> None:
         """Report that the link has become usable."""
@@ -380,31 +438,17 @@ class RelinkClient:
         self.on_lost(unknown)
         self._fail(UnknownOutcome(unknown))
 
-    def _on_consumed(self, event: events.Consumed) -> None:
-        sent = self._send_waiters.get(event.channel)
-        while sent and sent[0][0] <= event.last:
-            sent.popleft()[1].callback(None)
-
-    def _on_resulted(self, event: events.Resulted) -> None:
-        self._transactions.resulted(event.channel, event.last, event.result)
-
-    def _on_closed(self, event: events.Closed) -> None:
-        self._send_waiters.pop(event.channel, None)
-        for closed in self._close_waiters.pop(event.channel, []):
-            closed.callback(None)
-
-    def _on_ended(self, event: events.Ended | None) -> None:
+    def _link_ended(self) -> None:
         if self._connection is not None:
             self._connection.finish()
         self._end()
 
-    def _on_peershutdown(self, event: events.PeerShutdown) -> None:
-        """Do nothing: the listener opens no more channels, and its open ones continue."""
-
-    def _on_finished(self, event: events.Finished) -> None:
-        link = self.link
-        if link is not None and event.channel in link.receiving:
-            self.handle(link.forget(event.channel))
+    def _message_refused(self) -> None:
+        """End the link, because a plain message could not be processed."""
+        if self._connection is not None:
+            self._connection.abort()
+        if self.link is not None:
+            self._drop_link(self.link)
 
     def _notify_room_waiters(self) -> None:
         """Fire the Deferreds of :meth:`ready` whose channels have room again."""
@@ -414,85 +458,3 @@ class RelinkClient:
                 waiting.callback(None)
             else:
                 self._room_waiters.append((channel, waiting))
-
-    # Messages from the listener.
-
-    def _on_received(self, event: events.Received) -> None:
-        if self.link is None or self.link.over:
-            return  # The link was lost by an earlier message of the same read.
-        for seq, parts in enumerate(event.messages, event.first):
-            self._inbox.append((event.channel, seq, parts))
-        self._deliver()
-
-    def _on_decided(self, event: events.Decided) -> None:
-        if self.link is None or self.link.over:
-            return
-        if event.dropped:
-            self._inbox.append((event.channel, event.last if event.commit else ~event.last, None))
-        for seq, parts in enumerate(event.messages, event.first):
-            self._inbox.append((event.channel, seq if event.commit else ~seq, parts))
-        self._deliver()
-
-    def _deliver(self) -> None:
-        """Pass received messages to ``on_message`` one after the other, until it returns a Deferred that has not fired.
-
-        Messages that are processed at once are handled by this loop, not by recursion, however many there are.
-        """
-        if self._delivering:
-            return
-        self._delivering = True
-        try:
-            while self._inbox and not self._busy and not self._paused:
-                self._deliver_one(*self._inbox.popleft())
-        finally:
-            self._delivering = False
-        self.flush_soon()
-
-    def _deliver_one(self, channel: int, seq: int, parts: tuple[bytes, ...] | None) -> None:
-        link = self.link
-        assert link is not None
-        if seq < 0:
-            link.consume(channel, ~seq)
-            return
-        if parts is None:
-            link.consume(channel, seq, Ack.UNCOMMITTED)
-            return
-        self._busy = True
-        done: Deferred[Any] = maybeDeferred(self._call_on_message, channel, seq, parts)
-        done.addBoth(self._message_processed, link, channel, seq)
-
-    def _call_on_message(self, channel: int, seq: int, parts: tuple[bytes, ...]) -> Any:
-        if self.on_message is None:
-            raise LocalProtocolError("received a message, but on_message is not set")
-        return self.on_message(channel, seq, parts)
-
-    def _message_processed(self, result: Any, link: Link, channel: int, seq: int) -> None:
-        self._busy = False
-        if link is not self.link or link.over:
-            return
-        ok = not isinstance(result, Failure)
-        if not ok:
-            log.failure("message {seq} of {name!r} could not be processed", result, seq=seq, name=self.name)
-        if link.peer_transactions:
-            link.consume(channel, seq, Ack.COMMITTED if ok else Ack.UNCOMMITTED)
-        elif ok:
-            link.consume(channel, seq)
-        else:
-            if self._connection is not None:
-                self._connection.abort()
-            self._drop_link(link)
-            return
-        self._deliver()
-
-
-class _Factory(Factory):
-    noisy = False
-
-    def __init__(self, client: RelinkClient) -> None:
-        self.client = client
-
-    def buildProtocol(self, addr: Any) -> Connection:
-        return Connection(self.client, self.client.clock)
-
-
-__all__ = ["RelinkClient", "Transaction", "Uncommitted", "UnknownOutcome", "backoff"]

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
-from twisted.internet.protocol import Protocol as TwistedProtocol
+from twisted.internet.protocol import Protocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.errors import Broken
-from fyrehose.protocols.relink.session import ConnectorSession
-from fyrehose.protocols.relink.tables import PACKETS
+from fyrehose.net.lifecycle import Timers
+from fyrehose.protocols.relink.client_session import ConnectorSession
+from fyrehose.protocols.relink.events import Linked
+from fyrehose.protocols.relink.keepalive import KeepAlive
+
+if TYPE_CHECKING:
+    from fyrehose.protocols.relink.client import RelinkClient
 
 log = Logger()
 
@@ -26,65 +30,44 @@ DROP_AFTER = 45.0
 LINGER = 5.0
 
 
-class Owner(Protocol):
-    """The client as its connection sees it."""
-
-    def connection_made(self, connection: Connection) -> ConnectorSession:
-        """Return the session for a new transport; the old connection, if any, is aborted."""
-
-    def connection_gone(self, connection: Connection) -> None:
-        """Record that the transport was lost."""
-
-    def protocol_broken(self) -> None:
-        """Drop the link, because the listener violated the protocol."""
-
-    def handle(self, found: Sequence[Any]) -> None:
-        """Handle events of the session, in order."""
-
-
-class Connection(TwistedProtocol):
-    """The Twisted protocol of a connector: decodes packets, passes events to the owner, and sends pings."""
+class Connection(Protocol):
+    """The Twisted protocol of a connector: decodes packets, passes events to the client, and sends pings."""
 
     transport: Any
     session: ConnectorSession
 
-    def __init__(self, owner: Owner, clock: IReactorTime) -> None:
-        self.owner = owner
-        self.clock = clock
-        self._last_received = 0.0
+    def __init__(self, client: RelinkClient) -> None:
+        self.client = client
         self._over = False
         self._reading = True
-        self._silence_timer: IDelayedCall | None = None
-        self._flush_due: IDelayedCall | None = None
-        self._linger: IDelayedCall | None = None
+        timers = self._timers = Timers(client.clock)
+        paused = lambda: not self._reading  # noqa: E731
+        self._keepalive = KeepAlive(timers, PING_AFTER, DROP_AFTER, self._ping, self._give_up, paused)
 
     # Called by the reactor.
 
     def connectionMade(self) -> None:
-        self.session = self.owner.connection_made(self)
-        self._last_received = self.clock.seconds()
-        self._silence_timer = self.clock.callLater(HANDSHAKE_TIMEOUT, self._check_silence)
+        self.session = self.client.connection_made(self)
+        self._timers.start(HANDSHAKE_TIMEOUT, self._handshake_timed_out)
         self.flush()
 
     def dataReceived(self, data: bytes) -> None:
-        self._last_received = self.clock.seconds()
+        self._keepalive.heard()
         if not self._over:
             self._dispatch(self.session.receive_data(data))
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
         self._over = True
-        for timer in (self._silence_timer, self._flush_due, self._linger):
-            if timer is not None and timer.active():
-                timer.cancel()
+        self._timers.clear()
         self.session.receive_eof()
-        self.owner.connection_gone(self)
+        self.client.connection_gone(self)
 
-    # Called by the owner.
+    # Called by the client.
 
     def flush_soon(self) -> None:
         """Write pending packets at the end of this turn of the reactor."""
-        if self._flush_due is None and not self._over:
-            self._flush_due = self.clock.callLater(0, self._flush_now)
+        if not self._over:
+            self._timers.start(0, self._flush_now)
 
     def flush(self) -> None:
         """Write pending packets now."""
@@ -94,9 +77,9 @@ class Connection(TwistedProtocol):
         """Close the connection of an ended link, after its last packets were sent."""
         self.flush()
         self._over = True
+        self._timers.clear()
         self.transport.loseConnection()
-        if self._linger is None:
-            self._linger = self.clock.callLater(LINGER, self.transport.abortConnection)
+        self._timers.start(LINGER, self.transport.abortConnection)
 
     def abort(self) -> None:
         """Abort the connection; nothing that it still receives has an effect."""
@@ -104,51 +87,40 @@ class Connection(TwistedProtocol):
         self.session.fenced()
         self.transport.abortConnection()
 
-    # Internals.
+    # Private.
 
     def _dispatch(self, found: Sequence[Any]) -> None:
-        """Pass events on to the owner; an event Broken aborts the connection after those before it."""
-        for at, event in enumerate(found):
-            if isinstance(event, Broken):
-                log.warn("the listener violates the protocol, so the link is lost: {error}", error=event.error)
-                self.owner.handle(found[:at])
-                self.owner.protocol_broken()
-                self._over = True
-                self.transport.abortConnection()
-                return
-        self.owner.handle(found)
-        if self._over:
-            return
-        self.flush()
-        self._update_reading()
-
-    def _update_reading(self) -> None:
-        """Pause the transport while too many messages wait for the owner, and resume it afterwards."""
-        reading = not self.session.waiting
-        if reading != self._reading:
-            self._reading = reading
-            (self.transport.resumeProducing if reading else self.transport.pauseProducing)()
+        """Pass events on to the client; an event Broken aborts the connection after those before it."""
+        if found and isinstance(found[0], Linked):
+            self._timers.stop(self._handshake_timed_out)
+            self._keepalive.start()
+        broken = found[-1] if found and isinstance(found[-1], Broken) else None
+        self.client.handle(found if broken is None else found[:-1])
+        if broken is not None:
+            log.warn("the listener violates the protocol, so the link is lost: {error}", error=broken.error)
+            self.client.protocol_broken()
+            self._over = True
+            self.transport.abortConnection()
+        elif not self._over:
+            self.flush()
+            reading = not self.session.waiting  # False while too many messages wait for the client
+            if reading != self._reading:
+                self._reading = reading
+                (self.transport.resumeProducing if reading else self.transport.pauseProducing)()
 
     def _flush_now(self) -> None:
-        self._flush_due = None
-        if self._over:
-            return
-        if self.session.link is not None:
+        if not self._over:
             self._dispatch(self.session.receive_data(b""))
-        else:
-            self.flush()
 
-    def _check_silence(self) -> None:
-        silence = self.clock.seconds() - self._last_received
-        self._silence_timer = None
-        if self._over:
-            return
-        if self.session.phase not in PACKETS or (silence >= DROP_AFTER and self._reading):
-            log.info("the listener does not respond (no data for {silence:.0f} s): reconnecting", silence=silence)
-            self.transport.abortConnection()
-            return
-        if silence >= PING_AFTER and self.session.link is not None:
+    def _ping(self) -> None:
+        if self.session.linked and self.session.link is not None:
             self.session.link.ping()
             self.flush()
-        left = PING_AFTER - silence
-        self._silence_timer = self.clock.callLater(left if left > 0 else PING_AFTER, self._check_silence)
+
+    def _handshake_timed_out(self) -> None:
+        self._give_up(HANDSHAKE_TIMEOUT)
+
+    def _give_up(self, silence: float) -> None:
+        if not self._over:
+            log.info("the listener does not respond (no data for {silence:.0f} s): reconnecting", silence=silence)
+            self.transport.abortConnection()

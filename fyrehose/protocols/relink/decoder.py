@@ -18,14 +18,17 @@ from fyrehose.kernels import relink as kernel
 from fyrehose.protocols.relink.frames import (
     LARGE,
     LONG,
+    NOP,
     NUMBER,
+    PING,
+    PONG,
+    RESUME,
+    SHUTDOWN,
     TYPES,
     Ack,
     Acknowledgement,
     Format,
     Gathered,
-    General,
-    GeneralPacket,
     Incoming,
     Message,
     Op,
@@ -35,7 +38,7 @@ from fyrehose.protocols.relink.frames import (
 from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.messages import Column
 
-_GENERAL = {kind: GeneralPacket(kind=kind) for kind in General}
+_GENERAL = (NOP, PING, PONG, RESUME, SHUTDOWN)
 _FORMATS = {form.value: form for form in Format}
 _OPS = tuple(Op)
 _ACKS = tuple(Ack)
@@ -187,10 +190,10 @@ class Decoder:
         first = self._buffer[at]
         kind = first >> 5
         if not first & 1:
-            if kind >= len(General):
+            if kind >= len(_GENERAL):
                 raise RemoteProtocolError("general-unknown", f"general packet type {kind}")
             self._require(8)
-            return _GENERAL[General(kind)], at + 8
+            return _GENERAL[kind], at + 8
         form = _FORMATS.get(first >> 2 & 7)
         if form is None:
             raise RemoteProtocolError("format-unknown", f"channel packet format {first >> 2 & 7}")

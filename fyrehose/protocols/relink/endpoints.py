@@ -24,7 +24,6 @@ from fyrehose.protocols.relink.linklog import Anchors
 from fyrehose.protocols.relink.messages import Column, Messages, Parts, Piece, piece_of
 from fyrehose.protocols.relink.names import SEQ_SIZE, Place
 from fyrehose.protocols.relink.registry import Entry
-from fyrehose.protocols.relink.sending import SendChannel
 from fyrehose.protocols.relink.tables import Sending
 from fyrehose.records import Delivery, Run
 
@@ -59,7 +58,6 @@ class Endpoint:
         self.entry = entry
         self.link = entry.link
         self.place = place
-        self.registry = protocol.registry
 
     def begin(self) -> None:
         """Start messaging on a new link."""
@@ -69,27 +67,6 @@ class Endpoint:
 
     def after_read(self) -> None:
         """Handle everything that one read has collected."""
-
-    def received(self, event: events.Received) -> None:
-        """Handle messages on a plain channel."""
-        raise NotImplementedError
-
-    def decided(self, event: events.Decided) -> None:
-        """Handle a commit or rollback operation."""
-        raise NotImplementedError
-
-    def finished(self, event: events.Finished) -> None:
-        """Handle the closure of a peer's channel."""
-        raise NotImplementedError
-
-    def consumed(self, event: events.Consumed) -> None:
-        """Handle a consumed acknowledgement."""
-
-    def rewound(self, event: events.Rewound) -> None:
-        """Handle the peer's report on a resumed link: it says which of our messages the peer holds."""
-
-    def peer_shutdown(self) -> None:
-        """Handle the peer's shutdown packet."""
 
 
 class Publishing(Endpoint):
@@ -104,12 +81,29 @@ class Publishing(Endpoint):
         #: set when the stream has refused a message of a plain channel for good
         self._refusal: PublishError | None = None
 
-    def received(self, event: events.Received) -> None:
-        self._plain.setdefault(event.channel, (event.first, []))[1].extend(event.messages.pieces)
+    def handle(self, event: events.Event) -> None:
+        """Handle an event of the link."""
+        match event:
+            case events.Received():
+                self._plain.setdefault(event.channel, (event.first, []))[1].extend(event.messages.pieces)
+            case events.Decided():
+                self.decided(event)
+            case events.Finished():
+                channel = self.link.receiving[event.channel]
+                if not channel.leaving:
+                    channel.leaving = True
+                    self.protocol.write([], {event.channel: None})
+            case events.PeerShutdown():
+                self.protocol.handle_events(self.link.shutdown())
 
     def decided(self, event: events.Decided) -> None:
+        """Stage a commit or rollback, which is written after the read."""
         if event.commit and event.dropped:
-            self.protocol.count_too_large(event.last - event.first + 1)
+            self.protocol.count_refusal(
+                "transactions-too-large",
+                f"a transaction of {event.last - event.first + 1} messages was too large to be kept, so its commit "
+                "failed; raise relink.backlog, relink.backlog-size or relink.link-memory",
+            )
         self._stage(event)
         self._decided.append(event)
 
@@ -153,7 +147,7 @@ class Publishing(Endpoint):
         :return: True, because the refusal is handled
         """
         for channel, first, _ in plain:
-            self.link.unstage(channel, first - 1)
+            self.link.receiving[channel].unstage(first - 1)
         if len(plain) > 1:
             for one in plain:
                 self._write_plain([one])
@@ -190,7 +184,7 @@ class Publishing(Endpoint):
         if len(decided) == 1:
             return self._uncommit(decided[0], error)
         for event in reversed(decided):
-            self.link.unstage(event.channel, event.first - 1)
+            self.link.receiving[event.channel].unstage(event.first - 1)
         for event in decided:
             self._stage(event)
             runs = self._committed_runs([event])
@@ -207,8 +201,8 @@ class Publishing(Endpoint):
         link = self.link
         if event.channel not in link.receiving or link.receiving[event.channel].done != event.last:
             return False
-        self.protocol.count_refusal(error)
-        link.unstage(event.channel, event.first - 1)
+        self.protocol.count_refusal(type(error).__name__, str(error))
+        link.receiving[event.channel].unstage(event.first - 1)
         link.stage(event.channel, event.last, Ack.UNCOMMITTED)
         self.protocol.write([], {event.channel: event.last})
         return True
@@ -219,15 +213,6 @@ class Publishing(Endpoint):
         ordinal = self.link.receiving[channel].ordinal
         producer = f"{self.entry.label}.{ordinal}"
         return messages.runs(first, self.place.stream, source=PROTOCOL, producer=producer, topic=str(channel))
-
-    def finished(self, event: events.Finished) -> None:
-        if self.link.receiving[event.channel].leaving:
-            return
-        self.link.leave(event.channel)
-        self.protocol.write([], {event.channel: None})
-
-    def peer_shutdown(self) -> None:
-        self.protocol.handle_events(self.link.shutdown())
 
 
 def _pack_seq(seq: int) -> bytes:
@@ -242,13 +227,18 @@ class _Gap:
     seq: int
 
 
-@implementer(ISink)
+@implementer(ISink, ISubscription)
 class Subscribing(Endpoint):
-    """Send the records of a stream on channel 0, from where the peer left off."""
+    """Send the records of a stream on channel 0, from where the peer left off.
+
+    To the connection this is the subscription: it is resumed only while both the transport and the peer's window have
+    room.
+    """
 
     def __init__(self, protocol: RelinkProtocol, entry: Entry, place: Place) -> None:
         super().__init__(protocol, entry, place)
-        self._subscription: Windowed | None = None
+        self._subscription: ISubscription | None = None
+        self._transport_ready = False
         #: records that wait for the window: columns of messages of one part, single messages, and gaps
         self._pending: deque[Column | Parts | _Gap] = deque()
         self._writing_anchor = False
@@ -260,38 +250,34 @@ class Subscribing(Endpoint):
         self.link.ping()
         self._subscribe(0)
 
-    def rewound(self, event: events.Rewound) -> None:
-        if self.link.shutdown_received:
-            self._shut_down()
-        else:
-            self._subscribe(event.next)
-
-    def consumed(self, event: events.Consumed) -> None:
-        anchors = self.entry.anchors
-        while len(anchors) > 1 and anchors[1][0] <= event.last + 1:
-            del anchors[0]
-        self._pump()
-
-    def received(self, event: events.Received) -> None:
-        self._reject_message()
-
-    def decided(self, event: events.Decided) -> None:
-        self._reject_message()
-
-    def finished(self, event: events.Finished) -> None:
-        self.protocol.handle_events(self.link.forget(event.channel))
-
-    def peer_shutdown(self) -> None:
-        """Stop sending; the link ends when the peer has consumed what was sent, and is not kept over a restart."""
-        self.end()
-        self.registry.forget(self.entry)
-        self._shut_down()
+    def handle(self, event: events.Event) -> None:
+        """Handle an event of the link."""
+        match event:
+            case events.Consumed():
+                anchors = self.entry.anchors
+                while len(anchors) > 1 and anchors[1][0] <= event.last + 1:
+                    del anchors[0]
+                self._pump()
+            case events.Rewound():
+                if self.link.shutdown_received:
+                    self._shut_down()
+                else:
+                    self._subscribe(event.next)
+            case events.Received() | events.Decided():
+                self.protocol.reject(RemoteProtocolError("message-to-subscription"))
+            case events.Finished():
+                self.protocol.handle_events(self.link.forget(event.channel))
+            case events.PeerShutdown():
+                # The link ends when the peer has consumed what was sent, and is not kept over a restart.
+                self.end()
+                self.protocol.registry.forget(self.entry)
+                self._shut_down()
 
     def _shut_down(self) -> None:
         """Close channel 0 if the peer's report has arrived, and shut down the link."""
         link = self.link
         channel = link.sending.get(0)
-        if channel is not None and link.may_send:  # Otherwise rewound() does this, after the peer's report.
+        if channel is not None and link.may_send:  # Otherwise this is done after the peer's report.
             if not channel.next:
                 del link.sending[0]  # Nothing was sent on the channel, so the peer never saw it open.
             elif channel.mode is Sending.OPEN:
@@ -300,9 +286,28 @@ class Subscribing(Endpoint):
 
     def end(self) -> None:
         self._pending.clear()
+        if self._subscription is not None:
+            self.protocol.detach(self)
+
+    # Called by the connection, as for any subscription.
+
+    @property
+    def position(self) -> int:
+        """The number of the last record that was delivered or skipped."""
+        return 0 if self._subscription is None else int(self._subscription.position)
+
+    def pauseProducing(self) -> None:
+        self._transport_ready = False
+        self._update()
+
+    def resumeProducing(self) -> None:
+        self._transport_ready = True
+        self._update()
+
+    def stopProducing(self) -> None:
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
-            self.protocol.detach(subscription)
+            subscription.stopProducing()
 
     # Called by the broker.
 
@@ -329,7 +334,7 @@ class Subscribing(Endpoint):
     def ended(self, reason: Exception) -> None:
         self.protocol.finish()
 
-    # Internals.
+    # Private.
 
     def _subscribe(self, channel_seq: int) -> None:
         """Subscribe to the stream, beginning with the record that has number *channel_seq* on the channel."""
@@ -343,14 +348,18 @@ class Subscribing(Endpoint):
             return
         if subscription.position >= wanted:
             self.skipped(wanted, subscription.position)
-        self._subscription = Windowed(subscription, self)
-        self.protocol.attach(self._subscription)
+        self._subscription = subscription
+        self.protocol.attach(self)
         self._pump()
 
-    @property
-    def full(self) -> bool:
-        """Whether records are pending because the window is full."""
-        return bool(self._pending)
+    def _update(self) -> None:
+        """Resume or pause the subscription after the window or the transport has changed."""
+        if self._subscription is None:
+            return
+        if self._transport_ready and not self._pending:
+            self._subscription.resumeProducing()
+        else:
+            self._subscription.pauseProducing()
 
     def _pump(self) -> None:
         """Send pending records while the window has room; the caller flushes."""
@@ -362,18 +371,14 @@ class Subscribing(Endpoint):
             if isinstance(item, _Gap):
                 self._write_anchor(channel.next, item.seq)
                 break
-            self._send(channel, item)
-        if self._subscription is not None:
-            self._subscription.update()
-
-    def _send(self, channel: SendChannel, item: Column | Parts) -> None:
-        if not isinstance(item, Column):
-            self.link.send((channel.id,), item)
-            return
-        if len(item) > channel.room:
-            item, rest = item.cut(channel.room)
-            self._pending.appendleft(rest)
-        self.link.send_run(channel.id, item)
+            if isinstance(item, Column):
+                head, rest = item.cut(channel.room) if len(item) > channel.room else (item, None)
+                if rest is not None:
+                    self._pending.appendleft(rest)
+                self.link.send_run(channel.id, head)
+            else:
+                self.link.send((channel.id,), item)
+        self._update()
 
     def _write_anchor(self, channel_seq: int, seq: int) -> None:
         """Write where the channel continues behind a gap.
@@ -386,7 +391,7 @@ class Subscribing(Endpoint):
             self.protocol.reject(RemoteProtocolError("too-many-gaps", f"more than {MAX_ANCHORS} unconsumed gaps"))
             return
         self._writing_anchor = True
-        self.registry.write_entry(entry, self._anchor_written)
+        self.protocol.registry.write_entry(entry, self._anchor_written)
 
     def _anchor_written(self, result: Any) -> None:
         self._writing_anchor = False
@@ -396,40 +401,3 @@ class Subscribing(Endpoint):
         else:
             self._pump()
             self.protocol.flush_soon()
-
-    def _reject_message(self) -> None:
-        self.protocol.reject(RemoteProtocolError("message-to-subscription"))
-
-
-@implementer(ISubscription)
-class Windowed:
-    """A subscription that is resumed only while both its transport and the peer's window have room."""
-
-    def __init__(self, subscription: ISubscription, endpoint: Subscribing) -> None:
-        self._subscription = subscription
-        self._endpoint = endpoint
-        self._transport_ready = False
-
-    @property
-    def position(self) -> int:
-        """See :class:`~fyrehose.interfaces.ISubscription`."""
-        position: int = self._subscription.position
-        return position
-
-    def pauseProducing(self) -> None:
-        self._transport_ready = False
-        self._subscription.pauseProducing()
-
-    def resumeProducing(self) -> None:
-        self._transport_ready = True
-        self.update()
-
-    def update(self) -> None:
-        """Resume or pause the subscription after the window or the transport has changed."""
-        if self._transport_ready and not self._endpoint.full:
-            self._subscription.resumeProducing()
-        else:
-            self._subscription.pauseProducing()
-
-    def stopProducing(self) -> None:
-        self._subscription.stopProducing()

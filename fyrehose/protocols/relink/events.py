@@ -1,4 +1,4 @@
-"""Events that a session returns to its owner.
+"""Events that a session returns to its owner, and errors of messages whose link was lost or that were refused.
 
 Sequence numbers in events never wrap; on the wire they are the low 32 bits (3.1).  :class:`fyrehose.errors.Broken` is
 the last event of a peer that violates the protocol; its link is lost.
@@ -6,11 +6,12 @@ the last event of a peer that violates the protocol; its link is lost.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 
-from fyrehose.errors import Broken
+from fyrehose.errors import Broken, PublishError
 from fyrehose.protocols.relink.frames import Ack
 from fyrehose.protocols.relink.handshake import Hello
 from fyrehose.protocols.relink.messages import Messages
@@ -156,3 +157,21 @@ class Unknown:
     seq: int
     parts: tuple[bytes, ...]
     decided: bool
+
+
+class Uncommitted(PublishError):
+    """The listener has refused or could not process a transaction; none of its messages took effect."""
+
+
+class UnknownOutcome(PublishError):
+    """The link was lost, so the message may or may not have been processed.
+
+    :ivar unknown: all such messages of the link; those whose ``decided`` is False were not committed, so they were
+        certainly not processed
+    """
+
+    retriable = True
+
+    def __init__(self, unknown: Sequence[Unknown] = ()) -> None:
+        super().__init__(f"the link was lost; {len(unknown)} messages may or may not have been processed")
+        self.unknown = tuple(unknown)

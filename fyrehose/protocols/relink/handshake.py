@@ -38,9 +38,6 @@ _FIXED = 1 + 3
 #: Handshake flags.
 CONNECTOR_TRANSACTIONS, LISTENER_TRANSACTIONS, REQUIRE_LINK = 1, 2, 4
 
-VERSION_SIZE = _VERSION.size
-REPLY_SIZE = _REPLY.size
-
 
 def _link_id(instance: object, attribute: object, value: int) -> None:
     if not 0 <= value <= MAX_LINK_ID:
@@ -109,13 +106,23 @@ def pack_reply(epoch: int, link_id: int) -> bytes:
     return _REPLY.pack(epoch, link_id)
 
 
+def version_size(buffer: bytes) -> int:
+    """Return the size of the first transmission of either peer."""
+    return _VERSION.size
+
+
+def reply_size(buffer: bytes) -> int:
+    """Return the size of the listener's second transmission."""
+    return _REPLY.size
+
+
 def unpack_version(buffer: bytes | bytearray) -> int:
-    """Return the version from the first :data:`VERSION_SIZE` bytes."""
+    """Return the version from the first eight bytes."""
     return buffer[0]
 
 
 def unpack_reply(buffer: bytes | bytearray) -> tuple[int, int]:
-    """Return epoch and link id from the first :data:`REPLY_SIZE` bytes.
+    """Return epoch and link id from the first sixteen bytes.
 
     :raises RemoteProtocolError: the link id is not below 2^63
     """

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
+from operator import itemgetter
 
 import attrs
 
@@ -97,7 +98,8 @@ class Messages:
         :param first: the producer's number of the first message
         """
         runs = []
-        for single, columns in self._columns():
+        for single, group in groupby(self._columns(), itemgetter(0)):
+            columns = [column for _, column in group]
             joined = columns[0]
             if len(columns) > 1:
                 joined = Column(b"".join(c.lengths for c in columns), b"".join(c.payload for c in columns))
@@ -116,22 +118,14 @@ class Messages:
             first += len(joined)
         return runs
 
-    def _columns(self) -> list[tuple[bool, list[Column]]]:
-        """Return the payloads in as few columns as possible, each with whether its messages have one part each."""
-        found: list[tuple[bool, list[Column]]] = []
+    def _columns(self) -> Iterator[tuple[bool, Column]]:
+        """Yield the payloads in columns, each with whether its messages have one part each."""
         for piece in self.pieces:
-            for single, column in [(True, piece)] if isinstance(piece, Column) else _columns_of(piece):
-                if found and found[-1][0] == single:
-                    found[-1][1].append(column)
-                else:
-                    found.append((single, [column]))
-        return found
-
-
-def _columns_of(messages: tuple[Parts, ...]) -> Iterator[tuple[bool, Column]]:
-    """Return the same for messages that are not in a column."""
-    for single, group in groupby(messages, lambda parts: len(parts) == 1):
-        yield single, column_of(parts[0] if single else join(parts) for parts in group)
+            if isinstance(piece, Column):
+                yield True, piece
+                continue
+            for single, group in groupby(piece, lambda parts: len(parts) == 1):
+                yield single, column_of(parts[0] if single else join(parts) for parts in group)
 
 
 def column_of(payloads: Iterable[bytes]) -> Column:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import time
 from hashlib import blake2b
-from secrets import randbits
 from typing import Any
 
 import attrs
+from twisted.internet.endpoints import HostnameEndpoint
 from zope.interface import implementer
 
-from fyrehose.interfaces import IBroker, IProtocolPlugin
+from fyrehose.errors import ConfigError
+from fyrehose.interfaces import IBroker, IClientPlugin
 from fyrehose.net.tls import add_tls
+from fyrehose.protocols.relink.client import RelinkClient
 from fyrehose.protocols.relink.endpoints import PROTOCOL
+from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.publisher import TransactionalPublisher
+from fyrehose.protocols.relink.reader import RelinkReader
 from fyrehose.protocols.relink.registry import Registry
-from fyrehose.protocols.relink.server import RelinkFactory, RelinkService
+from fyrehose.protocols.relink.server import RelinkFactory
+from fyrehose.protocols.relink.service import RelinkService
 from fyrehose.protocols.relink.settings import Settings
-
-
-def wall_clock() -> int:
-    """Return microseconds since January 1, 1970 UTC."""
-    return time.time_ns() // 1000
 
 
 def links_stream(endpoint: str) -> str:
@@ -31,21 +31,38 @@ def links_stream(endpoint: str) -> str:
     return f".relink/{blake2b(endpoint.encode(), digest_size=8).hexdigest()}"
 
 
-@implementer(IProtocolPlugin)
+@implementer(IClientPlugin)
 @attrs.frozen
 class RelinkPlugin:
     """The object by which the framework finds Relink."""
 
     name: str = PROTOCOL
     description: str = "Relink: resumable links with acknowledged and transactional channels over TCP"
+    default_port: int = 7733
     default_endpoint: str = "tcp:7733:interface=127.0.0.1"
     settings: type[Settings] = Settings
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> RelinkService:
-        registry = Registry(broker, reactor, settings, links_stream(endpoint), wall_clock, randbits)
-        factory = RelinkFactory(broker, settings, reactor, registry)
-        tls = add_tls(PROTOCOL, endpoint, factory, settings, reactor)
-        return RelinkService(reactor, endpoint, factory, registry, tls)
+        factory = RelinkFactory(broker, settings, reactor, Registry(broker, reactor, settings, links_stream(endpoint)))
+        return RelinkService(reactor, endpoint, factory, add_tls(PROTOCOL, endpoint, factory, settings, reactor))
+
+    def publisher(self, reactor: Any, host: str, port: int, window: int) -> RelinkClient:
+        return RelinkClient(reactor, HostnameEndpoint(reactor, host, port), limits=Limits(window=window))
+
+    def transactional_publisher(
+        self, reactor: Any, host: str, port: int, window: int, size: int
+    ) -> TransactionalPublisher:
+        """Return a publisher that commits *size* messages at a time.
+
+        :raises ConfigError: *size* is larger than every server with default limits accepts
+        """
+        if size > Limits().backlog:
+            raise ConfigError(f"a transaction of {size} messages is too large; the limit is {Limits().backlog}")
+        limits = Limits(window=max(window, size))
+        return TransactionalPublisher(reactor, HostnameEndpoint(reactor, host, port), limits=limits, size=size)
+
+    def tailer(self, reactor: Any, host: str, port: int) -> RelinkReader:
+        return RelinkReader(reactor, HostnameEndpoint(reactor, host, port))
 
 
 plugin = RelinkPlugin()

@@ -6,7 +6,9 @@ without a connection is kept for a limited time, and the number of links is limi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from secrets import randbits
 from typing import Any, Protocol
 
 import attrs
@@ -19,8 +21,8 @@ from twisted.python.failure import Failure
 from fyrehose.errors import JournalCorrupt, PublishError
 from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker
+from fyrehose.net.crowds import Crowd
 from fyrehose.protocols.relink import linklog, snapshot
-from fyrehose.protocols.relink.crowds import Crowd
 from fyrehose.protocols.relink.handshake import MAX_LINK_ID, Hello, Terms
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.linklog import Anchors, Kind
@@ -33,6 +35,11 @@ log = Logger()
 CHECK_INTERVAL = 1.0
 #: A checkpoint is written when the records behind the last one exceed this many bytes, and four times its own size.
 CHECKPOINT = 1 << 20
+
+
+def wall_clock() -> int:
+    """Return microseconds since January 1, 1970 UTC."""
+    return time.time_ns() // 1000
 
 
 class Holder(Protocol):
@@ -108,9 +115,10 @@ class Registry:
     broker: IBroker
     clock: IReactorTime
     settings: Settings
-    stream: str
-    now: Callable[[], int]
-    randbits: Callable[[int], int]
+    stream: str = ".relink/links"
+    now: Callable[[], int] = wall_clock
+    randbits: Callable[[int], int] = randbits
+    closed: bool = attrs.field(default=True, init=False)
     epoch: int = attrs.field(default=0, init=False)
     entries: dict[bytes, Entry] = attrs.field(factory=dict, init=False)
     _checkpoint: int = attrs.field(default=0, init=False)
@@ -124,6 +132,7 @@ class Registry:
     #: memory of all links as last measured, in bytes
     _weight: int = attrs.field(default=0, init=False)
     _check_loop: LoopingCall | None = attrs.field(default=None, init=False)
+    _opening: list[Deferred[None]] = attrs.field(factory=list, init=False)
 
     # Opening and closing.
 
@@ -132,6 +141,8 @@ class Registry:
 
         :return: fires when the checkpoint is durable; fails if it cannot be written
         """
+        self.closed = False
+        self._clear()
         try:
             found = linklog.recover(self.broker.read, self.stream, self.broker.bounds(self.stream))
             links = found.links
@@ -147,12 +158,22 @@ class Registry:
                 self._log_loss(damage)
                 links = None
         if links is None:
-            self.entries.clear()
-            self._detached = Crowd()
-            self._weight = 0
+            self._clear()
             self.epoch = max(self.now(), found.epoch + 1)
         log.info("relink: recovered {count} links from stream {stream}", count=len(self.entries), stream=self.stream)
-        return self._write_checkpoint().addCallback(self._opened)
+        return self._write_checkpoint().addBoth(self._opened)
+
+    def when_open(self) -> Deferred[None]:
+        """Return a Deferred that fires when links can be found and created; it fails if they cannot be written."""
+        if self._check_loop is not None:
+            return succeed(None)
+        self._opening.append(Deferred())
+        return self._opening[-1]
+
+    def _clear(self) -> None:
+        self.entries.clear()
+        self._detached, self._unused = Crowd(), Crowd()
+        self._weight = 0
 
     def _log_loss(self, damage: Exception) -> None:
         log.warn(
@@ -161,15 +182,23 @@ class Registry:
             damage=str(damage),
         )
 
-    def _opened(self, _: None) -> None:
-        self._check_loop = LoopingCall(self._check_links)
-        self._check_loop.clock = self.clock
-        self._check_loop.start(CHECK_INTERVAL, now=False).addErrback(
-            lambda f: log.failure("relink: checking links failed; expired links are kept until a restart", f)
-        )
+    def _opened(self, result: Any) -> Any:
+        if isinstance(result, Failure):
+            self.closed = True
+        else:
+            self._check_loop = LoopingCall(self._check_links)
+            self._check_loop.clock = self.clock
+            self._check_loop.start(CHECK_INTERVAL, now=False).addErrback(
+                lambda f: log.failure("relink: checking links failed; expired links are kept until a restart", f)
+            )
+        waiting, self._opening = self._opening, []
+        for deferred in waiting:
+            deferred.callback(result)  # A Failure makes Twisted call the errbacks.
+        return result
 
     def close(self) -> None:
         """Stop checking for expired links."""
+        self.closed = True
         if self._check_loop is not None:
             self._check_loop.stop()
             self._check_loop = None
@@ -229,7 +258,7 @@ class Registry:
 
         Links that were never used go first; then the network that has the most links loses its oldest one.
         """
-        entry = self._unused.oldest_of_largest() or self._detached.oldest_of_largest()
+        entry = next(iter(self._unused.largest() or self._detached.largest()), None)
         if entry is None:
             return False
         detail = f"limit of {self.settings.max_links} links reached; raise relink.max-links"

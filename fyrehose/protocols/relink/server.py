@@ -11,9 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from twisted.application.service import Service
-from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall, IListeningPort
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -32,28 +29,33 @@ from fyrehose.errors import (
 from fyrehose.identity import Action
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import SessionFactory
-from fyrehose.net.endpoints import TCPService
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.protocols.relink import events
-from fyrehose.protocols.relink.endpoints import PROTOCOL, Endpoint, Publishing, Subscribing, first_anchor
-from fyrehose.protocols.relink.handshake import Hello
+from fyrehose.protocols.relink.endpoints import PROTOCOL, Publishing, Subscribing, first_anchor
+from fyrehose.protocols.relink.keepalive import KeepAlive
 from fyrehose.protocols.relink.names import Place, parse
 from fyrehose.protocols.relink.registry import Entry, Registry
-from fyrehose.protocols.relink.session import ListenerSession
+from fyrehose.protocols.relink.server_session import ListenerSession
 from fyrehose.protocols.relink.settings import Settings
-from fyrehose.protocols.relink.tables import PACKETS
 from fyrehose.records import Run
 
-log = Logger()
-
-#: Delay before a listener that could not open because of a full disk tries again, in seconds.
-DISK_FULL_RETRY = 2.0
 #: Called when a write is refused for good, before :meth:`RelinkProtocol.write` returns; returns whether that is
 #: handled.
 Refused = Callable[[PublishError], bool]
 #: Refusals that a retry cannot avoid; the broker raises them at once, before anything else is written.
 PERMANENT_REFUSALS = (InvalidName, NewStreamForbidden, PayloadTooLarge, StreamFull, TooManyStreams)
+#: Events that concern only the endpoint of a link.
+LINK_EVENTS = (
+    events.Resumed,
+    events.Received,
+    events.Decided,
+    events.Finished,
+    events.Consumed,
+    events.Rewound,
+    events.Closed,
+    events.PeerShutdown,
+)
 
 
 class RelinkProtocol(SessionProtocol):
@@ -66,33 +68,28 @@ class RelinkProtocol(SessionProtocol):
     settings: Settings
 
     def __init__(self, factory: RelinkFactory) -> None:
-        super().__init__(factory, ListenerSession(factory.settings.limits))
+        settings = factory.settings
+        super().__init__(factory, ListenerSession(settings.limits))
         self.registry = factory.registry
         self.entry: Entry | None = None
-        self.endpoint: Endpoint | None = None
-        self._last_received = 0.0
-        self._timer: IDelayedCall | None = None
-        self._flush_due: IDelayedCall | None = None
+        self.endpoint: Publishing | Subscribing | None = None
         self._unread_paused = False
-        self._hung_up = False
         #: whether the link ends with the connection, after everything written was acknowledged
         self._ends_link = False
+        silence = settings.ping_after, settings.drop_after
+        self._keepalive = KeepAlive(self.timers, *silence, self._ping, self._give_up, lambda: self.reading.paused)
 
     # Called by the reactor.
 
     def connectionMade(self) -> None:
         super().connectionMade()
-        self._last_received = self.clock.seconds()
-        self._timer = self.clock.callLater(self.settings.handshake_timeout, self._handshake_timed_out)
+        self.timers.start(self.settings.handshake_timeout, self._handshake_timed_out)
 
     def dataReceived(self, data: bytes) -> None:
-        self._last_received = self.clock.seconds()
+        self._keepalive.heard()
         super().dataReceived(data)
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
-        for timer in (self._timer, self._flush_due):
-            if timer is not None and timer.active():
-                timer.cancel()
         self.session.fenced()
         if self.endpoint is not None:
             self.endpoint.end()
@@ -117,59 +114,59 @@ class RelinkProtocol(SessionProtocol):
 
     def hello_received(self, event: events.HelloReceived) -> None:
         """Check the connector's request, then resume its link, refuse it, or create a new one."""
-        hello, identity = event.hello, self._identity()
         try:
-            place = parse(hello.terms)
+            place = parse(event.hello.terms)
         except RemoteProtocolError as error:
             self.drop(error)
             return
         self.broker.check(Action.SUBSCRIBE if place.subscribe else Action.PUBLISH, place.stream)
-        entry = self.registry.find(hello, identity, self.peer)
+        self.reading.pauseProducing()  # Read nothing more until the registry has decided about the link.
+        self.registry.when_open().addCallback(lambda _: self._find_link(event, place)).addErrback(self.failed)
+
+    def _find_link(self, event: events.HelloReceived, place: Place) -> None:
+        hello, registry = event.hello, self.registry
+        certificate = getattr(self.transport, "getPeerCertificate", lambda: None)()
+        identity = b"" if certificate is None else bytes(certificate.digest("sha256"))
+        if self.phase is not Phase.OPEN:
+            return
+        entry = registry.find(hello, identity, self.peer)
         if entry is not None:
-            self._pause_for_link(entry)
-            settled = self.registry.attached(entry, self, self.peer)
+            settled = self._attach(entry)
             settled.addCallback(lambda _: self._link_ready(entry, place, resumed=True)).addErrback(self.failed)
         elif hello.require:
-            self.session.refuse(self.registry.epoch)
+            self.session.refuse(registry.epoch)
             self.finish()
         else:
-            self._create(hello, identity, place)
+            entry = registry.create(hello.terms, identity, self.peer, first_anchor(self.broker, place))
+            if entry is None:
+                detail = f"all {self.settings.max_links} links have a connection"
+                self.drop(RemoteProtocolError("too-many-links", detail))
+                return
+            self._attach(entry)
+            registry.write_entry(entry, lambda result: self._link_written(entry, place, result))
 
-    def _create(self, hello: Hello, identity: bytes, place: Place) -> None:
-        entry = self.registry.create(hello.terms, identity, self.peer, first_anchor(self.broker, place))
-        if entry is None:
-            self.drop(RemoteProtocolError("too-many-links", f"all {self.settings.max_links} links have a connection"))
-            return
-        self._pause_for_link(entry)
-        self.registry.attached(entry, self, self.peer)
-
-        def written(result: Any) -> None:
-            if isinstance(result, Failure):
-                result.trap(PublishError)
-                entry.saved = False
-                # Subscribing works without room on the disk, except that a restart loses the link.
-                if not (place.subscribe and isinstance(result.value, ReadOnly)):
-                    self.registry.discard(entry)
-                    self.refused(result)
-                    self.settled()
-            self._link_ready(entry, place, resumed=False)
-
-        self.registry.write_entry(entry, written)
-
-    def _pause_for_link(self, entry: Entry) -> None:
-        """Read nothing more until the registry has decided about the link."""
+    def _attach(self, entry: Entry) -> Any:
         self.entry = entry
-        self.reading.pauseProducing()
+        return self.registry.attached(entry, self, self.peer)
+
+    def _link_written(self, entry: Entry, place: Place, result: Any) -> None:
+        if isinstance(result, Failure):
+            result.trap(PublishError)
+            entry.saved = False
+            # Subscribing works without room on the disk, except that a restart loses the link.
+            if not (place.subscribe and isinstance(result.value, ReadOnly)):
+                self.registry.discard(entry)
+                self.refused(result)
+                self.settled()
+        self._link_ready(entry, place, resumed=False)
 
     def _link_ready(self, entry: Entry, place: Place, *, resumed: bool) -> None:
-        """Continue reading after the link was written, or after its earlier writes are finished."""
+        """Continue after the link was written, or after its earlier writes are finished."""
         if not self.writable:
             return
         self.reading.resumeProducing()
-        if self.phase is Phase.OPEN and entry.holder is self:
-            self._accept(entry, place, resumed=resumed)
-
-    def _accept(self, entry: Entry, place: Place, *, resumed: bool) -> None:
+        if self.phase is not Phase.OPEN or entry.holder is not self:
+            return
         if entry.link.over:
             self.finish()
             return
@@ -180,41 +177,26 @@ class RelinkProtocol(SessionProtocol):
 
     def linked(self, event: events.Linked) -> None:
         """Complete the handshake, and start messaging on a new link."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self.clock.callLater(self.settings.ping_after, self._watch_silence)
+        self.timers.stop(self._handshake_timed_out)
+        self._keepalive.start()
         self.broker.counters.add(PROTOCOL, "links-resumed" if event.resumed else "links-made")
         if not event.resumed and self.endpoint is not None:
             self.endpoint.begin()
 
-    def _identity(self) -> bytes:
-        """Return the digest of the peer's certificate, or nothing if it has none."""
-        certificate = getattr(self.transport, "getPeerCertificate", lambda: None)()
-        return b"" if certificate is None else bytes(certificate.digest("sha256"))
-
     def _handshake_timed_out(self) -> None:
-        self._timer = None
-        if self.session.phase not in PACKETS and self.phase is Phase.OPEN:
+        if not self.session.linked and self.phase is Phase.OPEN:
             self.drop(RemoteProtocolError("handshake-timeout"))
 
-    def _watch_silence(self) -> None:
-        """Send a ping to a silent peer, and drop the connection if the silence lasts; the link stays."""
-        self._timer = None
-        settings = self.settings
-        if self.phase is not Phase.OPEN or self.entry is None:
-            return
-        if self.reading.paused:
-            self._last_received = self.clock.seconds()
-        silence = self.clock.seconds() - self._last_received
-        if silence >= settings.drop_after:
-            self.broker.counters.refuse(self.log, PROTOCOL, "silent-peer", self.peer)
-            self.abort()
-            return
-        if silence >= settings.ping_after and self.entry.link.attached:
+    def _ping(self) -> None:
+        if self.phase is Phase.OPEN and self.session.linked and self.entry is not None:
             self.entry.link.ping()
             self.flush()
-        left = settings.ping_after - silence
-        self._timer = self.clock.callLater(left if left > 0 else settings.ping_after, self._watch_silence)
+
+    def _give_up(self, silence: float) -> None:
+        """Drop the connection of a silent peer; the link stays."""
+        if self.phase is Phase.OPEN:
+            self.broker.counters.refuse(self.log, PROTOCOL, "silent-peer", self.peer)
+            self.abort()
 
     # Events of the link.
 
@@ -237,35 +219,10 @@ class RelinkProtocol(SessionProtocol):
             self.registry.discard(self.entry)
         super().broken(event)
 
-    def resumed(self, event: events.Resumed) -> None:
-        """Do nothing: the endpoint continues by itself."""
-
-    def message_received(self, event: events.Received) -> None:
-        """Pass the event to the endpoint."""
-        self._endpoint.received(event)
-
-    def decided(self, event: events.Decided) -> None:
-        """Pass the event to the endpoint."""
-        self._endpoint.decided(event)
-
-    def finished(self, event: events.Finished) -> None:
-        """Pass the event to the endpoint."""
-        self._endpoint.finished(event)
-
-    def consumed(self, event: events.Consumed) -> None:
-        """Pass the event to the endpoint."""
-        self._endpoint.consumed(event)
-
-    def rewound(self, event: events.Rewound) -> None:
-        """Pass the event to the endpoint."""
-        self._endpoint.rewound(event)
-
-    def channel_closed(self, event: events.Closed) -> None:
-        """Do nothing: if that ends the link, another event reports it."""
-
-    def peer_shutdown(self, event: events.PeerShutdown) -> None:
-        """Pass the event to the endpoint."""
-        self._endpoint.peer_shutdown()
+    def link_event(self, event: events.Event) -> None:
+        """Handle an event of a link, which concerns only its endpoint."""
+        assert self.endpoint is not None
+        self.endpoint.handle(event)
 
     def link_ended(self, event: events.Ended) -> None:
         """Discard a link that has ended in good order, and close the connection."""
@@ -278,21 +235,9 @@ class RelinkProtocol(SessionProtocol):
         on(Broken, broken)
         | on(events.HelloReceived, hello_received)
         | on(events.Linked, linked)
-        | on(events.Resumed, resumed)
-        | on(events.Received, message_received)
-        | on(events.Decided, decided)
-        | on(events.Finished, finished)
-        | on(events.Consumed, consumed)
-        | on(events.Rewound, rewound)
-        | on(events.Closed, channel_closed)
-        | on(events.PeerShutdown, peer_shutdown)
         | on(events.Ended, link_ended)
+        | dict.fromkeys(LINK_EVENTS, link_event)
     )
-
-    @property
-    def _endpoint(self) -> Endpoint:
-        assert self.endpoint is not None
-        return self.endpoint
 
     # Called by the endpoint.
 
@@ -348,7 +293,7 @@ class RelinkProtocol(SessionProtocol):
         Messages that were written before are acknowledged first.
         """
         self._ends_link = True
-        self.count_refusal(error)
+        self.count_refusal(type(error).__name__, str(error))
         self.finish()
 
     def _settle_staged(self, entry: Entry, staged: Mapping[int, int | None]) -> None:
@@ -357,15 +302,13 @@ class RelinkProtocol(SessionProtocol):
         for channel, through in staged.items():
             found = link.receiving.get(channel)
             if through is None:
-                self._forgotten(link.forget(channel))
+                ended = link.forget(channel)
+                if ended and self.phase is not Phase.OPEN:
+                    self.registry.discard(entry)  # The link has ended while the connection was closing.
+                self.handle_events(ended)
             elif found is not None and found.consumed < through <= found.done:
                 link.settle(channel, through)
         self.registry.measure(entry)
-
-    def _forgotten(self, found: Sequence[object]) -> None:
-        if found and self.phase is not Phase.OPEN and self.entry is not None:
-            self.registry.discard(self.entry)  # The link has ended while the connection was closing.
-        self.handle_events(found)
 
     def _not_written(self, entry: Entry, failure: Failure, error: PublishError) -> None:
         """Close the connection after a refused write; the peer sends the messages again on another one."""
@@ -375,17 +318,9 @@ class RelinkProtocol(SessionProtocol):
             self.registry.discard(entry)  # A retry would be refused, too.
         self.refused(failure)
 
-    def count_too_large(self, messages: int) -> None:
-        """Count a transaction that was not kept, because too many messages were undecided."""
-        detail = (
-            f"a transaction of {messages} messages was too large to be kept, so its commit failed; "
-            "raise relink.backlog, relink.backlog-size or relink.link-memory"
-        )
-        self.broker.counters.refuse(self.log, PROTOCOL, "transactions-too-large", self.peer, detail)
-
-    def count_refusal(self, error: PublishError) -> None:
-        """Count messages that were refused for good."""
-        self.broker.counters.refuse(self.log, PROTOCOL, type(error).__name__, self.peer, str(error))
+    def count_refusal(self, cause: str, detail: str) -> None:
+        """Count and log messages that were refused for good."""
+        self.broker.counters.refuse(self.log, PROTOCOL, cause, self.peer, detail)
 
     def _continue(self) -> None:
         """Flush acknowledgements after a write has finished, and decode packets that were held back."""
@@ -400,25 +335,22 @@ class RelinkProtocol(SessionProtocol):
             self.flush()
 
     def hang_up(self) -> None:
-        if not self._hung_up:
-            self._hung_up = True
-            super().hang_up()
-            if self._ends_link and self.entry is not None and self.entry.holder is self:
-                self.session.fenced()
-                self.registry.discard(self.entry)
+        super().hang_up()
+        if self._ends_link and self.entry is not None and self.entry.holder is self:
+            self.session.fenced()
+            self.registry.discard(self.entry)
 
     def flush_soon(self) -> None:
         """Flush at the end of this turn of the reactor, and decode packets that were held back."""
-        if self._flush_due is None and self.writable:
-            self._flush_due = self.clock.callLater(0, self._flush_now)
+        if self.writable:
+            self.timers.start(0, self._flush_now)
 
     def _flush_now(self) -> None:
-        self._flush_due = None
         if self.phase is not Phase.OPEN or not self.session.ready:
             self.flush()
-            return
-        # Decode the packets that were held back; that stops again when too many messages are not durable.
-        self.received(self.session.receive_data(b""))
+        else:
+            # Decoding stops again when too many messages are not durable.
+            self.received(self.session.receive_data(b""))
 
     def fenced(self) -> None:
         """Abort the connection, because another one has taken over its link (L4)."""
@@ -437,61 +369,29 @@ class RelinkProtocol(SessionProtocol):
 
 
 class RelinkFactory(SessionFactory):
-    """Builds the protocol of each connection; *registry* has the links."""
+    """Builds the protocol of each connection: ``endpoint.listen(RelinkFactory(broker))``.
+
+    :param registry: the listener's links; None: they are in the stream ``.relink/links``, which is read when listening
+        begins
+    """
 
     protocol = RelinkProtocol
     defaults = Settings()
     settings: Settings
 
-    def __init__(self, broker: IBroker, settings: Settings, reactor: Any, registry: Registry) -> None:
-        super().__init__(broker, settings, reactor)
-        self.registry = registry
-
-
-class RelinkService(TCPService):
-    """Service that recovers the links of a listener, and then opens it."""
-
     def __init__(
-        self, reactor: Any, endpoint: str, factory: SessionFactory, registry: Registry, around: Any = None
+        self,
+        broker: IBroker,
+        settings: Settings | None = None,
+        reactor: Any = None,
+        registry: Registry | None = None,
     ) -> None:
-        super().__init__(reactor, PROTOCOL, endpoint, factory, around)
-        self.registry = registry
-        self._retry_timer: IDelayedCall | None = None
+        super().__init__(broker, settings, reactor)
+        self.registry = Registry(broker, self.clock, self.settings) if registry is None else registry
 
-    def startService(self) -> Deferred[Any]:
-        """Recover the links, then listen.  While the disk is full, only this listener stays closed."""
-        Service.startService(self)
-        return self._open().addErrback(self._disk_full)
+    def startFactory(self) -> None:
+        if self.registry.closed:
+            self.registry.open().addErrback(lambda failure: self.log.failure("relink: links cannot be read", failure))
 
-    def _open(self) -> Deferred[Any]:
-        return self.registry.open().addCallback(self._links_recovered)
-
-    def _links_recovered(self, _: None) -> Deferred[IListeningPort] | None:
-        if self.running:
-            return TCPService.startService(self)
-        self.registry.close()  # The service was stopped in the meantime.
-        return None
-
-    def _disk_full(self, failure: Failure) -> None:
-        failure.trap(ReadOnly)
-        log.warn(
-            "relink: the listener stays closed until its links can be written; retrying: {why}",
-            why=failure.getErrorMessage(),
-        )
-        self._retry_timer = self.registry.clock.callLater(DISK_FULL_RETRY, self._retry_open)
-
-    def _retry_open(self) -> None:
-        self._retry_timer = None
-        self._open().addErrback(self._disk_full).addErrback(self._open_failed)
-
-    def _open_failed(self, failure: Failure) -> None:
-        if self.running:
-            log.failure("relink: links cannot be written, so the listener stays closed; restart the server", failure)
-
-    def stopService(self) -> Deferred[None]:
-        """Close the listener and its connections; the links stay on disk."""
-        if self._retry_timer is not None:
-            self._retry_timer.cancel()
-            self._retry_timer = None
+    def stopFactory(self) -> None:
         self.registry.close()
-        return super().stopService()

@@ -19,6 +19,6 @@ def test_datagrams_are_what_our_frames_say() -> None:
 
 
 def test_the_number_of_a_deliver() -> None:
-    data = memoryview(b"x" + Deliver(seq=1 << 40, data=b"abc").encode())
+    data = memoryview(b"x" + Deliver(seq=1 << 40, data=b"abc").serialize())
     assert sequence(data, 1) == 1 << 40
     assert sequence(data, 0) == 0

@@ -8,14 +8,16 @@ from typing import Any
 
 import attrs
 import pytest
+from twisted.internet.address import IPv4Address
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.protocols.backbone.client import BackboneClient
 from fyrehose.protocols.backbone.client_session import Options
-from fyrehose.protocols.backbone.frames import MAX_DATA, Address, Frame, decode
-from fyrehose.protocols.backbone.server import BackboneServer
+from fyrehose.protocols.backbone.frames import Address, Frame, decode
+from fyrehose.protocols.backbone.server import BackboneProtocol
 from fyrehose.protocols.backbone.settings import Settings
 from fyrehose.protocols.backbone.trains import Train
 from fyrehose.testing import MemoryJournal
@@ -30,6 +32,7 @@ class SimPort:
     address: Address
     full: bool = False
     reading: bool = True
+    maxPacketSize: int = 8_192
     queue: list[tuple[Train, Address]] = attrs.field(factory=list)
     counts: list[int] = attrs.field(factory=list)  #: datagrams of each train that was sent
 
@@ -37,13 +40,14 @@ class SimPort:
     def waiting(self) -> int:
         return len(self.queue)
 
-    def listen(self) -> None:
+    def getHost(self) -> IPv4Address:
+        return IPv4Address("UDP", *self.address)
+
+    def startListening(self) -> None:
         self.network.ports[self.address] = self
+        self.owner.makeConnection(self)
 
-    def answer(self, datagram: bytes, destination: Address) -> None:
-        self.send(Train(datagram, len(datagram)), destination)
-
-    def send(self, train: Train, destination: Address) -> None:
+    def write_train(self, train: Train, destination: Address) -> None:
         self.counts.append(train.count)
         self.queue.append((train, destination))
 
@@ -54,9 +58,8 @@ class SimPort:
             return
         queue, self.queue = self.queue, []
         for train, destination in queue:
-            data = bytes(train.data)
-            for at in range(0, len(data), train.segment):
-                self.network.carry(data[at : at + train.segment], self.address, destination)
+            for datagram in train.datagrams():
+                self.network.carry(bytes(datagram), self.address, destination)
 
     def relieve(self) -> None:
         """Send waiting trains, as if the kernel had room again."""
@@ -64,12 +67,10 @@ class SimPort:
         self.flush()
         self.owner.relieved()
 
-    def stop_reading(self) -> None:
+    def stopListening(self) -> None:
         self.reading = False
-
-    def close(self) -> None:
-        self.reading = False
-        self.network.ports.pop(self.address, None)
+        if self.network.ports.pop(self.address, None) is not None:
+            self.owner.doStop()
 
 
 @attrs.define(eq=False)
@@ -88,9 +89,9 @@ class Network:
     log: list[tuple[Address, Address, bytes]] = attrs.field(factory=list)
     _at_once: list[tuple[bytes, Address, Address]] = attrs.field(factory=list)
 
-    def open(self, _: object, owner: Any, address: Address) -> SimPort:
-        """Return a port for a client."""
-        return SimPort(self, owner, address)
+    def open(self, port: int, protocol: Any, interface: str, reactor: object = None) -> SimPort:
+        """Return a port that is not bound yet; the arguments are those of Twisted's ports."""
+        return SimPort(self, protocol, (interface, port))
 
     def carry(self, datagram: bytes, source: Address, destination: Address) -> None:
         self.log.append((source, destination, datagram))
@@ -131,7 +132,7 @@ class World:
     network: Network = attrs.field(init=False)
     journal: MemoryJournal = attrs.field(init=False)
     broker: Broker = attrs.field(init=False)
-    server: BackboneServer = attrs.field(init=False)
+    server: BackboneProtocol = attrs.field(init=False)
     port: SimPort = attrs.field(init=False)
     address: Address = ("10.0.0.1", 2323)
 
@@ -141,21 +142,23 @@ class World:
         self.broker = Broker(self.clock, self.journal, Sequencer(), **self.journal_settings)
         self.broker.open()
         self.broker.counters.seconds = self.clock.seconds
-        self.broker.restrict(self.settings.stream, MAX_DATA)
         self.serve()
 
     def serve(self) -> None:
         """Start a server, possibly another one after a stop."""
-        self.server = BackboneServer(self.clock, self.broker, self.settings, Random(3), lambda host: False)
+        self.server = BackboneProtocol(self.broker, self.settings, self.clock, Random(3))
         self.port = SimPort(self.network, self.server, self.address)
-        self.port.listen()
-        self.server.start(self.port)
+        self.port.startListening()
         self.clock.advance(0)
+
+    def stop(self) -> Deferred[None]:
+        """Stop the server as the plugin does."""
+        return self.server.drain().addCallback(lambda _: self.port.stopListening())
 
     def send(self, *frames: Frame | bytes, source: Address = ("10.0.0.2", 4000)) -> None:
         """Receive *frames* in one turn of the server."""
         for frame in frames:
-            datagram = frame if isinstance(frame, bytes) else frame.encode()
+            datagram = frame if isinstance(frame, bytes) else frame.serialize()
             self.server.datagrams_received(memoryview(datagram), max(len(datagram), 1), source)
         self.server.turn_over()
         self.clock.advance(0)
@@ -172,18 +175,21 @@ class World:
             for payload in run.payloads()
         ]
 
-    def client(self, n: int, **callbacks: Any) -> BackboneClient:
-        """Return a client at 10.0.1.n:5000; keywords that are no callbacks are options."""
-        known = {key: callbacks.pop(key) for key in ("on_records", "on_gap", "on_alive") if key in callbacks}
-        return BackboneClient(
+    def client(self, n: int, **settings: Any) -> BackboneClient:
+        """Return a client at 10.0.1.n:5000; further settings are ``take``, ``lost``, ``after`` and options."""
+        known = {key: settings.pop(key) for key in ("on_alive", "persistent") if key in settings}
+        subscription = {key: settings.pop(key) for key in ("take", "lost", "after") if key in settings}
+        client = BackboneClient(
             self.clock,
             *self.address,
-            options=Options(**callbacks),
+            options=Options(**settings),
             bind=(f"10.0.1.{n}", 5000),
             random=Random(n),
             open_port=self.network.open,
             **known,
         )
+        client.subscribe(None, **{"take": len, **subscription})
+        return client
 
     def run(self, seconds: float, step: float = 0.01) -> None:
         """Advance the clock by *seconds*."""

@@ -13,8 +13,9 @@ from twisted.internet.task import Clock
 
 from fyrehose.errors import Closed, LocalProtocolError
 from fyrehose.protocols.backbone import client as client_module
-from fyrehose.protocols.backbone.client import BackboneClient, BackboneUnreachable, PushUnconfirmed, host_towards
+from fyrehose.protocols.backbone.client import BackboneClient, BackboneUnreachable, PushUnconfirmed
 from fyrehose.protocols.backbone.frames import Deliver, Forward, Push
+from fyrehose.protocols.backbone.udp import host_towards
 from fyrehose.records import Run
 
 Make = Callable[..., Any]
@@ -36,7 +37,7 @@ class Subscriber:
 
     @property
     def callbacks(self) -> dict[str, Any]:
-        return {"on_records": self.take, "on_gap": self.lose, "on_alive": self.alive.append}
+        return {"take": self.take, "lost": self.lose, "on_alive": self.alive.append}
 
 
 def connected(world: Any, client: BackboneClient) -> BackboneClient:
@@ -57,7 +58,7 @@ def outcome(deferred: Deferred[Any]) -> Any:
 def test_publish_and_subscribe(make_world: Make) -> None:
     world, subscriber = make_world(), Subscriber()
     client = connected(world, world.client(1, **subscriber.callbacks))
-    published = [client.publish(b"%d" % i) for i in range(200)]
+    published = [client.publish(None, b"%d" % i) for i in range(200)]
     world.run(0.1)
     assert [outcome(each) for each in published] == list(range(1, 201))
     assert subscriber.records == [(i + 1, b"%d" % i) for i in range(200)]
@@ -75,7 +76,7 @@ def test_messages_of_one_turn_share_a_train(make_world: Make) -> None:
     port = world.network.ports[client.address]
     port.counts.clear()
     for _ in range(64):
-        client.publish(b"same size")
+        client.publish(None, b"same size")
     world.run(0.05)
     assert port.counts == [64]
 
@@ -108,12 +109,13 @@ def test_peer_answers_a_request(make_world: Make) -> None:
     world, subscriber = make_world(), Subscriber()
     peer = connected(world, world.client(1, store=1 << 20))
     client = connected(world, world.client(2, **subscriber.callbacks))
+    address = client.address
     for i in range(1, 31):
         data = b"%d" % i
         if i % 3 == 0:
-            world.network.ports.pop(client.address)  # it is away while this goes out
+            world.network.ports.pop(address)  # it is away while this goes out
         world.send(Push(data=data), source=("10.9.9.9", 1))
-        world.network.ports[client.address] = client._port
+        world.network.ports[address] = client.transport
         world.run(0.5, step=0.05)
     world.run(2)
     assert subscriber.records == [(i, b"%d" % i) for i in range(1, 31)]
@@ -125,7 +127,7 @@ def test_peer_answers_a_request(make_world: Make) -> None:
 
 def test_connect_fails_without_an_answer(make_world: Make) -> None:
     world = make_world()
-    world.server.stop()
+    world.stop()
     client = world.client(1)
     refused = client.connect()
     world.run(5.1)
@@ -133,18 +135,18 @@ def test_connect_fails_without_an_answer(make_world: Make) -> None:
     assert world.network.ports == {}
     assert world.clock.getDelayedCalls() == []
     with pytest.raises(LocalProtocolError, match="not connected"):
-        client.publish(b"x")
+        client.publish(None, b"x")
 
 
 def test_client_reports_lost_and_found_server(make_world: Make) -> None:
     world, subscriber = make_world(), Subscriber()
     client = connected(world, world.client(1, timeout=3.0, **subscriber.callbacks))
     world.port.reading = False
-    lost = client.publish(b"lost")
+    lost = client.publish(None, b"lost")
     world.run(8)
     assert isinstance(outcome(lost), PushUnconfirmed)
     assert subscriber.alive == [True, False]
-    kept = client.publish(b"kept")
+    kept = client.publish(None, b"kept")
     world.port.reading = True
     world.run(2)
     assert subscriber.alive == [True, False, True]
@@ -155,7 +157,7 @@ def test_lost_push_is_retried_by_option(make_world: Make) -> None:
     world = make_world()
     client = connected(world, world.client(1, timeout=0.5, retries=2))
     world.network.loss = 1.0
-    published = client.publish(b"x")
+    published = client.publish(None, b"x")
     world.run(0.7)
     world.network.loss = 0.0
     world.run(0.6)
@@ -168,8 +170,8 @@ def test_ready_and_drained_fire(make_world: Make) -> None:
     client = connected(world, world.client(1, window=2))
     assert client.ready().called
     assert client.drained().called
-    client.publish(b"1")
-    client.publish(b"2")
+    client.publish(None, b"1")
+    client.publish(None, b"2")
     ready, drained = client.ready(), client.drained()
     world.run(0.1)
     assert not ready.called
@@ -182,7 +184,7 @@ def test_ready_and_drained_fire(make_world: Make) -> None:
 def test_close_fails_unconfirmed_publishes(make_world: Make) -> None:
     world = make_world(auto=False)
     client = connected(world, world.client(1, window=1))
-    published = [client.publish(b"1"), client.publish(b"2")]
+    published = [client.publish(None, b"1"), client.publish(None, b"2")]
     waiting = [client.ready(), client.drained()]
     world.run(0.1)
     assert client.close().called
@@ -201,9 +203,9 @@ def test_publish_is_refused_when_too_much_waits(make_world: Make, monkeypatch: p
     monkeypatch.setattr(client_module, "MOST_UNSENT", 1_000)
     world = make_world(auto=False)
     client = connected(world, world.client(1, window=1))
-    lost = [client.publish(bytes(400)) for _ in range(3)]
+    lost = [client.publish(None, bytes(400)) for _ in range(3)]
     with pytest.raises(LocalProtocolError, match="wait for ready"):
-        client.publish(b"x")
+        client.publish(None, b"x")
     client.close()
     assert all(isinstance(outcome(each), PushUnconfirmed) for each in lost)
 
@@ -215,9 +217,9 @@ def test_failing_callback_does_not_stop_the_client(make_world: Make, logged_erro
         subscriber.take(run)
         raise RuntimeError("a bug of the program")
 
-    client = connected(world, world.client(1, on_records=take))
+    client = connected(world, world.client(1, take=take))
     for _ in range(3):
-        client.publish(b"x")
+        client.publish(None, b"x")
         world.run(0.1)
     assert len(subscriber.records) == 3
     assert len(logged_errors.take()) == 3
@@ -231,7 +233,7 @@ def test_close_from_a_callback(make_world: Make) -> None:
         seen.append(run)
         client.close()
 
-    client = connected(world, world.client(1, on_records=take))
+    client = connected(world, world.client(1, take=take))
     world.send(Push(data=b"x"))
     world.run(0.1)
     world.send(Push(data=b"y"))
@@ -243,7 +245,7 @@ def test_close_from_a_callback(make_world: Make) -> None:
 def test_close_when_the_window_has_room(make_world: Make) -> None:
     world = make_world(auto=False)
     client = connected(world, world.client(1, window=1))
-    published = client.publish(b"x")
+    published = client.publish(None, b"x")
     ready, other = client.ready(), client.ready()
     ready.addCallback(lambda _: client.close())
     world.run(0.1)
@@ -259,10 +261,10 @@ def test_a_congested_port_holds_pushes_back(make_world: Make) -> None:
     client = connected(world, world.client(1))
     port = world.network.ports[client.address]
     port.full = True
-    client.publish(b"1")
+    client.publish(None, b"1")
     world.run(0.05)
     waiting = port.waiting
-    client.publish(b"2")
+    client.publish(None, b"2")
     world.run(0.5)
     assert port.waiting == waiting
     port.relieve()
@@ -274,11 +276,11 @@ def test_a_congested_port_holds_pushes_back(make_world: Make) -> None:
 def test_datagrams_of_strangers_are_ignored_and_counted(make_world: Make) -> None:
     world, subscriber = make_world(), Subscriber()
     client = connected(world, world.client(1, **subscriber.callbacks))
-    world.network.carry(Deliver(seq=7, data=b"forged").encode(), ("10.6.6.6", 6), client.address)
+    world.network.carry(Deliver(seq=7, data=b"forged").serialize(), ("10.6.6.6", 6), client.address)
     world.network.carry(b"\x40", ("10.6.6.6", 6), client.address)
     world.run(0.1)
     assert subscriber.records == []
-    assert client.ignored == {"not-requested": 1, "unknown-type": 1}
+    assert client.counters.counts == {(client.name, "not-requested"): 1, (client.name, "unknown-type"): 1}
 
 
 def test_names_are_resolved_and_a_client_connects_once(make_world: Make) -> None:
@@ -354,7 +356,7 @@ def test_a_repaired_subscriber_ends_equal_to_the_journal(make_world: Make, seed:
     published: dict[bytes, Deferred[int]] = {}
     for i in range(120):
         payload = b"%d" % i + bytes(random.randrange(60))
-        published[payload] = random.choice(clients).publish(payload)
+        published[payload] = random.choice(clients).publish(None, payload)
         world.run(random.random() * 0.06)
     world.run(10, step=0.02)
     network.loss = 0.0

@@ -65,7 +65,7 @@ vectors = pytest.mark.parametrize(("frame", "text"), VECTORS, ids=[text for _, t
 @vectors
 def test_golden_bytes_both_ways(frame: Frame, text: str) -> None:
     datagram = bytes.fromhex(text)
-    assert frame.encode() == datagram
+    assert frame.serialize() == datagram
     assert decode(datagram) == frame
     assert decode(memoryview(bytearray(datagram))) == frame
 
@@ -111,8 +111,8 @@ def test_every_type_is_checked_for_its_length() -> None:
 
 def test_largest_data_is_accepted() -> None:
     data = bytes(MAX_DATA)
-    assert len(Push(data=data).encode()) == 65_507
-    assert decode(Deliver(seq=1, data=data).encode()) == Deliver(seq=1, data=data)
+    assert len(Push(data=data).serialize()) == 65_507
+    assert decode(Deliver(seq=1, data=data).serialize()) == Deliver(seq=1, data=data)
     for kind in (b"\x01", b"\x02"):
         with pytest.raises(RemoteProtocolError, match="wrong-size"):
             decode(kind + (MAX_DATA + 1).to_bytes(2, "big") + bytes(6 + MAX_DATA + 1))
@@ -157,7 +157,7 @@ frames = st.one_of(
 
 @given(frame=frames)
 def test_frame_round_trip(frame: Frame) -> None:
-    assert decode(frame.encode()) == frame
+    assert decode(frame.serialize()) == frame
 
 
 @given(datagram=st.binary(max_size=64))
@@ -165,4 +165,4 @@ def test_any_bytes_are_a_frame_or_an_error(datagram: bytes) -> None:
     cause = cause_of(datagram)
     assert cause in (None, "empty", "unknown-type", "wrong-size", "backward-range")
     if cause is None:
-        assert len(decode(datagram).encode()) == len(datagram)
+        assert len(decode(datagram).serialize()) == len(datagram)

@@ -25,10 +25,10 @@ def test_keys_have_their_own_buckets() -> None:
 
 def test_excess_charge_is_a_debt() -> None:
     rates = Rates(100, 50)
-    assert rates.ready("a", 0.0)
+    assert rates.spend("a", 0, 0.0)
     rates.charge("a", 150, 0.0)
-    assert not rates.ready("a", 0.9)
-    assert rates.ready("a", 1.1)
+    assert not rates.spend("a", 0, 0.9)
+    assert rates.spend("a", 0, 1.1)
 
 
 def test_new_keys_share_one_bucket_when_the_table_is_full() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
 from fyrehose.core.budget import Budget
+from fyrehose.core.guard import Guarded
 from fyrehose.core.policy import parse
 from fyrehose.errors import JournalCorrupt
-from fyrehose.identity import Action
 from fyrehose.interfaces import JournalState
+from fyrehose.protocols.backbone import server
 from fyrehose.protocols.backbone.frames import (
     MAX_DATA,
     Deliver,
@@ -20,7 +22,6 @@ from fyrehose.protocols.backbone.frames import (
     Push,
     Request,
 )
-from fyrehose.protocols.backbone.server import HOSTS
 from fyrehose.records import LAST_SEQ, Run
 from fyrehose.testing import MemoryJournal
 
@@ -68,7 +69,7 @@ def test_sources_of_one_turn_are_one_batch_of_runs(make_world: Make) -> None:
     world = make_world()
     for i in range(6):
         source = (CLIENT, OTHER)[i % 2]
-        datagram = Push(data=b"%d" % i).encode()
+        datagram = Push(data=b"%d" % i).serialize()
         world.server.datagrams_received(memoryview(datagram), len(datagram), source)
     world.server.turn_over()
     runs = world.broker.read("backbone", 1, 1 << 20)
@@ -217,7 +218,7 @@ def test_replay_ends_at_removed_records(make_world: Make) -> None:
     ask(world)
     for i in range(1, 7):
         world.send(Push(data=b"%d" % i))
-    request = Request(address=CLIENT, first=1, last=3).encode()
+    request = Request(address=CLIENT, first=1, last=3).serialize()
     world.server.datagrams_received(memoryview(request), len(request), CLIENT)
     world.journal.forget("backbone", 5)  # before its turn comes
     world.run(0.1)
@@ -283,7 +284,7 @@ def test_destination_above_its_rate_loses_delivers(make_world: Make) -> None:
     world = make_world(destination_rate=160_000)
     world.send(*[keep_alive()] * 2)
     world.send(*[keep_alive()] * 2, source=OTHER)
-    world.server._session.charge(OTHER, 1 << 20, world.clock.seconds())
+    world.server._session.sent_bytes.charge(OTHER[0], 1 << 20, world.clock.seconds())
     world.send(Push(data=bytes(1_000)))
     assert len(delivers(world.network.sent_to(CLIENT))) == 1
     assert delivers(world.network.sent_to(OTHER)) == []
@@ -311,12 +312,22 @@ def test_a_congested_port_pauses_the_subscription_and_replays_and_loses_nothing(
     )
 
 
+def test_answers_are_dropped_when_many_trains_wait(make_world: Make, monkeypatch: Any) -> None:
+    monkeypatch.setattr(server, "MOST_WAITING", 3)
+    world = make_world()
+    world.port.full = True
+    for _ in range(5):
+        world.send(keep_alive())
+    assert world.port.waiting == 3
+    assert world.count("answers-dropped") == 2
+
+
 def test_replays_stop_as_soon_as_the_port_is_congested(make_world: Make) -> None:
     world = make_world()
     ask(world, CLIENT, OTHER)
     world.send(Push(data=b"1"), Push(data=b"2"))
     for client in (CLIENT, OTHER):
-        request = Request(address=client, first=1, last=2).encode()
+        request = Request(address=client, first=1, last=2).serialize()
         world.server.datagrams_received(memoryview(request), len(request), client)
     world.port.full = True
     world.run(0.1)
@@ -335,7 +346,7 @@ def test_stop_waits_for_a_pending_delivery(make_world: Make) -> None:
     world.send(keep_alive())
     world.server._subscription.pauseProducing()
     world.send(Push(data=b"x"))
-    stopped = world.server.stop()
+    stopped = world.stop()
     assert not stopped.called
     world.server._subscription.resumeProducing()
     world.clock.advance(0)
@@ -347,11 +358,12 @@ def test_stop_waits_for_accepted_pushes(make_world: Make) -> None:
     world = make_world(auto=False)
     world.send(keep_alive())
     world.send(Push(data=b"one"))
-    stopped = world.server.stop()
+    stopped = world.stop()
     assert not stopped.called
-    assert not world.port.reading
+    world.send(Push(data=b"too late"))
     world.journal.commit()
     assert stopped.called
+    assert world.payloads() == [b"one"]
     assert delivers(world.network.sent_to(CLIENT)) == [(1, b"one")]
     assert world.network.ports == {}
     world.clock.advance(0)
@@ -364,7 +376,7 @@ def test_stop_waits_for_a_congested_port_until_the_timeout(make_world: Make) -> 
         world.send(keep_alive())
         world.port.full = True
         world.send(Push(data=b"one"))
-        stopped = world.server.stop()
+        stopped = world.stop()
         world.clock.advance(9.9)
         assert not stopped.called
         if relieved:
@@ -380,7 +392,7 @@ def test_stop_is_immediate_when_idle_and_drops_replays(make_world: Make) -> None
     world = make_world(destination_rate=1)
     world.send(*[Push(data=b"x")] * 10)
     world.send(Request(address=CLIENT, first=1, last=5), Request(address=CLIENT, first=1, last=6))
-    assert world.server.stop().called
+    assert world.stop().called
     assert world.clock.getDelayedCalls() == []
 
 
@@ -389,7 +401,7 @@ def test_a_server_that_is_stopping_begins_no_replay(make_world: Make) -> None:
     world.send(Push(data=b"x"))
     world.journal.commit()
     world.send(Push(data=b"y"))
-    world.server.stop()
+    world.stop()
     world.send(Request(address=CLIENT, first=1, last=1))
     world.journal.commit()
     assert delivers(world.network.sent_to(CLIENT)) == []
@@ -405,7 +417,7 @@ def test_pushes_are_accepted_after_the_subscription_ended(make_world: Make, logg
     world.server.relieved()
     world.send(Push(data=b"x"))
     assert world.payloads() == [b"x"]
-    assert world.server.stop().called
+    assert world.stop().called
 
 
 def test_removed_records_are_counted(make_world: Make) -> None:
@@ -434,8 +446,14 @@ def test_threat_policy_change_applies_at_once(make_world: Make) -> None:
     assert world.broker.bounds("backbone") == (1, 2)
 
 
-def test_permission_cache_is_bounded(make_world: Make) -> None:
+def test_permission_cache_is_bounded(make_world: Make, monkeypatch: Any) -> None:
+    monkeypatch.setattr(server, "HOSTS", 5)
     world = make_world()
-    for n in range(HOSTS + 10):
-        world.server._permits(f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}", Action.PUBLISH)
-    assert len(world.server._brokers) <= HOSTS
+    for n in range(50):
+        world.send(Push(data=b"x"), source=(f"10.1.1.{n}", 1))
+    gc.collect()
+    kept = {
+        each.identity.host for each in gc.get_objects() if isinstance(each, Guarded) and each.broker is world.broker
+    }
+    assert len({host for host in kept if host.startswith("10.1.1.")}) <= 5
+    assert len(world.payloads()) == 50

@@ -17,6 +17,7 @@ from zope.interface.verify import verifyObject
 from fyrehose.observe.counters import Counters
 from fyrehose.protocols.backbone import udp
 from fyrehose.protocols.backbone.frames import Address
+from fyrehose.protocols.backbone.protocol import TrainProtocol
 from fyrehose.protocols.backbone.trains import Train
 from fyrehose.protocols.backbone.udp import UDPPort
 
@@ -104,8 +105,11 @@ class FakeSocket:
         return [d[at : at + (s or len(d))] for d, s, _ in self.sent for at in range(0, len(d), s or len(d))]
 
 
-class Owner:
+class Owner(TrainProtocol):
+    name = "backbone"
+
     def __init__(self) -> None:
+        self.counters = Counters()
         self.received: list[tuple[bytes, int, Address]] = []
         self.turns = 0
         self.calls: list[str] = []
@@ -128,24 +132,21 @@ class Owner:
 
 class Bench:
     def __init__(self, prepare: Callable[[FakeSocket], None] = lambda sock: None, **settings: Any) -> None:
-        self.reactor, self.owner, self.socket, self.counters = FakeReactor(), Owner(), FakeSocket(), Counters()
+        self.reactor, self.owner, self.socket = FakeReactor(), Owner(), FakeSocket()
         prepare(self.socket)
-        self.port = UDPPort(
-            self.reactor,
-            self.owner,
-            ("10.0.0.1", 0),
-            protocol="backbone",
-            counters=self.counters,
-            make_socket=lambda: self.socket,  # type: ignore[arg-type, return-value]
-            **settings,
-        )
-        self.port.listen()
+        self.port = UDPPort(0, self.owner, "10.0.0.1", self.reactor, **settings)
+        self.port.createInternetSocket = self.create  # type: ignore[method-assign]
+        self.port.startListening()
+
+    def create(self) -> Any:
+        self.port.socket = self.socket  # type: ignore[assignment]
+        return self.socket
 
     def count(self, what: str) -> int:
-        return self.counters.counts["backbone", what]
+        return self.owner.counters.counts["backbone", what]
 
     def send(self, train: Train, to: Address = THERE) -> None:
-        self.port.send(train, to)
+        self.port.write_train(train, to)
         self.port.flush()
 
 
@@ -161,7 +162,7 @@ def pieces(whole: Train) -> list[bytes]:
 def test_port_is_a_read_write_descriptor() -> None:
     bench = Bench()
     assert verifyObject(IReadWriteDescriptor, bench.port)
-    assert (bench.port.fileno(), bench.port.logPrefix()) == (77, "backbone")
+    assert (bench.port.fileno(), bench.port.logPrefix()) == (77, "Owner (UDP)")
     assert (bench.port.getHost().host, bench.port.getHost().port) == ("10.0.0.1", 2323)
     assert bench.reactor.readers == {bench.port}
     bench.port.connectionLost(Failure(RuntimeError()))
@@ -235,7 +236,7 @@ def test_threat_error_of_one_destination_affects_no_other(error: int) -> None:
     bench = Bench()
     bench.socket.refuse = lambda size, segment, to: error if to == AWAY else None
     for to in (AWAY, THERE, AWAY, THERE):
-        bench.port.send(train(), to)
+        bench.port.write_train(train(), to)
     bench.port.flush()
     assert [to for _, _, to in bench.socket.sent] == [THERE, THERE]
     assert bench.socket.datagrams() == pieces(train()) * 2
@@ -263,7 +264,7 @@ def test_unsent_trains_wait_in_order_and_report_congestion() -> None:
 
     bench.socket.refuse = refuse
     for i in range(5):
-        bench.port.send(Train(bytes([i]) * 10, 10), THERE)
+        bench.port.write_train(Train(bytes([i]) * 10, 10), THERE)
     bench.port.flush()
     assert (bench.owner.calls, bench.port.waiting) == (["congested"], 3)
     assert bench.reactor.writers == {bench.port}
@@ -308,7 +309,7 @@ def test_waiting_batch_is_sent_whole_later() -> None:
 def test_sending_is_bounded_per_turn() -> None:
     bench = Bench()
     for _ in range(1_000):
-        bench.port.send(train(), THERE)
+        bench.port.write_train(train(), THERE)
     bench.port.flush()
     assert bench.socket.calls == udp.SEND_TURN
     turns = 0
@@ -318,15 +319,6 @@ def test_sending_is_bounded_per_turn() -> None:
     assert bench.socket.calls == 1_000
     assert turns == 7
     assert bench.owner.calls == ["congested", "relieved"]
-
-
-def test_answers_are_dropped_when_many_trains_wait() -> None:
-    bench = Bench()
-    bench.socket.refuse = lambda size, segment, to: errno.EAGAIN
-    for _ in range(udp.MOST_WAITING + 5):
-        bench.port.answer(b"ack", THERE)
-    assert bench.port.waiting == udp.MOST_WAITING
-    assert bench.count("answers-dropped") == 5
 
 
 # Receiving.
@@ -440,14 +432,14 @@ def test_exception_for_one_datagram_does_not_stop_the_port(logged_errors: Any) -
 
 def test_port_may_be_closed_while_reading() -> None:
     bench = Bench()
-    bench.owner.datagrams_received = lambda *_: bench.port.close()  # type: ignore[method-assign]
+    bench.owner.datagrams_received = lambda *_: bench.port.stopListening()  # type: ignore[method-assign]
     bench.socket.incoming = [(b"x", [], THERE), (b"x", [], AWAY), (b"x", [], AWAY)]
     bench.port.doRead()
     assert len(bench.socket.incoming) == 1
     assert bench.count("receive-error") == 0
     bench.port.doRead()
-    bench.port.close()
-    bench.port.stop_reading()
+    bench.port.stopListening()
+    bench.port.stopReading()
 
 
 def test_port_works_without_kernel_support() -> None:
@@ -474,7 +466,7 @@ def test_socket_options_are_set() -> None:
 
 def test_stopped_reading_still_sends() -> None:
     bench = Bench()
-    bench.port.stop_reading()
+    bench.port.stopReading()
     assert bench.reactor.readers == set()
     bench.send(train())
     assert bench.socket.datagrams() == pieces(train())

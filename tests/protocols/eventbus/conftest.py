@@ -15,11 +15,10 @@ from twisted.internet.task import Clock
 
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
-from fyrehose.protocols.eventbus.lent import OVERHEAD, Account, Lent
-from fyrehose.protocols.eventbus.ports import Peers
+from fyrehose.protocols.eventbus.lent import Full, Tracked
 from fyrehose.protocols.eventbus.server import EventBusServer
 from fyrehose.protocols.eventbus.settings import Settings
-from fyrehose.protocols.eventbus.zmqport import Full, Gone, MemoryFull
+from fyrehose.protocols.eventbus.zmqport import Gone
 from fyrehose.records import Buffer
 from fyrehose.testing import MemoryJournal
 
@@ -89,27 +88,41 @@ class FakePort:
     def drained(self) -> bool:
         return self.empty
 
-    def send(self, frames: Sequence[Buffer], lent: Lent | Account | None = None) -> None:
+    def send(self, frames: Sequence[Buffer], lent: Tracked | None = None) -> None:
         client, size = bytes(frames[0]), len(frames[-1])
         if client in self.gone:
             raise Gone
-        accounted = lent is not None and size >= lent.free
-        if lent is not None and accounted and not lent.fits(size):
-            raise MemoryFull
+        tracked = lent is not None and lent.tracks(size)
         if client in self.room:
             if not self.room[client]:
                 raise Full
             self.room[client] -= 1
-        if lent is not None and accounted:
+        if lent is not None and tracked:
             lent.add(Parcel(self, client), size)
         elif lent is not None:
-            lent.free -= (size + OVERHEAD) * lent.factor
+            lent.skip(size)
         self.sent.append([bytes(frame) for frame in frames])
 
     def take(self) -> list[list[bytes]]:
         """Return the messages that were sent since the last call."""
         sent, self.sent = self.sent, []
         return sent
+
+
+@attrs.define
+class FakeConnections:
+    """The subscribers of a world, and the connections that its server has closed."""
+
+    world: World
+
+    def __len__(self) -> int:
+        return 0  # nobody is connected when a server is made
+
+    def of(self, port: int) -> list[tuple[str, int]]:
+        return self.world.subscribers
+
+    def close(self, port: int, host: str, descriptor: int) -> None:
+        self.world.ended.append((host, descriptor))
 
 
 class World:
@@ -127,14 +140,10 @@ class World:
         """Start a server, possibly another one on the same journal."""
         self.ended: list[tuple[str, int]] = []
         self.subscribers: list[tuple[str, int]] = []
-        self.peers = Peers(lambda: self.subscribers, self._end, self._end)
-        self.server = EventBusServer(self.clock, self.broker, self.settings, self.peers)
+        self.server = EventBusServer(self.clock, self.broker, self.settings, FakeConnections(self))
         self.snapshot, self.publisher, self.collector = FakePort(), FakePort(), FakePort()
         self.server.start(self.snapshot, self.publisher, self.collector)
         self.run()
-
-    def _end(self, *connection: Any) -> None:
-        self.ended.append(connection)
 
     def run(self, turns: int = 20) -> None:
         """Run calls that are due, and the calls that these schedule."""
@@ -244,20 +253,11 @@ class FakeContext:
         self.ended = True
 
 
-@attrs.define(eq=False)
+@attrs.define
 class FakeMonitor:
-    """A monitor whose events a test reports."""
+    """Reports the connection events of a port, as a test says."""
 
-    socket: FakeSocket
     happened: Any
-    closed: bool = False
-
-    def process_commands(self) -> None:
-        """Do nothing; tests report events directly."""
-
-    def close(self) -> None:
-        assert not self.socket.closed
-        self.closed = True
 
 
 class FakeZMQ:
@@ -270,7 +270,6 @@ class FakeZMQ:
         self.taken: set[str] = set()
         monkeypatch.setattr(f"{module}.zmq.Context", self._context)
         monkeypatch.setattr(f"{module}.ZMQPort", self._port)
-        monkeypatch.setattr(f"{module}.Monitor", self._monitor)
         monkeypatch.setattr(f"{module}.deferToThreadPool", lambda reactor, pool, call: succeed(call()))
 
     def _context(self) -> FakeContext:
@@ -280,12 +279,8 @@ class FakeZMQ:
     def _port(
         self, reactor: Any, socket: FakeSocket, receive: Any = None, turn_over: Any = None, name: str = ""
     ) -> Any:
-        self.ports.append(FakeZMQPort(socket, receive, turn_over))
+        self.ports.append(FakeZMQPort(socket, receive, turn_over, self.monitors))
         return self.ports[-1]
-
-    def _monitor(self, reactor: Any, context: Any, socket: FakeSocket, events: int, happened: Any) -> FakeMonitor:
-        self.monitors.append(FakeMonitor(socket, happened))
-        return self.monitors[-1]
 
 
 @attrs.define(eq=False)
@@ -295,6 +290,7 @@ class FakeZMQPort:
     socket: FakeSocket
     receive: Any
     turn_over: Any
+    monitors: list[FakeMonitor]
     full: bool = True
     reading: bool = False
     sent: list[list[bytes]] = attrs.field(factory=list)
@@ -314,10 +310,16 @@ class FakeZMQPort:
     def drained(self) -> bool:
         return True
 
-    def send(self, frames: Sequence[Buffer], lent: Lent | None = None) -> None:
+    def send(self, frames: Sequence[Buffer], lent: Tracked | None = None) -> None:
         if self.full:
             raise Full
         self.sent.append([bytes(frame) for frame in frames])
+
+    def watch(self, events: int, happened: Any) -> None:
+        self.monitors.append(FakeMonitor(happened))
+
+    def process_events(self) -> None:
+        """Do nothing; tests report events directly."""
 
     def close(self, linger: int = 0) -> None:
         self.pause()

@@ -8,8 +8,10 @@ from uuid import UUID
 import pytest
 import zmq
 from twisted.internet.task import Clock
+from zope.interface.verify import verifyObject
 
-from fyrehose.errors import Closed, LocalProtocolError
+from fyrehose.errors import Closed, ConfigError, LocalProtocolError
+from fyrehose.interfaces import IPublisher, ITailer
 from fyrehose.protocols.eventbus.client import EventBusClient, PubUnconfirmed
 from fyrehose.protocols.eventbus.client_session import Options
 from fyrehose.protocols.eventbus.zmqport import CONNECTED, DISCONNECTED
@@ -96,6 +98,61 @@ def test_empty_subtrees_are_one_subscription(make_bus: Any) -> None:
     assert bus.publisher.socket.subscriptions == [b""]
 
 
+def test_client_provides_publisher_and_tailer(make_bus: Any) -> None:
+    client = make_bus().client
+    assert verifyObject(IPublisher, client)
+    assert verifyObject(ITailer, client)
+    assert client.shortfall(False) == ""
+
+
+def test_streams_are_topics(make_bus: Any) -> None:
+    bus = make_bus(subscribe=False, topics=("/prepared/",))
+    bus.begin()
+    bus.client.prepare("notes")
+    for stream in ("notes", "/a/b/", None):
+        bus.client.publish(stream, b"hi").addErrback(lambda _: None)
+    assert bus.publisher.socket.subscriptions == [b"/prepared/", b"/notes/", b"/a/b/", b"/"]
+    assert [frames[0] for frames in bus.collector.sent] == [b"/notes/", b"/a/b/", b"/"]
+    assert {frames[5] for frames in bus.collector.sent} == {b"\xc4\x02hi"}, "one msgpack byte string"
+    with pytest.raises(ConfigError, match="exceeds 255 bytes"):
+        bus.client.prepare("x" * 254)
+
+
+def test_prepared_topics_are_subscribed_at_once(fake_zmq: Any) -> None:
+    fake = fake_zmq("client")
+    client = EventBusClient(Reactor(), "127.0.0.1", 5556, options=Options(subscribe=False))
+    client.prepare("notes")
+    client.connect().addErrback(lambda failure: failure.trap(Closed))
+    assert fake.ports[0].socket.subscriptions == [b"/notes/"]
+    client.close()
+
+
+def test_subscription_yields_runs_of_events(fake_zmq: Any) -> None:
+    fake = fake_zmq("client")
+    taken: list[Any] = []
+    lost: list[Any] = []
+    client = EventBusClient(Reactor(), "127.0.0.1", 5556)
+    client.subscribe("a;/b/c", taken.append, 7, lambda *numbers: lost.append(numbers))
+    client.connect().addErrback(lambda failure: failure.trap(Closed))
+    publisher, snapshot, _ = fake.ports
+    assert publisher.socket.subscriptions == [b"/a/", b"/b/c/"]
+    snapshot.full = False
+    for monitor in fake.monitors:
+        monitor.happened(CONNECTED, 0)
+    assert snapshot.sent == [[b"SYNCSTART", b"/a/;/b/c/", (7).to_bytes(8, "big")]]
+    uuid = b"7d444840-9dc0-41d1-b245-5ffdce74fad2"
+    snapshot.get([b"SYNC", b"/a/", b"8", b"me", TIME, uuid, b"\xc4\x02hi"], [b"SYNCEND", b"/a/;/b/c/", b"8"])
+    (run,) = taken
+    (record,) = run.records()
+    assert (record.seq, record.topic, record.producer, record.payload) == (8, "/a/", "me", b"hi")
+    assert record.event_time == record.time == 1_714_558_830_123_000
+    client.on_lost(1, 2)
+    assert lost == [(1, 2)]
+    with pytest.raises(LocalProtocolError, match="create a new client"):
+        client.subscribe(None, taken.append)
+    client.close()
+
+
 def test_client_uses_ipv6_and_keys(make_bus: Any) -> None:
     public, _ = zmq.curve_keypair()
     bus = make_bus(host="::1", server_key=public)
@@ -125,12 +182,12 @@ def test_publish_fires_with_the_sequence(make_bus: Any) -> None:
     bus = make_bus(subscribe=False)
     bus.begin()
     uuid = UUID("7d444840-9dc0-41d1-b245-5ffdce74fad2")
-    published = bus.client.publish("/p/", b"data", uuid=uuid)
+    published = bus.client.publish_event("/p/", b"data", uuid=uuid)
     assert bus.publisher.socket.subscriptions == [b"/p/"]
     assert bus.collector.sent == [[b"/p/", b"null", b"tests", TIME, str(uuid).encode(), b"data"]]
     bus.publisher.get([b"/p/", b"9", b"tests", TIME, str(uuid).encode(), b"data"])
     assert bus.reported == [True], "without Options.subscribe only confirmations are processed"
-    assert bus.client._session.pending == 0
+    assert len(bus.client._session.pubs) == 0
     results: list[int] = []
     published.addCallback(results.append)
     assert results == [9]
@@ -139,7 +196,7 @@ def test_publish_fires_with_the_sequence(make_bus: Any) -> None:
 def test_publish_sends_given_labels(make_bus: Any) -> None:
     bus = make_bus(subscribe=False)
     bus.begin()
-    bus.client.publish("/p/", b"", producer="me", timestamp="now").addErrback(lambda _: None)
+    bus.client.publish_event("/p/", b"", producer="me", timestamp="now").addErrback(lambda _: None)
     assert bus.collector.sent[0][2:4] == [b"me", b"now"]
     assert UUID(bus.collector.sent[0][4].decode()).version == 4
 
@@ -152,13 +209,13 @@ def test_labels_that_are_too_long_are_refused(make_bus: Any, topic: str, labels:
     bus = make_bus(subscribe=False)
     bus.begin()
     with pytest.raises(LocalProtocolError):
-        bus.client.publish(topic, b"", **labels)
+        bus.client.publish_event(topic, b"", **labels)
 
 
 def test_data_that_is_too_large_is_refused(make_bus: Any) -> None:
     bus = make_bus(subscribe=False)
     with pytest.raises(LocalProtocolError):
-        bus.client.publish("/a/", bytes((16 << 20) + 1))
+        bus.client.publish_event("/a/", bytes((16 << 20) + 1))
 
 
 def test_publish_and_ready_respect_the_window(make_bus: Any) -> None:
@@ -166,14 +223,14 @@ def test_publish_and_ready_respect_the_window(make_bus: Any) -> None:
     bus.begin()
     for _ in range(2):
         assert bus.client.ready().called
-        bus.client.publish("/a/", b"x").addErrback(lambda _: None)
+        bus.client.publish_event("/a/", b"x").addErrback(lambda _: None)
     ready = bus.client.ready()
     bus.client.ready().addErrback(lambda failure: failure.trap(Closed))
     assert not ready.called
     for _ in range(2):
-        bus.client.publish("/a/", b"x").addErrback(lambda _: None)
+        bus.client.publish_event("/a/", b"x").addErrback(lambda _: None)
     with pytest.raises(LocalProtocolError, match="wait for ready"):
-        bus.client.publish("/a/", b"x")
+        bus.client.publish_event("/a/", b"x")
     bus.publisher.get(*[broadcast(n, frames[4]) for n, frames in enumerate(bus.collector.sent[:3], 1)])
     assert ready.called
     bus.publisher.get(broadcast(4, bus.collector.sent[3][4]))
@@ -184,8 +241,8 @@ def test_unsent_event_waits_and_is_queued_once(make_bus: Any) -> None:
     bus.up("publisher")
     bus.up("snapshot")
     bus.snapshot.get([b"SYNCEND", b"", b"0"])
-    bus.client.publish("/a/", b"1").addErrback(lambda _: None)
-    bus.client.publish("/a/", b"2").addErrback(lambda _: None)
+    bus.client.publish_event("/a/", b"1").addErrback(lambda _: None)
+    bus.client.publish_event("/a/", b"2").addErrback(lambda _: None)
     bus.reactor.advance(6)
     bus.up("collector")
     assert [frames[5] for frames in bus.collector.sent] == [b"1", b"2"]
@@ -195,7 +252,7 @@ def test_unconfirmed_publish_fails(make_bus: Any) -> None:
     bus = make_bus(subscribe=False, confirm=1, retries=1)
     bus.begin()
     failed: list[Any] = []
-    bus.client.publish("/a/", b"1").addErrback(lambda failure: failed.append(failure.value))
+    bus.client.publish_event("/a/", b"1").addErrback(lambda failure: failed.append(failure.value))
     for _ in range(30):
         bus.reactor.advance(0.1)
     assert [type(error) for error in failed] == [PubUnconfirmed]
@@ -289,7 +346,7 @@ def test_many_topics_become_one_subscription(make_bus: Any, monkeypatch: pytest.
     bus = make_bus(subscribe=False)
     bus.begin()
     for n in range(5):
-        bus.client.publish(f"/{n}/", b"").addErrback(lambda _: None)
+        bus.client.publish_event(f"/{n}/", b"").addErrback(lambda _: None)
     assert bus.publisher.socket.subscriptions == [b"/0/", b"/1/", b""]
 
 
@@ -298,7 +355,7 @@ def test_close_fails_pending_calls_and_closes_sockets(make_bus: Any) -> None:
     assert not bus.connecting.called
     failures: list[Any] = []
     bus.connecting.addErrback(lambda failure: failures.append(failure.value))
-    bus.client.publish("/a/", b"").addErrback(lambda failure: failures.append(failure.value))
+    bus.client.publish_event("/a/", b"").addErrback(lambda failure: failures.append(failure.value))
     bus.client.ready().addErrback(lambda failure: failures.append(failure.value))
     assert bus.client.close().called
     assert [type(failure) for failure in failures] == [PubUnconfirmed, Closed, Closed]
@@ -306,7 +363,7 @@ def test_close_fails_pending_calls_and_closes_sockets(make_bus: Any) -> None:
     assert all(port.socket.linger for port in bus.fake.ports)  # libzmq may be in the middle of a message
     assert bus.client.close().called
     with pytest.raises(LocalProtocolError):
-        bus.client.publish("/a/", b"")
+        bus.client.publish_event("/a/", b"")
     bus.client.resume()
 
 

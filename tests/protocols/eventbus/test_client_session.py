@@ -406,9 +406,9 @@ class TestPublishing:
         one.publish(pub(b"1"), "handle", 0)
         (sent,) = one.data_to_send()
         assert sent == (Target.COLLECTOR, [b"/a/", b"null", b"me", TIME, b"1", b"x"])
-        assert one.pending == 1
+        assert len(one.pubs) == 1
         assert one.receive_broadcasts([broadcast(9, uuid=b"1")], 1) == [Confirmed(handle="handle", sequence=9)]
-        assert one.pending == 0
+        assert len(one.pubs) == 0
 
     def test_unconfirmed_event_is_resent_and_given_up(self) -> None:
         one = ready(subscribe=False, confirm=5, retries=1, quiet=1_000)
@@ -435,7 +435,7 @@ class TestPublishing:
     def test_abandon_leaves_events_unconfirmed(self) -> None:
         one = ready(subscribe=False)
         one.publish(pub(b"1"), "handle", 0)
-        assert one.abandon() == [Unconfirmed(handle="handle")]
+        assert one.pubs.abandon() == [Unconfirmed(handle="handle")]
 
 
 def test_defaults() -> None:

@@ -24,13 +24,11 @@ def test_event_is_resent_and_given_up() -> None:
     pubs = Confirmations(5, 2)
     pubs.add(b"1", [b"one"], "first", 0)
     pubs.add(b"2", [b"two"], "second", 3)
-    assert pubs.resend(4.9) == []
-    assert pubs.resend(5) == [[b"one"]]
+    assert pubs.resend(4.9) == ([], [])
+    assert pubs.resend(5) == ([[b"one"]], [])
     assert pubs.next_due() == 8
-    assert pubs.resend(10) == [[b"two"], [b"one"]]
-    assert pubs.resend(15) == [[b"two"]]
-    assert pubs.given_up() == [Unconfirmed(handle="first")]
-    assert pubs.given_up() == []
+    assert pubs.resend(10) == ([[b"two"], [b"one"]], [])
+    assert pubs.resend(15) == ([[b"two"]], [Unconfirmed(handle="first")])
     assert pubs.abandon() == [Unconfirmed(handle="second")]
     assert len(pubs) == 0
 

@@ -70,7 +70,7 @@ def test_forbidden_connections_are_closed(connect: Any, host: str, identified: s
     assert peers.end_forbidden(lambda identity, action: action is SUBSCRIBE, [pair.port]) == 1
     assert pair.lost
     peers.disconnected(pair.port, pair.server.fileno())
-    assert peers.count == 0
+    assert len(peers) == 0
     assert peers.end_forbidden(lambda identity, action: action is SUBSCRIBE, [pair.port]) == 0, (
         "the identity is forgotten"
     )
@@ -117,17 +117,18 @@ class Crowd:
         self.peers = Connections(most)
         self.hosts: dict[int, str] = {}
         self.ended: list[int] = []
-        monkeypatch.setattr(connections, "_peer", lambda port, descriptor: self.hosts[descriptor])
-        monkeypatch.setattr(connections, "_shut_down", lambda descriptor, hosts, ports: self.ended.append(descriptor))
+        monkeypatch.setattr(connections, "peer_of", lambda port, descriptor: self.hosts[descriptor])
+        monkeypatch.setattr(connections, "shut_down", lambda descriptor, hosts, ports: self.ended.append(descriptor))
 
     def join(self, host: str = "10.0.0.1", count: int = 1) -> list[int]:
         """Connect; return the descriptors that were refused."""
         refused = []
         for _ in range(count):
             self.hosts[len(self.hosts)] = host
-            key = self.peers.accepted(1, len(self.hosts) - 1)
-            if key is not None:
-                refused.append(key[1])
+            connection = self.peers.accepted(1, len(self.hosts) - 1)
+            if connection is not None:
+                assert connection.refused
+                refused.append(connection.descriptor)
         return refused
 
 
@@ -155,9 +156,6 @@ def test_a_full_server_makes_room_for_another_network(monkeypatch: pytest.Monkey
     assert crowd.join("fd00::1", 6) == crowd.join("fd00::2", 6) == [], "one network"
     assert crowd.join("10.0.0.1", 4) == [11, 10, 9, 8], "the newest of the largest network"
     assert crowd.join("10.0.0.1") == [16]
-    crowd.peers.end(1, 16)
-    crowd.peers.end(1, 0)
-    assert crowd.ended == [16], "only refused connections are closed"
 
 
 def test_zap_request_matches_a_refused_connection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,9 +174,29 @@ def test_zap_request_matches_a_refused_connection(monkeypatch: pytest.MonkeyPatc
 
 def test_descriptors_of_two_ports_may_have_the_same_number(connect: Any) -> None:
     pair, peers = connect(), Connections()
-    peers.accepted(pair.port, pair.server.fileno())
-    peers.accepted(1, pair.server.fileno())
-    assert (peers.host(pair.port, pair.server.fileno()), peers.count) == ("127.0.0.1", 2)
-    assert peers.disconnected(1, pair.server.fileno()) == UNKNOWN
-    assert peers.disconnected(pair.port, pair.server.fileno()) == "127.0.0.1"
-    assert peers.count == 0
+    descriptor = pair.server.fileno()
+    peers.accepted(pair.port, descriptor)
+    peers.accepted(1, descriptor)
+    assert (peers.of(pair.port), peers.of(1)) == ([("127.0.0.1", descriptor)], [(UNKNOWN, descriptor)])
+    hosts = [gone.host for port in (1, pair.port) if (gone := peers.disconnected(port, descriptor)) is not None]
+    assert hosts == [UNKNOWN, "127.0.0.1"]
+    assert peers.disconnected(1, descriptor) is None
+    assert len(peers) == 0
+
+
+def test_only_the_named_connection_is_closed(connect: Any) -> None:
+    pair, peers = connect(), Connections()
+    descriptor = pair.server.fileno()
+    peers.close(pair.port, "127.0.0.2", descriptor)
+    peers.close(pair.port + 1, "127.0.0.1", descriptor)
+    peers.close(pair.port, "127.0.0.1", 100_000)
+    assert not pair.lost
+    peers.close(pair.port, "127.0.0.1", descriptor)
+    assert pair.lost
+
+
+def test_connection_whose_end_was_not_reported_is_counted_once(connect: Any) -> None:
+    pair, peers = connect(), Connections(2)
+    for _ in range(5):
+        assert peers.accepted(pair.port, pair.server.fileno()) is None
+    assert len(peers) == 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fyrehose.protocols.eventbus.drafts import Drafts
-from fyrehose.protocols.eventbus.encoding import PROTOCOL, event_frames, msgpack_bytes, unpack_msgpack_bytes
+from fyrehose.protocols.eventbus.encoding import PROTOCOL, event_frames, msgpack_bytes, runs_of, unpack_msgpack_bytes
 from fyrehose.protocols.eventbus.frames import Broadcast, Dialect
 from fyrehose.records import Run
 
@@ -26,7 +28,9 @@ def test_labels_and_data_are_sent_as_published(dialect: Dialect) -> None:
         drafts.add(b"id", frames)
     seq = 1
     got = []
-    for run in drafts.build():
+    batch = drafts.take()
+    assert batch is not None
+    for run in batch.runs:
         numbered = run.numbered(seq, 1)
         got += [[bytes(part) for part in frames] for frames in event_frames(numbered, dialect)]
         seq += len(run)
@@ -70,3 +74,33 @@ def test_msgpack_bytes_round_trip(size: int, head: bytes) -> None:
 )
 def test_other_msgpack_data_stays_unchanged(data: bytes) -> None:
     assert unpack_msgpack_bytes(data) == data
+
+
+def event(sequence: int, data: bytes, topic: str = "/a/", **labels: bytes) -> Broadcast:
+    every: dict[str, Any] = {
+        "producer": b"me",
+        "timestamp": b"2024-05-01T10:20:30.123Z",
+        "uuid": b"7d444840-9dc0-41d1-b245-5ffdce74fad2",
+        **labels,
+    }
+    return Broadcast(topic=topic, sequence=sequence, dialect=Dialect.BINARY, data=data, **every)
+
+
+def test_consecutive_events_become_one_run() -> None:
+    events = (
+        event(1, b"\x01"),
+        event(2, b"\xc4\x01x"),
+        event(4, b""),
+        event(5, b"a", topic="/b/"),
+        event(6, b"b", topic="/b/", producer=b"you", uuid=b"none", timestamp=b"never"),
+    )
+    runs = list(runs_of(events))
+    assert [(run.first_seq, len(run), run.topic, run.producer) for run in runs] == [
+        (1, 2, "/a/", "me"),
+        (4, 1, "/a/", "me"),
+        (5, 1, "/b/", "me"),
+        (6, 1, "/b/", "you"),
+    ]
+    assert [bytes(payload) for run in runs for payload in run.payloads()] == [b"\x01", b"x", b"", b"a", b"b"]
+    assert runs[3].event_ids is None
+    assert runs[3].event_times is None

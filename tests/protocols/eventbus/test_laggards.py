@@ -42,11 +42,10 @@ def test_slow_subscribers_are_found(
     monkeypatch.setattr(laggards, "_queued", lambda descriptor: descriptor in [each for _, each in behind])
     monkeypatch.setattr(laggards, "_acknowledged", now.__getitem__)
     found = Laggards(lambda: [A, B, C])
-    found.begin(5.0)
-    found.update()
-    assert found.any_behind == bool(behind)
+    assert found.slow(5.0) == []
     now.update({descriptor: size for (_, descriptor), size in zip(behind, taken, strict=True)})
-    assert found.slow(5.0 + elapsed) == slow
+    assert found.slow(5.9) == [], "not yet"
+    assert found.slow(5.0 + elapsed) == (slow if behind else None)
 
 
 def test_send_queue_shows_the_subscriber_that_does_not_read() -> None:
@@ -61,12 +60,11 @@ def test_send_queue_shows_the_subscriber_that_does_not_read() -> None:
                 each.send(bytes(1 << 16))
             except BlockingIOError:
                 break
-    found.begin(0.0)
+    assert found.slow(0.0) == []
     reader.settimeout(0.01)
     while laggards._queued(ours[0].fileno()):
         with suppress(TimeoutError):
             reader.recv(1 << 20)
-    found.update()
     assert found.slow(1.0) == [("127.0.0.1", ours[1].fileno())]
     assert laggards._acknowledged(ours[0].fileno()) > 1 << 16
     for each in (reader, stopped, *ours):

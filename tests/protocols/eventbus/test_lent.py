@@ -33,8 +33,8 @@ def test_lent_messages_count_until_released() -> None:
 
 def take(account: Account, size: int) -> Message | None:
     """Send *size* bytes; return the tracker if the message is tracked."""
-    if size < account.free:
-        account.free -= (size + OVERHEAD) * account.factor
+    if not account.tracks(size):
+        account.skip(size)
         return None
     tracker = Message()
     account.add(tracker, size)

@@ -17,7 +17,7 @@ from fyrehose.protocols.eventbus import messages as pure
 from fyrehose.protocols.eventbus.messages import NOWHERE, Fastest
 
 try:
-    from fyrehose.kernels.native import zeromq as native
+    from fyrehose.protocols.eventbus import zeromq as native
 except ImportError:
     native = None
 

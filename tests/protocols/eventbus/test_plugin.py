@@ -7,11 +7,12 @@ import sys
 import pytest
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock
+from zope.interface.verify import verifyObject
 
-from fyrehose import plugins
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import ConfigError, MissingExtra
+from fyrehose.interfaces import IClientPlugin
 from fyrehose.protocols.eventbus.plugin import parse_endpoint, plugin
 from fyrehose.protocols.eventbus.settings import Settings
 from fyrehose.server.config import resolve
@@ -63,18 +64,24 @@ class TestWithoutPyzmq:
             plugin.make_service(MemoryReactorClock(), broker, plugin.default_endpoint, Settings())
 
     def test_clients_report_missing_pyzmq(self) -> None:
-        clients = plugins.load_clients("eventbus")
         with pytest.raises(MissingExtra):
-            clients.publisher(None, "127.0.0.1", 5556, None, 1)
+            plugin.publisher(None, "127.0.0.1", 5556, 1)
 
     def test_options_are_parsed_without_pyzmq(self) -> None:
         config = resolve("data", [], {"eventbus": {"dedup": "yes"}})
         assert "eventbus" in [listener.name for listener in config.listeners]
 
 
+def test_plugin_makes_clients() -> None:
+    assert verifyObject(IClientPlugin, plugin)
+    publisher = plugin.publisher(Clock(), "127.0.0.1", plugin.default_port, 10)
+    assert (publisher.options.subscribe, publisher.options.window, publisher.port) == (False, 10, 5556)
+    assert plugin.tailer(Clock(), "127.0.0.1", 5556).options.subscribe
+
+
 def test_the_plugin_and_the_command_line_do_not_import_pyzmq() -> None:
     import subprocess
 
-    code = "import sys\nimport fyrehose.protocols.eventbus.cli\nprint('zmq' in sys.modules)"
+    code = "import sys\nimport fyrehose.protocols.eventbus.plugin, fyrehose.cli.command\nprint('zmq' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout == "False\n"

@@ -89,7 +89,6 @@ def test_service_binds_three_ports_and_a_zap_handler(make_service: Any) -> None:
     assert all(socket.closed for socket in sockets)
     assert sockets[2].linger == 1_000
     assert running.fake.contexts[0].ended
-    assert all(monitor.closed for monitor in running.fake.monitors)
     running.reactor.advance(0)
     assert not running.reactor.getDelayedCalls()
     assert running.service.stopService().called
@@ -167,9 +166,9 @@ def test_policy_decides_who_may_connect(make_service: Any) -> None:
 def test_connections_beyond_the_limit_are_refused(make_service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     running = make_service(max_connections=2)
     running.start()
-    monkeypatch.setattr(connections, "_peer", lambda port, descriptor: "127.0.0.1")
+    monkeypatch.setattr(connections, "peer_of", lambda port, descriptor: "127.0.0.1")
     ended: list[Any] = []
-    monkeypatch.setattr(connections, "_shut_down", lambda *args: ended.append(args))
+    monkeypatch.setattr(connections, "shut_down", lambda *args: ended.append(args))
     monitors = running.fake.monitors
     for n in range(2):
         monitors[n].happened(ACCEPTED, 0)
@@ -215,9 +214,9 @@ def test_a_handshake_that_fails_is_counted_and_logged(make_service: Any, log_lin
 
 
 def test_a_refused_connection_is_kept_open_for_a_second(make_service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_peer", lambda port, descriptor: "127.0.0.1")
+    monkeypatch.setattr(connections, "peer_of", lambda port, descriptor: "127.0.0.1")
     ended: list[int] = []
-    monkeypatch.setattr(connections, "_shut_down", lambda descriptor, hosts, ports: ended.append(descriptor))
+    monkeypatch.setattr(connections, "shut_down", lambda descriptor, hosts, ports: ended.append(descriptor))
     running = make_service(max_connections=48)
     running.start()
     for n in range(48):
@@ -248,7 +247,7 @@ def test_clients_need_a_key_with_curve(make_service: Any, tmp_path: Path) -> Non
 
 def test_policy_change_closes_forbidden_connections(make_service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[Any] = []
-    monkeypatch.setattr(connections, "_shut_down", lambda *args: closed.append(args) or True)
+    monkeypatch.setattr(connections, "shut_down", lambda *args: closed.append(args) or True)
     running = make_service(port=5556)
     running.start()
     running.fake.monitors[0].happened(ACCEPTED, 77)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.eventbus.frames import Dialect, Subtrees, SyncStart
 from fyrehose.protocols.eventbus.lent import Pool
 from fyrehose.protocols.eventbus.snapshots import COST, COST_BYTE, Snapshot, Snapshots
@@ -112,8 +113,9 @@ class TestMany:
         snapshots.admit(9, 1.5)
         assert list(snapshots.active) == [b"0", b"1"]
         assert snapshots.active[b"0"].last == 9
-        assert [one.identity for one in snapshots.in_turn()] == [b"0", b"1"]
-        assert [one.identity for one in snapshots.in_turn()] == [b"1", b"0"]
+        turns = [snapshots.next() for _ in range(3)]
+        assert [one.identity for one in turns if one is not None] == [b"0", b"1", b"0"]
+        assert snapshots.next({b"0", b"1"}) is None, "both were served in this turn"
         snapshots.forget(snapshots.active[b"0"])
         snapshots.admit(9, 2)
         assert list(snapshots.active) == [b"1", b"2"]
@@ -125,16 +127,16 @@ class TestMany:
         snapshots = Snapshots(1, 10 * each)
         for n in range(5):
             snapshots.add(snapshot(b"%d" % n, spec))
-        with pytest.raises(OverflowError):
+        with pytest.raises(RemoteProtocolError):
             snapshots.add(snapshot(b"5", spec))
         assert snapshots.add(snapshot(b"4", spec)) is not None, "a repeated request uses no more memory"
         for n in range(10, 15):
             snapshots.add(snapshot(b"%d" % n, spec, network="10.0.0.2"))
-        with pytest.raises(OverflowError):
+        with pytest.raises(RemoteProtocolError):
             snapshots.add(snapshot(b"x", spec, network="10.0.0.3"))
-        assert snapshots.used == snapshots.memory
+        assert snapshots.memory.size == snapshots.memory.limit
         snapshots.clear()
-        assert snapshots.used == 0
+        assert snapshots.memory.size == 0
 
     def test_networks_take_turns(self) -> None:
         snapshots = Snapshots(4, 1 << 20)
@@ -204,4 +206,4 @@ class TestMany:
         snapshots.clear()
         assert len(snapshots) == 0
         assert not snapshots.waiting
-        assert snapshots.in_turn() == []
+        assert snapshots.next() is None

@@ -21,13 +21,13 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 
 
 def test_socket_has_every_limit(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    router = make_socket(context, zmq.ROUTER, largest=1 << 20, received=7, sent=9)
+    router = make_socket(context, zmq.ROUTER, "127.0.0.1", largest=1 << 20, received=7, sent=9)
     assert router.getsockopt(zmq.MAXMSGSIZE) == 1 << 20
     assert (router.getsockopt(zmq.RCVHWM), router.getsockopt(zmq.SNDHWM)) == (7, 9)
     assert router.getsockopt(zmq.LINGER) == 0
     assert router.getsockopt(zmq.HEARTBEAT_IVL) > 0
     assert router.getsockopt(zmq.HANDSHAKE_IVL) == 10_000
-    client = client_socket(context, zmq.DEALER, None, None, sent=3)
+    client = client_socket(context, zmq.DEALER, "::1", None, None, sent=3)
     assert client.getsockopt(zmq.SNDHWM) == 3
     assert client.getsockopt(zmq.MECHANISM) == zmq.NULL
     router.close()
@@ -36,9 +36,9 @@ def test_socket_has_every_limit(context: zmq.Context[zmq.Socket[bytes]]) -> None
 
 def test_client_socket_uses_keys(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     public, secret = zmq.curve_keypair()
-    client = client_socket(context, zmq.SUB, public, Keys(public, secret), sent=1)
+    client = client_socket(context, zmq.SUB, "127.0.0.1", public, Keys(public, secret), sent=1)
     assert client.getsockopt(zmq.MECHANISM) == zmq.CURVE
-    made_up = client_socket(context, zmq.SUB, public, None, sent=1)
+    made_up = client_socket(context, zmq.SUB, "127.0.0.1", public, None, sent=1)
     assert made_up.getsockopt(zmq.MECHANISM) == zmq.CURVE
     client.close()
     made_up.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from select import select
+from socket import create_connection
 from typing import Any
 
 import attrs
@@ -15,15 +16,14 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface.verify import verifyObject
 
-from fyrehose.protocols.eventbus.lent import LEAST, Lent
+from fyrehose.protocols.eventbus.lent import LEAST, Full, Lent
 from fyrehose.protocols.eventbus.zmqport import (
     ACCEPTED,
     BYTES_TURN,
+    DISCONNECTED,
     FRAMES_TURN,
     MOST_FRAMES,
-    Full,
     Gone,
-    Monitor,
     ZMQPort,
 )
 
@@ -365,13 +365,30 @@ def test_large_messages_are_lent_until_released(context: Context) -> None:
 
 
 def test_monitor_reports_connections(context: Context) -> None:
-    reactor, socket = Reactor(), context.socket(zmq.ROUTER)
-    happened: list[int] = []
-    monitor = Monitor(reactor, context, socket, ACCEPTED, lambda event, value: happened.append(event))
+    reactor, happened = Reactor(), []
+    port = ZMQPort(reactor, context.socket(zmq.ROUTER))
+    port.watch(ACCEPTED | DISCONNECTED, lambda event, value: happened.append(event))
     assert len(reactor.readers) == 1
-    monitor.close()
-    socket.close(0)
-    monitor.close()
+    number = port.socket.bind_to_random_port("tcp://127.0.0.1")
+    with create_connection(("127.0.0.1", number)):
+        reactor.until(lambda: happened == [ACCEPTED])
+    reactor.until(lambda: happened == [ACCEPTED, DISCONNECTED])
+    port.close()
+    port.close()
     assert not reactor.readers
     assert not reactor.getDelayedCalls()
-    assert happened == []
+
+
+def test_pending_connection_events_can_be_reported_at_once(context: Context) -> None:
+    reactor, happened = Reactor(), []
+    port = ZMQPort(reactor, context.socket(zmq.ROUTER))
+    port.process_events()
+    port.watch(ACCEPTED, lambda event, value: happened.append(event))
+    with create_connection(("127.0.0.1", port.socket.bind_to_random_port("tcp://127.0.0.1"))):
+        for _ in range(1_000):
+            port.process_events()
+            if happened:
+                break
+            time.sleep(0.01)
+    assert happened == [ACCEPTED]
+    port.close()

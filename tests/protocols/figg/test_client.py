@@ -10,18 +10,20 @@ from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectError, ConnectionDone
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.task import Clock
-from twisted.internet.testing import StringTransport
+from twisted.internet.testing import MemoryReactorClock
 from twisted.python.failure import Failure
 from zope.interface import implementer
+from zope.interface.verify import verifyObject
 
-from fyrehose.errors import Closed, LocalProtocolError
+from fyrehose import plugins
+from fyrehose.errors import Closed, ConfigError, LocalProtocolError
+from fyrehose.interfaces import IClientPlugin, IPublisher, ITailer
 from fyrehose.protocols.figg.client import PING_INTERVAL, FiggClient, backoff
 from fyrehose.protocols.figg.frames import (
     Ack,
     Attach,
     Attached,
     Data,
-    DataRun,
     Detach,
     Detached,
     Ping,
@@ -31,13 +33,7 @@ from fyrehose.protocols.figg.frames import (
 )
 from fyrehose.protocols.figg.session import FiggServerSession
 from fyrehose.records import Run
-
-
-class Transport(StringTransport):
-    aborted = False
-
-    def abortConnection(self) -> None:
-        self.aborted = True
+from fyrehose.testing import Transport
 
 
 @implementer(IStreamClientEndpoint)
@@ -117,9 +113,8 @@ class Bench:
     def say(self, *frames: Any) -> None:
         self.protocol.dataReceived(b"".join(frame.serialize() for frame in frames))
 
-    def take(self, data: DataRun) -> None:
-        run = Run(stream="x", source="x", lengths=data.lengths, payload=data.payload)
-        self.got += [(data.first + i, bytes(p)) for i, p in enumerate(run.payloads())]
+    def take(self, run: Run) -> None:
+        self.got += [(record.seq, bytes(record.payload)) for record in run.records()]
 
 
 def make(**settings: Any) -> Bench:
@@ -171,7 +166,7 @@ def test_messages_published_before_connecting_are_sent_on_connect() -> None:
     bench = make()
     bench.client.connect()
     bench.client.publish("t", b"early")
-    bench.client.subscribe("u", bench.take, offset=3)
+    bench.client.subscribe("u", bench.take, after=3)
     bench.accept()
     assert bench.said() == [Attach(topic="u", offset=3), Publish(topic="t", number=1, data=b"early")]
 
@@ -205,7 +200,7 @@ def test_new_connection_resends_attaches_then_detaches_then_publishes() -> None:
 
 def test_unanswered_attach_is_resent_with_the_same_offset() -> None:
     bench = connected()
-    bench.client.subscribe("t", bench.take, offset=5)
+    bench.client.subscribe("t", bench.take, after=5)
     bench.client.subscribe("now", bench.take)
     bench.cut()
     bench.clock.advance(0)
@@ -215,7 +210,7 @@ def test_unanswered_attach_is_resent_with_the_same_offset() -> None:
 
 def test_repeated_messages_are_delivered_once() -> None:
     bench = connected()
-    bench.client.subscribe("t", bench.take, offset=0)
+    bench.client.subscribe("t", bench.take, after=0)
     bench.say(Attached(topic="t", offset=0), data(1, b"a"), data(2, b"b"))
     bench.say(data(1, b"a"), data(2, b"b"), data(3, b"c"))
     assert bench.got == [(1, b"a"), (2, b"b"), (3, b"c")]
@@ -223,7 +218,7 @@ def test_repeated_messages_are_delivered_once() -> None:
 
 def test_data_before_attached_is_dropped() -> None:
     bench = connected()
-    bench.client.subscribe("t", bench.take, offset=0)
+    bench.client.subscribe("t", bench.take, after=0)
     bench.say(data(9, b"old"), Attached(topic="t", offset=0), data(1, b"new"))
     assert bench.got == [(1, b"new")]
 
@@ -232,7 +227,7 @@ def test_answer_to_an_older_attach_does_not_start_the_subscription() -> None:
     bench = connected()
     bench.client.subscribe("t", bench.take)
     bench.client.unsubscribe("t")
-    bench.client.subscribe("t", bench.take, offset=0)
+    bench.client.subscribe("t", bench.take, after=0)
     assert bench.said() == [Attach(topic="t"), Detach(topic="t"), Attach(topic="t", offset=0)]
     bench.say(Attached(topic="t", offset=7), data(8, b"for the first"), Detached(topic="t"))
     bench.say(Attached(topic="t", offset=0), data(1, b"from the start"))
@@ -242,22 +237,22 @@ def test_answer_to_an_older_attach_does_not_start_the_subscription() -> None:
 def test_unsolicited_attached_does_not_start_a_subscription() -> None:
     bench = connected()
     bench.say(Attached(topic="t", offset=7), Attached(topic="t", offset=7))
-    bench.client.subscribe("t", bench.take, offset=0)
+    bench.client.subscribe("t", bench.take, after=0)
     bench.say(Attached(topic="t", offset=0), data(1, b"a"))
     assert bench.got == [(1, b"a")]
 
 
 def test_subscription_follows_the_server_to_a_lower_offset() -> None:
     bench = connected()
-    bench.client.subscribe("t", bench.take, offset=100)
+    bench.client.subscribe("t", bench.take, after=100)
     bench.say(Attached(topic="t", offset=5), data(6, b"a new history"))
     assert bench.got == [(6, b"a new history")]
 
 
 def test_exception_in_a_callback_is_logged_and_other_subscriptions_continue(logged_errors: Any) -> None:
     bench = connected()
-    bench.client.subscribe("bad", lambda run: 1 / 0, offset=0)
-    bench.client.subscribe("t", bench.take, offset=0)
+    bench.client.subscribe("bad", lambda run: 1 / 0, after=0)
+    bench.client.subscribe("t", bench.take, after=0)
     bench.say(Attached(topic="bad", offset=0), Attached(topic="t", offset=0))
     bench.say(data(1, topic="bad"), data(1, b"a"))
     assert bench.got == [(1, b"a")]
@@ -268,14 +263,14 @@ def test_exception_in_a_callback_is_logged_and_other_subscriptions_continue(logg
 def test_on_attached_reports_an_expired_offset() -> None:
     bench = connected()
     began: list[tuple[int, int | None]] = []
-    bench.client.subscribe("t", bench.take, 3, lambda at, asked: began.append((at, asked)))
+    bench.client.subscribe("t", bench.take, 3, on_attached=lambda at, asked: began.append((at, asked)))
     bench.say(Attached(topic="t", offset=10))
     assert began == [(10, 3)]
 
 
 def test_offsets_need_not_be_consecutive() -> None:
     bench = connected()
-    bench.client.subscribe("t", bench.take, offset=0)
+    bench.client.subscribe("t", bench.take, after=0)
     bench.say(Attached(topic="t", offset=0), data(37, b"a"), data(74, b"b"))
     assert bench.got == [(37, b"a"), (74, b"b")]
 
@@ -296,7 +291,7 @@ def test_two_unanswered_pings_abort_the_connection() -> None:
 def test_data_counts_as_an_answer_to_a_ping() -> None:
     """A PONG may be queued behind more DATA than arrives within two intervals."""
     bench = connected()
-    bench.client.subscribe("t", bench.take, offset=0)
+    bench.client.subscribe("t", bench.take, after=0)
     bench.say(Attached(topic="t", offset=0))
     for i in range(1, 20):
         bench.clock.advance(PING_INTERVAL)
@@ -399,7 +394,7 @@ def test_pause_persists_across_connections() -> None:
 
 def test_partly_repeated_run_is_delivered_from_its_first_new_message() -> None:
     bench = connected()
-    bench.client.subscribe("t", bench.take, offset=0)
+    bench.client.subscribe("t", bench.take, after=0)
     bench.say(Attached(topic="t", offset=0), data(1, b"a"), data(2, b"b"))
     bench.say(data(2, b"b"), data(3, b"c"), data(4, b"d"))
     assert bench.got == [(1, b"a"), (2, b"b"), (3, b"c"), (4, b"d")]
@@ -415,7 +410,7 @@ def test_requests_made_while_disconnected_are_sent_on_reconnect() -> None:
     bench.client.pause()
     bench.client.resume()
     bench.client.unsubscribe("left")
-    bench.client.subscribe("t", bench.take, offset=2)
+    bench.client.subscribe("t", bench.take, after=2)
     bench.clock.advance(0)
     bench.accept()
     assert bench.said() == [Attach(topic="t", offset=2), Detach(topic="left")]
@@ -424,8 +419,49 @@ def test_requests_made_while_disconnected_are_sent_on_reconnect() -> None:
 
 def test_data_of_an_unsubscribed_topic_is_dropped() -> None:
     bench = connected()
-    bench.client.subscribe("t", bench.take, offset=0)
+    bench.client.subscribe("t", bench.take, after=0)
     bench.say(Attached(topic="t", offset=0))
     bench.client.unsubscribe("t")
     bench.say(data(1, b"on its way"), Detached(topic="t"))
     assert bench.got == []
+
+
+def test_lost_reports_expired_messages_only() -> None:
+    bench = connected()
+    lost: list[tuple[int, int]] = []
+    bench.client.subscribe("expired", bench.take, 3, lambda first, last: lost.append((first, last)))
+    bench.client.subscribe("kept", bench.take, 7, lambda first, last: lost.append((first, last)))
+    bench.client.subscribe("new", bench.take, None, lambda first, last: lost.append((first, last)))
+    bench.say(*(Attached(topic=topic, offset=7) for topic in ("expired", "kept", "new")))
+    assert lost == [(4, 7)]
+
+
+def test_plugin_makes_clients_that_publish_and_tail() -> None:
+    plugin: Any = plugins.load("figg")
+    assert verifyObject(IClientPlugin, plugin)
+    publisher, tailer = plugin.publisher(MemoryReactorClock(), "h", 1, 5), plugin.tailer(MemoryReactorClock(), "h", 1)
+    assert verifyObject(IPublisher, publisher)
+    assert verifyObject(ITailer, tailer)
+    assert (plugin.default_port, publisher.window, tailer.shortfall(False)) == (8119, 5, "")
+
+
+def test_missing_stream_is_refused() -> None:
+    client = FiggClient(Clock(), Endpoint())
+    for call in (
+        lambda: client.prepare(None),
+        lambda: client.publish(None, b""),
+        lambda: client.subscribe(None, print),
+    ):
+        with pytest.raises(ConfigError, match="--stream NAME"):
+            call()
+
+
+def test_runs_have_the_topic_and_the_offsets() -> None:
+    bench = connected()
+    runs: list[Run] = []
+    bench.client.subscribe("t", runs.append, 7)
+    bench.say(Attached(topic="t", offset=7), data(8, b"a"), data(9, b"b"))
+    assert [(run.stream, record.seq, record.payload) for run in runs for record in run.records()] == [
+        ("t", 8, b"a"),
+        ("t", 9, b"b"),
+    ]

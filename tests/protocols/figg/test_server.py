@@ -10,7 +10,6 @@ import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
-from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
 from fyrehose.core.broker import Broker
@@ -37,19 +36,7 @@ from fyrehose.protocols.figg.frames import (
 from fyrehose.protocols.figg.server import FiggFactory, Settings
 from fyrehose.protocols.figg.session import FiggClientSession
 from fyrehose.records import Run
-from fyrehose.testing import MemoryJournal
-
-
-class Transport(StringTransport):
-    aborted = False
-
-    def abortConnection(self) -> None:
-        self.aborted = True
-
-    def setTcpNoDelay(self, on: bool) -> None:
-        pass
-
-    setTcpKeepAlive = setTcpNoDelay
+from fyrehose.testing import MemoryJournal, Transport
 
 
 @attrs.define(eq=False)

@@ -11,7 +11,6 @@ import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
-from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
 from fyrehose.core.broker import Broker
@@ -29,25 +28,9 @@ from fyrehose.observe.listeners import Listener
 from fyrehose.protocols.http.answers import KEEPALIVE, TURN_RECORDS
 from fyrehose.protocols.http.server import MOST_RANGES, HttpFactory, Settings, Upload
 from fyrehose.records import Run
-from fyrehose.testing import MemoryJournal
+from fyrehose.testing import MemoryJournal, Transport
 
 Lines = list[dict[str, Any]]
-
-
-class Transport(StringTransport):
-    aborted = False
-    half_closed = False
-
-    def abortConnection(self) -> None:
-        self.aborted = True
-
-    def loseWriteConnection(self) -> None:
-        self.half_closed = True
-
-    def setTcpNoDelay(self, on: bool) -> None:
-        pass
-
-    setTcpKeepAlive = setTcpNoDelay
 
 
 @attrs.frozen

@@ -10,7 +10,6 @@ import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
-from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
 from fyrehose.core.broker import Broker
@@ -22,7 +21,7 @@ from fyrehose.protocols.lumberjack.frames import Ack, Compressed, EventRun, Json
 from fyrehose.protocols.lumberjack.server import LumberjackFactory, Settings
 from fyrehose.protocols.lumberjack.session import LumberjackServerSession
 from fyrehose.records import Record, Run
-from fyrehose.testing import MemoryJournal
+from fyrehose.testing import MemoryJournal, Transport
 
 Event = tuple[bytes, int, str | None, str]
 
@@ -129,23 +128,6 @@ def _window(
 def window() -> Callable[..., bytes]:
     """Return the function that makes the bytes of windows."""
     return _window
-
-
-class Transport(StringTransport):
-    """A StringTransport that can be aborted."""
-
-    aborted = False
-
-    def setTcpNoDelay(self, on: bool) -> None: ...
-
-    setTcpKeepAlive = setTcpNoDelay
-
-    def abortConnection(self) -> None:
-        self.aborted = self.disconnecting = True
-
-    @property
-    def reads(self) -> bool:
-        return self.producerState == "producing"
 
 
 @attrs.define(eq=False)

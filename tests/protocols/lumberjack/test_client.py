@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -11,25 +12,19 @@ from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectError, ConnectionDone
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.task import Clock
-from twisted.internet.testing import StringTransport
+from twisted.internet.testing import MemoryReactorClock
 from twisted.python.failure import Failure
 from zope.interface import implementer
+from zope.interface.verify import verifyObject
 
-from fyrehose.errors import Closed, LocalProtocolError
-from fyrehose.protocols.lumberjack.client import LumberjackClient
+from fyrehose import plugins
+from fyrehose.errors import Closed, ConfigError, LocalProtocolError
+from fyrehose.interfaces import IClientPlugin, IPublisher
+from fyrehose.protocols.lumberjack.client import LumberjackClient, to_document
 from fyrehose.protocols.lumberjack.frames import MAX_EVENT, Ack, Window
+from fyrehose.testing import Transport
 
 Make = Callable[..., Any]
-
-
-class Transport(StringTransport):
-    aborted = False
-
-    def abortConnection(self) -> None:
-        self.aborted = True
-
-    def loseConnection(self) -> None:
-        self.aborted = True
 
 
 @implementer(IStreamClientEndpoint)
@@ -100,7 +95,7 @@ def connected(*endpoints: Endpoint, **options: Any) -> tuple[LumberjackClient, C
 def test_batch_fires_when_all_its_events_are_acknowledged() -> None:
     endpoint = Endpoint()
     client, clock = connected(endpoint)
-    done = client.publish(docs(3))
+    done = client.publish_many(docs(3))
     assert endpoint.wire == b"", "batches of one turn are sent together"
     clock.advance(0)
     assert windows(endpoint.wire) == [3]
@@ -108,14 +103,14 @@ def test_batch_fires_when_all_its_events_are_acknowledged() -> None:
     assert not done.called
     endpoint.acknowledges(3)
     assert done.called
-    assert client.publish([]).called
+    assert client.publish_many([]).called
     client.close()
 
 
 def test_small_batches_share_a_window_and_large_ones_are_split() -> None:
     endpoint = Endpoint()
     client, clock = connected(endpoint, window=4, pipelining=3)
-    batches = [client.publish(docs(count)) for count in (1, 2, 6)]
+    batches = [client.publish_many(docs(count)) for count in (1, 2, 6)]
     clock.advance(0)
     assert windows(endpoint.wire) == [4, 4, 1]
     endpoint.acknowledges(4)
@@ -128,7 +123,7 @@ def test_small_batches_share_a_window_and_large_ones_are_split() -> None:
 def test_window_bytes_limits_windows_of_several_events() -> None:
     endpoint = Endpoint()
     client, clock = connected(endpoint, window_bytes=10, pipelining=9)
-    done = client.publish([b"x" * 30, b"12345", b"12345", b"1"])
+    done = client.publish_many([b"x" * 30, b"12345", b"12345", b"1"])
     clock.advance(0)
     assert windows(endpoint.wire) == [1, 2, 1]
     endpoint.acknowledges(1, 2, 1)
@@ -139,7 +134,7 @@ def test_window_bytes_limits_windows_of_several_events() -> None:
 def test_pipelining_limits_unacknowledged_windows() -> None:
     endpoint = Endpoint()
     client, clock = connected(endpoint, window=1, pipelining=2)
-    client.publish(docs(5))
+    client.publish_many(docs(5))
     clock.advance(0)
     assert windows(endpoint.wire) == [1, 1]
     endpoint.acknowledges(1)
@@ -154,7 +149,7 @@ def test_pipelining_limits_unacknowledged_windows() -> None:
 def test_unacknowledged_events_are_resent_in_order() -> None:
     endpoint = Endpoint()
     client, clock = connected(endpoint, window=3)
-    first, second = client.publish(docs(5)), client.publish([b"last"])
+    first, second = client.publish_many(docs(5)), client.publish_many([b"last"])
     clock.advance(0)
     endpoint.acknowledges(2)
     before = endpoint.wire
@@ -177,7 +172,7 @@ def test_unacknowledged_events_are_resent_in_order() -> None:
 def test_windows_go_to_the_server_with_the_fewest_unacknowledged() -> None:
     one, two = Endpoint(), Endpoint()
     client, clock = connected(one, two, window=1, pipelining=2)
-    done = client.publish(docs(6))
+    done = client.publish_many(docs(6))
     clock.advance(0)
     assert (windows(one.wire), windows(two.wire)) == ([1, 1], [1, 1])
     one.acknowledges(1)
@@ -195,7 +190,7 @@ def test_windows_go_to_the_server_with_the_fewest_unacknowledged() -> None:
 def test_events_of_a_lost_connection_are_resent_to_another_server() -> None:
     one, two = Endpoint(), Endpoint()
     client, clock = connected(one, two, window=1, pipelining=1)
-    done = client.publish(docs(2))
+    done = client.publish_many(docs(2))
     clock.advance(0)
     assert (windows(one.wire), windows(two.wire)) == ([1], [1])
     one.refuses = True
@@ -214,7 +209,7 @@ def test_client_retries_until_the_server_is_available() -> None:
     states: list[bool] = []
     client.on_state = lambda where, up: states.append(up)
     ready = client.connect()
-    done = client.publish(docs(1))
+    done = client.publish_many(docs(1))
     clock.advance(0)
     assert not ready.called
     endpoint.refuses = False
@@ -232,7 +227,7 @@ def test_silent_server_is_disconnected_after_the_timeout() -> None:
     endpoint = Endpoint()
     client, clock = connected(endpoint, timeout=30.0)
     clock.advance(100)
-    client.publish(docs(1))
+    client.publish_many(docs(1))
     clock.advance(0)
     transport = endpoint.protocols[-1].transport
     clock.advance(29)
@@ -263,7 +258,7 @@ def test_ready_fires_with_room_and_flush_when_all_is_acknowledged() -> None:
     client, clock = connected(endpoint, window=2, pipelining=1)
     assert client.ready().called
     assert client.flush().called
-    client.publish(docs(2))
+    client.publish_many(docs(2))
     ready, flushed = client.ready(), client.flush()
     assert not ready.called
     clock.advance(0)
@@ -277,18 +272,18 @@ def test_ready_fires_with_room_and_flush_when_all_is_acknowledged() -> None:
 
 def test_publish_is_refused_beyond_max_pending_bytes() -> None:
     client, _ = make(Endpoint(refuses=True), max_pending_bytes=10)
-    client.publish([b"x" * 20]).addErrback(lambda failure: failure.trap(Closed))
+    client.publish_many([b"x" * 20]).addErrback(lambda failure: failure.trap(Closed))
     with pytest.raises(LocalProtocolError, match="ready"):
-        client.publish([b"x"])
+        client.publish_many([b"x"])
     client.close()
 
 
 def test_close_fails_unacknowledged_publishes() -> None:
     endpoint = Endpoint()
     client, clock = connected(endpoint)
-    done = client.publish(docs(2))
+    done = client.publish_many(docs(2))
     clock.advance(0)
-    waiting = client.publish(docs(1))
+    waiting = client.publish_many(docs(1))
     flushed = client.flush()
     failures: list[type] = []
     for deferred in (done, waiting, flushed):
@@ -296,7 +291,7 @@ def test_close_fails_unacknowledged_publishes() -> None:
     client.close()
     assert failures == [Closed] * 3
     with pytest.raises(LocalProtocolError, match="closed"):
-        client.publish(docs(1))
+        client.publish_many(docs(1))
     endpoint.lose()
     assert not [call for call in clock.getDelayedCalls() if call.active()]
 
@@ -304,7 +299,7 @@ def test_close_fails_unacknowledged_publishes() -> None:
 def test_close_in_a_callback_of_an_acknowledgement_fails_the_rest(logged_errors: list[Any]) -> None:
     endpoint = Endpoint()
     client, clock = connected(endpoint, window=1)
-    done = [client.publish(docs(1)), client.publish(docs(1))]
+    done = [client.publish_many(docs(1)), client.publish_many(docs(1))]
     clock.advance(0)
     failures: list[Any] = []
     done[1].addErrback(failures.append)
@@ -334,7 +329,7 @@ def test_invalid_arguments_are_refused() -> None:
         make()
     client, _ = make(Endpoint())
     with pytest.raises(LocalProtocolError, match="exceeds the limit"):
-        client.publish([bytes(MAX_EVENT + 1)])
+        client.publish_many([bytes(MAX_EVENT + 1)])
 
 
 # A connection that is lost at any byte
@@ -411,7 +406,7 @@ def session(server: Make, version: int, compression: int, up: int | None, down: 
             assert all(stored.count(document) >= 1 for document in batch), "only durable events are acknowledged"
             settled.append(batch)
 
-        client.publish(batch).addCallback(done)
+        client.publish_many(batch).addCallback(done)
         clock.advance(0)
     for turn in range(200):
         if len(settled) == len(BATCHES):
@@ -448,3 +443,29 @@ def test_connection_lost_at_any_byte_loses_no_event(server: Make, version: int, 
             break
         cuts += 1
     assert cuts >= (15 if where == "down" else 60)
+
+
+def test_plugin_makes_a_publisher_that_divides_its_window_by_the_pipelining() -> None:
+    plugin: Any = plugins.load("lumberjack")
+    assert verifyObject(IClientPlugin, plugin)
+    for window, each in ((1, 1), (2, 1), (1000, 500)):
+        publisher = plugin.publisher(MemoryReactorClock(), "127.0.0.1", 5044, window)
+        assert verifyObject(IPublisher, publisher)
+        assert publisher.window == each
+    assert (plugin.default_port, plugin.tailer(Clock(), "127.0.0.1", 5044)) == (5044, None)
+
+
+def test_named_stream_is_refused() -> None:
+    client = LumberjackClient(Clock(), [Endpoint()])
+    for call in (lambda: client.prepare("log"), lambda: client.publish("log", b"")):
+        with pytest.raises(ConfigError, match="leave --stream out"):
+            call()
+
+
+def test_objects_are_sent_unchanged_and_text_as_a_message() -> None:
+    for payload in (b"{}", b'{ "a": 1 }', '{"ü":"ü"}'.encode()):
+        assert to_document(payload) == payload
+    for text in ("plain", "", "[1]", "7", '"s"', "{cut", "ü \n\\ \x00", "[" * 100_000):
+        assert json.loads(to_document(text.encode())) == {"message": text}
+    with pytest.raises(LocalProtocolError, match="not UTF-8"):
+        to_document(b"\xff")

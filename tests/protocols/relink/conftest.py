@@ -24,6 +24,7 @@ from fyrehose.core.streams import UNLIMITED, StreamRules
 from fyrehose.errors import Closed
 from fyrehose.options import build
 from fyrehose.protocols.relink.client import RelinkClient
+from fyrehose.protocols.relink.client_session import ConnectorSession
 from fyrehose.protocols.relink.frames import (
     NOP,
     PING,
@@ -41,7 +42,6 @@ from fyrehose.protocols.relink.handshake import Hello, Terms
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.registry import Registry
 from fyrehose.protocols.relink.server import RelinkFactory
-from fyrehose.protocols.relink.session import ConnectorSession
 from fyrehose.protocols.relink.settings import Settings
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal
@@ -414,9 +414,11 @@ def make_client(make_server: Any) -> Any:
     """Return a function that makes a client and its wire: ``make_client("publish:s", transactional=True)``."""
     made: list[tuple[RelinkClient, Wire]] = []
 
-    def make(name: str = "publish:s", server: Server | None = None, **more: Any) -> tuple[RelinkClient, Wire]:
+    def make(
+        name: str = "publish:s", server: Server | None = None, kind: type[RelinkClient] = RelinkClient, **more: Any
+    ) -> tuple[RelinkClient, Wire]:
         wire = Wire(server or make_server())
-        client = RelinkClient(wire.server.clock, wire, name, retry=lambda attempt: 0.5 * attempt, **more)
+        client = kind(wire.server.clock, wire, name, retry=lambda attempt: 0.5 * attempt, **more)
         made.append((client, wire))
         client.connect().addErrback(lambda failure: failure.trap(Closed))
         wire.pump()

@@ -10,12 +10,11 @@ from twisted.internet.protocol import Protocol
 
 from fyrehose.errors import Closed, LocalProtocolError
 from fyrehose.protocols.relink.client import backoff
-from fyrehose.protocols.relink.events import HelloReceived, Resulted
+from fyrehose.protocols.relink.events import HelloReceived, Resulted, UnknownOutcome
 from fyrehose.protocols.relink.frames import Ack, Op
 from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.link import Link
-from fyrehose.protocols.relink.outcomes import UnknownOutcome
-from fyrehose.protocols.relink.session import ListenerSession
+from fyrehose.protocols.relink.server_session import ListenerSession
 
 
 def outcome(done: Deferred[Any]) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
+from fyrehose.errors import PublishError
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.messages import Messages, column_of
 
@@ -15,3 +16,11 @@ def test_events_are_immutable_values() -> None:
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         one.first = 3  # type: ignore[misc]
     assert not events.Unknown(channel=1, seq=2, parts=(), decided=False).decided
+
+
+def test_outcome_errors_describe_the_outcome() -> None:
+    unknown = events.UnknownOutcome([events.Unknown(channel=0, seq=1, parts=(b"x",), decided=True)])
+    assert "1 messages" in str(unknown)
+    assert unknown.unknown[0].seq == 1
+    assert (unknown.retriable, events.Uncommitted.retriable) == (True, False)
+    assert issubclass(events.Uncommitted, PublishError)

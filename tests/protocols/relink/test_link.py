@@ -9,7 +9,17 @@ import pytest
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.decoder import Decoder
-from fyrehose.protocols.relink.frames import PONG, SHUTDOWN, Ack, Acknowledgement, Gathered, Message, Op, Operation
+from fyrehose.protocols.relink.frames import (
+    PONG,
+    RESUME,
+    SHUTDOWN,
+    Ack,
+    Acknowledgement,
+    Gathered,
+    Message,
+    Op,
+    Operation,
+)
 from fyrehose.protocols.relink.handshake import Terms
 from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.link import Link
@@ -45,8 +55,8 @@ def test_multicast_is_resent_as_unicasts() -> None:
     ours.detach()
     ours.attach(resumed=True)
     packets(ours)
-    ours.acknowledged(Acknowledgement(kind=Ack.RECEIVED, channels=(1,), number=0))
-    ours.resumed(PONG)
+    ours.receive(Acknowledgement(kind=Ack.RECEIVED, channels=(1,), number=0))
+    ours.receive(RESUME)
     assert packets(ours) == [message(1), message(2)]
 
 
@@ -83,27 +93,27 @@ def test_packets_of_a_detached_link_are_sent_after_resume() -> None:
     assert ours.data_to_send() == []
     ours.attach(resumed=True)
     packets(ours)
-    assert ours.resumed(PONG) == [events.Resumed()]
+    assert ours.receive(RESUME) == [events.Resumed()]
     assert packets(ours) == [message(0), Operation(kind=Op.COMMIT, channels=(0,), number=0)]
 
 
 def test_number_of_channels_is_limited() -> None:
     ours = link(limits={"channels": 2})
-    ours.message(message(1, 2))
+    ours.receive(message(1, 2))
     assert [channel.ordinal for channel in ours.receiving.values()] == [0, 1]
     with pytest.raises(RemoteProtocolError, match="too-many-channels"):
-        ours.message(message(3))
+        ours.receive(message(3))
 
 
 def test_results_are_forgotten_after_a_pong() -> None:
     ours = link(listener_transactions=True, limits={"results": 2})
     for _ in range(4):
-        ours.message(message(0))
-    ours.operation(Operation(kind=Op.COMMIT, channels=(0,), number=3))
+        ours.receive(message(0))
+    ours.receive(Operation(kind=Op.COMMIT, channels=(0,), number=3))
     ours.consume(0, 2, Ack.COMMITTED)
     assert ours.pings == 1
     ours.consume(0, 3, Ack.COMMITTED)
-    assert ours.ponged(PONG) == []
+    assert ours.receive(PONG) == []
     assert [(run.first, run.last) for run in ours.receiving[0].results] == [(3, 3)]
 
 
@@ -111,48 +121,48 @@ def test_peer_that_never_pongs_loses_the_link() -> None:
     ours = link(listener_transactions=True, limits={"result_runs": 3})
     commit = Operation(kind=Op.COMMIT, channels=(0,))
     for seq in range(4):
-        ours.message(message(0))
-        ours.operation(commit)
+        ours.receive(message(0))
+        ours.receive(commit)
         ours.consume(0, seq, Ack.COMMITTED if seq % 2 else Ack.UNCOMMITTED)
-    ours.message(message(0))
+    ours.receive(message(0))
     with pytest.raises(RemoteProtocolError, match="results-unconfirmed"):
-        ours.operation(commit)
+        ours.receive(commit)
 
 
 def test_closed_is_sent_after_the_pong_of_the_barrier() -> None:
     ours = link()
     close = Operation(kind=Op.CLOSE, channels=(0,))
-    ours.message(message(0))
-    ours.operation(close)
+    ours.receive(message(0))
+    ours.receive(close)
     assert ours.pings == 0
     ours.consume(0, 0)
     assert ours.pings == 1
-    assert ours.operation(close) == []
-    assert ours.ponged(PONG) == [events.Finished(channel=0)]
-    assert ours.operation(close) == [events.Finished(channel=0)], (
+    assert ours.receive(close) == []
+    assert ours.receive(PONG) == [events.Finished(channel=0)]
+    assert ours.receive(close) == [events.Finished(channel=0)], (
         "the event is repeated until the owner has forgotten the channel"
     )
     packets(ours)
     ours.forget(0)
-    ours.operation(close)
+    ours.receive(close)
     assert [packet.kind for packet in packets(ours)] == [Ack.CLOSED, Ack.CLOSED]
 
 
 def test_link_ends_after_all_channels_are_closed() -> None:
     ours = link()
     ours.send((0,), (b"x",))
-    ours.message(message(5))
+    ours.receive(message(5))
     assert ours.shutdown() == []
     with pytest.raises(LocalProtocolError, match="shutting down"):
         ours.send((1,), (b"x",))
     ours.close(0)
-    ours.acknowledged(Acknowledgement(kind=Ack.CONSUMED, channels=(0,)))
-    assert ours.acknowledged(Acknowledgement(kind=Ack.CLOSED, channels=(0,))) == [events.Closed(channel=0)]
+    ours.receive(Acknowledgement(kind=Ack.CONSUMED, channels=(0,)))
+    assert ours.receive(Acknowledgement(kind=Ack.CLOSED, channels=(0,))) == [events.Closed(channel=0)]
     assert SHUTDOWN in packets(ours)
-    assert ours.shut_down(SHUTDOWN) == [events.PeerShutdown()], "the peer's open channel continues"
-    ours.operation(Operation(kind=Op.CLOSE, channels=(5,)))
+    assert ours.receive(SHUTDOWN) == [events.PeerShutdown()], "the peer's open channel continues"
+    ours.receive(Operation(kind=Op.CLOSE, channels=(5,)))
     ours.consume(5, 0)
-    ours.ponged(PONG)
+    ours.receive(PONG)
     assert ours.forget(5) == [events.Ended()]
 
 
@@ -162,7 +172,7 @@ def test_shutdown_is_repeated_after_resume() -> None:
     ours.detach()
     ours.attach(resumed=True)
     packets(ours)
-    ours.resumed(PONG)
+    ours.receive(RESUME)
     assert packets(ours) == [SHUTDOWN]
 
 
@@ -173,13 +183,13 @@ def test_unknown_messages_of_a_lost_link() -> None:
     ours.decide(0, Op.COMMIT, 0)
     ours.decide(0, Op.ROLLBACK, 1)
     ours.decide(0, Op.COMMIT, 2)
-    ours.acknowledged(Acknowledgement(kind=Ack.COMMITTED, channels=(0,)))
+    ours.receive(Acknowledgement(kind=Ack.COMMITTED, channels=(0,)))
     assert [(one.seq, one.decided) for one in ours.unknown()] == [(2, True), (3, False)]
 
 
 def test_durable_link_does_not_acknowledge_received_messages() -> None:
     ours = link(durable=True, kept=False)
-    ours.message(message(0))
+    ours.receive(message(0))
     ours.acknowledge()
     assert packets(ours) == []
     with pytest.raises(LocalProtocolError, match="attached"):
@@ -188,7 +198,7 @@ def test_durable_link_does_not_acknowledge_received_messages() -> None:
     ours.rewind()
     assert ours.receiving[0].next == 0
     plain = link()
-    plain.message(message(0))
+    plain.receive(message(0))
     plain.acknowledge()
     assert packets(plain) == [Acknowledgement(kind=Ack.RECEIVED, channels=(0,), number=0)]
 
@@ -204,8 +214,8 @@ def test_run_is_sent_as_one_packet_per_message_and_resent() -> None:
     assert packets(ours) == []
     ours.attach(resumed=True)
     packets(ours)
-    ours.acknowledged(Acknowledgement(kind=Ack.RECEIVED, channels=(1,), number=1))
-    ours.resumed(PONG)
+    ours.receive(Acknowledgement(kind=Ack.RECEIVED, channels=(1,), number=1))
+    ours.receive(RESUME)
     assert packets(ours) == [sent[2], Message(channels=(1,), parts=(b"d",))]
 
 
@@ -222,7 +232,7 @@ def test_gathered_messages_are_handled_by_channel() -> None:
     ours = link(limits={"channels": 3})
     packet = Gathered(runs=((7, column_of([b"a", b"b"])), (8, column_of([b"c"]))))
     assert ours.accepts([7, 8])
-    assert ours.messages(packet) == [
+    assert ours.receive(packet) == [
         events.Received(channel=7, first=0, messages=Messages.of((b"a",), (b"b",))),
         events.Received(channel=8, first=0, messages=Messages.of((b"c",))),
     ]
@@ -230,10 +240,10 @@ def test_gathered_messages_are_handled_by_channel() -> None:
     assert [(ack.channels, ack.number) for ack in packets(ours)] == [((7,), 1), ((8,), 0)]
     assert ours.accepts([7, 8, 9])
     assert not ours.accepts([9, 10]), "two more channels would exceed the limit"
-    ours.operation(Operation(kind=Op.CLOSE, channels=(8,)))
+    ours.receive(Operation(kind=Op.CLOSE, channels=(8,)))
     assert ours.accepts([7, 9])
     assert not ours.accepts([7, 8]), "channel 8 is being closed"
-    ours.shut_down(SHUTDOWN)
+    ours.receive(SHUTDOWN)
     assert ours.accepts([7])
     assert not ours.accepts([7, 9]), "no new channel is allowed after shutdown"
 
@@ -241,7 +251,7 @@ def test_gathered_messages_are_handled_by_channel() -> None:
 def test_multicast_payload_is_charged_once() -> None:
     ours = link(limits={"backlog_size": 1_000_000, "message_size": 1_000_000})
     big = Message(channels=tuple(range(100)), parts=(b"x" * 900_000,), multicast=True)
-    assert len(ours.message(big)) == 100
+    assert len(ours.receive(big)) == 100
     assert not ours.blocked
-    ours.message(big)
+    ours.receive(big)
     assert ours.blocked

@@ -10,8 +10,9 @@ from twisted.internet.testing import MemoryReactorClock
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.interfaces import JournalState
-from fyrehose.protocols.relink.plugin import links_stream, plugin, wall_clock
-from fyrehose.protocols.relink.server import DISK_FULL_RETRY
+from fyrehose.protocols.relink.plugin import links_stream, plugin
+from fyrehose.protocols.relink.registry import wall_clock
+from fyrehose.protocols.relink.service import DISK_FULL_RETRY
 from fyrehose.testing import MemoryJournal
 
 

@@ -8,9 +8,9 @@ import attrs
 import pytest
 from twisted.internet.defer import Deferred
 
-from fyrehose.protocols.relink.parts import CONTENT_TYPE, join
+from fyrehose.protocols.relink.parts import CONTENT_TYPE, join, split
 from fyrehose.protocols.relink.reader import RelinkReader
-from fyrehose.records import MAX_PAYLOAD
+from fyrehose.records import MAX_PAYLOAD, Run
 
 
 @attrs.define(eq=False)
@@ -26,22 +26,18 @@ class Reading:
 
     def __attrs_post_init__(self) -> None:
         server = self.wire.server
-        self.reader = RelinkReader(
-            server.clock,
-            self.wire,
-            "s",
-            after=self.after,
-            on_record=self.take,
-            on_gap=lambda *gap: self.gaps.append(gap),
-        )
-        self.reader.client.connect()
+        self.reader = RelinkReader(server.clock, self.wire)
+        self.reader.subscribe("s", self.take, self.after, lambda *gap: self.gaps.append(gap))
+        self.reader.connect()
         self.wire.pump()
 
-    def take(self, seq: int, parts: tuple[bytes, ...]) -> Any:
+    def take(self, run: Run) -> Any:
         answer = self.answers.pop(0) if self.answers else None
         if isinstance(answer, Exception):
             raise answer
-        self.records.append((seq, b"|".join(parts)))
+        payload = bytes(run.payload)
+        parts = split(payload, 1_024) if run.content_type == CONTENT_TYPE else (payload,)
+        self.records.append((run.first_seq, b"|".join(parts)))
         return answer
 
     def missed(self, first: int, last: int) -> None:
@@ -158,12 +154,12 @@ def test_gap_is_reported_on_a_resumed_link(make_server: Any, read: Any) -> None:
     for seq in range(1, 9):
         server.publish("s", b"%d" % seq)
     reading = read(server, after=0)
-    reading.reader.client.pause()
+    reading.reader.pause()
     reading.wire.cut()
     for seq in range(9, 12):
         server.publish("s", b"%d" % seq)
     server.journal.forget("s", 11)
-    reading.reader.client.resume()
+    reading.reader.resume()
     reading.reconnect()
     assert [seq for seq, _ in reading.records] == [*range(1, 9), 11]
     assert reading.gaps == [(9, 10)]
@@ -204,7 +200,7 @@ def test_messages_without_record_numbers_are_refused(read: Any, logged_errors: A
 def test_closing_the_reader_ends_its_link(make_server: Any, read: Any) -> None:
     server = make_server()
     reading = read(server)
-    closed = reading.reader.client.close()
+    closed = reading.reader.close()
     reading.wire.pump()
     assert closed.called
     assert not server.registry.entries

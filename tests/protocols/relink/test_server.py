@@ -18,6 +18,7 @@ from fyrehose.interfaces import JournalState
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.frames import PING, Ack, Acknowledgement, Message, Op, Operation
 from fyrehose.protocols.relink.handshake import Hello, Terms, pack_version
+from fyrehose.protocols.relink.server import RelinkFactory
 from fyrehose.testing import MemoryJournal
 from fyrehose.testing.certificates import Authority
 
@@ -1006,3 +1007,22 @@ def test_subscriber_is_disconnected_when_the_policy_changes(make_server: Any) ->
     server.broker.guard.change(parse({"allow": [{"network": "0.0.0.0/0", "publish": "s"}]}))
     peer.talk()
     assert peer.transport.disconnecting
+
+
+def test_factory_alone_recovers_its_links_when_it_begins_to_listen(make_server: Any) -> None:
+    server = make_server(auto=False)
+    server.registry.close()
+    server.factory = RelinkFactory(server.broker, reactor=server.clock)
+    server.factory.doStart()
+    peer = server.linked()
+    assert not peer.session.linked, "the links are not recovered yet"
+    while not peer.session.linked:
+        server.journal.commit()
+        peer.talk()
+    peer.leave()
+    server.factory.doStop()
+    server.factory.doStart()
+    server.journal.commit()
+    again = server.linked(old=peer.link)
+    assert again.link is peer.link, "the link was recovered from the factory's own stream"
+    server.factory.doStop()

@@ -9,6 +9,7 @@ import pytest
 
 from fyrehose.errors import Broken, LocalProtocolError
 from fyrehose.protocols.relink import events
+from fyrehose.protocols.relink.client_session import ConnectorSession
 from fyrehose.protocols.relink.frames import (
     NOP,
     PING,
@@ -25,8 +26,7 @@ from fyrehose.protocols.relink.handshake import Hello, Terms, pack_reply, pack_v
 from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.messages import Messages
-from fyrehose.protocols.relink.session import ConnectorSession, ListenerSession
-from fyrehose.protocols.relink.tables import Phase
+from fyrehose.protocols.relink.server_session import ListenerSession
 from fyrehose.testing import every_chunking, feed
 
 TERMS = Terms(endpoint="e", connector_size=1, listener_size=2, connector_transactions=True)
@@ -69,7 +69,8 @@ def test_handshake_between_both_sessions() -> None:
     assert linked.resumed is False
     (linked,) = one.receive_data(b"".join(other.data_to_send()))
     assert (linked.link.epoch, linked.link.id, linked.resumed, linked.lost) == (5, 6, False, None)
-    assert one.phase is other.phase is Phase.OPEN
+    assert one.linked
+    assert other.linked
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,8 @@ def test_unknown_required_link_is_refused() -> None:
     session.data_to_send()
     session.refuse(77)
     assert b"".join(session.data_to_send()) == pack_reply(77, 0)
-    assert session.phase is Phase.ENDED
+    assert not session.linked
+    assert session.receive_data(MESSAGE) == []
 
 
 def test_unexpected_accept_or_refuse_raises() -> None:
@@ -151,9 +153,10 @@ def test_old_link_sends_its_report_at_once() -> None:
     session = connector(old_link())
     session.receive_data(pack_version(0) + pack_reply(5, 6))
     assert b"".join(session.data_to_send()).endswith(RESUME.serialize())
-    assert session.phase is Phase.RESYNC
+    assert session.link is not None
+    assert not session.link.may_send
     session.receive_data(RESUME.serialize())
-    assert session.phase is Phase.OPEN
+    assert session.link.may_send
 
 
 # Packets.

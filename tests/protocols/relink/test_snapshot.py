@@ -32,9 +32,9 @@ def worked(results: list[Ack | None], channel: int = 3) -> Link:
     """Return a link on which messages have these results, and one more is not finished."""
     made = link()
     for _ in range(len(results) + 1):
-        made.message(Message(channels=(channel,), parts=(b"x",)))
+        made.receive(Message(channels=(channel,), parts=(b"x",)))
     for seq, result in enumerate(results):
-        made.operation(Operation(kind=Op.ROLLBACK if result is None else Op.COMMIT, channels=(channel,)))
+        made.receive(Operation(kind=Op.ROLLBACK if result is None else Op.COMMIT, channels=(channel,)))
         made.stage(channel, seq, result)
     return made
 
@@ -60,10 +60,10 @@ def test_partial_snapshot_keeps_other_channels() -> None:
     made = worked([Ack.COMMITTED])
     found = link()
     restore(found, save(made))
-    made.message(Message(channels=(9,), parts=()))
+    made.receive(Message(channels=(9,), parts=()))
     restore(found, save(made, [9]))
     assert sorted(found.receiving) == [3, 9]
-    made.leave(3)
+    made.receiving[3].leaving = True
     restore(found, save(made, [3]))
     assert sorted(found.receiving) == [9]
     assert found.opened == 2

@@ -9,8 +9,8 @@ from twisted.internet.defer import Deferred, ensureDeferred
 
 from fyrehose.core.streams import StreamRule, StreamRules
 from fyrehose.errors import LocalProtocolError
+from fyrehose.protocols.relink.events import Uncommitted, UnknownOutcome
 from fyrehose.protocols.relink.limits import Limits
-from fyrehose.protocols.relink.outcomes import Uncommitted, UnknownOutcome
 
 
 def outcome(done: Deferred[Any]) -> list[Any]:

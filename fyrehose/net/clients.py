@@ -1,0 +1,96 @@
+"""Parts that the clients of TCP protocols share: reconnecting, feeding a session, and waiting for a condition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+from twisted.application.internet import ClientService
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
+from twisted.internet.protocol import Factory, Protocol
+from twisted.logger import Logger
+
+from fyrehose.errors import Broken
+
+log = Logger()
+
+
+@attrs.define(eq=False)
+class Watchers:
+    """Deferreds that fire when their conditions hold, such as "the window has room"."""
+
+    _waiting: list[tuple[Callable[[], bool], Deferred[None]]] = attrs.field(factory=list, init=False)
+
+    def when(self, condition: Callable[[], bool]) -> Deferred[None]:
+        """Return a Deferred that fires as soon as *condition* returns True; at once if it does so now."""
+        if condition():
+            return succeed(None)
+        watcher: Deferred[None] = Deferred()
+        self._waiting.append((condition, watcher))
+        return watcher
+
+    def notify(self) -> None:
+        """Fire the Deferreds whose conditions hold now; call this after a change."""
+        waiting, self._waiting = self._waiting, []
+        for condition, watcher in waiting:
+            if condition():
+                watcher.callback(None)
+            else:
+                self._waiting.append((condition, watcher))
+
+    def fail(self, reason: Exception) -> None:
+        """Fail all Deferreds that have not fired with *reason*."""
+        waiting, self._waiting = self._waiting, []
+        for _, watcher in waiting:
+            watcher.errback(reason)
+
+
+class ClientConnection(Protocol):
+    """One connection of a client: feeds a session, and aborts if the server violates the protocol.
+
+    :ivar session: the sans-I/O session of this connection
+    :ivar handle: called with each event of the session, except ``Broken``
+    """
+
+    transport: Any
+
+    def __init__(self, session: Any, handle: Callable[[Any], object]) -> None:
+        self.session = session
+        self.handle = handle
+
+    def dataReceived(self, data: bytes) -> None:
+        for event in self.session.receive_data(data):
+            if isinstance(event, Broken):
+                log.warn("closing the connection, the server violated the protocol: {error}", error=event.error)
+                self.transport.abortConnection()
+            else:
+                self.handle(event)
+
+    def flush(self) -> None:
+        """Write all pending output of the session."""
+        self.transport.writeSequence(self.session.data_to_send())
+
+
+class _Factory(Factory):
+    noisy = False
+
+    def __init__(self, make: Callable[[], Protocol]) -> None:
+        self.make = make
+
+    def buildProtocol(self, addr: Any) -> Protocol:
+        return self.make()
+
+
+def reconnecting(
+    clock: IReactorTime, endpoint: IStreamClientEndpoint, make: Callable[[], Protocol], retry: Callable[[int], float]
+) -> ClientService:
+    """Start and return a service that connects to *endpoint*, again and again until it is stopped.
+
+    :param make: returns the protocol of each connection
+    :param retry: maps the number of failures in a row to the delay before the next attempt, in seconds
+    """
+    service = ClientService(endpoint, _Factory(make), retryPolicy=retry, clock=clock)
+    service.startService()
+    return service

@@ -1,0 +1,101 @@
+"""Receive and send trains over any UDP transport: what the server and the client have in common.
+
+UDPPort                  datagrams_received(train) ... turn_over()      send -> write_train, flush -> flush
+any other IUDPTransport  datagramReceived(datagram), a timer for        send -> write, once for each datagram
+                         turn_over()
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.error import MessageLengthError
+from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.protocol import DatagramProtocol
+from twisted.logger import Logger
+
+from fyrehose.observe.counters import Counters
+from fyrehose.protocols.backbone.frames import HEADER, MAX_DATA, Address
+from fyrehose.protocols.backbone.trains import Train
+
+log = Logger()
+
+
+class TrainProtocol(DatagramProtocol):
+    """A protocol of trains; its port is a :class:`~.udp.UDPPort`, or any other UDP transport of Twisted.
+
+    :ivar reactor: schedules calls
+    :ivar name: the name in counters and log lines
+    :ivar counters: counts errors, and what was dropped
+    """
+
+    noisy = False
+    name: str
+    reactor: Any
+    counters: Counters
+    transport: Any
+    #: Send a train to an address, at the next :attr:`flush` at the latest.
+    send: Callable[[Train, Address], None]
+    #: Send waiting trains until the kernel accepts no more.
+    flush: Callable[[], None]
+    _turn: IDelayedCall | None = None
+
+    # For subclasses.
+
+    def datagrams_received(self, data: memoryview, segment: int, source: Address) -> None:
+        """Process datagrams of *segment* bytes each (the last may be shorter); *data* is reused after the call."""
+        raise NotImplementedError
+
+    def turn_over(self) -> None:
+        """End a turn: all datagrams of it were passed to :meth:`datagrams_received`."""
+        raise NotImplementedError
+
+    def congested(self) -> None:
+        """Stop sending, except for answers, because trains wait to be sent."""
+
+    def relieved(self) -> None:
+        """Continue to send, because no train waits any more."""
+
+    @property
+    def waiting(self) -> int:
+        """Number of trains that wait to be sent; only a :class:`~.udp.UDPPort` lets trains wait."""
+        waiting: int = getattr(self.transport, "waiting", 0)
+        return waiting
+
+    # Called by the port.
+
+    def makeConnection(self, transport: Any) -> None:
+        self.send = getattr(transport, "write_train", self._write_each)
+        self.flush = getattr(transport, "flush", lambda: None)
+        transport.maxPacketSize = HEADER + MAX_DATA  # Twisted's default truncates datagrams above 8,192 bytes
+        super().makeConnection(transport)
+
+    def stopProtocol(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.cancel()
+
+    def datagramReceived(self, datagram: bytes, addr: Address) -> None:
+        """Process one datagram; all datagrams that arrive before the next call of the timer make one turn."""
+        if self._turn is None:
+            self._turn = self.reactor.callLater(0, self._end_turn)
+        self.datagrams_received(memoryview(datagram), max(len(datagram), 1), addr)
+
+    def _write_each(self, train: Train, destination: Address) -> None:
+        for datagram in train.datagrams():
+            try:
+                self.transport.write(datagram, destination)
+            except (OSError, MessageLengthError) as error:
+                self.send_failed(error, destination)
+
+    def _end_turn(self) -> None:
+        self._turn = None
+        self.turn_over()
+
+    def send_failed(self, error: Exception, destination: Address) -> None:
+        """Count a datagram that could not be sent, which affects no other destination."""
+        number = errno.EMSGSIZE if isinstance(error, MessageLengthError) else getattr(error, "errno", None)
+        cause = f"send-{errno.errorcode.get(number or 0, 'error')}"
+        self.counters.refuse(log, self.name, cause, "{}:{}".format(*destination))

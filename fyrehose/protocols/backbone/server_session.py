@@ -1,0 +1,250 @@
+"""The server's side of the backbone, without I/O: rules and limits.
+
+    PUSH            -> Pushed, within the rate of its address
+    KEEPALIVE       -> a place in the table and an ACK, if ADDR is the source address; the second KEEPALIVE also brings
+                       the records that were held back
+    REQUEST         -> a FORWARD to the client whose turn it is; Replay if it is the turn of the server's own journal,
+                       or if the client repeats a REQUEST; Dropped without a recent KEEPALIVE
+    anything else   -> Dropped; errors are not answered
+
+Specification: fyrehose-backbone.txt, RULES (BACKBONE) 1 to 5.  Times are monotonic, in seconds, and passed as
+arguments.
+
+in: receive_datagrams(train, source, now)      out: events; data_to_send() -> (destination, datagram) each
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from random import Random
+
+import attrs
+
+from fyrehose.errors import RemoteProtocolError
+from fyrehose.identity import Action
+from fyrehose.kernels import backbone
+from fyrehose.protocols.backbone.frames import (
+    HEADER,
+    KEEPALIVE,
+    MAX_SEQUENCES,
+    MAX_UNFRAGMENTED,
+    Address,
+    Forward,
+    Frame,
+    KeepAlive,
+    KeepAliveAck,
+    Request,
+    can_receive,
+    first_seq,
+)
+from fyrehose.protocols.backbone.rates import Rates
+from fyrehose.protocols.backbone.session import Dropped, Session
+from fyrehose.protocols.backbone.settings import Settings
+from fyrehose.protocols.backbone.subscribers import Client, Rotation, Subscribers
+from fyrehose.protocols.backbone.trains import Train, single
+
+#: An equal REQUEST within this time is a duplicate, in seconds.
+MERGE = 0.1
+#: Maximum number of REQUESTs that are remembered to find duplicates.
+MERGED = 4_096
+#: Bytes that a client may be sent for each byte received from it, before its second KEEPALIVE.
+AMPLIFICATION = 3
+#: Burst of a destination, as its rate times this, in seconds; receive buffers can hold it.
+BURST = 1 / 16
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Pushed:
+    """Messages to publish, as columns.
+
+    :ivar lengths: their lengths, 32-bit integers in native byte order
+    :ivar payload: the messages, concatenated
+    :ivar large: number of messages that IP had to fragment
+    """
+
+    source: Address
+    lengths: bytes
+    payload: bytes
+    large: int
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Replay:
+    """The server has to deliver ``first`` to ``last`` to ``destination`` from its own journal."""
+
+    destination: Address
+    first: int
+    last: int
+
+
+Event = Pushed | Replay | Dropped
+
+
+class ServerSession(Session[Pushed | Replay]):
+    """The protocol state of a server.
+
+    :param bounds: returns the oldest and the last durable sequence of the stream
+    :param is_own: returns whether an address is that of the server itself
+    :param random: shuffles the turns of the clients that receive FORWARDs
+    :param permits: returns whether the access policy permits a host to publish to the stream, or to subscribe to it
+    :ivar subscribers: all live clients
+    :ivar sent_bytes: limits the bytes to each host
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        bounds: Callable[[], tuple[int, int]],
+        is_own: Callable[[Address], bool],
+        random: Random,
+        permits: Callable[[str, Action], bool],
+    ) -> None:
+        super().__init__()
+        self._settings = settings
+        self._bounds = bounds
+        self._is_own = is_own
+        self._permits = permits
+        self.subscribers = Subscribers(settings.subscribers)
+        self.sent_bytes = Rates(settings.destination_rate, settings.destination_rate * BURST)
+        self._rotation = Rotation(random)
+        self._pushes = Rates(settings.push_rate, settings.push_rate)
+        self._requests = Rates(settings.request_rate, settings.request_rate)
+        self._forwards = Rates(settings.forward_rate, settings.forward_rate, most=1)
+        self._recent_requests: OrderedDict[Request, float] = OrderedDict()
+
+    def ration(self, newcomer: Client, trains: tuple[Train, ...], last: int) -> list[Train]:
+        """Return as much of *trains* as the credit of *newcomer* covers, and hold the rest for its second KEEPALIVE.
+
+        :param last: the sequence of the last record in *trains*
+        """
+        assert newcomer.credit is not None
+        allowed = []
+        for train in trains:
+            count = min(train.count, newcomer.credit // train.segment)
+            part = train.first(count)
+            newcomer.credit -= part.size
+            if count:
+                allowed.append(part)
+            if count < train.count:
+                newcomer.hold(first_seq(train.data, part.size), last)
+                break
+        return allowed
+
+    # Received datagrams.
+
+    def _messages(
+        self, events: list[Event], view: memoryview, at: int, segment: int, source: Address, now: float
+    ) -> int:
+        """Process PUSHes, which need no KEEPALIVE (rule 5 of the backbone)."""
+        total_length = self._settings.total_length
+        end, count, lengths, payload = backbone.scan_pushes(view, at, len(view), segment, total_length)
+        if not count:
+            return at
+        if not self._permits(source[0], Action.PUBLISH):
+            detail = "the access policy does not permit it to publish"
+            events.append(Dropped(source=source, cause="Forbidden", detail=detail, count=count))
+            return end
+        granted = self._pushes.take(source[0], count, now)
+        if granted < count:
+            events.append(Dropped(source=source, cause="push-rate", count=count - granted))
+            if not granted:
+                return end
+            lengths = lengths[: 4 * granted]
+            payload = payload[: sum(memoryview(lengths).cast("I"))]
+        newcomer = self.subscribers.newcomer(source)
+        if newcomer is not None and newcomer.credit is not None:
+            newcomer.credit += AMPLIFICATION * (len(payload) + HEADER * granted)
+        large = 0
+        if segment > HEADER + MAX_UNFRAGMENTED:
+            large = sum(size > MAX_UNFRAGMENTED for size in memoryview(lengths).cast("I"))
+        events.append(Pushed(source=source, lengths=lengths, payload=payload, large=large))
+        return end
+
+    def _control(self, events: list[Event], frame: Frame, source: Address, now: float) -> None:
+        if isinstance(frame, KeepAlive):
+            self._keep_alive(events, frame, source, now)
+        elif isinstance(frame, Request):
+            self._request(events, frame, source, now)
+        else:
+            raise RemoteProtocolError("not-for-servers", type(frame).__name__)
+
+    def _keep_alive(self, events: list[Event], frame: KeepAlive, source: Address, now: float) -> None:
+        client = self._own_address(frame.address, source)
+        ack = KeepAliveAck(token=frame.token).serialize()
+        seen = self.subscribers.keep_alive(client, frame.flags, now, AMPLIFICATION * KEEPALIVE - len(ack))
+        if not seen.admitted:
+            # No ACK, because the client would believe that it is subscribed.
+            why = self._places_taken("its own address holds as many as any other")
+            raise RemoteProtocolError("too-many-subscribers", why)
+        self._to_send.append((single(ack), client))
+        events.extend(Replay(destination=client, first=first, last=last) for first, last in seen.deferred)
+        if seen.displaced is not None:
+            why = self._places_taken(f"its address holds the most: {source[0]} gets the place")
+            events.append(Dropped(source=seen.displaced, cause="subscriber-displaced", detail=why))
+
+    def _places_taken(self, why: str) -> str:
+        return f"all {self._settings.subscribers} places are taken, and {why}; raise backbone.subscribers"
+
+    def _request(self, events: list[Event], frame: Request, source: Address, now: float) -> None:
+        requester = self._own_address(frame.address, source)
+        client = self.subscribers.find(requester, now)
+        if client is None:
+            raise RemoteProtocolError(
+                "request-without-keepalive", f"no KEEPALIVE for port {requester[1]} has arrived for 5 s"
+            )
+        frame = Request(address=requester, first=frame.first, last=frame.last)
+        if self._is_repeated(frame, now):
+            raise RemoteProtocolError("request-repeated")
+        if not self._requests.take(requester, 1, now):
+            raise RemoteProtocolError("request-rate")
+        oldest, newest = self._bounds()
+        first = max(frame.first, oldest)
+        last = min(frame.last, newest, first + MAX_SEQUENCES - 1)
+        if first > last:
+            raise RemoteProtocolError("request-of-nothing")
+        if client.credit is not None:
+            if not client.defer(first, last):
+                raise RemoteProtocolError("request-before-keepalive", "its second KEEPALIVE has not arrived")
+            return
+        peer = None
+        if not client.repeats(first, last, now):
+            peer = self._rotation.next([None, *self.subscribers.journals(now)], requester)
+        if peer is None:
+            events.append(Replay(destination=requester, first=first, last=last))
+        elif self._forwards.take("all", 1, now):
+            self._to_send.append((single(Forward(address=requester, first=first, last=last).serialize()), peer))
+        else:
+            raise RemoteProtocolError("forward-rate")
+
+    # Checks.
+
+    def _own_address(self, claimed: Address, source: Address) -> Address:
+        """Return the address that a client claims in ADDR and PORT, if it is valid.
+
+        The protocol has no proof of an address, so ADDR must be the source address, or 0.0.0.0, which stands for it.
+
+        :raises RemoteProtocolError: the client may not claim this address, or may not subscribe
+        """
+        host, port = claimed
+        if not self._permits(source[0], Action.SUBSCRIBE):
+            raise RemoteProtocolError("Forbidden", "the access policy does not permit it to subscribe")
+        if host not in (source[0], "0.0.0.0"):
+            raise RemoteProtocolError("foreign-address")
+        client = (source[0], port)
+        if not can_receive(client):
+            raise RemoteProtocolError("impossible-address")
+        if self._is_own(client):
+            raise RemoteProtocolError("own-address")
+        return client
+
+    def _is_repeated(self, request: Request, now: float) -> bool:
+        while self._recent_requests:
+            oldest, at = next(iter(self._recent_requests.items()))
+            if now - at < MERGE and len(self._recent_requests) < MERGED:
+                break
+            del self._recent_requests[oldest]
+        if request in self._recent_requests:
+            return True
+        self._recent_requests[request] = now
+        return False

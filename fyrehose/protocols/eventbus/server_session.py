@@ -1,0 +1,134 @@
+"""The server's side of the event bus, without I/O: check each message, collect events and snapshot requests.
+
+    PUB             -> a draft of this turn, in the order of each client
+    SYNCSTART       -> a snapshot that waits for its turn
+    anything else   -> RemoteProtocolError: counted, not answered; has no effect on other messages
+
+Messages come from ROUTER sockets: first the routing id, then possibly an empty delimiter, then the client's frames.
+
+Specification: event-bus.md, "State Synchronization" and "Client-to-Server Updates".  Times are monotonic, in seconds,
+and passed as arguments.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import attrs
+
+from fyrehose.errors import RemoteProtocolError
+from fyrehose.protocols.eventbus.drafts import Batch, Drafts
+from fyrehose.protocols.eventbus.encoding import PROTOCOL
+from fyrehose.protocols.eventbus.frames import EVENT_FRAMES, Dialect, SyncStart, check_event, without_delimiter
+from fyrehose.protocols.eventbus.lent import Pool
+from fyrehose.protocols.eventbus.settings import Settings, Syntax
+from fyrehose.protocols.eventbus.snapshots import Snapshot, Snapshots
+
+#: Upper bound of the memory of SYNCs that wait for clients, in bytes.
+SNAPSHOT_MEMORY = 256 << 20
+#: Number of UUIDs that are remembered with the option ``dedup``, and for how long, in seconds.
+MOST_SEEN = 100_000
+SEEN_AGE = 600.0
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class Requested:
+    """A client has requested a snapshot.
+
+    :ivar replaced: the request replaces an earlier one of the same client
+    :ivar wrong_dialect: the client sends decimal sequences and broadcasts have binary ones.  It is the reference
+        program, which cannot read binary sequences and drops every broadcast
+    """
+
+    replaced: bool
+    wrong_dialect: bool
+
+
+class ServerSession:
+    """The state of a server: events of this turn, recent UUIDs, snapshots."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._drafts = Drafts(settings.stream, PROTOCOL)
+        #: recent UUIDs and their time; a publisher sends an event again if no BROADCAST has confirmed it
+        self._seen: OrderedDict[bytes, float] = OrderedDict()
+        self.snapshots = Snapshots(settings.snapshots, settings.snapshots_memory)
+        self.pool = Pool(SNAPSHOT_MEMORY)
+
+    def receive_pub(self, message: Sequence[bytes], count: int, now: float) -> RemoteProtocolError | None:
+        """Process a message of COLLECTOR; its sequence is ignored, because the server assigns its own.
+
+        :param message: the first frames of the message, at most 16
+        :param count: number of frames of the whole message
+        :return: why the message was refused, or None
+        """
+        try:
+            if count == 1 + EVENT_FRAMES:
+                frames = message[1:]
+            else:
+                frames, _ = without_delimiter(_whole(message, count), counts=(EVENT_FRAMES,))
+            if len(frames) == EVENT_FRAMES and len(frames[5]) > self._settings.max_payload:
+                raise RemoteProtocolError("data-too-large", f"{len(frames[5])} bytes")
+            if self._settings.dedup:
+                self._remember(frames, now)
+            self._drafts.add(message[0], frames)
+        except RemoteProtocolError as error:
+            return error
+        return None
+
+    def receive_request(
+        self, message: Sequence[bytes], count: int, host: str = "", network: str = "", descriptor: int = -1
+    ) -> Requested | RemoteProtocolError:
+        """Process a message of SNAPSHOT.
+
+        :param message: the first frames of the message, at most 16
+        :param count: number of frames of the whole message
+        :param host: the address of the client
+        :param network: the network of that address, with whose other clients it shares memory
+        :param descriptor: the file descriptor of the client's connection
+        """
+        listener, identity = self._settings.sequence, message[0]
+        try:
+            frames, delimiter = without_delimiter(_whole(message, count), counts=(2, 3))
+            request = SyncStart.parse(frames, lenient=self._settings.subtrees is Syntax.REFERENCE)
+            account = self.pool.account(identity, network)
+            snapshot = Snapshot(identity, request, delimiter, request.dialect or listener, account, host, descriptor)
+            replaced = self.snapshots.add(snapshot)
+        except RemoteProtocolError as error:
+            return error
+        wrong_dialect = request.dialect is Dialect.DECIMAL and listener is Dialect.BINARY
+        return Requested(replaced=replaced is not None, wrong_dialect=wrong_dialect)
+
+    def take(self) -> Batch | None:
+        """Return the events since the last call, or None if there are none."""
+        return self._drafts.take()
+
+    def failed(self, batch: Batch) -> None:
+        """Forget the UUIDs of *batch*, which was not published."""
+        for uuid in batch.uuids:
+            self._seen.pop(uuid, None)
+
+    def _remember(self, frames: Sequence[bytes], now: float) -> None:
+        """Remember the UUID of an event.
+
+        :raises RemoteProtocolError: the UUID is remembered already, or the frames are not an event
+        """
+        check_event(frames)  # the UUID of a refused event must not be remembered
+        seen, uuid = self._seen, frames[4]
+        while seen and now - next(iter(seen.values())) > SEEN_AGE:
+            seen.popitem(last=False)
+        repeated = uuid in seen
+        seen[uuid] = now
+        seen.move_to_end(uuid)
+        if len(seen) > MOST_SEEN:
+            seen.popitem(last=False)
+        if repeated:
+            raise RemoteProtocolError("duplicate")
+        self._drafts.uuids.append(uuid)
+
+
+def _whole(message: Sequence[bytes], count: int) -> Sequence[bytes]:
+    if count > len(message):
+        raise RemoteProtocolError("wrong-frame-count", f"{count - 1} frames")
+    return message[1:]

@@ -1,0 +1,277 @@
+"""The inbound half of a link: the peer's channels, and how many unfinished messages they may hold.
+
+Messages that wait for the owner block the connection: nothing more is read until some are settled.  Messages that
+wait for the peer's commit or rollback cannot block it, because the decision would not be read either: beyond a limit
+their payloads are dropped, and a commit of them is answered with ``uncommitted``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+
+from fyrehose.errors import LocalProtocolError, RemoteProtocolError
+from fyrehose.protocols.relink import events
+from fyrehose.protocols.relink.events import Event
+from fyrehose.protocols.relink.frames import RESUME, Ack, Acknowledgement, Op, Operation
+from fyrehose.protocols.relink.linkstate import LinkState
+from fyrehose.protocols.relink.messages import Messages, Piece, cut
+from fyrehose.protocols.relink.receiving import OVERHEAD, ReceiveChannel
+from fyrehose.protocols.relink.tables import Event as Mode
+from fyrehose.protocols.relink.tables import Receiving
+
+#: Estimated memory of one channel of the peer, in bytes.
+CHANNEL_MEMORY = 2_048
+#: Up to this many channels the fullest one is found by a scan; with more, only channels that are half full are scanned.
+SCAN_LIMIT = 8
+
+
+class Inbound(LinkState):
+    """Receive messages and decisions, and acknowledge them."""
+
+    __slots__ = ()
+
+    @property
+    def blocked(self) -> bool:
+        """Whether reading has to stop until the owner has settled some messages."""
+        full = self.held >= self.limits.backlog_size
+        return bool(self._full) or (full and any(channel.waiting for channel in self.receiving.values()))
+
+    def room(self) -> tuple[int, int]:
+        """Return how many messages of one channel, and how many bytes of all channels, may be decoded in one step.
+
+        Both are at least 1, so that a message which does not fit is decoded alone and judged by itself.
+        """
+        limits = self.limits
+        if self.peer_transactions:
+            each = 2 * limits.backlog + 1
+        else:
+            if len(self.receiving) <= SCAN_LIMIT:
+                fullest = max([channel.waiting for channel in self.receiving.values()], default=0)
+            else:
+                fullest = max([self.receiving[id_].waiting for id_ in self._filling], default=limits.backlog // 2)
+            each = limits.backlog - fullest
+        size = limits.backlog_size - self.held
+        if size <= 0:  # Not blocked, so everything waits for the peer's decisions; their limit is twice as high.
+            size += limits.backlog_size + limits.message_size + 1
+        return max(each, 1), max(size, 1)
+
+    def accepts(self, channels: Sequence[int]) -> bool:
+        """Return whether a message on each of *channels* would violate no rule."""
+        known = [self.receiving[id_] for id_ in channels if id_ in self.receiving]
+        new = len(channels) - len(known)
+        if new and (self.shutdown_received or len(self.receiving) + new > self.limits.channels):
+            return False
+        return all(channel.mode is Receiving.OPEN for channel in known)
+
+    def accept(self, id_: int, messages: Piece, size: int, sizes: Sequence[int]) -> list[Event]:
+        """Add messages of *size* bytes, *sizes* each, to a channel of the peer, which is opened if necessary."""
+        channel = self.receiving.get(id_) or self._open(id_)
+        cost = size + OVERHEAD * len(sizes)
+        if channel.transactional:
+            self._unacknowledged.add(id_)
+            kept = self._count_fitting(channel, sizes, cost)
+            if kept < len(sizes):
+                return self._receive_partly(channel, messages, sizes[:kept], len(sizes) - kept)
+        elif not self.durable:
+            self._unacknowledged.add(id_)
+        first = channel.accept(messages, cost, sizes)
+        self._charge(channel, cost)
+        if channel.transactional:
+            return []
+        return [events.Received(channel=id_, first=first, messages=Messages((messages,)))]
+
+    def _count_fitting(self, channel: ReceiveChannel, sizes: Sequence[int], cost: int) -> int:
+        """Return how many of the messages with the given *sizes*, from the first on, still fit on *channel*.
+
+        :param cost: the size of all of them, including ``OVERHEAD`` for each
+        """
+        if channel.dropped is not None:
+            return 0
+        count = min(len(sizes), 2 * self.limits.backlog - channel.undecided)
+        available = 2 * self.limits.backlog_size + self.limits.message_size - self.held
+        if count == len(sizes) and cost <= available:
+            return count
+        return bisect_right([*accumulate(size + OVERHEAD for size in sizes[:count])], available)
+
+    def _receive_partly(
+        self, channel: ReceiveChannel, messages: Piece, sizes: Sequence[int], dropped: int
+    ) -> list[Event]:
+        """Keep the messages that still fit of a transaction that is too large; the others only get their numbers."""
+        if sizes:
+            cost = sum(sizes) + OVERHEAD * len(sizes)
+            channel.accept(cut(messages, len(sizes))[0], cost, sizes)
+            self._charge(channel, cost)
+        channel.accept_dropped(dropped)
+        return []
+
+    def drop_undecided(self) -> None:
+        """Drop the payloads of all undecided messages, so that a commit of them fails."""
+        for channel in self.receiving.values():
+            if channel.undecided:
+                self._charge(channel, -channel.drop_undecided())
+
+    @property
+    def weight(self) -> int:
+        """Memory that the peer's channels and their undecided messages take, in bytes.
+
+        Messages of plain channels are not included: they wait for the journal, and are charged to the connection.
+        """
+        undecided = self.held if self.peer_transactions else 0
+        return CHANNEL_MEMORY * len(self.receiving) + undecided
+
+    def _open(self, channel: int) -> ReceiveChannel:
+        if self.shutdown_received:
+            raise RemoteProtocolError("channel-after-shutdown")
+        if len(self.receiving) >= self.limits.channels:
+            raise RemoteProtocolError("too-many-channels", f"more than {self.limits.channels} channels are open")
+        found = self.receiving[channel] = ReceiveChannel(channel, self.peer_transactions, self.opened)
+        self.opened += 1
+        return found
+
+    def operated(self, id_: int, packet: Operation) -> list[Event]:
+        """Handle commit, rollback or close on a channel of the peer."""
+        if packet.kind is Op.CLOSE:
+            return self._closing(id_)
+        channel = self.receiving.get(id_)
+        return [] if channel is None else self._decided(channel, packet)  # Forgotten channels are ignored (R4).
+
+    def _decided(self, channel: ReceiveChannel, packet: Operation) -> list[Event]:
+        decided = channel.decide(packet.number)
+        if len(channel.results) > self.limits.result_runs:
+            raise RemoteProtocolError("results-unconfirmed", f"{len(channel.results)} runs of results without a pong")
+        self._charge(channel, 0)
+        if decided is None:
+            return []
+        first, last, messages = decided
+        return [
+            events.Decided(
+                channel=channel.id,
+                first=first,
+                last=last,
+                commit=packet.kind is Op.COMMIT,
+                messages=Messages(()) if messages is None else messages,
+                dropped=messages is None,
+            )
+        ]
+
+    def _closing(self, id_: int) -> list[Event]:
+        channel = self.receiving.get(id_)
+        if channel is None:
+            self.emit(Acknowledgement(kind=Ack.CLOSED, channels=(id_,)), self.peer_size)
+            return []
+        if channel.mode is Receiving.FINISHED:
+            return [events.Finished(channel=id_)]
+        if channel.mode is Receiving.OPEN:
+            channel.advance(Mode.CLOSE)
+            self._barrier(channel)
+        return []
+
+    # Called by the owner.
+
+    def stage(self, channel: int, through: int, result: Ack | None = None) -> None:
+        """Record the *result* of the peer's messages up to *through* (None: plain, or rolled back); see :meth:`settle`.
+
+        :raises LocalProtocolError: there are no such messages to stage
+        """
+        self._received(channel).stage(through, result)
+
+    def settle(self, channel: int, through: int) -> None:
+        """Acknowledge the staged messages up to *through*, because they are durable."""
+        found = self._received(channel)
+        packets, freed = found.settle(through)
+        self._charge(found, -freed)
+        for packet in packets:
+            self.emit(packet, self.peer_size)
+        self._trim(found)
+        self._barrier(found)
+
+    def consume(self, channel: int, through: int, result: Ack | None = None) -> None:
+        """Stage and settle the peer's messages up to *through* in one step, for owners that keep nothing on disk."""
+        self.stage(channel, through, result)
+        self.settle(channel, through)
+
+    def forget(self, channel: int) -> list[Event]:
+        """Remove the peer's finished channel and acknowledge the closure; return Ended if that ends the link."""
+        found = self._received(channel)
+        found.advance(Mode.FORGOTTEN)
+        self._drop(channel)
+        self.emit(Acknowledgement(kind=Ack.CLOSED, channels=(channel,)), self.peer_size)
+        return self.closed()
+
+    def _drop(self, channel: int) -> None:
+        del self.receiving[channel]
+        for ids in (self._filling, self._full, self._unacknowledged):
+            ids.discard(channel)
+
+    def _received(self, channel: int) -> ReceiveChannel:
+        found = self.receiving.get(channel)
+        if found is None:
+            raise LocalProtocolError(f"the peer has no channel {channel}")
+        return found
+
+    def _trim(self, channel: ReceiveChannel) -> None:
+        """Send a ping behind the last results if many are kept; its pong allows to forget them (R6)."""
+        if channel.unconfirmed > self.limits.results and channel.trim_barrier is None and self.attached:
+            channel.trim_barrier = (self.ping(), channel.consumed)
+            channel.unconfirmed = 0
+
+    def _barrier(self, channel: ReceiveChannel) -> None:
+        """Send a ping behind the last acknowledgement of a closing channel; closed is sent after its pong (R7)."""
+        if channel.exhausted and self.attached:
+            channel.barrier = self.ping()
+            channel.advance(Mode.PING)
+
+    def _charge(self, channel: ReceiveChannel, cost: int) -> None:
+        """Charge *cost* bytes for messages of *channel*, or give them back, and note how full the channel is now."""
+        self.held += cost
+        waiting, limit = channel.waiting, self.limits.backlog
+        (self._filling.add if waiting >= limit // 2 else self._filling.discard)(channel.id)
+        (self._full.add if waiting >= limit else self._full.discard)(channel.id)
+
+    # Called by the link.
+
+    def acknowledge(self) -> None:
+        """Acknowledge the messages of this read as received, once per channel (R2)."""
+        for id_ in sorted(self._unacknowledged):
+            channel = self.receiving[id_]
+            # On a durable link, consumed follows for decided and plain messages, and implies received.
+            packet = channel.acknowledge_received(self.durable) if not self.durable or channel.undecided else None
+            if packet is not None:
+                self.emit(packet, self.peer_size)
+        self._unacknowledged.clear()
+
+    def send_report(self) -> None:
+        """Send the report of each channel on a resumed link, and resume (R5)."""
+        for channel in self.receiving.values():
+            if self.durable and not channel.resumable:
+                self._charge(channel, -channel.rewind())
+            for packet in channel.report():
+                self.emit(packet, self.peer_size)
+        self.emit(RESUME)
+        for channel in self.receiving.values():
+            self._barrier(channel)
+            self._trim(channel)
+
+    def rewind(self) -> None:
+        """Forget received messages that could not be written; the link is detached, and the peer sends them again."""
+        if self.attached or not self.durable:
+            raise LocalProtocolError("cannot rewind a link that is attached or not durable")
+        for channel in self.receiving.values():
+            self._charge(channel, -channel.rewind())
+
+    def ponged(self) -> list[Event]:
+        """Handle a pong: the k-th answers the k-th ping of the connection."""
+        if self.pongs == self.pings:
+            return []  # A pong without a ping is ignored.
+        self.pongs += 1
+        found: list[Event] = []
+        for channel in self.receiving.values():
+            if channel.trim_barrier is not None and channel.trim_barrier[0] <= self.pongs:
+                channel.forget_results(channel.trim_barrier[1])
+                channel.trim_barrier = None
+            if channel.mode is Receiving.BARRIER and channel.barrier is not None and channel.barrier <= self.pongs:
+                channel.advance(Mode.PONG)
+                found.append(events.Finished(channel=channel.id))
+        return found

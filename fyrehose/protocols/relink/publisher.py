@@ -1,0 +1,92 @@
+"""A client that publishes in transactions of a fixed size, for ``fyrehose publish --transaction``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred, DeferredLock
+from twisted.internet.interfaces import IDelayedCall
+from twisted.python.failure import Failure
+
+from fyrehose.protocols.relink.client import RelinkClient
+from fyrehose.protocols.relink.transactions import Transaction
+
+#: An open transaction is committed when no message was added to it for this long, in seconds.
+COMMIT_DELAY = 0.2
+
+
+@attrs.define(eq=False)
+class TransactionalPublisher(RelinkClient):
+    """Publish to one stream in transactions of ``size`` messages.
+
+    A transaction with fewer messages is committed after ``COMMIT_DELAY``.
+    """
+
+    transactional: bool = attrs.field(default=True, kw_only=True)
+    size: int = attrs.field(default=1, kw_only=True)
+    _lock: DeferredLock = attrs.field(factory=DeferredLock, init=False)
+    _open: Transaction | None = attrs.field(default=None, init=False)
+    _waiting: list[Deferred[None]] = attrs.field(factory=list, init=False)
+    _timer: IDelayedCall | None = attrs.field(default=None, init=False)
+
+    def publish(self, stream: str | None, payload: bytes) -> Deferred[None]:
+        """Add a message to the open transaction.
+
+        :return: fires when the transaction is committed
+        :raises ConfigError: as for :meth:`prepare`
+        """
+        self.prepare(stream)
+        done: Deferred[None] = Deferred()
+        added: Deferred[Any] = self._lock.run(lambda: Deferred.fromCoroutine(self._add(payload, done)))
+        added.addErrback(self._fail_open, done)
+        return done
+
+    def ready(self, channel: int = 0) -> Deferred[None]:
+        """Wait until another message can be added at once."""
+        idle: Deferred[Any] = self._lock.run(lambda: None)
+        return idle.addCallback(lambda _: self.when_room(channel))
+
+    def close(self) -> Deferred[None]:
+        """Roll back the open transaction, and close the client."""
+        self._cancel_timer()
+        return super().close()
+
+    async def _add(self, payload: bytes, done: Deferred[None]) -> None:
+        """Add a message to the open transaction, or to a new one; commit it when it has ``size`` messages."""
+        if self._open is None:
+            self._open = await self.transaction().begin()
+        await self._open.send(payload)
+        self._waiting.append(done)
+        self._cancel_timer()
+        if len(self._waiting) >= self.size:
+            self._commit()
+        else:
+            self._timer = self.clock.callLater(COMMIT_DELAY, self._commit)
+
+    def _commit(self) -> None:
+        self._cancel_timer()
+        transaction, self._open = self._open, None
+        waiting, self._waiting = self._waiting, []
+        assert transaction is not None
+
+        def settled(result: Any) -> None:
+            for deferred in waiting:
+                deferred.callback(result)  # A Failure makes Twisted call the errbacks.
+
+        try:
+            transaction.commit().addBoth(settled)
+        except Exception:
+            settled(Failure())
+
+    def _fail_open(self, failure: Failure, done: Deferred[None]) -> None:
+        """Fail every message of the open transaction, because its link was lost."""
+        self._open = None
+        waiting, self._waiting = self._waiting, []
+        for deferred in [*waiting, done]:
+            deferred.errback(failure)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+        self._timer = None

@@ -1,0 +1,617 @@
+"""The server's session: the rules of the specification, and the threats that need no socket."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from struct import pack
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fyrehose.identity import Action
+from fyrehose.protocols.backbone.frames import (
+    Address,
+    Deliver,
+    Flags,
+    Forward,
+    KeepAlive,
+    KeepAliveAck,
+    Push,
+    Request,
+    decode,
+)
+from fyrehose.protocols.backbone.server_session import Event, Pushed, Replay, ServerSession
+from fyrehose.protocols.backbone.session import Dropped
+from fyrehose.protocols.backbone.settings import Settings
+from fyrehose.protocols.backbone.subscribers import QUIET
+from fyrehose.protocols.backbone.trains import Train, serialize_delivers
+from fyrehose.records import LAST_SEQ, Run
+
+OWN = ("10.0.0.1", 2323)
+CLIENT = ("10.0.0.2", 4000)
+OTHER = ("10.0.0.3", 4000)
+TOKEN = bytes(range(16))
+
+
+class Bench:
+    """A session with a clock and stream bounds that tests control."""
+
+    def __init__(self, oldest: int = 1, last: int = 100, permits: Any = lambda *_: True, **settings: object) -> None:
+        self.now = 1_000.0
+        self.bounds = (oldest, last)
+        known: Any = Settings(**settings)  # type: ignore[arg-type]
+        self.session = ServerSession(known, lambda: self.bounds, lambda a: a == OWN, Random(7), permits)
+
+    def receive(self, *datagrams: bytes, source: Address = CLIENT) -> list[Event]:
+        """Receive *datagrams* one at a time; return the events."""
+        return [e for d in datagrams for e in self.session.receive_datagrams(d, max(len(d), 1), source, self.now)]
+
+    def causes(self, *datagrams: bytes, source: Address = CLIENT) -> list[str]:
+        """Receive *datagrams*, which must all be dropped; return the causes."""
+        events = self.receive(*datagrams, source=source)
+        assert all(isinstance(event, Dropped) for event in events), events
+        assert self.session.data_to_send() == []
+        return [event.cause for event in events if isinstance(event, Dropped)]
+
+    def sent(self) -> list[tuple[Address, bytes]]:
+        """Return the destinations and the datagrams that the session has to send."""
+        return [(to, bytes(datagram)) for train, to in self.session.data_to_send() for datagram in train.datagrams()]
+
+    def join(self, *clients: Address, flags: Flags = Flags.NONE) -> None:
+        """Receive the first two KEEPALIVEs of each client."""
+        for client in clients:
+            assert self.receive(*[keep_alive(client, flags)] * 2, source=client) == []
+        self.session.data_to_send()
+
+    def asking(self, *clients: Address) -> Bench:
+        """Return self after KEEPALIVEs of *clients* with NOSUBSCRIBE and NOJOURNAL."""
+        self.join(*clients or [CLIENT], flags=QUIET)
+        return self
+
+    def established(self) -> list[Address]:
+        return self.session.subscribers.established(self.now)
+
+
+def keep_alive(address: Address, flags: Flags = Flags.NONE, token: bytes = TOKEN) -> bytes:
+    return KeepAlive(address=address, flags=flags, token=token).serialize()
+
+
+def request(first: int, last: int, address: Address = CLIENT) -> bytes:
+    return Request(address=address, first=first, last=last).serialize()
+
+
+# PUSH: rules 3 and 5.
+
+
+def test_push_without_keepalive_is_accepted() -> None:
+    """Threat: PUSH from strangers, which rule 5 of the backbone accepts."""
+    event = Pushed(source=OTHER, lengths=pack("<I", 2), payload=b"hi", large=0)
+    assert Bench().receive(Push(data=b"hi").serialize(), source=OTHER) == [event]
+
+
+def test_empty_push_is_published() -> None:
+    assert Bench().receive(Push(data=b"").serialize()) == [
+        Pushed(source=CLIENT, lengths=pack("<I", 0), payload=b"", large=0)
+    ]
+
+
+def test_train_of_pushes_is_one_event() -> None:
+    bench = Bench().asking()
+    push = Push(data=b"x" * 10).serialize()
+    train = push + push + request(1, 5) + push[:-1]
+    assert len(request(1, 5)) == len(push)
+    events = bench.session.receive_datagrams(train, len(push), CLIENT, bench.now)
+    assert [type(event) for event in events] == [Pushed, Replay, Dropped]
+    assert events[0] == Pushed(source=CLIENT, lengths=pack("<2I", 10, 10), payload=b"x" * 20, large=0)
+
+
+def test_payloads_that_travel_in_fragments_are_counted() -> None:
+    bench = Bench()
+    events = bench.receive(Push(data=bytes(1_463)).serialize(), Push(data=bytes(1_464)).serialize())
+    assert [event.large for event in events if isinstance(event, Pushed)] == [0, 1]
+
+
+def test_push_rate_of_an_address() -> None:
+    """Threat: PUSH from strangers, within a rate for each address."""
+    bench = Bench(push_rate=100)
+    train = Push(data=b"x").serialize() * 64
+    first, second, third = (bench.session.receive_datagrams(train, 10, CLIENT, bench.now) for _ in range(3))
+    assert first == [Pushed(source=CLIENT, lengths=pack("<64I", *[1] * 64), payload=b"x" * 64, large=0)]
+    assert second == [
+        Dropped(source=CLIENT, cause="push-rate", count=28),
+        Pushed(source=CLIENT, lengths=pack("<36I", *[1] * 36), payload=b"x" * 36, large=0),
+    ]
+    assert third == [Dropped(source=CLIENT, cause="push-rate", count=64)]
+    # The rate counts the address, whatever the port.
+    assert bench.causes(train[:10], source=(CLIENT[0], 9)) == ["push-rate"]
+    assert isinstance(bench.receive(train[:10], source=OTHER)[0], Pushed)
+    bench.now += 0.5
+    events = bench.session.receive_datagrams(train, 10, CLIENT, bench.now)
+    assert events[-1] == Pushed(source=CLIENT, lengths=pack("<50I", *[1] * 50), payload=b"x" * 50, large=0)
+
+
+def test_length_may_include_the_header_by_option() -> None:
+    datagram = b"\x02\0\x0b" + bytes(6) + b"hi"
+    assert Bench().causes(datagram) == ["wrong-size"]
+    taken = Bench(total_length=True).receive(datagram)
+    assert taken == [Pushed(source=CLIENT, lengths=pack("<I", 2), payload=b"hi", large=0)]
+
+
+# KEEPALIVE: rules 1 and 2.
+
+
+def test_every_keepalive_is_acknowledged_with_its_token() -> None:
+    bench = Bench()
+    for i in range(3):
+        token = bytes([i]) * 16
+        assert bench.receive(keep_alive(CLIENT, token=token)) == []
+        assert bench.sent() == [(CLIENT, KeepAliveAck(token=token).serialize())]
+    assert bench.established() == [CLIENT]
+
+
+def test_the_ack_goes_to_the_address_that_the_keepalive_names() -> None:
+    bench = Bench()
+    for _ in range(2):
+        bench.receive(keep_alive((CLIENT[0], 999)))
+        bench.receive(keep_alive(("0.0.0.0", 998)))
+        assert [destination for destination, _ in bench.sent()] == [(CLIENT[0], 999), (CLIENT[0], 998)]
+    assert bench.established() == [(CLIENT[0], 999), (CLIENT[0], 998)]
+
+
+def test_a_subscription_lasts_five_seconds_inclusive() -> None:
+    bench = Bench()
+    bench.join(CLIENT)
+    bench.now += 5.0
+    assert bench.established() == [CLIENT]
+    bench.now += 0.001
+    assert bench.established() == []
+
+
+def test_threat_forged_address() -> None:
+    bench = Bench()
+    assert bench.causes(keep_alive(OTHER), request(1, 5, OTHER)) == ["foreign-address"] * 2
+    assert bench.established() == []
+
+
+def test_threat_addresses_that_nobody_has() -> None:
+    bench = Bench()
+    for host in ("224.0.0.1", "255.255.255.255", "240.1.1.1"):
+        assert bench.causes(keep_alive((host, 1)), source=(host, 1)) == ["impossible-address"], host
+    assert bench.causes(keep_alive((CLIENT[0], 0)), request(1, 5, (CLIENT[0], 0))) == ["impossible-address"] * 2
+
+
+def test_threat_own_address() -> None:
+    bench = Bench()
+    assert bench.causes(keep_alive(OWN), request(1, 5, OWN), source=OWN) == ["own-address"] * 2
+    assert bench.established() == []
+
+
+def test_threat_strangers_may_neither_publish_nor_subscribe() -> None:
+    asked = []
+
+    def permits(host: str, action: Action) -> bool:
+        asked.append((host, action))
+        return host == CLIENT[0] or (host == OTHER[0] and action is Action.SUBSCRIBE)
+
+    bench = Bench(permits=permits)
+    stranger = ("10.9.9.9", 4000)
+    assert bench.causes(Push(data=b"x").serialize(), keep_alive(stranger), source=stranger) == ["Forbidden"] * 2
+    assert bench.causes(request(1, 5, stranger), source=stranger) == ["Forbidden"]
+    (dropped,) = bench.session.receive_datagrams(Push(data=b"x").serialize() * 3, 10, OTHER, 0.0)
+    detail = "the access policy does not permit it to publish"
+    assert dropped == Dropped(source=OTHER, cause="Forbidden", detail=detail, count=3)
+    assert bench.receive(keep_alive(OTHER), source=OTHER) == []
+    assert isinstance(bench.receive(Push(data=b"x").serialize())[0], Pushed)
+    assert set(asked) == {
+        *((host, action) for host in (stranger[0], OTHER[0]) for action in (Action.PUBLISH, Action.SUBSCRIBE)),
+        (CLIENT[0], Action.PUBLISH),
+    }
+
+
+def test_threat_token_or_flags_of_another() -> None:
+    """A NOSUBSCRIBE that does not come from the subscriber's own address changes nothing."""
+    bench = Bench()
+    bench.join(CLIENT)
+    assert bench.causes(keep_alive(CLIENT, Flags.NOSUBSCRIBE), source=OTHER) == ["foreign-address"]
+    assert bench.established() == [CLIENT]
+
+
+def test_threat_flood_of_keepalives() -> None:
+    bench = Bench()
+    acked = 0
+    for i in range(100_000):
+        bench.receive(keep_alive(("0.0.0.0", 1)), source=(f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}", 1))
+        acked += len(bench.sent())
+    assert acked == 1_024
+    assert len(bench.session.subscribers.newcomers(bench.now)) == 1_024
+    # Earlier clients keep their places and are acknowledged.
+    bench.receive(keep_alive(("0.0.0.0", 1)), source=("10.0.0.0", 1))
+    assert len(bench.sent()) == 1
+    assert bench.established() == [("10.0.0.0", 1)]
+    assert bench.causes(keep_alive(CLIENT)) == ["too-many-subscribers"]
+
+
+def flood(bench: Bench, host: str, count: int) -> int:
+    """Receive KEEPALIVEs from *count* ports of *host*; return the number of ACKs."""
+    for port in range(1, count + 1):
+        bench.receive(keep_alive((host, port)), source=(host, port))
+    return len(bench.sent())
+
+
+@pytest.mark.parametrize(("crowd", "admitted"), [(1_023, 1_023), (1_024, 1_024), (1_025, 1_024), (1_100, 1_024)])
+def test_clients_behind_one_address_may_have_all_places(crowd: int, admitted: int) -> None:
+    bench = Bench()
+    assert flood(bench, CLIENT[0], crowd) == admitted
+    assert bench.causes(keep_alive(CLIENT), source=CLIENT) == ["too-many-subscribers"] if crowd > 1_023 else True
+
+
+def test_threat_one_host_takes_all_places() -> None:
+    bench = Bench()
+    flood(bench, CLIENT[0], 1_100)
+    # Other hosts get places, up to as many as the flooding host keeps.
+    for n in range(512):
+        (dropped,) = bench.receive(keep_alive((OTHER[0], n + 1)), source=(OTHER[0], n + 1))
+        assert dropped == Dropped(
+            source=(CLIENT[0], n + 1),  # the one that has been silent for the longest
+            cause="subscriber-displaced",
+            detail="all 1024 places are taken, and its address holds the most: 10.0.0.3 gets the place; "
+            "raise backbone.subscribers",
+        )
+        assert [to for to, _ in bench.sent()] == [(OTHER[0], n + 1)]
+    assert bench.causes(keep_alive((OTHER[0], 600)), source=(OTHER[0], 600)) == ["too-many-subscribers"]
+    # A third host displaces clients of both, and the flood regains nothing.
+    third = "10.0.0.4"
+    assert flood(bench, third, 400) == 341
+    assert 341 <= flood(bench, CLIENT[0], 1_100) <= 342
+    hosts = Counter(
+        host for host, _ in [*bench.established(), *(to for to, _ in bench.session.subscribers.newcomers(bench.now))]
+    )
+    assert sorted(hosts.values()) == [341, 341, 342]
+
+
+def test_displaced_client_gets_the_next_free_place() -> None:
+    bench = Bench(subscribers=2)
+    bench.join((CLIENT[0], 1), (CLIENT[0], 2))
+    bench.receive(*[keep_alive(OTHER)] * 2, source=OTHER)
+    bench.sent()
+    assert bench.established() == [(CLIENT[0], 2), OTHER]
+    for _ in range(5):
+        bench.now += 1.0
+        assert bench.causes(keep_alive((CLIENT[0], 1)), source=(CLIENT[0], 1)) == ["too-many-subscribers"]
+        bench.receive(keep_alive((CLIENT[0], 2)), source=(CLIENT[0], 2))
+        bench.sent()
+    bench.now += 0.001  # OTHER has been silent for more than 5 s
+    bench.join((CLIENT[0], 1))
+    assert bench.established() == [(CLIENT[0], 2), (CLIENT[0], 1)]
+
+
+def test_quiet_clients_are_acknowledged_without_a_place() -> None:
+    bench = Bench(subscribers=4)
+    for port in range(1, 10):
+        bench.receive(keep_alive((CLIENT[0], port), QUIET), source=(CLIENT[0], port))
+    assert len(bench.sent()) == 9
+    assert flood(bench, CLIENT[0], 4) == 4, "quiet clients take no place of a subscriber"
+
+
+# Until the second KEEPALIVE.
+
+
+def delivery(*sizes: int, first: int = 1) -> tuple[tuple[Train, ...], int]:
+    """Return DELIVERs of the given sizes, headers included, and the last sequence."""
+    run = Run.of("backbone", [bytes(size - 9) for size in sizes], source="x").numbered(first, 0)
+    return serialize_delivers((run,)).trains, run.last_seq
+
+
+def numbers(trains: list[Train]) -> list[int]:
+    frames = [decode(bytes(t.data[at : at + t.segment])) for t in trains for at in range(0, t.size, t.segment)]
+    return [frame.seq for frame in frames if isinstance(frame, Deliver)]
+
+
+@pytest.mark.parametrize(("size", "sent"), [(69, [1]), (70, [1]), (71, [])])
+def test_threat_one_keepalive_brings_three_times_its_size(size: int, sent: list[int]) -> None:
+    """29 bytes were received, and the ACK of 17 bytes was sent."""
+    bench = Bench()
+    bench.receive(keep_alive(CLIENT))
+    assert bench.established() == []
+    [(_, client)] = bench.session.subscribers.newcomers(bench.now)
+    assert numbers(bench.session.ration(client, *delivery(size))) == sent
+    assert numbers(bench.session.ration(client, *delivery(70, first=2))) == ([] if sent else [2])
+
+
+def test_newcomer_receives_its_own_pushes() -> None:
+    bench = Bench()
+    bench.receive(keep_alive(CLIENT), *[Push(data=bytes(91)).serialize()] * 2)
+    [(_, client)] = bench.session.subscribers.newcomers(bench.now)
+    assert client.credit == 70 + 3 * 200
+    assert numbers(bench.session.ration(client, *delivery(*[100] * 9))) == [1, 2, 3, 4, 5, 6]
+    assert client.credit == 70
+
+
+def test_newcomer_receives_nothing_beyond_its_credit() -> None:
+    bench = Bench()
+    bench.receive(keep_alive(CLIENT))
+    [(_, client)] = bench.session.subscribers.newcomers(bench.now)
+    assert numbers(bench.session.ration(client, *delivery(71, 20, 20))) == []
+    assert client.held == (1, 3)
+
+
+def test_second_keepalive_brings_held_records() -> None:
+    bench = Bench()
+    bench.receive(keep_alive(CLIENT))
+    [(_, client)] = bench.session.subscribers.newcomers(bench.now)
+    assert numbers(bench.session.ration(client, *delivery(*[30] * 5, first=11))) == [11, 12]
+    assert numbers(bench.session.ration(client, *delivery(*[30] * 5, first=16))) == []
+    assert bench.receive(keep_alive(CLIENT)) == [Replay(destination=CLIENT, first=13, last=20)]
+    assert bench.established() == [CLIENT]
+    assert bench.session.subscribers.newcomers(bench.now) == []
+    assert bench.receive(keep_alive(CLIENT)) == []
+
+
+def test_client_is_a_newcomer_again_after_five_seconds_of_silence() -> None:
+    bench = Bench()
+    bench.join(CLIENT)
+    bench.now += 5.001
+    bench.receive(keep_alive(CLIENT))
+    assert bench.established() == []
+    assert [to for to, _ in bench.session.subscribers.newcomers(bench.now)] == [CLIENT]
+
+
+def test_a_request_before_the_second_keepalive_is_answered_then() -> None:
+    bench = Bench()
+    bench.receive(keep_alive(CLIENT, QUIET))
+    bench.sent()
+    assert [bench.receive(request(first, 9)) for first in (2, 3)] == [[], []]
+    bench.now += 0.2
+    assert bench.receive(request(2, 9)) == []
+    for first in range(4, 10):
+        assert bench.receive(request(first, 9)) == []
+    assert bench.causes(request(10, 10)) == ["request-before-keepalive"]
+    replays = bench.receive(keep_alive(CLIENT, QUIET))
+    assert replays == [Replay(destination=CLIENT, first=first, last=9) for first in range(2, 10)]
+
+
+def test_threat_a_request_without_a_keepalive_brings_nothing() -> None:
+    bench = Bench()
+    assert bench.causes(request(1, 100)) == ["request-without-keepalive"]
+    bench.asking()
+    bench.now += 5.001
+    assert bench.causes(request(1, 100)) == ["request-without-keepalive"]
+    assert len(bench.session._recent_requests) == len(bench.session._requests) == 0, "strangers use no memory"
+
+
+def test_no_forward_to_a_newcomer() -> None:
+    bench = Bench().asking()
+    bench.receive(keep_alive(OTHER), source=OTHER)
+    bench.sent()
+    for seq in range(1, 9):
+        assert bench.receive(request(seq, seq)) == [Replay(destination=CLIENT, first=seq, last=seq)]
+
+
+# REQUEST: rule 4.
+
+
+def test_the_journal_answers_a_repeated_request() -> None:
+    """300 clients with FLAGS=0 never answer; the server answers the second REQUEST, even of a slightly other range."""
+    bench = Bench(last=2_000)
+    bench.join(*((OTHER[0], port) for port in range(1, 301)))
+    for port in range(1, 51):
+        asker = (CLIENT[0], port)
+        bench.asking(asker)
+        if bench.receive(request(1, 1_900, asker)):
+            continue  # it was the journal's turn
+        bench.now += 0.15
+        bench.join(*((OTHER[0], port) for port in range(1, 301)))
+        bench.asking(asker)
+        assert bench.receive(request(2, 2_000, asker)) == [Replay(destination=asker, first=2, last=2_000)]
+        # The next ranges of the requester do not wait for such peers either.
+        assert bench.receive(request(2_000, 2_000, asker)) == [Replay(destination=asker, first=2_000, last=2_000)]
+
+
+def test_a_client_that_repeated_itself_is_forwarded_again_after_ten_seconds() -> None:
+    bench = Bench()
+    asked = 0
+
+    def forwarded() -> bool:
+        nonlocal asked
+        asked += 1
+        bench.join(*((OTHER[0], port) for port in range(1, 31)))
+        bench.asking()
+        return not bench.receive(request(asked, asked))
+
+    assert any(forwarded() for _ in range(3))
+    asked -= 1
+    bench.now += 0.15
+    assert not forwarded()
+    for _ in range(2):
+        bench.now += 4.9
+        assert not any(forwarded() for _ in range(9))
+    bench.now += 0.3
+    assert any(forwarded() for _ in range(3))
+
+
+def test_journal_answers_without_other_peers() -> None:
+    bench = Bench()
+    bench.join(CLIENT)  # the requester itself
+    bench.join(OTHER, flags=Flags.NOJOURNAL)
+    for i in range(3):
+        assert bench.receive(request(3 + i, 9)) == [Replay(destination=CLIENT, first=3 + i, last=9)]
+    assert bench.sent() == []
+
+
+def test_a_request_is_forwarded_in_turn_and_never_to_the_requester() -> None:
+    bench = Bench(last=300, request_rate=10_000, forward_rate=10_000)
+    third = ("10.0.0.4", 4000)
+    bench.join(CLIENT, OTHER)
+    bench.join(third, flags=Flags.NOSUBSCRIBE)  # answers without established
+    turns: Counter[Address | None] = Counter()
+    for i in range(300):
+        events = bench.receive(request(1 + i, 1 + i))
+        bench.now += 0.01
+        sent = bench.sent()
+        assert len(events) + len(sent) == 1
+        for peer, datagram in sent:
+            assert decode(datagram) == Forward(address=CLIENT, first=1 + i, last=1 + i)
+            turns[peer] += 1
+        turns[None] += len(events)
+        bench.join(CLIENT, OTHER)
+        bench.join(third, flags=Flags.NOSUBSCRIBE)
+    assert turns == {None: 100, OTHER: 100, third: 100}
+
+
+def test_no_forward_to_a_client_that_fell_silent() -> None:
+    bench = Bench()
+    bench.join(OTHER)
+    bench.now += 5.001
+    bench.asking()
+    for i in range(1, 5):
+        assert bench.receive(request(i, i)) == [Replay(destination=CLIENT, first=i, last=i)]
+
+
+def test_threat_a_request_for_everything() -> None:
+    bench = Bench(oldest=500, last=90_000).asking()
+    assert bench.receive(request(0, LAST_SEQ)) == [Replay(destination=CLIENT, first=500, last=10_499)]
+    bench.bounds = (500, 600)
+    assert bench.receive(request(0, LAST_SEQ - 1)) == [Replay(destination=CLIENT, first=500, last=600)]
+    bench.join(OTHER)
+    sent = []
+    for port in range(1, 5):
+        bench.asking((CLIENT[0], port)).receive(request(0, LAST_SEQ, (CLIENT[0], port)))
+        sent += [decode(datagram) for _, datagram in bench.sent()]
+    assert sent
+    assert all(isinstance(each, Forward) and (each.first, each.last) == (500, 600) for each in sent)
+
+
+def test_request_is_clamped_to_kept_records() -> None:
+    bench = Bench(oldest=10, last=20, request_rate=100).asking()
+    assert bench.receive(request(20, 20)) == [Replay(destination=CLIENT, first=20, last=20)]
+    assert bench.receive(request(0, 10)) == [Replay(destination=CLIENT, first=10, last=10)]
+    assert bench.causes(request(0, 9), request(21, 30)) == ["request-of-nothing"] * 2
+    bench.bounds = (1, 0)
+    assert bench.causes(request(0, 5)) == ["request-of-nothing"]
+
+
+def test_threat_backward_range() -> None:
+    backward = b"\x04" + bytes([10, 0, 0, 2]) + (4000).to_bytes(2, "big") + bytes(5) + b"\x02" + bytes(5) + b"\x01"
+    assert Bench().causes(backward) == ["backward-range"]
+
+
+def test_threat_requests_without_end() -> None:
+    bench = Bench().asking(CLIENT, (CLIENT[0], 5))
+    answered = sum(isinstance(bench.receive(request(1, 1 + i))[0], Replay) for i in range(50))
+    assert answered == 10
+    # Another client of the same host has its own rate.
+    assert isinstance(bench.receive(request(1, 5, (CLIENT[0], 5)))[0], Replay)
+    bench.now += 0.5
+    assert sum(isinstance(bench.receive(request(2, 3 + i))[0], Replay) for i in range(50)) == 5
+
+
+def test_equal_requests_within_a_tenth_of_a_second_are_merged() -> None:
+    """Threat: REQUEST [0, 2^48), again and again."""
+    bench = Bench().asking()
+    assert isinstance(bench.receive(request(1, 5))[0], Replay)
+    bench.now += 0.09
+    assert bench.causes(request(1, 5), request(1, 5, ("0.0.0.0", CLIENT[1]))) == ["request-repeated"] * 2
+    assert isinstance(bench.receive(request(1, 6))[0], Replay)
+    bench.now += 0.02
+    assert isinstance(bench.receive(request(1, 5))[0], Replay)
+
+
+@pytest.mark.parametrize(("after", "causes"), [(0.0999, ["request-repeated"]), (0.1, [])])
+def test_request_after_exactly_a_tenth_of_a_second_is_another(after: float, causes: list[str]) -> None:
+    bench = Bench()
+    bench.now = 0.0
+    bench.asking().receive(request(1, 5))
+    bench.now = after
+    assert [event.cause for event in bench.receive(request(1, 5)) if isinstance(event, Dropped)] == causes
+
+
+def test_requests_to_be_merged_are_remembered_within_bounds() -> None:
+    bench = Bench()
+    for port in range(1, 10_000):
+        bench.asking((CLIENT[0], port % 1_000 + 1)).receive(
+            request(1, 1 + port // 1_000, (CLIENT[0], port % 1_000 + 1))
+        )
+    assert len(bench.session._recent_requests) == 4_096
+
+
+def test_threat_forwards_as_an_attack_on_peers() -> None:
+    bench = Bench(request_rate=10_000, subscribers=6_000)
+    bench.join(OTHER)
+    counts: Counter[str] = Counter()
+    for port in range(1, 5_001):
+        bench.receive(*[keep_alive((CLIENT[0], port), QUIET)] * 2)
+        bench.session._to_send[-2:] = []
+        for event in bench.receive(request(1, 5, (CLIENT[0], port))):
+            counts[event.cause if isinstance(event, Dropped) else "replay"] += 1
+    forwards = bench.sent()
+    assert len(forwards) == 1_000
+    assert {peer for peer, _ in forwards} == {OTHER}
+    assert all(decode(datagram).address != OTHER for _, datagram in forwards)  # type: ignore[union-attr]
+    assert counts == {"replay": 2_500, "forward-rate": 1_500}
+
+
+# Other datagrams.
+
+
+def test_threat_datagrams_that_are_not_for_servers() -> None:
+    bench = Bench()
+    for frame in (
+        Deliver(seq=1, data=b"x"),
+        Forward(address=CLIENT, first=1, last=2),
+        KeepAliveAck(token=TOKEN),
+    ):
+        assert bench.causes(frame.serialize()) == ["not-for-servers"], frame
+
+
+def test_threat_every_type_and_length_is_dropped_without_answer() -> None:
+    bench = Bench()
+    for kind in range(256):
+        for size in (*range(64), 1_000, 65_507):
+            datagram = (bytes([kind]) + b"\xff" * 65_506)[:size]
+            if len(datagram) in (19, 29) and kind in (4, 16):
+                continue  # those are frames, and forged
+            assert len(bench.causes(datagram)) == 1, (kind, size)
+    assert bench.established() == []
+
+
+@given(datagram=st.binary(max_size=80), segment=st.integers(1, 40), kind=st.sampled_from([1, 2, 4, 8, 16, 32]))
+def test_any_bytes_are_events_or_dropped(datagram: bytes, segment: int, kind: int) -> None:
+    bench = Bench()
+    data = bytes([kind]) + datagram
+    events = bench.session.receive_datagrams(data, segment, CLIENT, bench.now)
+    accounted = sum(len(e.lengths) // 4 if isinstance(e, Pushed) else getattr(e, "count", 1) for e in events)
+    assert accounted + len(bench.sent()) == -(-len(data) // segment)
+
+
+# Rates.
+
+
+def test_threat_bytes_to_one_host() -> None:
+    bench = Bench(destination_rate=1_600_000)  # 100,000 at once
+    sent = 0
+    for _ in range(1_000):
+        if bench.session.sent_bytes.spend(CLIENT[0], 0, bench.now):
+            bench.session.sent_bytes.charge(CLIENT[0], 60_000, bench.now)
+            sent += 60_000
+        bench.now += 0.001
+    assert 1_600_000 <= sent <= 1_600_000 + 100_000 + 60_000
+    # The rate counts the host, whatever the port.
+    bench.session.sent_bytes.charge(CLIENT[0], 1_000_000, bench.now)
+    assert not bench.session.sent_bytes.spend(CLIENT[0], 0, bench.now)
+    assert bench.session.sent_bytes.spend(OTHER[0], 0, bench.now)
+
+
+def test_a_sixteenth_of_a_second_may_go_to_one_host_at_once() -> None:
+    bench = Bench(destination_rate=1_600_000)
+    bench.session.sent_bytes.charge(CLIENT[0], 99_999, bench.now)
+    assert bench.session.sent_bytes.spend(CLIENT[0], 0, bench.now)
+    bench.session.sent_bytes.charge(CLIENT[0], 1, bench.now)
+    assert not bench.session.sent_bytes.spend(CLIENT[0], 0, bench.now)
+
+
+def test_limits_that_make_no_sense() -> None:
+    with pytest.raises(ValueError, match="push_rate must be at least 1"):
+        Settings(push_rate=0)

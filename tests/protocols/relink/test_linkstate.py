@@ -1,0 +1,16 @@
+"""The terms of a link from both points of view."""
+
+from __future__ import annotations
+
+import pytest
+
+from fyrehose.protocols.relink.handshake import Terms
+from fyrehose.protocols.relink.linkstate import LinkState
+
+
+@pytest.mark.parametrize("connector", [False, True])
+def test_link_selects_the_terms_of_each_peer(connector: bool) -> None:
+    terms = Terms(endpoint="e", connector_size=1, listener_size=8, connector_transactions=True)
+    link = LinkState(terms, connector)
+    ours, theirs = (link.our_size, link.our_transactions), (link.peer_size, link.peer_transactions)
+    assert (ours, theirs) == (((1, True), (8, False)) if connector else ((8, False), (1, True)))

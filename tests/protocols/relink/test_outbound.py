@@ -1,0 +1,29 @@
+"""The outbound half of a link, while the link is detached: what it keeps, and what it reports if it is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from fyrehose.errors import LocalProtocolError
+from fyrehose.protocols.relink.frames import Op
+from fyrehose.protocols.relink.handshake import Terms
+from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.link import Link
+from fyrehose.protocols.relink.outbound import Outbound
+
+
+def test_messages_of_a_lost_link_are_reported_unless_they_were_rolled_back() -> None:
+    link: Outbound = Link(Terms(endpoint="e", connector_size=1, connector_transactions=True), True)
+    for payload in (b"a", b"b", b"c"):
+        link.send((1,), (payload,))
+    link.decide(1, Op.COMMIT, 0)
+    link.decide(1, Op.ROLLBACK, 1)
+    assert [(unknown.parts, unknown.decided) for unknown in link.unknown()] == [((b"a",), True), ((b"c",), False)]
+
+
+def test_full_window_refuses_a_multicast_on_all_of_its_channels() -> None:
+    link: Outbound = Link(Terms(endpoint="e", connector_size=1), True, limits=Limits(window=1))
+    link.send((2,), (b"x",))
+    with pytest.raises(LocalProtocolError, match="window of channel 2"):
+        link.send((1, 2), (b"y",))
+    assert link.channel(1).next == 0

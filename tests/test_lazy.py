@@ -1,0 +1,68 @@
+"""The names in ``__all__`` are what programs may rely on: importable, documented, and cheap until they are used."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fyrehose
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = sorted(
+    ".".join(path.parent.relative_to(ROOT).parts)
+    for path in ROOT.joinpath("fyrehose").rglob("__init__.py")
+    if "__all__ = " in path.read_text()
+)
+#: Packages whose ``__all__`` is for Fyrehose itself.
+INTERNAL = {"fyrehose.cli", "fyrehose.kernels"}
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+
+
+@pytest.mark.parametrize("package", sorted({*PACKAGES} - {"fyrehose.spark"}))
+def test_public_names_exist_and_have_docstrings(package: str) -> None:
+    module: Any = import_module(package)
+    for name in module.__all__:
+        value = getattr(module, name, None) or import_module(f"{package}.{name}")
+        assert package in INTERNAL or value.__doc__, name
+        assert name in dir(module)
+
+
+def test_unknown_names_are_reported_as_usual() -> None:
+    with pytest.raises(AttributeError, match="module 'fyrehose' has no attribute 'nothing'"):
+        fyrehose.nothing  # noqa: B018
+    assert not hasattr(import_module("fyrehose.net"), "FiggClient")
+
+
+def test_packages_are_imported_without_twisted_or_an_extra() -> None:
+    packages = sorted({*PACKAGES} - {"fyrehose.cli"})
+    heavy = {"twisted", "zmq", "pyspark", "pyarrow", "cryptography"}
+    loaded = run(f"import sys, {', '.join(packages)}\nprint(sorted({heavy!r} & set(sys.modules)))")
+    assert loaded == "[]\n"
+
+
+def test_public_names_are_imported_without_a_reactor() -> None:
+    packages = sorted({*PACKAGES} - {"fyrehose.spark"})
+    stars = "\n".join(f"from {package} import *" for package in packages if package != "fyrehose.protocols.eventbus")
+    heavy = {"twisted.internet.reactor", "zmq", "pyspark"}
+    assert run(f"{stars}\nimport sys\nprint(sorted({heavy!r} & set(sys.modules)))") == "[]\n"
+
+
+def test_the_reference_documents_every_public_name() -> None:
+    page = ROOT.joinpath("docs", "reference.md").read_text()
+    documented = set(re.findall(r"automodule:: (\S+)", page)) | {"fyrehose.interfaces"}
+    assert {*PACKAGES} - INTERNAL <= documented
+    for package in {*PACKAGES} - INTERNAL - {"fyrehose.spark"}:
+        module: Any = import_module(package)
+        modules = {
+            f"{package}.{name}" for name in module.__all__ if (ROOT / package.replace(".", "/") / f"{name}.py").exists()
+        }
+        assert modules <= documented
