@@ -34,7 +34,7 @@ from fyrehose.protocols.eventbus.connections import Connections
 from fyrehose.protocols.eventbus.drafts import Batch
 from fyrehose.protocols.eventbus.encoding import PROTOCOL, Frames, event_frames
 from fyrehose.protocols.eventbus.laggards import Laggards
-from fyrehose.protocols.eventbus.lent import Full, Lent, MemoryFull
+from fyrehose.protocols.eventbus.lent import LEAST, Full, Lent, MemoryFull
 from fyrehose.protocols.eventbus.server_session import ServerSession
 from fyrehose.protocols.eventbus.settings import Settings
 from fyrehose.protocols.eventbus.snapshots import Snapshot
@@ -289,18 +289,19 @@ class EventBusServer:
         publisher.process_commands()
         sent = size = 0
         for frames in outgoing:
+            length = len(frames[-1])
             try:
-                publisher.send(frames, self._lent)
+                publisher.send(frames, self._lent if length >= LEAST else None)
             except Full:
                 if self._wait_for_subscribers():
                     self._outgoing = chain((frames,), outgoing)
                     self._pumping = self._clock.callLater(BROADCAST_LOOK, self._pump)
                     break
                 # No slow subscriber can be found, so the event is dropped for all; they request it again.
-                detail = f"an event of {len(frames[-1])} bytes is not broadcast; subscribers have to request it"
+                detail = f"an event of {length} bytes is not broadcast; subscribers have to request it"
                 self._broker.counters.refuse(log, PROTOCOL, "broadcast-memory-full", "subscribers", detail)
             sent += 1
-            size += len(frames[-1])
+            size += length
             if sent >= EVENTS_TURN or size >= BYTES_TURN:
                 self._pumping = self._clock.callLater(0, self._pump)
                 break

@@ -131,7 +131,8 @@ class ZMQPort:
         """
         data = frames[-1]
         size = len(data)
-        tracked = lent is not None and lent.tracks(size)
+        # Most messages are small: comparing here saves a call.
+        tracked = lent is not None and size >= lent.free and lent.tracks(size)
         try:
             if lent is not None and tracked:
                 self._messages.send(frames[:-1], True)
