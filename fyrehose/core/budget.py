@@ -99,7 +99,7 @@ class Share:
             else:
                 account = next(iter(self.queues[turn % 4]), None)
             if account is not None and account.frame:
-                self.turn = turn % 4
+                self.turn = turn
                 return account
         return None
 

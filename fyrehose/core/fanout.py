@@ -183,9 +183,8 @@ class Fanout:
             place = self._places.get(stream)
             if place is not None:
                 place.last = last
-                if place.waiting:
-                    self._queue.extend(place.waiting)
-                    place.waiting = None
+                waiting, place.waiting = place.waiting, None
+                self._queue.extend(waiting or ())
         if self._next_round is None:
             self._round()
 

@@ -93,7 +93,7 @@ class FileJournal:
     _checking: LoopingCall | None = attrs.field(default=None, init=False)
     _sync_later: IDelayedCall | None = attrs.field(default=None, init=False)
     _worker: Worker | None = attrs.field(default=None, init=False)
-    _opening: bool = attrs.field(default=False, init=False)
+    _opening: bool = attrs.field(init=False)
     _closers: list[Deferred[None]] = attrs.field(factory=list, init=False)
     #: The last error that was logged for the disk; the same error is not logged every second.
     _disk_error: str = attrs.field(default="", init=False)

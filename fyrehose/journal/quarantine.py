@@ -25,6 +25,8 @@ from fyrehose.records import Buffer
 
 #: Minimum size of a record, in bytes: its length field.
 _SMALLEST_RECORD = 4
+#: Size of the first batch of a segment that refers to a snapshot, in bytes.
+_SMALLEST_BEGINNING = fmt.BATCH_HEADER.size + 2 * fmt.ENTRY_HEADER.size
 #: Maximum size of a batch that replaces damage, so that reading it takes no more memory than reading any other.
 _LONGEST = fmt.BATCH
 
@@ -65,9 +67,7 @@ class _Survey:
     confirmed: set[str] = attrs.field(factory=set)
     #: Bytes of damage since a segment last listed all streams: they may have contained numbers of any stream.
     unaccounted: int = 0
-    #: Numbers up to this one may have been given out without being written, according to batches of kind RESERVED.
-    reserved: dict[str, int] = attrs.field(factory=dict)
-    #: Whether such a batch may be among the damage.
+    #: Whether a batch of kind RESERVED, or the first batch of a segment, which repeats it, may be among the damage.
     reserving: bool = False
     floor: int = 0  #: the last number of every stream that has none of its own
     end: int = 0  #: of the log
@@ -101,7 +101,7 @@ class _Survey:
         if fmt.begins(header, segment.base):
             self._add_start(streams_at_start(entries, lambda position: self._load(segment, position, entries)))
         elif header.kind is fmt.Kind.CLOSED:
-            self.reserved, self.reserving = {}, False
+            self.reserving = False
         else:
             for entry in entries:
                 if entry.stream:
@@ -110,8 +110,6 @@ class _Survey:
     def _add_start(self, streams: Streams) -> None:
         for stream, last in (streams.ends | streams.retired).items():
             self._reaches(stream, last)
-        for stream, reserved in streams.reserved.items():
-            self.reserved[stream] = max(self.reserved.get(stream, 0), reserved)
         self.unaccounted, self.reserving = 0, False
 
     def _add_entry(self, kind: fmt.Kind, entry: fmt.Entry) -> None:
@@ -119,8 +117,6 @@ class _Survey:
         if kind is fmt.Kind.GAP:
             self._reaches(stream, entry.first - 1)
             self.ends[stream] = max(self.ends[stream], entry.last)
-        elif kind is fmt.Kind.RESERVED:
-            self.reserved[stream] = max(self.reserved.get(stream, 0), entry.first)
         elif entry.state is fmt.State.RETIRED:
             self._reaches(stream, entry.last)
 
@@ -157,12 +153,12 @@ class _Survey:
     @property
     def skip(self) -> int:
         """Return how many numbers each stream must skip, because they may have been in the damaged ranges."""
-        return max(self.unaccounted // _SMALLEST_RECORD, writer.RESERVE if self.reserving else 0)
+        return self.unaccounted // _SMALLEST_RECORD + (writer.RESERVE if self.reserving else 0)
 
     def gaps(self) -> list[fmt.Entry]:
         """Return the numbers that must not be used again, of every known stream and (without a name) of all others."""
         gaps = [
-            fmt.Entry(stream, end + 1, max(end + self.skip, self.reserved.get(stream, 0)))
+            fmt.Entry(stream, end + 1, end + self.skip)
             for stream, end in self.ends.items()
             if self.reserving or stream not in self.confirmed
         ]
@@ -338,7 +334,7 @@ def _survey_last(reader: scan.SegmentReader, stop: int, mark: int, survey: _Surv
                 return  # a torn tail, which recovery truncates
             after = next_whole(reader, position, stop)
             if after == stop:
-                after = max(durable, position + fmt.BATCH_HEADER.size)
+                after = max(durable, position + _SMALLEST_BEGINNING)
             position = _add_damage(reader, position, after, str(damage), survey)
         else:
             survey.add(reader, header, body)

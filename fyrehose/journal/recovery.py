@@ -21,6 +21,7 @@ leaves marked as clean: it is written again and synced before any record in it i
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -31,7 +32,7 @@ import attrs
 from fyrehose.errors import JournalCorrupt, JournalFailed
 from fyrehose.journal import format as fmt
 from fyrehose.journal.copies import written_while_copied
-from fyrehose.journal.files import PIECE, Files
+from fyrehose.journal.files import Files
 from fyrehose.journal.index import SegmentIndex
 from fyrehose.journal.scan import (
     INDEX_SUFFIX,
@@ -47,6 +48,8 @@ from fyrehose.journal.scan import (
 from fyrehose.journal.snapshots import load, needed_by
 from fyrehose.journal.streams import Streams, streams_at_start
 from fyrehose.records import Buffer
+
+_MAGIC = re.compile(re.escape(fmt.BATCH_MAGIC))
 
 
 @attrs.define(kw_only=True)
@@ -247,17 +250,13 @@ def next_batch(reader: SegmentReader, position: int, stop: int) -> int:
     """Return the first position from *position* on with the intact header of a batch; *stop* if there is none."""
     if position < stop and _is_header(reader, position):
         return position  # the common case: batches follow each other without a hole
-    while position < stop:
-        piece = bytes(reader.read(position, min(PIECE, stop - position)))
-        at = piece.find(fmt.BATCH_MAGIC)
-        while at >= 0:
-            if (position + at) % 8 == 0 and _is_header(reader, position + at):
-                return position + at
-            at = piece.find(fmt.BATCH_MAGIC, at + 1)
+    for piece in reader.pieces(position, stop):
+        for found in _MAGIC.finditer(piece):
+            at = position + found.start()
+            if at % 8 == 0 and _is_header(reader, at):
+                return at
         # A header may lie across two pieces, but its magic does not, because it begins at a multiple of 8 bytes.
         position += len(piece)
-        if not piece:
-            break
     return stop
 
 
@@ -411,10 +410,10 @@ def _cut_off(segment: Segment, reader: SegmentReader, recovered: Recovered, file
 def last_byte(reader: SegmentReader, start: int, stop: int) -> int:
     """Return the position behind the last byte between *start* and *stop* that is not zero; *start* if all are."""
     last = start
-    while start < stop and (piece := bytes(reader.read(start, min(PIECE, stop - start)))):
-        start += len(piece)
+    for piece in reader.pieces(start, stop):
         if used := len(piece.rstrip(b"\0")):
-            last = start - len(piece) + used
+            last = start + used
+        start += len(piece)
     return last
 
 

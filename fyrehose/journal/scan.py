@@ -249,6 +249,10 @@ class SegmentReader:
             chain = None if header.mended else header.checksum
             position = header.end
 
+    def pieces(self, start: int, stop: int) -> Iterator[bytes]:
+        """Yield the bytes between the positions *start* and *stop* in pieces, up to the end of the file."""
+        return self.files.pieces(self._fd, start - self.base, stop - self.base)
+
     def read(self, position: int, size: int) -> memoryview:
         """Read *size* bytes at *position*; return fewer only at the end of the file."""
         at, data = self._ahead

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fyrehose.journal.clock import BOUND, SETTLED, RecordClock
+from fyrehose.journal.clock import BOUND, SETTLED, RecordClock, wall_clock
 from fyrehose.records import Run
 
 SECOND = 1_000_000
@@ -108,9 +110,11 @@ def test_clock_far_behind_at_the_start_is_not_followed() -> None:
     clocks = Clocks()
     clock = clocks.record_clock()
     assert clock.start(NOW + YEAR) == NOW + YEAR
+    assert clock.in_doubt
+    shown = datetime.fromtimestamp(NOW // SECOND, UTC).isoformat(timespec="seconds")
+    assert f"the wall clock shows {shown}, 365 days, 0:00:00 behind" in clock.messages()[0]
     clocks.advance(SECOND)
     assert clock.now() == NOW + YEAR + SECOND
-    assert "behind" in clock.messages()[0]
 
 
 @given(st.lists(st.tuples(st.integers(-(1 << 60), 1 << 60), st.integers(0, HOUR)), max_size=30))
@@ -213,3 +217,8 @@ def test_a_step_of_an_hour_is_believed_and_a_longer_one_when_it_has_stood_for_te
         passes(second, 2 * hour)
         passes(second, -2 * hour)
     assert len(clock.messages()) == 4, "the latest"
+
+
+def test_wall_clock_is_in_microseconds() -> None:
+    before = time.time_ns()
+    assert before // 1000 <= wall_clock() <= time.time_ns() // 1000

@@ -250,6 +250,13 @@ class TestTheFront:
         bench.close()
         open_journal(segment_size=4096)
 
+    def test_missing_oldest_segments_of_a_copy_are_only_noted(self, open_journal: Any, tmp_path: Path) -> None:
+        bench = self.journal(open_journal)
+        bench.close()
+        shutil.copytree(bench.directory, tmp_path / "copy")
+        scan.segments(tmp_path / "copy")[0].path.unlink()
+        assert any("retention deleted them while" in note for note in recover(tmp_path / "copy", Files()).notes)
+
     def test_segments_deleted_by_retention_are_not_reported(self, open_journal: Any) -> None:
         bench = self.journal(open_journal, keep_bytes=8000)
         begin = scan.segments(bench.directory)[0].base

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -107,3 +108,11 @@ def test_a_lock_that_cannot_be_written_is_not_held(tmp_path: Path, monkeypatch: 
         lock(tmp_path)
     monkeypatch.undo()
     os.close(lock(tmp_path))
+
+
+def test_read_only_disk_has_no_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Files().free(tmp_path) > 0
+    real = os.statvfs(tmp_path)
+    read_only = SimpleNamespace(f_flag=real.f_flag | os.ST_RDONLY, f_bavail=real.f_bavail, f_frsize=real.f_frsize)
+    monkeypatch.setattr(os, "statvfs", lambda path: read_only)
+    assert Files().free(tmp_path) == 0

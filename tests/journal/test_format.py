@@ -290,3 +290,11 @@ def test_the_numbers_of_the_format() -> None:
         "EVENT_IDS": 32,
         "EVENT_TIMES": 64,
     }
+
+
+def test_truncated_header_of_a_later_run_is_damaged() -> None:
+    runs = [Run.of("s", [b"x"], source="t").numbered(seq, 1) for seq in (1, 2)]
+    body = make(*runs)[1][64:]
+    for cut in (1, fmt.RUN_HEADER.size - 1):
+        with pytest.raises(fmt.Damage, match="a run is truncated"):
+            fmt.runs(body[: len(body) // 2 + cut], 1)

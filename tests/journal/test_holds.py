@@ -56,6 +56,13 @@ def test_damaged_hold_keeps_everything(tmp_path: Path, text: str) -> None:
     assert holds.registered(tmp_path) == [holds.Hold("lake", 0, 1_700_000_000_000_000)]
 
 
+def test_times_of_holds_end_with_the_year_9999(tmp_path: Path) -> None:
+    holds.update(tmp_path, "lake", 500, 253_402_300_799_999_999)
+    assert holds.registered(tmp_path) == [holds.Hold("lake", 500, 253_402_300_799_999_999)]
+    holds.update(tmp_path, "lake", 500, 253_402_300_800_000_000)
+    assert holds.registered(tmp_path)[0].position == 0
+
+
 def test_positions_out_of_range_are_refused(tmp_path: Path) -> None:
     for position in (-1, 1 << 63):
         with pytest.raises(ConfigError, match="invalid position"):

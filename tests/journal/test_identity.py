@@ -60,8 +60,10 @@ def test_two_journals_have_different_identities(tmp_path: Path) -> None:
 def test_journal_of_an_older_version_gets_an_identity_at_its_next_start(tmp_path: Path) -> None:
     shutil.copytree(OLDER, tmp_path / "j")
     assert look(tmp_path / "j").identity == fmt.UNKNOWN
+    before = len(scan.segments(tmp_path / "j"))
     author = Author(tmp_path / "j")
     author.open()
+    assert author.journal.status().segments == before + 1
     author.close()
     identity = look(tmp_path / "j").identity
     assert identity != fmt.UNKNOWN

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -96,6 +97,7 @@ def test_pairs_are_64_kib_apart() -> None:
     for each in (index, PackedIndex.unpack(index.pack(), 0, 0)):
         assert each is not None
         assert each.pairs("s") == pairs
+        assert each.find("s", 131144) == 131144, "no batch before it is read"
         assert each.pairs("nobody") == []
         assert each.following("s", 64 + 65528) == 64 + 65528
         assert each.following("s", 65600 + 65536) == 131144
@@ -107,6 +109,7 @@ def test_the_bytes_of_an_index() -> None:
     index.add_run(5000, "b", 8, 9)
     data = index.pack()
     assert data[:8] == b"FYREIDX3"
+    assert int.from_bytes(data[48:52], "little") == crc32c(data[56:], crc32c(data[:48] + bytes(8)))
     assert data[52:] == bytes.fromhex(
         "00000000"
         "01000000 01000000 0700000000000000 0900000000000000"

@@ -301,6 +301,28 @@ class TestNoRoom:
         assert bench.journal.state is JournalState.WRITABLE
         assert bench.append(b"b").called
 
+    def test_retention_stops_when_the_lock_is_lost(self, open_journal, logged_errors) -> None:
+        time = [1_000_000]
+        bench = open_journal(segment_size=4096, keep_age=60.0, now=lambda: time[0])
+        for _ in range(10):
+            bench.append(b"x" * 1000)
+        kept = scan.segments(bench.directory)
+        (bench.directory / "LOCK").unlink()
+        time[0] += 120 * 1_000_000
+        bench.clock.advance(120)
+        assert scan.segments(bench.directory) == kept, "another process may have the directory now"
+        assert logged_errors.take()
+
+    def test_disk_that_fails_while_room_is_made_fails_the_journal(self, open_journal, logged_errors) -> None:
+        files = FaultyFiles()
+        bench = open_journal(files=files)
+        files.name, files.nth, files.error, files.times = "write", files.calls["write"] + 1, errno.ENOSPC, 1
+        assert isinstance(failed(bench.append(b"a")), ReadOnly)
+        files.name, files.nth, files.error = "allocate", files.calls["allocate"] + 1, errno.EIO
+        bench.clock.advance(1)
+        assert bench.journal.state is JournalState.FAILED
+        assert logged_errors.take()
+
     def test_no_room_for_the_first_segment(self, open_journal) -> None:
         with pytest.raises(JournalFull, match="free some space"):
             open_journal(files=FaultyFiles(name="allocate", nth=1, error=errno.ENOSPC))

@@ -11,7 +11,7 @@ import pytest
 
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
-from fyrehose.journal import packing, quarantine, recovery, scan
+from fyrehose.journal import packing, quarantine, scan
 from fyrehose.journal.files import Files
 from fyrehose.journal.offline.verify import verify
 from fyrehose.journal.offline.walk import Batch, Extent, walk
@@ -125,7 +125,7 @@ def test_a_large_range_is_set_aside_in_pieces(open_journal, monkeypatch) -> None
     bench = open_journal(segment_size=1 << 20, quarantine=True, verify=0)
     (aside,) = bench.directory.glob("quarantine-*.bytes")
     assert aside.stat().st_size == lost
-    assert max(sizes) <= recovery.PIECE, "the range was never in memory as a whole"
+    assert max(sizes) <= scan.AHEAD, "the range was never in memory as a whole"
     records = bench.records()
     assert all(record.payload.startswith(b"%03d" % (record.seq - 1)) for record in records)
     assert 0 < 400 - len(records) < 400
@@ -571,3 +571,20 @@ def test_damage_at_the_end_of_a_segment_and_at_the_beginning_of_the_next_is_set_
     quarantine.set_aside(bench.directory, Files())
     assert verify(bench.directory).problems == []
     assert len(served(bench.directory)) == 8
+
+
+def test_segment_of_which_only_a_damaged_beginning_is_left_is_replaced(open_journal) -> None:
+    """Without MARK nothing says that the beginning was durable, but no server writes without it."""
+    bench = open_journal(segment_size=2048)
+    for _ in range(3):
+        bench.append(b"x" * 900)
+    bench.close()
+    last = scan.segments(bench.directory)[-1]
+    begin = scan.SegmentReader(last.path, last.base)
+    header = begin.batch(last.base + 64)[0]
+    begin.close()
+    os.truncate(last.path, header.end - last.base)
+    patch(bench, header.position + 70, b"damage")
+    (bench.directory / "MARK").unlink()
+    bench = open_journal(segment_size=2048, quarantine=True)
+    assert bench.payloads() == [b"x" * 900] * 2

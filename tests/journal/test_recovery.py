@@ -17,7 +17,7 @@ from fyrehose.errors import JournalCorrupt, JournalFailed
 from fyrehose.journal import format as fmt
 from fyrehose.journal import packing, scan
 from fyrehose.journal.files import Files
-from fyrehose.journal.recovery import recover
+from fyrehose.journal.recovery import next_whole, recover
 from fyrehose.journal.writer import Writer
 from fyrehose.records import Run
 from fyrehose.testing.disk import Named, RecordingFiles, images, what_stays
@@ -453,3 +453,54 @@ def test_a_directory_that_cannot_be_synced_is_a_failed_disk(tmp_path: Path) -> N
 
     with pytest.raises(JournalFailed, match="cannot sync the directory: Input/output error"):
         recover(tmp_path, Failing())
+
+
+def test_log_says_whether_the_journal_is_new_and_was_closed_in_order(open_journal) -> None:
+    bench = open_journal()
+    assert bench.journal.report.lines() == ["new"]
+    bench.append(b"x", b"y")
+    bench.close()
+    bench = open_journal()
+    end = bench.journal.report.position
+    assert bench.journal.report.lines() == [f"1 streams, 2 numbers given out, log ends at {end} (closed in order)"]
+    bench.append(b"z")
+    bench.crash()
+    assert "(not closed in order)" in open_journal().journal.report.lines()[0]
+
+
+def test_batch_at_the_beginning_of_a_piece_is_found(open_journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = open_journal()
+    for _ in range(3):
+        bench.append(b"x" * 1000)
+    bench.crash()
+    segment = scan.segments(bench.directory)[0]
+    second, third = batches(bench)[-2:]
+    patch(segment.path, second.position, b"damage")
+    monkeypatch.setattr("fyrehose.journal.files.PIECE", third.position - second.position - 8)
+    reader = scan.SegmentReader(segment.path, segment.base)
+    assert next_whole(reader, second.position, segment.end) == third.position
+    reader.close()
+
+
+def test_everything_behind_the_durable_mark_is_written_again_in_its_place(
+    open_journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = open_journal()
+    bench.append(*(b"%d" % i * 1000 for i in range(10)))
+    bench.crash()
+    (bench.directory / "MARK").write_bytes(scan.pack_mark(64))
+    before = last_segment(bench).read_bytes()
+    monkeypatch.setattr("fyrehose.journal.files.PIECE", 3000)
+    files = FaultyFiles()
+    assert recover(bench.directory, files).position == bench.journal._writer.position
+    assert files.calls["write"] == 4
+    assert last_segment(bench).read_bytes() == before
+
+
+def test_journal_that_was_closed_in_order_is_not_written_again(open_journal) -> None:
+    bench = open_journal()
+    bench.append(b"x")
+    bench.close()
+    files = FaultyFiles()
+    recover(bench.directory, files)
+    assert files.calls["write"] == 0

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from fyrehose.journal import scan
+from fyrehose.journal.files import Files
 from fyrehose.journal.holds import Hold
 from fyrehose.journal.retention import Deletion, Verdict, expired, judge
 from fyrehose.journal.settings import JournalSettings
@@ -123,3 +124,14 @@ def test_a_power_cut_never_leaves_an_older_segment_than_one_that_is_gone(tmp_pat
         for state in images(files, upto, Random(1), 2):
             assert sorted(state) == names[-len(state) :]
     assert sorted(state) == names[-1:]
+
+
+def test_only_one_caller_deletes(tmp_path: Path) -> None:
+    deletion = Deletion(tmp_path, Files())
+    assert not deletion.is_due(), "there is nothing to delete"
+    deletion.segments.append((scan.path_of(tmp_path, 0), 100, 100))
+    assert deletion.is_due()
+    assert not deletion.is_due(), "the first caller has not ended"
+    deletion.work(lambda begin: None)
+    deletion.segments.append((scan.path_of(tmp_path, 100), 200, 200))
+    assert deletion.is_due()

@@ -143,3 +143,10 @@ def test_a_batch_that_continues_from_another(tmp_path: Path) -> None:
     with pytest.raises(fmt.Damage, match="does not continue"):
         list(reader.batches(64, 64 + len(plain)))
     reader.close()
+
+
+def test_mark_with_bytes_behind_it_is_ignored(tmp_path: Path) -> None:
+    (tmp_path / "MARK").write_bytes(scan.pack_mark(77, 5))
+    assert scan.look_at_mark(tmp_path, Files()) == scan.Mark(77, 5)
+    (tmp_path / "MARK").write_bytes(scan.pack_mark(77, 5) + b"\0")
+    assert scan.look_at_mark(tmp_path, Files()) == scan.Mark()

@@ -356,3 +356,26 @@ def test_a_read_returns_as_much_as_fits_from_any_number_on_and_looks_at_no_batch
                 used = batch_of[records[-1].seq - 1]
                 later = [first for first in looked if batch_of[first - 1] > used]
                 assert len(later) <= (left > 0), "at most the one that did not fit"
+
+
+def test_read_that_ends_within_a_batch_is_continued_there(open_journal) -> None:
+    bench = open_journal()
+    runs = [Run.of("s", [b"%d" % i * 10 for i in range(start, start + 3)], source="t") for start in (1, 4)]
+    bench.journal.append(runs, [1, 4])
+    found = []
+    while read := bench.journal.read("s", len(found) + 1, 40):
+        found += [record.seq for run in read for record in run.records()]
+    assert found == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_segments_that_were_read_are_closed(open_journal, deleted: bool) -> None:
+    before = {path.name for path in Path("/proc/self/fd").iterdir()}
+    bench = open_journal(segment_size=SMALL, keep_bytes=2 * SMALL if deleted else 0)
+    opened = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        fill(bench, 10)
+        assert len(bench.journal.read("busy", bench.journal.bounds("busy")[0], 1))
+        assert not deleted or len(list(Path("/proc/self/fd").iterdir())) < opened + 10
+    bench.close()
+    assert {path.name for path in Path("/proc/self/fd").iterdir()} == before

@@ -40,3 +40,9 @@ def test_stop_waits_for_accepted_jobs() -> None:
     threading.Timer(0.05, held.set).start()
     worker.stop()
     assert answers == [True]
+
+
+def test_program_that_does_not_stop_its_worker_can_exit() -> None:
+    worker = ThreadWorker(lambda call, result: None, "forgotten")
+    assert [thread.daemon for thread in threading.enumerate() if thread.name == "forgotten"] == [True]
+    worker.stop()

@@ -111,6 +111,11 @@ def test_make_room_allocates_the_rest_of_the_segment_only(tmp_path: Path) -> Non
     of.commit(numbered(2, b"x" * 9000), 1, 1)  # in a segment of its own, which is longer than segments are
     files.name, files.nth = "allocate", files.calls["allocate"] + 1
     of.make_room()
+    files.name = ""
+    of.commit(numbered(3, b"x" * 3000), 1, 1)
+    os.truncate(scan.path_of(tmp_path, of.base), of.position - of.base)
+    of.make_room()
+    assert scan.path_of(tmp_path, of.base).stat().st_size == 8192
     of.close(in_order=True)
 
 
@@ -310,3 +315,49 @@ def test_the_time_never_goes_back(tmp_path: Path) -> None:
     times = [of.commit(numbered(n, b"x"), time, time).batches[0][0] for n, time in enumerate((50, 30, 60), 1)]
     assert [(header.time, header.clock) for header in times] == [(50, 50), (50, 30), (60, 60)]
     of.close(in_order=True)
+
+
+def test_commit_larger_than_a_segment_leaves_no_segment_empty(tmp_path: Path) -> None:
+    of = writer(tmp_path, FaultyFiles(), segment_size=4096)
+    for seq in (1, 2, 3):
+        of.commit(numbered(seq, b"x" * 9000), 1, 1)
+    of.close(in_order=True)
+    assert len(scan.segments(tmp_path)) == 3
+
+
+def test_nothing_is_synced_twice(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    of = writer(tmp_path, files)
+    of.commit(numbered(1, b"x"), 1, 1)
+    of.sync()
+    syncs = files.calls["sync"]
+    of.sync()
+    assert files.calls["sync"] == syncs
+    of.close(in_order=True)
+
+
+def test_numbers_are_reserved_again_when_all_were_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fyrehose.journal.writer.RESERVE", 3)
+    files = FaultyFiles()
+    of = writer(tmp_path, files)
+    synced = []
+    for seq in range(1, 7):
+        before = files.calls["sync"]
+        of.commit(numbered(seq, b"x"), 1, 1)
+        synced.append(files.calls["sync"] - before)
+    assert synced == [1, 0, 0, 0, 1, 0]
+    of.close(in_order=True)
+
+
+def test_failed_disk_is_no_full_disk_when_streams_are_retired(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    of = writer(tmp_path, files)
+    of.commit(numbered(1, b"x"), 1, 1)
+    files.name, files.nth, files.error = "write", files.calls["write"] + 1, errno.ENOSPC
+    with pytest.raises(NoRoom):
+        of.retire(["s"])
+    assert of.streams.ends == {"s": 1}
+    files.name, files.nth, files.error = "write", files.calls["write"] + 1, errno.EIO
+    with pytest.raises(OSError, match="Input/output error"):
+        of.retire(["s"])
+    of.close(in_order=False)

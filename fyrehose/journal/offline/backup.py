@@ -115,14 +115,15 @@ class Backup:
             return
         self._compare(view)
         missing = self._missing(view)
-        sizes = [extent.end - self._start(extent) for extent in missing]
-        self._check_room(sum(sizes))
+        sizes = {extent: extent.end - self._start(extent) for extent in missing}
+        total = sum(sizes.values())
+        self._check_room(total)
         if any(not self.replica.is_writing(extent.base) for extent in missing):
             self._copy_snapshots()  # before the segments that refer to them
         done = 0
-        for extent, size in zip(missing, sizes, strict=True):
-            self._copy(extent, lambda copied, before=done: self.progress(before + copied, sum(sizes)))  # type: ignore[misc]
-            done += size
+        for extent in missing:
+            self._copy(extent, lambda copied, before=done: self.progress(before + copied, total))  # type: ignore[misc]
+            done += sizes[extent]
         if self.mirror:
             self._delete(view.start)
         self._copy_holds()
@@ -134,7 +135,7 @@ class Backup:
     def _look(self) -> View:
         view = reach(self.source)
         if self.hold is not None and self._held == float("-inf"):
-            self._update_hold(0, max(self.replica.position, view.start))  # before anything is copied
+            self._update_hold(0)  # before anything is copied
         return view
 
     def _compare(self, view: View) -> None:
@@ -168,7 +169,7 @@ class Backup:
     def _agrees(self, view: View, tail: Tail) -> bool:
         """Return whether the source has the last batch of the backup; its checksum covers all batches before it."""
         for extent in view.segments:
-            if extent.base <= tail.at < extent.end:
+            if extent.base == tail.index.base and tail.position <= extent.end:
                 with self._opened(extent) as reader:
                     try:
                         return bytes(reader.read(tail.at, len(tail.last))) == tail.last
@@ -248,13 +249,10 @@ class Backup:
         for snapshot in sorted(set(scan.snapshots(directory)) - set(self.source.snapshots())):
             self.replica.files.unlink(scan.snapshot_path_of(directory, snapshot))
 
-    def _update_hold(self, min_age: float, position: int | None = None) -> None:
-        """Update the retention hold at the source, unless its last update is less than *min_age* seconds ago.
-
-        :param position: None: the end of the backup
-        """
+    def _update_hold(self, min_age: float) -> None:
+        """Move the hold at the source to the end of the backup, unless that was done in the last *min_age* seconds."""
         if self.hold is not None and time.monotonic() - self._held >= min_age:
-            self.source.update_hold(self.hold, self.replica.position if position is None else position)
+            self.source.update_hold(self.hold, self.replica.position)
             self._held = time.monotonic()
 
 

@@ -105,9 +105,9 @@ class Stats:
     :ivar damaged: the damaged ranges
     """
 
-    mark: int = 0
+    mark: int
+    size: int
     end: int = 0
-    size: int = 0
     segments: int = 0
     batches: int = 0
     closed: bool = False

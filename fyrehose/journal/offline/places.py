@@ -207,24 +207,19 @@ class _Remote(Files):
     """Gives a segment reader its one file over HTTP."""
 
     def __init__(self, server: Server) -> None:
+        self._server = server
         self._connection = _Connection(server.url, server.token)
         self._path = ""
 
     def open(self, path: Path, flags: int) -> int:
         self._path = str(path)
-        try:
-            self._connection.request("HEAD", self._path)
-        except Exception:
-            self._connection.close()
-            raise
+        _request(self._server, "HEAD", self._path)
         return 0
 
     def close(self, fd: int) -> None:
         self._connection.close()
 
     def read(self, fd: int, size: int, offset: int) -> bytes:
-        if not size:
-            return b""
         headers = {"Range": f"bytes={offset}-{offset + size - 1}"}
         return self._connection.request("GET", self._path, headers=headers)
 

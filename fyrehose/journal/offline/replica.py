@@ -139,7 +139,7 @@ class Replica:
         with self._writing(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as fd:
             failure = self._write(fd, reader, made, stop, head, name, progress)
         appended = self.tail is None or follows
-        if made.at < 0 or not (appended or failure is None):
+        if not made.last or not (appended or failure is None):
             self.files.unlink(temporary)
             return failure
         self.files.rename(temporary, path)
@@ -242,7 +242,7 @@ class Replica:
         self.note()
 
     def settle(self) -> None:
-        """Check that no segment is missing, and rewrite MARK if the directory was copied from another one.
+        """Check that no segment is missing, and write MARK again, because that of a copied directory is not believed.
 
         :raises JournalCorrupt: a segment is missing, and the source does not have it, either
         """
@@ -255,7 +255,7 @@ class Replica:
                     "deletes what the source has deleted"
                 )
             end = segment.end
-        if self.tail is not None and believed_mark(self.directory).durable != self.position:
+        if self.tail is not None:
             with self._writing(scan.path_of(self.directory, self.tail.index.base), os.O_RDWR) as fd:
                 self.files.sync(fd)
             self.note()

@@ -31,15 +31,15 @@ class Tail:
     :ivar index: of the last segment
     :ivar position: where the next batch goes
     :ivar chain: checksum from which the next batch or segment continues; None: unknown
-    :ivar at: the position of the last batch; -1 if the segment has none yet
-    :ivar last: the header of that batch, as it is in the file
+    :ivar at: the position of the last batch
+    :ivar last: the header of that batch, as it is in the file; empty if the segment has no batch yet
     :ivar identity: of the journal; zeros: unknown
     """
 
     index: SegmentIndex
     position: int
     chain: int | None
-    at: int = -1
+    at: int = 0
     last: bytes = b""
     identity: bytes = bytes(16)
 
@@ -115,7 +115,7 @@ def tail_of(directory: Path) -> Tail | None:
                 f"{segment.path} is damaged at byte {tail.position - segment.base} (position {tail.position}): "
                 f"{damage}; delete this file and MARK beside it, and run the backup again"
             )
-        if tail.at >= 0:
+        if tail.last:
             return tail
     return None
 

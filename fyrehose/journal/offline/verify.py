@@ -52,7 +52,7 @@ class Report:
     :ivar notes: harmless observations
     """
 
-    mark: int = 0
+    mark: int
     end: int = 0
     size: int = 0
     segments: int = 0
@@ -287,7 +287,6 @@ class _Verifier:
         self.report.allocated = segment.end - end - used
 
     def _check_index(self, segment: scan.Segment, stop: int) -> None:
-        self._index.end = stop
         path = scan.index_path_of(self.directory, segment.base)
         try:
             data = path.read_bytes()

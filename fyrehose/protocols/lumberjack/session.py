@@ -336,7 +336,6 @@ class LumberjackServerSession:
             at = self.parsers[kind](self, source, at, version)
             if at == before:
                 break
-            self.expected = 0
         return at
 
     def _check_version(self, version: int) -> None:
@@ -417,8 +416,8 @@ class LumberjackServerSession:
     def _check_json_length(self, source: bytearray, at: int) -> int:
         """Check the length of an incomplete J frame; return *at*, or the start of a document that becomes parts."""
         available = len(source) - at
-        self.expected = LONG.size
         if available < LONG.size:
+            self.expected = LONG.size
             return at
         _, _, sequence, length = LONG.unpack_from(source, at)
         if length > self.limits.max_frame:
@@ -426,7 +425,7 @@ class LumberjackServerSession:
         if length > MAX_EVENT:
             self._document = Document(sequence, length, length)
             return at + LONG.size
-        self.expected += length
+        self.expected = LONG.size + length
         return at
 
     def _parse_part(self, document: Document, source: bytearray, at: int) -> int:

@@ -722,6 +722,17 @@ class TestRetention:
         backed_up(source.directory, target)
         assert numbers(target) == list(range(1, 56))
 
+    def test_backup_continues_when_the_source_deleted_everything_that_it_has(self, source: Any, tmp_path: Path) -> None:
+        mark = 0
+        while scan.segments(source.directory)[-1].base != mark:
+            backed_up(source.directory, tmp_path / "b")
+            mark = look(source.directory).mark
+            fill(source, 1)
+        for segment in scan.segments(source.directory)[:-1]:
+            segment.path.unlink()
+        backed_up(source.directory, tmp_path / "b")
+        assert numbers(tmp_path / "b") == list(range(1, source.next["s"]))
+
     def test_mirror_deletes_segments_and_snapshots_that_the_source_deleted(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
         put_snapshot(source.directory, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fyrehose.errors import JournalCorrupt
+from fyrehose.errors import JournalCorrupt, JournalUnreachable
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.offline.places import Directory
@@ -148,3 +149,12 @@ def test_a_copy_is_read_up_to_what_was_being_written(
         batch.position,
         [(0, batch.position)],
     )
+
+
+def test_unreadable_source_is_unreachable(source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(directory: Path) -> list[scan.Segment]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(scan, "segments", unreadable)
+    with pytest.raises(JournalUnreachable, match="cannot be read: Permission denied"):
+        reach(Directory(source.directory))
