@@ -96,7 +96,8 @@ class PartReader:
             raise self._deleted(str(error)) from None
         try:
             with _seldom_collected():
-                yield from self._read(reader)
+                for first, stop in self.part.ranges:
+                    yield from self._read(reader, first, stop)
         except Missing as error:
             raise self._deleted(str(error)) from None
         finally:
@@ -105,13 +106,12 @@ class PartReader:
         if self._pieces.rows:
             yield self._pieces.batch(self.schema)
 
-    def _read(self, reader: SegmentReader) -> Iterator[pa.RecordBatch]:
-        position = self.part.first
+    def _read(self, reader: SegmentReader, position: int, stop: int) -> Iterator[pa.RecordBatch]:
         chain: int | None = None
         records, timed = fmt.Kind.RECORDS, self.selection.timed
         try:
             for here, kind, mended, length, continued, time, checksum, view, begin, end in _batches(
-                reader, position, self.part.stop, self.part.limit
+                reader, position, stop, self.part.limit
             ):
                 body = view[begin:end]
                 if len(body) != length or crc32c(body, continued) != checksum:
