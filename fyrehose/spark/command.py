@@ -313,7 +313,7 @@ def rates(window: str, plot: Path | None, output: str | None, master: str | None
 @click.option("--schema", metavar="DDL", help='Columns instead of VARIANT, such as "level string, ms double".')
 @_records
 def parse(output: str, schema: str | None, master: str | None, memory: str, **which: Any) -> None:
-    """Parse JSON payloads into columns; payloads that are not JSON are written beside them.
+    """Parse JSON payloads into columns; payloads that do not fit are kept in the column ``rescued``.
 
     \b
         fyrehose-spark parse --lake lake --output parsed
@@ -323,7 +323,7 @@ def parse(output: str, schema: str | None, master: str | None, memory: str, **wh
     spark = _open(master, memory, "parse")
     with showing.tasks_of(spark, "parsing"):
         good, bad = run(_table(spark, **which), output, schema)
-    showing.table(f"parsed into {output}", ("parsed", "unparsed"), [(good, bad)])
+    showing.table(f"parsed into {output}", ("parsed", "rescued"), [(good, bad)])
 
 
 @main.command(short_help="Publish records again, in their order.")
