@@ -1,4 +1,4 @@
-"""``parse``: parse JSON payloads as VARIANT, or by a schema; payloads that do not fit are kept in a column of their own.
+"""``parse``: parse JSON payloads as VARIANT, or by a schema; payloads that do not fit have a column of their own.
 
 value      the document: a VARIANT, or a struct of the schema
 rescued    the payload, where it is not JSON in UTF-8, or a field does not have the type that the schema gives it
