@@ -138,8 +138,15 @@ def main() -> None:
     "--round", "round_bytes", type=Text("size", size), default="1G", show_default=True, help="Size of a round."
 )
 @click.option("--hold", metavar="NAME", help="Register a retention hold of this name for the archive.")
-@click.option("--by-date", is_flag=True, help="Partition by date only, for thousands of small streams.")
-@click.option("--variant", is_flag=True, help="Add a column json (VARIANT) of payloads whose type is JSON.")
+@click.option("--server", metavar="NAME", help="Name of the journal in the lake.  [default: its host]")
+@click.option("--accept-loss", is_flag=True, help="Declare lost what retention deleted before it was archived.")
+@click.option(
+    "--engine",
+    type=click.Choice(["spark", "local"]),
+    default="spark",
+    show_default=True,
+    help="What writes the files: tasks of Spark, or this process alone, without Java.",
+)
 @_spark
 @click.argument("journal")
 @click.argument("lake")
@@ -150,8 +157,9 @@ def archive(
     every: float,
     round_bytes: int,
     hold: str | None,
-    by_date: bool,
-    variant: bool,
+    server: str | None,
+    accept_loss: bool,
+    engine: str,
     master: str | None,
     memory: str,
 ) -> None:
@@ -173,7 +181,7 @@ def archive(
         signals.append(number)
 
     began = time.monotonic()
-    spark = _open(master, memory, "archive")
+    spark = _open(master, memory, "archive") if engine == "spark" else None
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     with showing.rounds_of(spark, f"archiving {journal}", round_bytes) as draw:
@@ -185,14 +193,14 @@ def archive(
             every=every,
             hold=hold,
             round_bytes=round_bytes,
-            by_stream=not by_date,
-            variant=variant,
+            server=server,
+            accept_loss=accept_loss,
             progress=lambda done, view: draw(done.position, view.mark),
             stop=lambda: bool(signals),
         )
     seconds = time.monotonic() - began
-    rows = [(done.rounds, done.rows, shown_size(done.size), done.position, done.gaps, done.removed, seconds)]
-    columns = ("rounds", "records", "Parquet", "position", "lost", "removed", "seconds")
+    rows = [(done.rounds, done.rows, shown_size(done.size), done.position, done.gaps, seconds)]
+    columns = ("rounds", "records", "Parquet", "position", "lost", "seconds")
     showing.table(f"archived {journal} into {lake}", columns, rows)
 
 
@@ -261,23 +269,27 @@ def gaps(producers: bool, master: str | None, memory: str, **which: Any) -> None
     \b
         fyrehose-spark gaps --lake lake --journal data
     """
+    from fyrehose.journal.offline.places import place
     from fyrehose.spark.jobs.gaps import PRODUCER
     from fyrehose.spark.jobs.gaps import gaps as find
-    from fyrehose.spark.lake import Lake
+    from fyrehose.spark.lake import Lake, host_of
 
     spark = _open(master, memory, "gaps")
     # Read over the gaps, because this command lists them.
     records = _table(spark, **(which | {"skip_gaps": True}))
-    declared = [gap for commit in (Lake.at(which["lake"]).commits() if which["lake"] else []) for gap in commit.gaps]
+    lake = Lake.at(which["lake"]) if which["lake"] else None
+    declared = [] if lake is None else lake.lost()
     with showing.tasks_of(spark, "looking for gaps"):
         if which["journal"]:
             lost = spark.read.format("fyrehose").option("table", "gaps").load(which["journal"])
             rows = lost.where("kind = 'declared'").select("stream", "first_seq", "last_seq").collect()
-            declared += [(row[0], row[1], row[2]) for row in rows]
+            known = None if lake is None else lake.progress(place(which["journal"]).view().identity)
+            server = host_of(which["journal"]) if known is None else known.server
+            declared += [(server, *row) for row in rows]
         found = find(records, keys=PRODUCER, number="producer_seq") if producers else find(records, declared)
     title = "no gaps" if not found else f"{len(found)} gaps"
     shown = [(" ".join(map(str, gap.key)), gap.kind, gap.first, gap.last, gap.count) for gap in found]
-    showing.table(title, ("producer" if producers else "stream", "kind", "first", "last", "numbers"), shown)
+    showing.table(title, ("producer" if producers else "server and stream", "kind", "first", "last", "numbers"), shown)
     if any(gap.kind != "declared" for gap in found):
         sys.exit(FOUND)
 
@@ -368,3 +380,19 @@ def verify(journal: str, lake: str, master: str | None, memory: str) -> None:
     )
     if found.differences:
         sys.exit(FOUND)
+
+
+@main.command(short_help="Convert a lake of an older version.")
+@click.option("--journal", required=True, metavar="DIR|URL", help="Journal that was archived into the lake.")
+@click.option("--server", metavar="NAME", help="Name of the journal in the lake.  [default: its host]")
+@click.argument("lake")
+def upgrade(lake: str, journal: str, server: str | None) -> None:
+    """Convert LAKE, which an older version wrote, to a Delta table in place; no Parquet file is rewritten.
+
+    \b
+        fyrehose-spark upgrade lake --journal data
+    """
+    from fyrehose.spark.upgrade import upgrade as run
+
+    files = run(lake, journal, server)
+    showing.table(f"converted {lake}", ("files",), [(files,)])

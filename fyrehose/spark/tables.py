@@ -4,33 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fyrehose.spark.lake import Commit, Lake
+from fyrehose.journal.offline.places import place
+from fyrehose.spark.columns import COLUMNS as OF_RECORD
+from fyrehose.spark.lake import OLD_DATA, Lake, host_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-#: Columns of a table: those of a record, and the day on which it was accepted.
-COLUMNS = (
-    "stream",
-    "seq",
-    "time",
-    "source",
-    "producer",
-    "topic",
-    "content_type",
-    "producer_seq",
-    "event_id",
-    "event_time",
-    "payload",
-    "date",
-)
-#: Schema of a lake's files: the same columns, and the keys of its directories.
+#: Columns of a table: the name of the server, those of a record, and the day on which it was accepted.
+COLUMNS = ("server", *OF_RECORD, "date")
+#: Schema of a lake's files: the same columns, and the keys of directories that older versions wrote.
 _LAKE = (
-    "stream string, seq bigint, time timestamp, source string, producer string, topic string, content_type string, "
-    "producer_seq bigint, event_id binary, event_time timestamp, payload binary, "
+    "server string, stream string, seq bigint, time timestamp, source string, producer string, topic string, "
+    "content_type string, producer_seq bigint, event_id binary, event_time timestamp, payload binary, "
     "round string, stream_key string, date date"
 )
 
@@ -57,13 +47,18 @@ def table(
     wanted = None if streams is None else sorted(set(streams))
     if wanted == []:
         raise ValueError("streams is empty; leave it out for all streams")
-    commits = [] if lake is None else (Lake.existing(lake) if journal is None else Lake.at(lake)).commits()
+    target = None if lake is None else Lake.existing(lake) if journal is None else Lake.at(lake)
     parts = []
-    if lake is not None:
-        parts.append(of_lake(spark, Lake.at(lake), commits, wanted))
+    if target is not None:
+        parts.append(of_lake(spark, target, wanted))
     if journal is not None:
-        start = commits[-1].end if commits else None
-        parts.append(of_journal(spark, journal, start=start, streams=wanted, gaps=gaps))
+        view = place(journal).view()
+        known = None if target is None else target.progress(view.identity)
+        start = None if known is None else known.position
+        if start is not None and gaps == "skip":
+            start = max(start, view.start)  # Retention deleted what is between them.
+        server = host_of(journal) if known is None else known.server
+        parts.append(of_journal(spark, journal, server, start=start, streams=wanted, gaps=gaps))
     if not parts:
         raise ValueError("neither a lake nor a journal is given")
     found = parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
@@ -71,41 +66,47 @@ def table(
 
 
 def of_lake(
-    spark: SparkSession, lake: Lake, commits: Sequence[Commit], streams: Sequence[str] | None = None
+    spark: SparkSession, lake: Lake, streams: Sequence[str] | None = None, server: str | None = None
 ) -> DataFrame:
-    """Return the records of a lake's commits."""
+    """Return the records of the files that a lake's log names, at the version that ``lake`` has loaded.
+
+    :raises JournalCorrupt: a file is missing or was changed
+    """
+    from pyspark.sql import DataFrame
     from pyspark.sql import functions as f
 
-    if streams is None:
-        paths = [str(lake.data / commit.directory) for commit in commits if commit.files]
-    else:
-        # A file of several streams has no stream of its own.
-        paths = sorted(
-            str((lake.data / commit.directory / file.path).parent)
-            for commit in commits
-            for file in commit.files
-            if file.stream is None or file.stream in streams
-        )
-        paths = list(dict.fromkeys(paths))
-    if not paths:
-        return spark.createDataFrame([], _LAKE).select(*COLUMNS)
-    reader = spark.read.schema(_LAKE).option("basePath", str(lake.data)).option("datetimeRebaseMode", "CORRECTED")
-    found = reader.parquet(*paths)
+    files = lake.files(streams, server)
+    lake.check(files)
+    parts = []
+    # Spark derives columns from directories, and refuses files below directories of several kinds.
+    for old, base in ((False, lake.path), (True, lake.path / OLD_DATA)):
+        paths = [str(lake.path / file.path) for file in files if file.old == old]
+        if paths:
+            reader = spark.read.schema(_LAKE).option("basePath", str(base))
+            parts.append(reader.option("datetimeRebaseMode", "CORRECTED").parquet(*paths).select(*COLUMNS))
+    found = reduce(DataFrame.union, parts) if parts else spark.createDataFrame([], _LAKE).select(*COLUMNS)
+    if lake.upgraded is not None:
+        found = found.withColumn("server", f.coalesce("server", f.lit(lake.upgraded)))
     if streams is not None:
         found = found.where(f.col("stream").isin(list(streams)))
-    return found.select(*COLUMNS)
+    if server is not None:
+        found = found.where(f.col("server") == server)
+    return found
 
 
 def of_journal(
     spark: SparkSession,
     journal: str,
+    server: str,
     *,
     start: int | None = None,
     stop: int | None = None,
     streams: Sequence[str] | None = None,
     gaps: str = "error",
 ) -> DataFrame:
-    """Return the records of a journal between two positions."""
+    """Return the records of a journal between two positions, with the name of its server."""
+    from pyspark.sql import functions as f
+
     reader = spark.read.format("fyrehose").option("gaps", gaps)
     if start is not None:
         reader = reader.option("startPosition", start)
@@ -113,7 +114,7 @@ def of_journal(
         reader = reader.option("endPosition", stop)
     if streams is not None:
         reader = reader.option("streams", json.dumps([escaped(stream) for stream in streams]))
-    return reader.load(journal).withColumn("date", day("time")).select(*COLUMNS)
+    return reader.load(journal).withColumns({"server": f.lit(server), "date": day("time")}).select(*COLUMNS)
 
 
 def day(time: str) -> Column:

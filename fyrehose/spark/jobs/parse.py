@@ -34,9 +34,9 @@ def parsed(records: DataFrame, schema: str | None = None) -> DataFrame:
     if schema is None:
         return found.withColumn("rescued", f.when(f.col("value").isNull(), f.col("payload")))
     fits = f.col("value").isNotNull() & f.col(f"value.{_MISFIT}").isNull()
-    nothing = f.col(f"value.{_MISFIT}").isNotNull() & f.forall(
-        f.array(*(f.col(f"value.{name}").isNull() for name in found.schema["value"].dataType.names[:-1])), lambda x: x
-    )
+    names = found.select("value.*").columns
+    empty = f.array(*(f.col(f"value.{name}").isNull() for name in names if name != _MISFIT))
+    nothing = f.col(f"value.{_MISFIT}").isNotNull() & f.forall(empty, lambda null: null)
     return found.withColumns(
         {
             "rescued": f.when(~fits, f.col("payload")),
