@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from datetime import date, timedelta
 from pathlib import Path
@@ -49,7 +50,7 @@ class Task:
 
     :ivar server: the name of the journal in the lake
     :ivar lake: the directory of the lake
-    :ivar name: of the files; unique, because a task that runs again must not touch the files of another run
+    :ivar name: beginning of the names of the files
     """
 
     place: Place
@@ -86,7 +87,8 @@ def write(task: Task) -> list[AddAction]:
 
 def _write_day(task: Task, day: int, pieces: Pieces) -> AddAction:
     when = str(date(1970, 1, 1) + timedelta(day))
-    path = f"{PARTITION}={when}/{task.name}.parquet"
+    # A task that runs again, while it is not known to have ended, must not touch the file of the first run.
+    path = f"{PARTITION}={when}/{task.name}-{uuid.uuid4().hex[:12]}.parquet"
     target = task.lake / path
     target.parent.mkdir(parents=True, exist_ok=True)
     batch = pieces.batch()

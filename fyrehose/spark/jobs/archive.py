@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import time
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -167,10 +166,13 @@ class _Run:
     def _written(self, start: int, end: int, account: Account) -> list[list[AddAction]]:
         """Write the files of a round, and check that they have as many records as the journal."""
         parts = Planner(self.source, Selection(), rounds.PART, skip_gaps=True).parts(start, end) if account.rows else []
-        name = f"part-{start:016x}-{uuid.uuid4().hex[:12]}"
         tasks = [
             rounds.Task(
-                place=self.source, part=part, server=self.server, lake=self.lake.path, name=f"{name}-{number:05}"
+                place=self.source,
+                part=part,
+                server=self.server,
+                lake=self.lake.path,
+                name=f"part-{start:016x}-{number:05}",
             )
             for number, part in enumerate(parts)
         ]
