@@ -138,6 +138,15 @@ def main() -> None:
     "--round", "round_bytes", type=Text("size", size), default="1G", show_default=True, help="Size of a round."
 )
 @click.option("--hold", metavar="NAME", help="Register a retention hold of this name for the archive.")
+@click.option(
+    "--optimize",
+    "optimize_every",
+    type=Text("duration", duration),
+    default="1h",
+    show_default=True,
+    help="With --follow, merge small files this often; 0s: never.",
+)
+@click.option("--keep", type=Text("duration", duration), help="With --optimize, delete days that ended longer ago.")
 @click.option("--server", metavar="NAME", help="Name of the journal in the lake.  [default: its host]")
 @click.option("--accept-loss", is_flag=True, help="Declare lost what retention deleted before it was archived.")
 @click.option(
@@ -157,6 +166,8 @@ def archive(
     every: float,
     round_bytes: int,
     hold: str | None,
+    optimize_every: float,
+    keep: float | None,
     server: str | None,
     accept_loss: bool,
     engine: str,
@@ -193,6 +204,8 @@ def archive(
             every=every,
             hold=hold,
             round_bytes=round_bytes,
+            optimize_every=optimize_every,
+            keep=keep,
             server=server,
             accept_loss=accept_loss,
             progress=lambda done, view: draw(done.position, view.mark),
@@ -380,6 +393,39 @@ def verify(journal: str, lake: str, master: str | None, memory: str) -> None:
     )
     if found.differences:
         sys.exit(FOUND)
+
+
+@main.command(short_help="Merge small files of a lake, and remove unused ones.")
+@click.option("--keep", type=Text("duration", duration), help="Delete days that ended longer ago, such as 90d.")
+@click.option("--sort", is_flag=True, help="Sort finished days by stream and number; takes several times as long.")
+@click.argument("lake")
+def optimize(lake: str, keep: float | None, sort: bool) -> None:
+    """Merge the small files of LAKE, and remove files that are not used any more; archives may run meanwhile.
+
+    \b
+        fyrehose-spark optimize lake --keep 90d
+    """
+    from fyrehose.spark.jobs.optimize import optimize as run
+
+    with showing.bar("merging files"):
+        done = run(lake, keep=keep, sort=sort)
+    showing.table(f"optimized {lake}", ("days merged", "files", "removed"), [(done.days, done.files, done.removed)])
+
+
+@main.command(short_help="Delete records from a lake.")
+@click.option("--where", required=True, metavar="SQL", help="Records to delete, such as \"stream = 'web'\".")
+@click.argument("lake")
+def delete(lake: str, where: str) -> None:
+    """Delete records from LAKE.  Queries do not see them any more; `optimize` removes their bytes after a day.
+
+    \b
+        fyrehose-spark delete lake --where "stream = 'web' and seq <= 1000"
+    """
+    from fyrehose.spark.jobs.optimize import delete as run
+
+    with showing.bar("deleting"):
+        count = run(lake, where)
+    showing.table(f"deleted from {lake}", ("records",), [(count,)])
 
 
 @main.command(short_help="Convert a lake of an older version.")

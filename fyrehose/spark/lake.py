@@ -49,6 +49,7 @@ _SETTINGS = {
     "delta.checkpointInterval": "100",
     "delta.logRetentionDuration": "interval 7 days",
     "delta.deletedFileRetentionDuration": "interval 1 days",
+    "delta.dataSkippingStatsColumns": "server,stream,seq,time",
 }
 #: Name of a property of the table: the server's name, by the identity of its journal.
 _SERVER = "fyrehose.server."
@@ -151,7 +152,7 @@ class Lake:
             elif DeltaTable.is_deltatable(str(self.path)):
                 self._table = DeltaTable(str(self.path))
         except DeltaError as error:
-            raise JournalError(f"the log of the lake {self} cannot be read: {error}") from error
+            raise JournalError(f"the log of the lake {self} cannot be read: {plain(error)}") from error
         return self._table
 
     def create(self) -> None:
@@ -352,7 +353,7 @@ class Lake:
         self._failed(error)
 
     def _failed(self, error: Exception | None) -> NoReturn:
-        raise JournalError(f"the lake {self} could not be changed: {error}") from error
+        raise JournalError(f"the lake {self} could not be changed: {error and plain(error)}") from error
 
 
 _RESTORE = "put it back from a copy, or archive into a new lake"
@@ -366,6 +367,11 @@ def host_of(journal: str) -> str:
 def _chain_of(identity: bytes) -> str:
     """Return the name of the transaction that has the checksum of a journal's last batch."""
     return f"{identity.hex()}.chain"
+
+
+def plain(error: Exception) -> str:
+    """Return the text of an error of delta-rs in one line, without its prefixes."""
+    return " ".join(str(error).split()).rpartition("rror: ")[2]
 
 
 def _may_have(row: dict[str, Any], column: str, value: str) -> bool:

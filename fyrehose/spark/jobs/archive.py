@@ -9,6 +9,7 @@ killed.  Before a round is committed, its records are counted against the header
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +18,13 @@ from typing import TYPE_CHECKING
 import attrs
 from deltalake.transaction import AddAction
 
-from fyrehose.errors import JournalCorrupt
+from fyrehose.errors import JournalCorrupt, JournalError
 from fyrehose.journal import format as fmt
 from fyrehose.journal.offline.places import CHUNK, Missing, Place, place
 from fyrehose.journal.offline.view import View
 from fyrehose.spark import rounds
 from fyrehose.spark.gaps import starting_ends
+from fyrehose.spark.jobs.optimize import optimize
 from fyrehose.spark.lake import Gap, Lake, Progress, host_of
 from fyrehose.spark.plan import Planner, admitted, check, missing, walk
 from fyrehose.spark.selection import Selection
@@ -30,6 +32,8 @@ from fyrehose.spark.showing import own_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
 
 #: Size of a round, in bytes of the journal: large enough for Parquet files, and small enough to be repeated.
 ROUND = 1 << 30
@@ -75,6 +79,8 @@ def archive(
     every: float = 60.0,
     hold: str | None = None,
     round_bytes: int = ROUND,
+    optimize_every: float = 0.0,
+    keep: float | None = None,
     accept_loss: bool = False,
     progress: Callable[[Archived, View], object] = lambda done, view: None,
     stop: Callable[[], bool] = lambda: False,
@@ -86,6 +92,8 @@ def archive(
     :param every: interval of rounds with ``follow``, in seconds; a full round begins earlier
     :param hold: name of the archive's retention hold (``fyrehose journal holds``); None: it registers none
     :param round_bytes: size of a round, in bytes of the journal
+    :param optimize_every: merge small files this often with ``follow``, in seconds; 0: never
+    :param keep: delete days that ended longer ago whenever files are merged, in seconds; None: keep all
     :param accept_loss: declare numbers lost that retention deleted before they were archived, and continue behind them
     :param progress: called before the first round and after each
     :raises JournalCorrupt: data is damaged, or was deleted before it was archived; the lake has all records before it
@@ -96,7 +104,7 @@ def archive(
     name = target.admit(view.identity, server, host_of(journal))
     engine = rounds.local if spark is None else rounds.on(spark)
     with target.locked(view.identity):
-        run = _Run(engine, journal, source, target, name, view.identity, hold, round_bytes)
+        run = _Run(engine, journal, source, target, name, view.identity, hold, round_bytes, optimize_every, keep)
         if accept_loss:
             run.accept_loss(view)
         return run.loop(follow, every, progress, stop)
@@ -112,8 +120,11 @@ class _Run:
     identity: bytes
     hold: str | None
     round_bytes: int
+    optimize_every: float
+    keep: float | None
     done: Archived = attrs.field(init=False)
     _reported: float = attrs.field(default=float("-inf"), init=False)
+    _optimized: float = attrs.field(factory=time.monotonic, init=False)
 
     def __attrs_post_init__(self) -> None:
         before = self.lake.progress(self.identity)
@@ -136,6 +147,7 @@ class _Run:
                 check(self.source, view, self.done.position, self.done.position)  # says that it is another journal
             elif follow:
                 self.report(HEARTBEAT)
+                self.optimize()
                 time.sleep(min(1.0, max(0.05, every - waited)) if behind else min(0.5, max(0.05, every / 4)))
             else:
                 break
@@ -201,6 +213,15 @@ class _Run:
         self.lake.commit(self.identity, before, after, [], gaps, about)
         self.done.position = view.start
         self.done.gaps += sum(last - first + 1 for _, first, last, _ in gaps)
+
+    def optimize(self) -> None:
+        """Merge small files, if it is time."""
+        if self.optimize_every and time.monotonic() - self._optimized >= self.optimize_every:
+            try:
+                optimize(self.lake.path, keep=self.keep)
+            except JournalError as error:  # Another archive does the same at this moment, or will.
+                log.warning("%s", error)
+            self._optimized = time.monotonic()
 
     def report(self, at_least: float) -> None:
         """Say to retention how far we have come, if we did not within so many seconds."""
