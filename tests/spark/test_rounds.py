@@ -1,7 +1,9 @@
-"""Other programs read a lake, while it is written, merged, and its archive is killed."""
+"""The files of a round, and other programs that read them while a lake is written and merged, and its archive killed."""
 
 from __future__ import annotations
 
+import json
+import pickle
 import subprocess
 import sys
 import time
@@ -15,8 +17,11 @@ import polars
 import pytest
 from deltalake import DeltaTable
 
+from fyrehose.records import Run
 from fyrehose.spark.jobs.archive import archive
 from fyrehose.spark.jobs.optimize import optimize
+from fyrehose.spark.plan import Planner
+from fyrehose.spark.rounds import Task, write
 
 Opener = Callable[..., Any]
 Rows = list[tuple[str, int, bytes]]
@@ -44,6 +49,32 @@ def by_arrow(lake: Path) -> Rows:
 
 
 READERS = [by_duckdb, by_polars, by_pandas, by_arrow]
+
+
+def task(journal: Any, lake: Path) -> Task:
+    part = Planner(journal.place, skip_gaps=True).parts()[0]
+    return Task(place=journal.place, part=part, server="one", lake=lake, name="part")
+
+
+def test_task_that_runs_again_writes_another_file(written: Opener, tmp_path: Path) -> None:
+    journal = written()
+    journal.fill(20)
+    found = [action for _ in range(2) for action in write(pickle.loads(pickle.dumps(task(journal, tmp_path))))]
+    assert len({action.path for action in found}) == 2
+    assert all((tmp_path / action.path).stat().st_size == action.size for action in found)
+
+
+def test_statistics_are_those_of_the_records(written: Opener, tmp_path: Path) -> None:
+    journal = written()
+    for name in ("b", "ü", "a"):
+        journal.append(Run.of(name, [b"x", b"y"], source="test"))
+    (action,) = write(task(journal, tmp_path))
+    assert json.loads(action.stats) == {
+        "numRecords": 6,
+        "minValues": {"server": "one", "stream": "a", "seq": 1, "time": "2023-11-14T22:13:21.000000Z"},
+        "maxValues": {"server": "one", "stream": "ü", "seq": 2, "time": "2023-11-14T22:13:23.000000Z"},
+        "nullCount": {"server": 0, "stream": 0, "seq": 0, "time": 0},
+    }
 
 
 @pytest.mark.parametrize("read", READERS)
