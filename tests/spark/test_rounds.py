@@ -1,4 +1,4 @@
-"""The files of a round, and other programs that read them while a lake is written and merged, and its archive killed."""
+"""The files of a round; other programs read them while a lake is written and merged, and its archive is killed."""
 
 from __future__ import annotations
 
