@@ -87,6 +87,8 @@ def _records(command: F) -> F:
     for option in (
         click.option("--skip-gaps", is_flag=True, help="Ignore numbers that are missing from the journal."),
         click.option("--where", metavar="SQL", help="Only records that match, such as \"topic = 'web'\"."),
+        click.option("--end", metavar="NUMBER|TIME", help="Only records up to this number, or before this time."),
+        click.option("--start", metavar="NUMBER|TIME", help="Only records from this number or time on."),
         click.option("--stream", "streams", multiple=True, metavar="NAME", help="Only this stream; may be repeated."),
         click.option("--journal", metavar="DIR|URL", help="Journal; beside a lake, its newer records."),
         click.option("--lake", metavar="DIR", help="Lake with archived records."),
@@ -110,6 +112,8 @@ def _table(
     lake: str | None,
     journal: str | None,
     streams: tuple[str, ...],
+    start: str | None,
+    end: str | None,
     where: str | None,
     skip_gaps: bool,
 ) -> DataFrame:
@@ -117,7 +121,8 @@ def _table(
 
     if lake is None and journal is None:
         raise click.UsageError("no records given; pass --lake DIR, --journal DIR, or both")
-    found = of(spark, lake, journal, streams=streams or None, gaps="skip" if skip_gaps else "error")
+    gaps = "skip" if skip_gaps else "error"
+    found = of(spark, lake, journal, streams=streams or None, start=start, end=end, gaps=gaps)
     return found if where is None else found.where(where)
 
 

@@ -16,8 +16,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from socket import gethostname
 from typing import Any, NoReturn
@@ -33,6 +34,7 @@ from pyarrow import compute
 from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalLocked
 from fyrehose.journal.format import UNKNOWN
 from fyrehose.spark.columns import COLUMNS
+from fyrehose.spark.selection import EVERY, Selection
 
 #: Columns of a lake: the name of the server, those of a record, and the day (UTC) on which it was accepted.
 SCHEMA = pa.schema([("server", pa.string()), *COLUMNS.items(), ("date", pa.date32())])
@@ -47,7 +49,7 @@ _LOST = pa.schema(
 )
 _SETTINGS = {
     "delta.checkpointInterval": "100",
-    "delta.logRetentionDuration": "interval 7 days",
+    "delta.logRetentionDuration": "interval 1 days",
     "delta.deletedFileRetentionDuration": "interval 1 days",
     "delta.dataSkippingStatsColumns": "server,stream,seq,time",
 }
@@ -55,6 +57,7 @@ _SETTINGS = {
 _SERVER = "fyrehose.server."
 #: And another one: the name of the server whose records an older version archived.
 UPGRADED = "fyrehose.upgraded"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: How often a commit is tried, while other archives change the table.
 _TRIES = 10
 
@@ -214,16 +217,16 @@ class Lake:
             self.set_properties({f"{_SERVER}{identity.hex()}": name})
         return name
 
-    def files(self, streams: Collection[str] | None = None, server: str | None = None) -> list[File]:
-        """Return the files that the log names; of those, only the ones that may have records of streams and server."""
+    def files(self, selection: Selection | None = None, server: str | None = None) -> list[File]:
+        """Return the files that the log names and that may have records of the selection and the server."""
         if self.table is None:
             return []
         found = pa.table(self.table.get_add_actions(flatten=True)).to_pylist()
         return [
             File(path=row["path"], size=row["size_bytes"], rows=row["num_records"] or 0)
             for row in found
-            if (streams is None or any(_may_have(row, "stream", stream) for stream in streams))
-            and (server is None or _may_have(row, "server", server))
+            if (selection is None or _may_match(row, selection))
+            and (server is None or _may_have(row, "server", server, server))
         ]
 
     def check(self, files: Sequence[File]) -> None:
@@ -374,10 +377,27 @@ def plain(error: Exception) -> str:
     return " ".join(str(error).split()).rpartition("rror: ")[2]
 
 
-def _may_have(row: dict[str, Any], column: str, value: str) -> bool:
-    """Return False if the statistics of a file exclude that it has the value."""
+def _may_match(row: dict[str, Any], selection: Selection) -> bool:
+    """Return False if the statistics of a file exclude that it has selected records."""
+    start, end = selection.start, selection.end
+    since = None if start.time is None else _EPOCH + timedelta(microseconds=start.time)
+    until = None if end.time is None else _EPOCH + timedelta(microseconds=end.time)
+    if not _may_have(row, "time", since, until):
+        return False
+    if selection.streams is not None:
+        return any(
+            _may_have(row, "stream", stream, stream) and _may_have(row, "seq", *selection.seqs(stream))
+            for stream in selection.streams
+        )
+    # A bound of a named stream is not one of the others.
+    named = (start.seqs.keys() | end.seqs.keys()) - {EVERY}
+    return bool(named) or _may_have(row, "seq", *selection.seqs(EVERY))
+
+
+def _may_have(row: dict[str, Any], column: str, first: Any, last: Any) -> bool:
+    """Return False if the statistics of a file exclude values between two bounds; a bound may be None."""
     least, most = row.get(f"min.{column}"), row.get(f"max.{column}")
-    return least is None or most is None or least <= value <= most
+    return (least is None or last is None or least <= last) and (most is None or first is None or first <= most)
 
 
 def _sync(path: Path, table: DeltaTable | None, version: int) -> None:

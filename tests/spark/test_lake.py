@@ -13,6 +13,7 @@ from deltalake.transaction import AddAction
 from fyrehose.errors import ConfigError, JournalError, JournalLocked
 from fyrehose.journal.format import UNKNOWN
 from fyrehose.spark.lake import Lake, Progress
+from fyrehose.spark.selection import Selection
 
 ONE, OTHER = bytes(range(16)), bytes(range(1, 17))
 
@@ -108,8 +109,8 @@ def test_files_are_chosen_by_their_statistics(tmp_path: Path) -> None:
     lake = opened(tmp_path)
     lake.commit(ONE, None, at(10), [file(tmp_path, "1", "a"), file(tmp_path, "2", "b")])
     lake.refresh()
-    assert [found.path for found in lake.files(["b", "c"])] == ["date=2026-01-01/2"]
-    assert lake.files(["c"]) == []
+    assert [found.path for found in lake.files(Selection(streams=frozenset("bc")))] == ["date=2026-01-01/2"]
+    assert lake.files(Selection(streams=frozenset("c"))) == []
 
 
 def test_missing_or_changed_file_is_an_error_with_its_name(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,30 @@ def test_records_are_those_of_the_files_that_the_log_names(spark: Any, written: 
     paths[0].unlink()
     with pytest.raises(JournalCorrupt, match=f"{paths[0]} is missing from the lake"):
         table(spark, lake)
+
+
+@pytest.mark.slow
+def test_bounds_open_only_files_that_may_have_records(spark: Any, written: Opener, tmp_path: Path) -> None:
+    journal, lake = written(), tmp_path / "lake"
+    for _ in range(4):
+        journal.fill(12, size=20)
+        archive(None, str(journal.directory), lake)
+    journal.fill(12, size=20)  # not archived yet
+    times = sorted({record.time for record in journal.records})
+    middle = str(datetime.fromtimestamp(times[30] / 1e6, UTC))
+
+    def ask(**options: Any) -> tuple[list[tuple[str, int, bytes]], int]:
+        found = table(spark, lake, str(journal.directory), **options)
+        rows = sorted((row.stream, row.seq, bytes(row.payload)) for row in found.collect())
+        return rows, len(table(spark, lake, **options).inputFiles())
+
+    assert ask(start=middle) == (journal.rows(lambda r: r.time >= times[30]), 2)
+    assert ask(end=middle) == (journal.rows(lambda r: r.time < times[30]), 3)
+    assert ask(end="3") == (journal.rows(lambda r: r.seq <= 3), 1)
+    assert ask(streams=["s1"], start="30") == (journal.rows(lambda r: r.stream == "s1" and r.seq >= 30), 2)
+    bounds = {"s1": 20, "s2": 5}
+    rows = journal.rows(lambda r: r.seq >= bounds.get(r.stream, 1))
+    assert ask(start='{"s1": 20, "s2": 5}') == (rows, 4)
 
 
 @pytest.mark.slow
