@@ -2,7 +2,7 @@
 """Archive a large journal and count it, with the commands that a user types; what that takes.
 
     spark_archive.py [--records 100000000] [--payload 64] [--per-batch 1000] [--memory 2g] [--directory DIR]
-                     [--stage write|archive|count|compare ...]
+                     [--engine spark|local] [--stage write|archive|count|compare ...]
 
     write     the journal, in four streams
     archive   fyrehose-spark archive JOURNAL LAKE
@@ -41,7 +41,7 @@ def write(journal: Path, args: argparse.Namespace) -> None:
 
 
 def archive(journal: Path, lake: Path, args: argparse.Namespace) -> None:
-    used = command("archive", str(journal), str(lake), "--memory", args.memory)
+    used = command("archive", str(journal), str(lake), "--memory", args.memory, "--engine", args.engine)
     size = sum(path.stat().st_size for path in lake.rglob("*.parquet"))
     print(
         f"archive: {used}; {args.records / used.cpu / 1e6:.2f} M records per CPU second, {size / 1e9:.2f} GB of Parquet"
@@ -82,6 +82,7 @@ def main() -> None:
     parser.add_argument("--payload", type=int, default=64)
     parser.add_argument("--per-batch", type=int, default=1000)
     parser.add_argument("--memory", default="2g")
+    parser.add_argument("--engine", choices=("spark", "local"), default="spark")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--stage", action="append", choices=STAGES)

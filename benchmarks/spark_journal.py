@@ -34,7 +34,7 @@ class NoSync(Files):
 def write(directory: Path, rows: int, per_batch: int, payload: int, segment: int = 64 << 20) -> None:
     """Write a journal with batches of ``per_batch`` records of hexadecimal digits, in four streams of ten producers."""
     directory.mkdir(parents=True)
-    writer = Writer(directory, Recovered(), segment, True, NoSync())
+    writer = Writer(directory, Recovered(directory=directory), segment, True, NoSync())
     writer.open(START)
     index = SegmentIndex(0)
     dice = random.Random(1)

@@ -26,6 +26,7 @@ from spark_usage import cpu_seconds
 
 from fyrehose.spark import session
 from fyrehose.spark.jobs.archive import archive
+from fyrehose.spark.lake import Lake
 from fyrehose.spark.tables import table
 
 Question = Callable[[], object]
@@ -107,8 +108,8 @@ def fill(spark: SparkSession, journal: str, lake: Path, of: str) -> None:
 
 def of_lake(spark: SparkSession, journal: str, lake: Path, of: str) -> list[dict[str, Question]]:
     """The same questions to the files as they are, and in turn with that to ``table``."""
-    paths = [str(path) for path in (lake / "data").iterdir()]
-    basis = spark.read.option("basePath", str(lake / "data"))
+    paths = [str(lake / file.path) for file in Lake.existing(lake).files()]
+    basis = spark.read.option("basePath", str(lake))
     lengths = "sum(length(payload))"
     return [
         {

@@ -8,7 +8,7 @@ The payload of a single large run is passed without a copy; those of several run
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
@@ -20,6 +20,10 @@ from fyrehose.journal.format import Has
 from fyrehose.records import Buffer
 
 _TIME = pa.timestamp("us", tz="UTC")
+#: The type of a column of strings that is encoded by a dictionary.
+ENCODED = pa.dictionary(pa.int32(), pa.string())
+#: A day, in us.
+_DAY = 86_400_000_000
 
 #: The type of every column, in the order of a table's columns.
 COLUMNS: dict[str, pa.DataType] = {
@@ -56,16 +60,21 @@ class Kind:
     content_type: str | None
 
 
-def arrow_schema(columns: tuple[str, ...]) -> pa.Schema:
+def arrow_schema(columns: tuple[str, ...], *, encoded: bool = False) -> pa.Schema:
     """Return the Arrow schema of a table with these columns.
 
+    :param encoded: strings are encoded by dictionaries, as Parquet stores them
     :raises ConfigError: a column does not exist
     """
     for name in columns:
         if name not in COLUMNS:
             raise ConfigError(f"unknown column {name!r}: expected one of {', '.join(COLUMNS)}")
-    return pa.schema([pa.field(name, COLUMNS[name], nullable=name not in REQUIRED) for name in columns])
+    types = COLUMNS | {name: ENCODED for name, kind in COLUMNS.items() if encoded and kind == pa.string()}
+    return pa.schema([pa.field(name, types[name], nullable=name not in REQUIRED) for name in columns])
 
+
+#: The optional columns, in the order of the lists of Pieces.
+_OPTIONAL = Has.PRODUCER_SEQS, Has.EVENT_IDS, Has.EVENT_TIMES
 
 #: A run: index of its kind, number of records, first seq, time, first producer_seq, lengths, payloads.
 Piece = tuple[int, int, int, int, int, Buffer, Buffer]
@@ -80,7 +89,7 @@ class Pieces:
     :ivar producer_seqs: a column for each run that has it; so are ``event_ids`` and ``event_times``
     """
 
-    columns: tuple[str, ...]
+    schema: pa.Schema
     kinds: list[Kind]
     rows: int = 0
     size: int = 0
@@ -95,30 +104,54 @@ class Pieces:
     _times: Any = attrs.field(default=None, init=False)
     _producer_firsts: Any = attrs.field(default=None, init=False)
 
-    def batch(self, schema: pa.Schema) -> pa.RecordBatch:
-        """Return the runs as one record batch of this schema."""
+    def by_day(self) -> Iterator[tuple[int, Pieces]]:
+        """Yield the runs of each day (UTC, since 1970), sorted by stream and number.
+
+        The runs of a stream are in the order of its numbers already, so sorting moves runs and not records.
+        """
+        days: dict[int, list[int]] = {}
+        for i, run in enumerate(self.runs):
+            days.setdefault(run[3] // _DAY, []).append(i)
+        lists = self.producer_seqs, self.event_ids, self.event_times
+        optional = [self._of_runs(bit, parts) for bit, parts in zip(_OPTIONAL, lists, strict=True)]
+        for day, chosen in sorted(days.items()):
+            chosen.sort(key=lambda i: self.kinds[self.runs[i][0]].stream)
+            runs = [self.runs[i] for i in chosen]
+            columns = ([part[i] for i in chosen if i in part] for part in optional)
+            rows, size = sum(run[1] for run in runs), sum(len(run[6]) for run in runs)
+            yield day, Pieces(self.schema, self.kinds, rows, size, runs, *columns)
+
+    def _of_runs(self, bit: int, parts: list[Buffer]) -> dict[int, Buffer]:
+        """Return an optional column of each run that has it, by the index of the run."""
+        having = (i for i, run in enumerate(self.runs) if self.kinds[run[0]].has & bit) if parts else ()
+        return dict(zip(having, parts, strict=True))
+
+    def batch(self) -> pa.RecordBatch:
+        """Return the runs as one record batch."""
         ids, counts, firsts, times, producer_firsts, _, _ = zip(*self.runs, strict=True)
         self._ids, self._counts = np.array(ids, np.int32), np.array(counts, np.int64)
         self._firsts, self._times = np.array(firsts, np.int64), np.array(times, np.int64)
         self._producer_firsts = np.array(producer_firsts, np.uint64)
-        return pa.RecordBatch.from_arrays([getattr(self, f"_{name}")() for name in self.columns], schema=schema)
+        return pa.RecordBatch.from_arrays(
+            [getattr(self, f"_{name}")() for name in self.schema.names], schema=self.schema
+        )
 
     # One method for each column.
 
     def _stream(self) -> pa.Array:
-        return self._constant([kind.stream for kind in self.kinds])
+        return self._constant("stream")
 
     def _source(self) -> pa.Array:
-        return self._constant([kind.source for kind in self.kinds])
+        return self._constant("source")
 
     def _producer(self) -> pa.Array:
-        return self._constant([kind.producer for kind in self.kinds])
+        return self._constant("producer")
 
     def _topic(self) -> pa.Array:
-        return self._constant([kind.topic for kind in self.kinds])
+        return self._constant("topic")
 
     def _content_type(self) -> pa.Array:
-        return self._constant([kind.content_type for kind in self.kinds])
+        return self._constant("content_type")
 
     def _seq(self) -> pa.Array:
         return _numbers(pa.int64(), self._rising(self._firsts))
@@ -154,14 +187,18 @@ class Pieces:
         lengths, payloads = [run[5] for run in self.runs], [run[6] for run in self.runs]
         return _strings(pa.binary(), np.frombuffer(_joined(lengths), np.uint32), _joined(payloads))
 
-    def _constant(self, values: Sequence[str | None]) -> pa.Array:
-        there = np.unique(self._ids)
-        if len({values[i] for i in there}) == 1:
-            return pa.repeat(pa.scalar(values[there[0]], pa.string()), self.rows)
-        found = pa.DictionaryArray.from_arrays(
-            pa.array(self._of_kinds(np.arange(len(values), dtype=np.int32))), pa.array(values, pa.string())
-        )
-        return found.dictionary_decode()
+    def _constant(self, name: str) -> pa.Array:
+        """Return a column whose values are those of the kinds."""
+        values = [getattr(kind, name) for kind in self.kinds]
+        encoded = self.schema.field(name).type == ENCODED
+        there = {values[i] for i in np.unique(self._ids)}
+        if len(there) == 1 and not encoded:
+            return pa.repeat(pa.scalar(there.pop(), pa.string()), self.rows)
+        codes = {value: code for code, value in enumerate(sorted(there - {None}))}
+        of_rows = self._of_kinds(np.array([codes.get(value, -1) for value in values], np.int32))
+        indices = _numbers(pa.int32(), of_rows, of_rows >= 0)
+        found = pa.DictionaryArray.from_arrays(indices, pa.array(codes, pa.string()))
+        return found if encoded else found.dictionary_decode()
 
     def _of_kinds(self, values: Any) -> Any:
         """Repeat the value of each kind for each record."""

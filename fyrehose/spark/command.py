@@ -87,6 +87,8 @@ def _records(command: F) -> F:
     for option in (
         click.option("--skip-gaps", is_flag=True, help="Ignore numbers that are missing from the journal."),
         click.option("--where", metavar="SQL", help="Only records that match, such as \"topic = 'web'\"."),
+        click.option("--end", metavar="NUMBER|TIME", help="Only records up to this number, or before this time."),
+        click.option("--start", metavar="NUMBER|TIME", help="Only records from this number or time on."),
         click.option("--stream", "streams", multiple=True, metavar="NAME", help="Only this stream; may be repeated."),
         click.option("--journal", metavar="DIR|URL", help="Journal; beside a lake, its newer records."),
         click.option("--lake", metavar="DIR", help="Lake with archived records."),
@@ -110,6 +112,8 @@ def _table(
     lake: str | None,
     journal: str | None,
     streams: tuple[str, ...],
+    start: str | None,
+    end: str | None,
     where: str | None,
     skip_gaps: bool,
 ) -> DataFrame:
@@ -117,7 +121,8 @@ def _table(
 
     if lake is None and journal is None:
         raise click.UsageError("no records given; pass --lake DIR, --journal DIR, or both")
-    found = of(spark, lake, journal, streams=streams or None, gaps="skip" if skip_gaps else "error")
+    gaps = "skip" if skip_gaps else "error"
+    found = of(spark, lake, journal, streams=streams or None, start=start, end=end, gaps=gaps)
     return found if where is None else found.where(where)
 
 
@@ -138,8 +143,24 @@ def main() -> None:
     "--round", "round_bytes", type=Text("size", size), default="1G", show_default=True, help="Size of a round."
 )
 @click.option("--hold", metavar="NAME", help="Register a retention hold of this name for the archive.")
-@click.option("--by-date", is_flag=True, help="Partition by date only, for thousands of small streams.")
-@click.option("--variant", is_flag=True, help="Add a column json (VARIANT) of payloads whose type is JSON.")
+@click.option(
+    "--optimize",
+    "optimize_every",
+    type=Text("duration", duration),
+    default="1h",
+    show_default=True,
+    help="With --follow, merge small files this often; 0s: never.",
+)
+@click.option("--keep", type=Text("duration", duration), help="With --optimize, delete days that ended longer ago.")
+@click.option("--server", metavar="NAME", help="Name of the journal in the lake.  [default: its host]")
+@click.option("--accept-loss", is_flag=True, help="Declare lost what retention deleted before it was archived.")
+@click.option(
+    "--engine",
+    type=click.Choice(["spark", "local"]),
+    default="spark",
+    show_default=True,
+    help="What writes the files: tasks of Spark, or this process alone, without Java.",
+)
 @_spark
 @click.argument("journal")
 @click.argument("lake")
@@ -150,8 +171,11 @@ def archive(
     every: float,
     round_bytes: int,
     hold: str | None,
-    by_date: bool,
-    variant: bool,
+    optimize_every: float,
+    keep: float | None,
+    server: str | None,
+    accept_loss: bool,
+    engine: str,
     master: str | None,
     memory: str,
 ) -> None:
@@ -173,7 +197,7 @@ def archive(
         signals.append(number)
 
     began = time.monotonic()
-    spark = _open(master, memory, "archive")
+    spark = _open(master, memory, "archive") if engine == "spark" else None
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     with showing.rounds_of(spark, f"archiving {journal}", round_bytes) as draw:
@@ -185,14 +209,16 @@ def archive(
             every=every,
             hold=hold,
             round_bytes=round_bytes,
-            by_stream=not by_date,
-            variant=variant,
+            optimize_every=optimize_every,
+            keep=keep,
+            server=server,
+            accept_loss=accept_loss,
             progress=lambda done, view: draw(done.position, view.mark),
             stop=lambda: bool(signals),
         )
     seconds = time.monotonic() - began
-    rows = [(done.rounds, done.rows, shown_size(done.size), done.position, done.gaps, done.removed, seconds)]
-    columns = ("rounds", "records", "Parquet", "position", "lost", "removed", "seconds")
+    rows = [(done.rounds, done.rows, shown_size(done.size), done.position, done.gaps, seconds)]
+    columns = ("rounds", "records", "Parquet", "position", "lost", "seconds")
     showing.table(f"archived {journal} into {lake}", columns, rows)
 
 
@@ -261,23 +287,27 @@ def gaps(producers: bool, master: str | None, memory: str, **which: Any) -> None
     \b
         fyrehose-spark gaps --lake lake --journal data
     """
+    from fyrehose.journal.offline.places import place
     from fyrehose.spark.jobs.gaps import PRODUCER
     from fyrehose.spark.jobs.gaps import gaps as find
-    from fyrehose.spark.lake import Lake
+    from fyrehose.spark.lake import Lake, host_of
 
     spark = _open(master, memory, "gaps")
     # Read over the gaps, because this command lists them.
     records = _table(spark, **(which | {"skip_gaps": True}))
-    declared = [gap for commit in (Lake.at(which["lake"]).commits() if which["lake"] else []) for gap in commit.gaps]
+    lake = Lake.at(which["lake"]) if which["lake"] else None
+    declared = [] if lake is None else lake.lost()
     with showing.tasks_of(spark, "looking for gaps"):
         if which["journal"]:
             lost = spark.read.format("fyrehose").option("table", "gaps").load(which["journal"])
             rows = lost.where("kind = 'declared'").select("stream", "first_seq", "last_seq").collect()
-            declared += [(row[0], row[1], row[2]) for row in rows]
+            known = None if lake is None else lake.progress(place(which["journal"]).view().identity)
+            server = host_of(which["journal"]) if known is None else known.server
+            declared += [(server, *row) for row in rows]
         found = find(records, keys=PRODUCER, number="producer_seq") if producers else find(records, declared)
     title = "no gaps" if not found else f"{len(found)} gaps"
     shown = [(" ".join(map(str, gap.key)), gap.kind, gap.first, gap.last, gap.count) for gap in found]
-    showing.table(title, ("producer" if producers else "stream", "kind", "first", "last", "numbers"), shown)
+    showing.table(title, ("producer" if producers else "server and stream", "kind", "first", "last", "numbers"), shown)
     if any(gap.kind != "declared" for gap in found):
         sys.exit(FOUND)
 
@@ -313,7 +343,7 @@ def rates(window: str, plot: Path | None, output: str | None, master: str | None
 @click.option("--schema", metavar="DDL", help='Columns instead of VARIANT, such as "level string, ms double".')
 @_records
 def parse(output: str, schema: str | None, master: str | None, memory: str, **which: Any) -> None:
-    """Parse JSON payloads into columns; payloads that are not JSON are written beside them.
+    """Parse JSON payloads into columns; payloads that do not fit are kept in the column ``rescued``.
 
     \b
         fyrehose-spark parse --lake lake --output parsed
@@ -323,7 +353,7 @@ def parse(output: str, schema: str | None, master: str | None, memory: str, **wh
     spark = _open(master, memory, "parse")
     with showing.tasks_of(spark, "parsing"):
         good, bad = run(_table(spark, **which), output, schema)
-    showing.table(f"parsed into {output}", ("parsed", "unparsed"), [(good, bad)])
+    showing.table(f"parsed into {output}", ("parsed", "rescued"), [(good, bad)])
 
 
 @main.command(short_help="Publish records again, in their order.")
@@ -368,3 +398,52 @@ def verify(journal: str, lake: str, master: str | None, memory: str) -> None:
     )
     if found.differences:
         sys.exit(FOUND)
+
+
+@main.command(short_help="Merge small files of a lake, and remove unused ones.")
+@click.option("--keep", type=Text("duration", duration), help="Delete days that ended longer ago, such as 90d.")
+@click.option("--sort", is_flag=True, help="Sort finished days by stream and number; takes several times as long.")
+@click.argument("lake")
+def optimize(lake: str, keep: float | None, sort: bool) -> None:
+    """Merge the small files of LAKE, and remove files that are not used any more; archives may run meanwhile.
+
+    \b
+        fyrehose-spark optimize lake --keep 90d
+    """
+    from fyrehose.spark.jobs.optimize import optimize as run
+
+    with showing.bar("merging files"):
+        done = run(lake, keep=keep, sort=sort)
+    showing.table(f"optimized {lake}", ("days merged", "files", "removed"), [(done.days, done.files, done.removed)])
+
+
+@main.command(short_help="Delete records from a lake.")
+@click.option("--where", required=True, metavar="SQL", help="Records to delete, such as \"stream = 'web'\".")
+@click.argument("lake")
+def delete(lake: str, where: str) -> None:
+    """Delete records from LAKE.  Queries do not see them any more; `optimize` removes their bytes after a day.
+
+    \b
+        fyrehose-spark delete lake --where "stream = 'web' and seq <= 1000"
+    """
+    from fyrehose.spark.jobs.optimize import delete as run
+
+    with showing.bar("deleting"):
+        count = run(lake, where)
+    showing.table(f"deleted from {lake}", ("records",), [(count,)])
+
+
+@main.command(short_help="Convert a lake of an older version.")
+@click.option("--journal", required=True, metavar="DIR|URL", help="Journal that was archived into the lake.")
+@click.option("--server", metavar="NAME", help="Name of the journal in the lake.  [default: its host]")
+@click.argument("lake")
+def upgrade(lake: str, journal: str, server: str | None) -> None:
+    """Convert LAKE, which an older version wrote, to a Delta table in place; no Parquet file is rewritten.
+
+    \b
+        fyrehose-spark upgrade lake --journal data
+    """
+    from fyrehose.spark.upgrade import upgrade as run
+
+    files = run(lake, journal, server)
+    showing.table(f"converted {lake}", ("files",), [(files,)])

@@ -1,15 +1,14 @@
-"""The lake: the archived records of a journal as Parquet files, and the log that lists the committed files.
+"""The lake: the archived records of journals as one Delta table, which any tool can read.
 
-    LAKE/_fyrehose/LOCK                 held by the one archive that writes
-    LAKE/_fyrehose/000000000001.json    commits, each once: the range of positions, what is in it, and where
-    LAKE/data/round=START-END-RANDOM/stream_key=KEY/date=YYYY-MM-DD/*.parquet
+    LAKE/_delta_log/...                             the only truth: which files count
+    LAKE/date=YYYY-MM-DD/part-ROUND-TASK.parquet    zstd, sorted by stream and number
+    LAKE/_lost/...                                  a Delta table of the numbers that journals declare lost
+    LAKE/_locks/IDENTITY                            held by the one archive of a journal that runs on this file system
 
-A round is written to a new directory, synced, and committed by one file that appears in the log.  So every record is
-in the lake exactly once or not at all, whenever the archive is killed; the next archive removes rounds without a
-commit.  It resumes at the end of the last commit; there is no second checkpoint that could disagree.
-
-KEY is the stream's name if that is a plain word, and otherwise a digest of it, because names may have any characters.
-The name itself is a column of the files.
+A round is committed with an application transaction of Delta: the journal's identity, and the position up to which the
+lake has it.  So every record is in the lake exactly once or not at all, whenever an archive is killed; the next one
+resumes at that position, and there is no second checkpoint that could disagree.  Two archives of one journal cannot
+commit the same round, because their transactions conflict; those of different journals do not.
 """
 
 from __future__ import annotations
@@ -17,72 +16,84 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
-import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from socket import gethostname
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 import attrs
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction
+from pyarrow import compute
 
-from fyrehose.errors import JournalError, JournalLocked
+from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalLocked
+from fyrehose.journal.format import UNKNOWN
+from fyrehose.spark.columns import COLUMNS
+from fyrehose.spark.selection import EVERY, Selection
 
-#: Version of the log's format.
-VERSION = 1
-_LOG = "_fyrehose"
-_DATA = "data"
+#: Columns of a lake: the name of the server, those of a record, and the day (UTC) on which it was accepted.
+SCHEMA = pa.schema([("server", pa.string()), *COLUMNS.items(), ("date", pa.date32())])
+PARTITION = "date"
+#: Directory of the log of lakes that older versions wrote.
+OLD_LOG = "_fyrehose"
+#: And of their files.
+OLD_DATA = "data"
+
+_LOST = pa.schema(
+    [("server", pa.string()), ("stream", pa.string()), ("first", pa.int64()), ("last", pa.int64()), ("at", pa.int64())]
+)
+_SETTINGS = {
+    "delta.checkpointInterval": "100",
+    "delta.logRetentionDuration": "interval 1 days",
+    "delta.deletedFileRetentionDuration": "interval 1 days",
+    "delta.dataSkippingStatsColumns": "server,stream,seq,time",
+}
+#: Name of a property of the table: the server's name, by the identity of its journal.
+_SERVER = "fyrehose.server."
+#: And another one: the name of the server whose records an older version archived.
+UPGRADED = "fyrehose.upgraded"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+#: How often a commit is tried, while other archives change the table.
+_TRIES = 10
+
+#: Numbers that a journal declares lost: stream, first, last, and the position of the declaration.
+Gap = tuple[str, int, int, int]
 
 
 @attrs.frozen(slots=True, kw_only=True)
 class File:
-    """A Parquet file of one stream, or of several if the round was not partitioned by stream.
+    """A Parquet file of the lake.
 
-    :ivar path: relative to the round's directory
-    :ivar first, last: the lowest and the highest number in it
+    :ivar path: relative to the lake
+    :ivar size: in bytes
     """
 
     path: str
-    rows: int
     size: int
-    stream: str | None
-    first: int
-    last: int
+    rows: int
+
+    @property
+    def old(self) -> bool:
+        """Return True if an older version wrote it, in directories of other columns."""
+        return self.path.startswith(f"{OLD_DATA}/")
 
 
 @attrs.frozen(slots=True, kw_only=True)
-class Commit:
-    """A committed round: all records of the journal from position ``start`` to ``end``.
+class Progress:
+    """How far a journal is in the lake.
 
-    :ivar chain: the checksum of its last batch, from which the journal continues
-    :ivar gaps: (stream, first, last) that the journal declares lost
-    :ivar time: when it was committed, in us since 1970 UTC
+    :ivar position: the lake has every record of the journal before it
+    :ivar chain: the checksum of the last batch before it; None if that is unknown
     """
 
-    start: int
-    end: int
+    server: str
+    position: int
     chain: int | None
-    directory: str
-    rows: int
-    files: tuple[File, ...] = ()
-    gaps: tuple[tuple[str, int, int], ...] = ()
-    time: int = 0
-
-    def packed(self) -> bytes:
-        """Return the contents of its file in the log."""
-        return json.dumps({"version": VERSION, **attrs.asdict(self)}, ensure_ascii=False).encode() + b"\n"
-
-    @classmethod
-    def unpacked(cls, data: bytes) -> Commit:
-        """Parse the contents of a file in the log.
-
-        :raises ValueError: it is not a commit, or one of another version
-        """
-        fields: dict[str, Any] = json.loads(data)
-        if fields.pop("version", None) != VERSION:
-            raise ValueError("it was written by another version of Fyrehose")
-        fields["files"] = tuple(File(**file) for file in fields["files"])
-        fields["gaps"] = tuple((stream, first, last) for stream, first, last in fields["gaps"])
-        return cls(**fields)
 
 
 @attrs.define(eq=False)
@@ -90,18 +101,24 @@ class Lake:
     """A lake in a directory, on this machine or on a shared file system."""
 
     path: Path
-    _lock: int = attrs.field(default=-1, init=False)
+    _table: DeltaTable | None = attrs.field(default=None, init=False)
 
     @classmethod
     def at(cls, location: str | Path) -> Lake:
         """Return the lake at a path or ``file://`` URL, which need not exist yet.
 
-        :raises JournalError: it is another kind of URL
+        :raises JournalError: it is another kind of URL, or an older version wrote the lake
         """
         text = str(location).removeprefix("file://")
         if "://" in text:
             raise JournalError(f"the lake {text} should be on a file system; object storage can be mounted as one")
-        return cls(Path(text).absolute())
+        path = Path(text).absolute()
+        if (path / OLD_LOG).is_dir():
+            raise JournalError(
+                f"the lake {path} was made by an older version; convert it once: "
+                f"fyrehose-spark upgrade {path} --journal DIR"
+            )
+        return cls(path)
 
     @classmethod
     def existing(cls, location: str | Path) -> Lake:
@@ -110,7 +127,7 @@ class Lake:
         :raises JournalError: there is no lake
         """
         lake = cls.at(location)
-        if not lake._log.is_dir():
+        if lake.table is None:
             raise JournalError(f"{lake} is no lake: nothing was archived there")
         return lake
 
@@ -118,126 +135,282 @@ class Lake:
         return str(self.path)
 
     @property
-    def data(self) -> Path:
-        """Return the directory of the rounds."""
-        return self.path / _DATA
+    def table(self) -> DeltaTable | None:
+        """Return the Delta table as it was when it was first used or last refreshed; None if nothing was archived yet.
 
-    def commits(self) -> list[Commit]:
-        """Return the committed rounds in the order of their positions; empty if the lake does not exist yet.
-
-        :raises JournalError: the log is damaged
+        :raises JournalError: its log is damaged
         """
-        found: list[Commit] = []
-        for number, path in enumerate(sorted(self._log.glob("*.json")), 1):
-            try:
-                commit = Commit.unpacked(path.read_bytes())
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise JournalError(f"{path} is damaged: {error}; put it back from a copy") from error
-            if path != self._entry(number) or (found and commit.start != found[-1].end):
-                raise JournalError(f"{path} does not follow on the commit before it: one is missing in {self._log}")
-            found.append(commit)
-        return found
+        if self._table is None:
+            self.refresh()
+        return self._table
 
-    def lock(self) -> None:
-        """Take the lock that allows writing.
+    def refresh(self) -> DeltaTable | None:
+        """Return the Delta table as it is now.
 
-        :raises JournalLocked: another process holds it
+        :raises JournalError: its log is damaged
         """
-        self._log.mkdir(parents=True, exist_ok=True)
-        self.data.mkdir(exist_ok=True)
-        fd = os.open(self._log / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(fd)
-            raise JournalLocked(f"another archive writes to the lake {self.path}; one at a time") from error
-        self._lock = fd
+            if self._table is not None:
+                self._table.update_incremental()
+            elif DeltaTable.is_deltatable(str(self.path)):
+                self._table = DeltaTable(str(self.path))
+        except DeltaError as error:
+            raise JournalError(f"the log of the lake {self} cannot be read: {plain(error)}") from error
+        return self._table
 
-    def unlock(self) -> None:
-        """Release the lock."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+    def create(self) -> None:
+        """Create the lake, unless it exists."""
+        if self.refresh() is None:
+            self.path.mkdir(parents=True, exist_ok=True)
+            schema = Schema.from_arrow(SCHEMA)
+            DeltaTable.create(
+                str(self.path),
+                schema,
+                mode="ignore",
+                partition_by=[PARTITION],
+                name="fyrehose",
+                configuration=_SETTINGS,
+            )
 
-    def clean(self) -> list[str]:
-        """Remove rounds that were not committed, and return their names; requires the lock."""
-        counted = {commit.directory for commit in self.commits()}
-        removed = [path for path in self.data.glob("round=*") if path.name not in counted]
-        for path in removed:
-            shutil.rmtree(path, ignore_errors=True)  # The next call retries; uncommitted files are never read.
-        for path in self._log.glob("*.new"):
-            path.unlink()
-        return [path.name for path in removed]
-
-    def begin(self, start: int, end: int) -> Path:
-        """Return a unique directory for a round, which is not created yet."""
-        return self.data / f"round={start:016x}-{end:016x}-{uuid.uuid4().hex[:12]}"
-
-    def commit(self, commit: Commit) -> None:
-        """Commit a round durably.
-
-        :raises JournalLocked: another process has committed in the meantime
-        """
-        if commit.directory:
-            _sync_tree(self.data / commit.directory)
-            _sync(self.data)
-        path = self._entry(len(self.commits()) + 1)
-        temporary = path.with_suffix(".new")
-        with temporary.open("wb") as file:
-            file.write(commit.packed())
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(temporary, path)  # Unlike a rename, a link fails if the file exists.
-        except FileExistsError as error:
-            raise JournalLocked(f"{path} is there already: another archive writes to the lake {self.path}") from error
-        finally:
-            temporary.unlink()
-        _sync(self._log)
+    def servers(self) -> dict[str, str]:
+        """Return the names of the servers whose journals are in the lake, by the identity of the journal."""
+        properties = {} if self.table is None else self.table.metadata().configuration
+        return {name[len(_SERVER) :]: value for name, value in properties.items() if name.startswith(_SERVER)}
 
     @property
-    def _log(self) -> Path:
-        return self.path / _LOG
+    def upgraded(self) -> str | None:
+        """Return the name of the server whose records have none, because an older version archived them."""
+        return None if self.table is None else self.table.metadata().configuration.get(UPGRADED)
 
-    def _entry(self, number: int) -> Path:
-        return self._log / f"{number:012}.json"
+    def progress(self, identity: bytes) -> Progress | None:
+        """Return how far a journal is in the lake; None if it is not in it."""
+        position = None if self.table is None else self.table.transaction_version(identity.hex())
+        if position is None:
+            return None
+        assert self._table is not None
+        chain = self._table.transaction_version(_chain_of(identity))
+        server = self.servers()[identity.hex()]
+        return Progress(server=server, position=position, chain=chain if chain is not None and chain >= 0 else None)
 
+    def admit(self, identity: bytes, server: str | None, default: str) -> str:
+        """Give a journal a name in the lake, if it has none yet, and return its name.
 
-def round_files(directory: Path) -> Iterator[File]:
-    """Describe the Parquet files that Spark wrote for a round, from their footers."""
-    from pyarrow import parquet
+        :param server: the name; None: that which it has, or else ``default``
+        :raises ConfigError: another journal has this name, or the journal has another one
+        :raises JournalError: the journal has no identity
+        """
+        if identity == UNKNOWN:
+            raise JournalError(
+                "the journal has no identity, because an older version wrote it; start a server of this version with "
+                "it once"
+            )
+        self.create()
+        known = self.servers()
+        name = server or known.get(identity.hex(), default)
+        if known.get(identity.hex(), name) != name:
+            raise ConfigError(f"the journal is {known[identity.hex()]!r} in the lake {self}, not {name!r}")
+        if name in {other for key, other in known.items() if key != identity.hex()}:
+            raise ConfigError(
+                f"the lake {self} has another journal of the server {name!r}; name this one with --server NAME"
+            )
+        if identity.hex() not in known:
+            self.set_properties({f"{_SERVER}{identity.hex()}": name})
+        return name
 
-    for path in sorted(directory.rglob("*.parquet")):
-        footer = parquet.read_metadata(path)
-        names = [footer.schema.column(i).path for i in range(footer.num_columns)]
-        streams = _extremes(footer, names.index("stream"))
-        seqs = _extremes(footer, names.index("seq"))
-        yield File(
-            path=str(path.relative_to(directory)),
-            rows=footer.num_rows,
-            size=path.stat().st_size,
-            stream=streams[0] if streams is not None and streams[0] == streams[1] else None,
-            first=seqs[0] if seqs is not None else 0,
-            last=seqs[1] if seqs is not None else 0,
+    def files(self, selection: Selection | None = None, server: str | None = None) -> list[File]:
+        """Return the files that the log names and that may have records of the selection and the server."""
+        if self.table is None:
+            return []
+        found = pa.table(self.table.get_add_actions(flatten=True)).to_pylist()
+        return [
+            File(path=row["path"], size=row["size_bytes"], rows=row["num_records"] or 0)
+            for row in found
+            if (selection is None or _may_match(row, selection))
+            and (server is None or _may_have(row, "server", server, server))
+        ]
+
+    def check(self, files: Sequence[File]) -> None:
+        """Check that the files are there, with their sizes.
+
+        :raises JournalCorrupt: one is missing, or has another size
+        """
+        for file in files:
+            try:
+                size = (self.path / file.path).stat().st_size
+            except FileNotFoundError:
+                raise JournalCorrupt(f"{self.path / file.path} is missing from the lake; {_RESTORE}") from None
+            if size != file.size:
+                raise JournalCorrupt(
+                    f"{self.path / file.path} has {size} bytes, and the lake's log says {file.size}; {_RESTORE}"
+                )
+
+    def ends(self, server: str) -> dict[str, int]:
+        """Return the last number of each stream of a server; reads two columns of the whole lake."""
+        ends: dict[str, int] = {}
+        assert self.table is not None
+        wanted = compute.field("server") == server
+        for batch in self.table.to_pyarrow_dataset().to_batches(columns=["stream", "seq"], filter=wanted):
+            grouped = pa.Table.from_batches([batch]).group_by("stream").aggregate([("seq", "max")])
+            for row in grouped.to_pylist():
+                ends[row["stream"]] = max(row["seq_max"], ends.get(row["stream"], 0))
+        return ends
+
+    def lost(self) -> list[tuple[str, str, int, int]]:
+        """Return the numbers that the journals declare lost: server, stream, first, last."""
+        path = str(self.path / "_lost")
+        if not DeltaTable.is_deltatable(path):
+            return []
+        rows = DeltaTable(path).to_pyarrow_table().to_pylist()
+        return sorted({(row["server"], row["stream"], row["first"], row["last"]) for row in rows})
+
+    def commit(
+        self,
+        identity: bytes,
+        before: Progress | None,
+        after: Progress,
+        files: Sequence[AddAction],
+        gaps: Sequence[Gap] = (),
+        about: dict[str, Any] | None = None,
+    ) -> None:
+        """Commit a round durably: its files, and how far the journal is in the lake then.
+
+        :param before: the progress from which the round begins
+        :param about: shown in the history of the table
+        :raises JournalLocked: another archive of the journal has committed in the meantime
+        """
+        if gaps:
+            self._record(identity, after, gaps)
+        transactions = [
+            Transaction(identity.hex(), after.position),
+            Transaction(_chain_of(identity), -1 if after.chain is None else after.chain),
+        ]
+        properties = CommitProperties(custom_metadata={"fyrehose": json.dumps(about)}, app_transactions=transactions)
+        error: Exception | None = None
+        for _ in range(_TRIES):
+            table = self.refresh()
+            assert table is not None
+            if self.progress(identity) != before:
+                raise JournalLocked(f"another archive of this journal has committed to the lake {self}") from error
+            version = table.version()
+            try:
+                table.create_write_transaction(
+                    list(files), "append", table.schema(), [PARTITION], commit_properties=properties
+                )
+            except CommitFailedError as failed:  # Another archive has committed, or has changed the table.
+                error = failed
+            else:
+                _sync(self.path, self.refresh(), version)
+                return
+        self._failed(error)
+
+    @contextmanager
+    def locked(self, identity: bytes) -> Iterator[None]:
+        """Hold the lock of the archive of one journal, where the file system has locks.
+
+        :raises JournalLocked: another archive of the journal holds it
+        """
+        path = self.path / "_locks" / identity.hex()
+        path.parent.mkdir(exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise JournalLocked(f"another archive of this journal writes to the lake {self}") from error
+            yield
+        finally:
+            os.close(fd)
+
+    def _record(self, identity: bytes, after: Progress, gaps: Sequence[Gap]) -> None:
+        """Add gaps to the table of lost numbers, before the round is committed; a second time changes nothing."""
+        path = self.path / "_lost"
+        known = (
+            DeltaTable(str(path)).transaction_version(identity.hex()) if DeltaTable.is_deltatable(str(path)) else None
         )
+        new = [gap for gap in gaps if known is None or gap[3] >= known]
+        if new:
+            columns = [[after.server] * len(new), *map(list, zip(*new, strict=True))]
+            write_deltalake(
+                str(path),
+                pa.Table.from_arrays(
+                    [pa.array(values, field.type) for values, field in zip(columns, _LOST, strict=True)], schema=_LOST
+                ),
+                mode="append",
+                commit_properties=CommitProperties(app_transactions=[Transaction(identity.hex(), after.position)]),
+            )
+            _sync(path, DeltaTable(str(path)), -1 if known is None else DeltaTable(str(path)).version() - 1)
+
+    def set_properties(self, properties: dict[str, str]) -> None:
+        """Set properties of the table, beside those that it has."""
+        error: Exception | None = None
+        for _ in range(_TRIES):
+            table = self.refresh()
+            assert table is not None
+            try:
+                table.alter.set_table_properties(properties, raise_if_not_exists=False)
+            except CommitFailedError as failed:
+                error = failed
+            else:
+                self.refresh()
+                return
+        self._failed(error)
+
+    def _failed(self, error: Exception | None) -> NoReturn:
+        raise JournalError(f"the lake {self} could not be changed: {error and plain(error)}") from error
 
 
-def _extremes(footer: Any, column: int) -> tuple[Any, Any] | None:
-    """Return the lowest and the highest value of a column; None if the footer has no statistics."""
-    found = [footer.row_group(i).column(column).statistics for i in range(footer.num_row_groups)]
-    if not found or any(one is None or not one.has_min_max for one in found):
-        return None
-    return min(one.min for one in found), max(one.max for one in found)
+_RESTORE = "put it back from a copy, or archive into a new lake"
 
 
-def _sync_tree(directory: Path) -> None:
-    for parent, _, files in os.walk(directory):
-        for name in files:
-            _sync(Path(parent, name))
-        _sync(Path(parent))
+def host_of(journal: str) -> str:
+    """Return the name of the host that has a journal, which is a path or a URL."""
+    return (urlsplit(journal).hostname if "://" in journal else None) or gethostname()
 
 
-def _sync(path: Path) -> None:
+def _chain_of(identity: bytes) -> str:
+    """Return the name of the transaction that has the checksum of a journal's last batch."""
+    return f"{identity.hex()}.chain"
+
+
+def plain(error: Exception) -> str:
+    """Return the text of an error of delta-rs in one line, without its prefixes."""
+    return " ".join(str(error).split()).rpartition("rror: ")[2]
+
+
+def _may_match(row: dict[str, Any], selection: Selection) -> bool:
+    """Return False if the statistics of a file exclude that it has selected records."""
+    start, end = selection.start, selection.end
+    since = None if start.time is None else _EPOCH + timedelta(microseconds=start.time)
+    until = None if end.time is None else _EPOCH + timedelta(microseconds=end.time)
+    if not _may_have(row, "time", since, until):
+        return False
+    if selection.streams is not None:
+        return any(
+            _may_have(row, "stream", stream, stream) and _may_have(row, "seq", *selection.seqs(stream))
+            for stream in selection.streams
+        )
+    # A bound of a named stream is not one of the others.
+    named = (start.seqs.keys() | end.seqs.keys()) - {EVERY}
+    return bool(named) or _may_have(row, "seq", *selection.seqs(EVERY))
+
+
+def _may_have(row: dict[str, Any], column: str, first: Any, last: Any) -> bool:
+    """Return False if the statistics of a file exclude values between two bounds; a bound may be None."""
+    least, most = row.get(f"min.{column}"), row.get(f"max.{column}")
+    return (least is None or last is None or least <= last) and (most is None or first is None or first <= most)
+
+
+def _sync(path: Path, table: DeltaTable | None, version: int) -> None:
+    """Make the commits behind ``version`` durable, because delta-rs does not sync the log."""
+    assert table is not None
+    log = path / "_delta_log"
+    for number in range(version + 1, table.version() + 1):
+        sync(log / f"{number:020}.json")
+    sync(log)
+
+
+def sync(path: Path) -> None:
+    """Make a file or a directory durable."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -12,6 +12,7 @@ in the segment that is being written, batches are found by their headers.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -36,10 +37,9 @@ _WORTH_IT = 0.5
 
 @attrs.frozen(slots=True, kw_only=True)
 class Part:
-    """A range of batches in one segment.
+    """Ranges of batches in one segment.
 
-    :ivar first: the position of the first batch
-    :ivar stop: batches that begin before this position belong to the part
+    :ivar ranges: positions (first, stop): batches that begin in one of them belong to the part
     :ivar limit: bytes from this position on are not read
     :ivar chain: the checksum of the last batch, if it is known
     :ivar known: the last number of each stream before the part
@@ -47,16 +47,23 @@ class Part:
     """
 
     base: int
-    first: int
-    stop: int
+    ranges: tuple[tuple[int, int], ...]
     limit: int
     chain: int | None = None
     known: tuple[tuple[str, int], ...] = ()
     until: tuple[tuple[str, int], ...] = ()
 
     @property
+    def first(self) -> int:
+        return self.ranges[0][0]
+
+    @property
+    def stop(self) -> int:
+        return self.ranges[-1][1]
+
+    @property
     def size(self) -> int:
-        return self.stop - self.first
+        return sum(stop - first for first, stop in self.ranges)
 
 
 @attrs.define(eq=False)
@@ -161,6 +168,8 @@ class Planner:
     def _followed(self, extent: Extent, index: PackedIndex, streams: list[str]) -> list[Part]:
         """Return parts with only the batches that contain ``streams``, and the streams' numbers before and in them."""
         ranges: list[tuple[int, int]] = []
+        # A batch may be longer than the spacing of the index: then its range ends where another batch begins.
+        begins = [*(position for position, _ in _index_boundaries(index, extent)), extent.end]
         known: dict[str, int] = {}
         pairs_of: dict[str, list[tuple[int, int]]] = {}
         for stream in streams:
@@ -178,7 +187,9 @@ class Planner:
             for i, (first_seq, position) in enumerate(pairs):
                 following = pairs[i + 1][0] if i + 1 < len(pairs) else last + 1
                 if following > first_wanted and first_seq <= last_wanted:
-                    ranges.append((position, min(position + SPACING, extent.end)))
+                    stop = min(position + SPACING, extent.end)
+                    at = bisect_left(begins, stop)
+                    ranges.append((position, begins[at] if begins[at - 1] == position else stop))
         merged = _merged(ranges)
         begin = extent.base + fmt.SEGMENT_HEADER.size
         if sum(stop - first for first, stop in merged) > _WORTH_IT * (extent.end - begin):
@@ -186,16 +197,15 @@ class Planner:
         return [
             Part(
                 base=extent.base,
-                first=first,
-                stop=stop,
+                ranges=group,
                 limit=extent.end,
-                known=tuple((s, _before(pairs, first, index.last(s))) for s, pairs in pairs_of.items()),
+                known=tuple((s, _before(pairs, group[0][0], index.last(s))) for s, pairs in pairs_of.items()),
                 until=tuple(
-                    (s, min(_before(pairs, stop, index.last(s)), self.selection.seqs(s)[1]))
+                    (s, min(_before(pairs, group[-1][1], index.last(s)), self.selection.seqs(s)[1]))
                     for s, pairs in pairs_of.items()
                 ),
             )
-            for first, stop in merged
+            for group in _grouped(merged, self.piece)
         ]
 
     def _check_joins(self, extent: Extent, stream: str, before: int) -> None:
@@ -223,7 +233,7 @@ class Planner:
                 cuts.append((position, chain))
         cuts.append((stop, None))
         parts = [
-            Part(base=extent.base, first=begin, stop=end, limit=stop, chain=chain)
+            Part(base=extent.base, ranges=((begin, end),), limit=stop, chain=chain)
             for (begin, _), (end, chain) in pairwise(cuts)
         ]
         parts[0] = attrs.evolve(parts[0], known=tuple(known.items()))
@@ -373,6 +383,20 @@ def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             merged.append((first, stop))
     return merged
+
+
+def _grouped(ranges: Sequence[tuple[int, int]], size: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Yield the ranges in groups of about ``size`` bytes."""
+    group: list[tuple[int, int]] = []
+    total = 0
+    for first, stop in ranges:
+        if group and total + stop - first > size:
+            yield tuple(group)
+            group, total = [], 0
+        group.append((first, stop))
+        total += stop - first
+    if group:
+        yield tuple(group)
 
 
 def _before(pairs: Sequence[tuple[int, int]], position: int, otherwise: int) -> int:

@@ -65,6 +65,7 @@ class PartReader:
 
     :ivar schema: schema of the record batches; it may declare columns nullable that are never null
     :ivar skip_gaps: do not raise :class:`JournalGap` for missing numbers
+    :ivar rows, size: a record batch is full with so many records, or bytes of payload
     """
 
     place: Place
@@ -72,6 +73,8 @@ class PartReader:
     selection: Selection
     schema: pa.Schema
     skip_gaps: bool = False
+    rows: int = col.ROWS
+    size: int = col.BYTES
     _streams: dict[str, _Stream] = attrs.field(factory=dict, init=False)
     #: last number of streams that are not in _streams; None if it is unknown
     _floor: int | None = attrs.field(default=None, init=False)
@@ -83,7 +86,12 @@ class PartReader:
         self._pieces = self._empty()
 
     def read(self) -> Iterator[pa.RecordBatch]:
-        """Yield the selected records of the part.
+        """Yield the selected records of the part as record batches; raises the errors of :meth:`pieces`."""
+        for pieces in self.pieces():
+            yield pieces.batch()
+
+    def pieces(self) -> Iterator[Pieces]:
+        """Yield the selected records of the part, as runs of one record batch each.
 
         :raises JournalCorrupt: durable bytes are damaged, or were deleted after the part was planned
         :raises JournalGap: numbers are missing from the journal
@@ -96,22 +104,22 @@ class PartReader:
             raise self._deleted(str(error)) from None
         try:
             with _seldom_collected():
-                yield from self._read(reader)
+                for first, stop in self.part.ranges:
+                    yield from self._read(reader, first, stop)
         except Missing as error:
             raise self._deleted(str(error)) from None
         finally:
             reader.close()
         self._check_end()
         if self._pieces.rows:
-            yield self._pieces.batch(self.schema)
+            yield self._pieces
 
-    def _read(self, reader: SegmentReader) -> Iterator[pa.RecordBatch]:
-        position = self.part.first
+    def _read(self, reader: SegmentReader, position: int, stop: int) -> Iterator[Pieces]:
         chain: int | None = None
         records, timed = fmt.Kind.RECORDS, self.selection.timed
         try:
             for here, kind, mended, length, continued, time, checksum, view, begin, end in _batches(
-                reader, position, self.part.stop, self.part.limit
+                reader, position, stop, self.part.limit
             ):
                 body = view[begin:end]
                 if len(body) != length or crc32c(body, continued) != checksum:
@@ -126,8 +134,8 @@ class PartReader:
                 else:
                     self._entries(fmt.BatchHeader.unpack(view[begin - _BATCH : begin], here), body)
                 position = here + _BATCH + length
-                if self._pieces.rows >= col.ROWS or self._pieces.size >= col.BYTES:
-                    yield self._pieces.batch(self.schema)
+                if self._pieces.rows >= self.rows or self._pieces.size >= self.size:
+                    yield self._pieces
                     self._pieces = self._empty()
             if self.part.chain is not None and chain is not None and chain != self.part.chain:
                 raise fmt.Damage("the checksum of the last batch differs from the one that was planned")
@@ -135,7 +143,7 @@ class PartReader:
             raise describe(self.place, self.part.base, position, self.part.limit, damage) from damage
 
     def _empty(self) -> Pieces:
-        return Pieces(tuple(self.schema.names), self._kinds)
+        return Pieces(self.schema, self._kinds)
 
     def _records(self, body: memoryview, time: int) -> None:
         """Add the runs of a batch if its time is selected; otherwise forget the numbers of the streams."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -119,7 +119,7 @@ def tasks_of(spark: SparkSession, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def rounds_of(spark: SparkSession, what: str, size: int) -> Iterator[Callable[[int, int], object]]:
+def rounds_of(spark: SparkSession | None, what: str, size: int) -> Iterator[Callable[[int, int], object]]:
     """Show a bar of bytes that Spark processes in rounds of up to ``size``; yields a function of bytes done and total.
 
     During a round, the bar advances by the fraction of its tasks that are complete.
@@ -135,7 +135,7 @@ def rounds_of(spark: SparkSession, what: str, size: int) -> Iterator[Callable[[i
         done, total = progress
         draw(done + min(size, total - done) * tasks / of, total)
 
-    with bar(what, DownloadColumn(binary_units=True)) as draw, _watching(spark, estimate):
+    with bar(what, DownloadColumn(binary_units=True)) as draw, _watching(spark, estimate) if spark else nullcontext():
         yield update
 
 

@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fyrehose.spark.lake import Commit, Lake
+import attrs
+
+from fyrehose.journal.offline.places import place
+from fyrehose.spark.columns import COLUMNS as OF_RECORD
+from fyrehose.spark.lake import OLD_DATA, Lake, host_of
+from fyrehose.spark.selection import EVERY, Selection, selection
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-#: Columns of a table: those of a record, and the day on which it was accepted.
-COLUMNS = (
-    "stream",
-    "seq",
-    "time",
-    "source",
-    "producer",
-    "topic",
-    "content_type",
-    "producer_seq",
-    "event_id",
-    "event_time",
-    "payload",
-    "date",
-)
-#: Schema of a lake's files: the same columns, and the keys of its directories.
+#: Columns of a table: the name of the server, those of a record, and the day on which it was accepted.
+COLUMNS = ("server", *OF_RECORD, "date")
+#: Schema of a lake's files: the same columns, and the keys of directories that older versions wrote.
 _LAKE = (
-    "stream string, seq bigint, time timestamp, source string, producer string, topic string, content_type string, "
-    "producer_seq bigint, event_id binary, event_time timestamp, payload binary, "
+    "server string, stream string, seq bigint, time timestamp, source string, producer string, topic string, "
+    "content_type string, producer_seq bigint, event_id binary, event_time timestamp, payload binary, "
     "round string, stream_key string, date date"
 )
+
+#: The largest number that Spark has.
+_LARGEST = (1 << 63) - 1
 
 
 def table(
@@ -41,6 +37,8 @@ def table(
     journal: str | None = None,
     *,
     streams: Iterable[str] | None = None,
+    start: str | None = None,
+    end: str | None = None,
     gaps: str = "error",
 ) -> DataFrame:
     """Return every durable record of a lake, and those of the journal that the lake does not have yet.
@@ -50,6 +48,9 @@ def table(
     :param lake: the lake's directory, which need not exist yet if there is a journal; None for the journal alone
     :param journal: a directory or http://HOST:PORT; None for the lake alone
     :param streams: include only these streams, and open only their files
+    :param start: the first number, or a time, as in the options of the source; only files that may have records behind
+        it are opened
+    :param end: the last number, or the time before which records are included
     :param gaps: ``error``, or ``skip`` to ignore numbers that are missing from the journal
     :raises JournalError: the lake does not exist, or its log is damaged
     :raises ValueError: neither a lake nor a journal is given, or ``streams`` is empty
@@ -57,63 +58,96 @@ def table(
     wanted = None if streams is None else sorted(set(streams))
     if wanted == []:
         raise ValueError("streams is empty; leave it out for all streams")
-    commits = [] if lake is None else (Lake.existing(lake) if journal is None else Lake.at(lake)).commits()
+    target = None if lake is None else Lake.existing(lake) if journal is None else Lake.at(lake)
     parts = []
-    if lake is not None:
-        parts.append(of_lake(spark, Lake.at(lake), commits, wanted))
+    if target is not None:
+        chosen = attrs.evolve(selection(None, start, end), streams=None if wanted is None else frozenset(wanted))
+        parts.append(of_lake(spark, target, chosen))
     if journal is not None:
-        start = commits[-1].end if commits else None
-        parts.append(of_journal(spark, journal, start=start, streams=wanted, gaps=gaps))
+        view = place(journal).view()
+        known = None if target is None else target.progress(view.identity)
+        begin = None if known is None else known.position
+        if begin is not None and gaps == "skip":
+            begin = max(begin, view.start)  # Retention deleted what is between them.
+        server = host_of(journal) if known is None else known.server
+        options = {name: value for name, value in (("start", start), ("end", end)) if value is not None}
+        parts.append(of_journal(spark, journal, server, options, start=begin, streams=wanted, gaps=gaps))
     if not parts:
         raise ValueError("neither a lake nor a journal is given")
     found = parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
     return found.where("stream not like '.%'") if wanted is None else found
 
 
-def of_lake(
-    spark: SparkSession, lake: Lake, commits: Sequence[Commit], streams: Sequence[str] | None = None
-) -> DataFrame:
-    """Return the records of a lake's commits."""
+def of_lake(spark: SparkSession, lake: Lake, chosen: Selection | None = None, server: str | None = None) -> DataFrame:
+    """Return the selected records of the files that a lake's log names, at the version that ``lake`` has loaded.
+
+    :param chosen: streams, and bounds by number and time; its patterns are not used
+
+    :raises JournalCorrupt: a file is missing or was changed
+    """
+    from pyspark.sql import DataFrame
     from pyspark.sql import functions as f
 
-    if streams is None:
-        paths = [str(lake.data / commit.directory) for commit in commits if commit.files]
-    else:
-        # A file of several streams has no stream of its own.
-        paths = sorted(
-            str((lake.data / commit.directory / file.path).parent)
-            for commit in commits
-            for file in commit.files
-            if file.stream is None or file.stream in streams
-        )
-        paths = list(dict.fromkeys(paths))
-    if not paths:
-        return spark.createDataFrame([], _LAKE).select(*COLUMNS)
-    reader = spark.read.schema(_LAKE).option("basePath", str(lake.data)).option("datetimeRebaseMode", "CORRECTED")
-    found = reader.parquet(*paths)
-    if streams is not None:
-        found = found.where(f.col("stream").isin(list(streams)))
-    return found.select(*COLUMNS)
+    files = lake.files(chosen, server)
+    lake.check(files)
+    parts = []
+    # Spark derives columns from directories, and refuses files below directories of several kinds.
+    for old, base in ((False, lake.path), (True, lake.path / OLD_DATA)):
+        paths = [str(lake.path / file.path) for file in files if file.old == old]
+        if paths:
+            reader = spark.read.schema(_LAKE).option("basePath", str(base))
+            parts.append(reader.option("datetimeRebaseMode", "CORRECTED").parquet(*paths).select(*COLUMNS))
+    found = reduce(DataFrame.union, parts) if parts else spark.createDataFrame([], _LAKE).select(*COLUMNS)
+    if lake.upgraded is not None:
+        found = found.withColumn("server", f.coalesce("server", f.lit(lake.upgraded)))
+    if server is not None:
+        found = found.where(f.col("server") == server)
+    return found if chosen is None else _within(found, chosen)
+
+
+def _within(records: DataFrame, chosen: Selection) -> DataFrame:
+    """Return the records of the selected streams, within the selected numbers and times."""
+    from pyspark.sql import Column
+    from pyspark.sql import functions as f
+
+    if chosen.streams is not None:
+        records = records.where(f.col("stream").isin(sorted(chosen.streams)))
+    for bounds, index, fits in ((chosen.start, 0, Column.__ge__), (chosen.end, 1, Column.__le__)):
+        if bounds.time is not None:
+            records = records.where(fits(f.col("time"), f.timestamp_micros(f.lit(bounds.time))))
+        if bounds.seqs:
+            limit = f.lit(min(chosen.seqs(EVERY)[index], _LARGEST))
+            for stream in bounds.seqs.keys() - {EVERY}:
+                limit = f.when(f.col("stream") == stream, min(chosen.seqs(stream)[index], _LARGEST)).otherwise(limit)
+            records = records.where(fits(f.col("seq"), limit))
+    return records
 
 
 def of_journal(
     spark: SparkSession,
     journal: str,
+    server: str,
+    options: Mapping[str, str] | None = None,
     *,
     start: int | None = None,
     stop: int | None = None,
     streams: Sequence[str] | None = None,
     gaps: str = "error",
 ) -> DataFrame:
-    """Return the records of a journal between two positions."""
-    reader = spark.read.format("fyrehose").option("gaps", gaps)
+    """Return the records of a journal between two positions, with the name of its server.
+
+    :param options: others of the source
+    """
+    from pyspark.sql import functions as f
+
+    reader = spark.read.format("fyrehose").option("gaps", gaps).options(**(options or {}))
     if start is not None:
         reader = reader.option("startPosition", start)
     if stop is not None:
         reader = reader.option("endPosition", stop)
     if streams is not None:
         reader = reader.option("streams", json.dumps([escaped(stream) for stream in streams]))
-    return reader.load(journal).withColumn("date", day("time")).select(*COLUMNS)
+    return reader.load(journal).withColumns({"server": f.lit(server), "date": day("time")}).select(*COLUMNS)
 
 
 def day(time: str) -> Column:

@@ -10,7 +10,7 @@ from fyrehose.spark.columns import COLUMNS, Kind, Pieces, arrow_schema
 
 
 def pieces(columns: tuple[str, ...], *kinds: Kind) -> Pieces:
-    made = Pieces(columns, list(kinds))
+    made = Pieces(arrow_schema(columns), list(kinds))
     for i in range(len(kinds)):
         made.runs.append((i, 2, 1 + 2 * i, i, 0, bytes([1, 0, 0, 0, 0, 0, 0, 0]), b"x"))
         made.rows += 2
@@ -29,21 +29,45 @@ def test_a_single_large_run_is_passed_on_where_it_is() -> None:
     one = pieces(("payload",), Kind(0, "s", "src", None, None, None))
     payload = bytearray(b"x")
     one.runs = [(*one.runs[0][:6], payload)]
-    batch = one.batch(arrow_schema(("payload",)))
+    batch = one.batch()
     payload[0] = ord("y")
     assert batch.to_pylist() == [{"payload": b"y"}, {"payload": b""}]
 
 
 def test_constants_that_some_runs_lack() -> None:
     made = pieces(("topic", "source"), Kind(0, "s", "src", None, None, None), Kind(2, "s", "src", None, "", None))
-    batch = made.batch(arrow_schema(("topic", "source")))
+    batch = made.batch()
     assert batch.column("topic").to_pylist() == [None, None, "", ""]
     assert batch.column("source").to_pylist() == ["src"] * 4
     batch.validate(full=True)
 
 
 def test_every_column_has_its_type() -> None:
-    batch = pieces(tuple(COLUMNS), Kind(0, "s", "src", None, None, None)).batch(arrow_schema(tuple(COLUMNS)))
+    batch = pieces(tuple(COLUMNS), Kind(0, "s", "src", None, None, None)).batch()
     assert {field.name: field.type for field in batch.schema} == COLUMNS
     assert isinstance(batch, pa.RecordBatch)
     batch.validate(full=True)
+
+
+def test_runs_of_each_day_are_sorted_by_stream_and_encoded() -> None:
+    names = ("stream", "seq", "topic", "producer_seq", "payload")
+    kinds = [Kind(16, "b", "src", None, None, None), Kind(2, "a", "src", None, "t", None)]
+    made = Pieces(arrow_schema(names, encoded=True), kinds)
+    day = 86_400_000_000
+    for kind, first, time in ((0, 1, day - 1), (1, 1, day - 1), (0, 2, day - 1), (0, 3, day), (1, 2, day)):
+        made.runs.append((kind, 1, first, time, 0, bytes([1, 0, 0, 0]), b"%d" % first))
+        made.rows += 1
+    made.producer_seqs += [bytes([n] + [0] * 7) for n in (7, 8, 9)]
+    days = dict(made.by_day())
+    batch = days[0].batch()
+    batch.validate(full=True)
+    assert [tuple(row.values()) for row in batch.to_pylist()] == [
+        ("a", 1, "t", None, b"1"),
+        ("b", 1, None, 7, b"1"),
+        ("b", 2, None, 8, b"2"),
+    ]
+    assert [tuple(row.values()) for row in days[1].batch().to_pylist()] == [
+        ("a", 2, "t", None, b"2"),
+        ("b", 3, None, 9, b"3"),
+    ]
+    assert pa.types.is_dictionary(batch.schema.field("stream").type)

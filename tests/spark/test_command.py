@@ -21,7 +21,19 @@ def run(*words: object) -> Result:
 
 def test_help_and_unknown_commands() -> None:
     assert "archive" in run("--help").output
-    for name in ("archive", "table", "dedup", "gaps", "rates", "parse", "replay", "verify"):
+    for name in (
+        "archive",
+        "table",
+        "dedup",
+        "gaps",
+        "rates",
+        "parse",
+        "replay",
+        "verify",
+        "optimize",
+        "delete",
+        "upgrade",
+    ):
         assert run(name, "--help").exit_code == 0
     assert run("--version").output.startswith("fyrehose ")
     assert run("archive", "j").exit_code == 2
@@ -58,8 +70,32 @@ def test_from_the_journal_to_answers(
     assert (tmp_path / "rates.png").stat().st_size > 1000
     said = run("parse", *both, "--stream", "web", "--output", tmp_path / "parsed")
     assert said.output.split()[-2:] == ["5", "0"]
+    said = run("optimize", lake, "--keep", "36500d")
+    assert (said.exit_code, said.output.split()[-3:]) == (0, ["0", "1", "0"]), said.output
     said = run("verify", place, lake)
     assert (said.exit_code, f"{count} records are the same" in said.output) == (0, True), said.output
+
+
+def test_archive_and_maintenance_without_spark(
+    written: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    monkeypatch.setattr(command, "_open", lambda *args: 1 / 0)
+    journal, lake = written(), tmp_path / "lake"
+    journal.fill(60)
+    for _ in range(2):
+        said = run("archive", journal.directory, lake, "--engine", "local", "--server", "one")
+        assert said.exit_code == 0, said.output
+        journal.fill(1)
+    said = run("delete", lake, "--where", "stream = 's1'")
+    assert said.output.split()[-1] == str(len(journal.rows(lambda r: r.stream == "s1")))
+    said = run("optimize", lake)
+    assert (said.exit_code, said.output.split()[-3:]) == (0, ["1", "1", "0"]), said.output
+    said = run("archive", journal.directory, lake, "--engine", "local", "--server", "two")
+    assert (said.exit_code, len(said.output.splitlines())) == (1, 1), said.output
+    assert "the journal is 'one' in the lake" in said.output
+    said = run("delete", lake, "--where", "nonsense")
+    assert (said.exit_code, len(said.output.splitlines())) == (1, 1), said.output
 
 
 @pytest.mark.slow

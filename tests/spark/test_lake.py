@@ -1,111 +1,145 @@
-"""The lake's log: a round counts once or not at all."""
+"""The lake's log: a round counts once or not at all, whichever archive commits it."""
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
+from deltalake import DeltaTable
+from deltalake.transaction import AddAction
 
-from fyrehose.errors import JournalError, JournalLocked
-from fyrehose.spark.lake import Commit, File, Lake, round_files
+from fyrehose.errors import ConfigError, JournalError, JournalLocked
+from fyrehose.journal.format import UNKNOWN
+from fyrehose.spark.lake import Lake, Progress
+from fyrehose.spark.selection import Selection
 
-
-def commit(start: int, end: int, directory: str = "") -> Commit:
-    return Commit(start=start, end=end, chain=7, directory=directory, rows=1, gaps=(("ü", 3, 9),), time=5)
-
-
-def test_commits_follow_on_each_other(tmp_path: Path) -> None:
-    lake = Lake.at(tmp_path / "lake")
-    assert lake.commits() == []
-    lake.lock()
-    made = [commit(0, 10), commit(10, 30), commit(30, 31)]
-    for one in made:
-        lake.commit(one)
-    assert Lake.at(f"file://{tmp_path}/lake").commits() == made
-    lake.unlock()
-    lake.unlock()
+ONE, OTHER = bytes(range(16)), bytes(range(1, 17))
 
 
-def test_a_commit_is_what_it_was_packed_from() -> None:
-    whole = Commit(
-        start=1,
-        end=2,
-        chain=None,
-        directory="round=x",
-        rows=4,
-        files=(File(path="a/b.parquet", rows=4, size=9, stream=None, first=1, last=4),),
+def file(lake: Path, name: str, stream: str = "s") -> AddAction:
+    """A file for the log; what is in it does not matter here."""
+    path = lake / "date=2026-01-01" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"x")
+    stats = {"numRecords": 1, "minValues": {"stream": stream}, "maxValues": {"stream": stream}, "nullCount": {}}
+    return AddAction(
+        f"date=2026-01-01/{name}", 1, {"date": "2026-01-01"}, time.time_ns() // 1_000_000, True, json.dumps(stats)
     )
-    assert Commit.unpacked(whole.packed()) == whole
-    with pytest.raises(ValueError, match="another version"):
-        Commit.unpacked(whole.packed().replace(b'"version": 1', b'"version": 2'))
 
 
-def test_damaged_or_missing_commit_is_an_error(tmp_path: Path) -> None:
+def at(position: int, server: str = "one", chain: int | None = 7) -> Progress:
+    return Progress(server=server, position=position, chain=chain)
+
+
+def opened(path: Path, identity: bytes = ONE, server: str = "one") -> Lake:
+    lake = Lake.at(path)
+    lake.admit(identity, server, "default")
+    return lake
+
+
+def test_progress_is_committed_together_with_files(tmp_path: Path) -> None:
+    lake = opened(tmp_path)
+    assert lake.progress(ONE) is None
+    lake.commit(ONE, None, at(10), [file(tmp_path, "1")])
+    lake.commit(ONE, at(10), at(30, chain=None), [file(tmp_path, "2"), file(tmp_path, "3")])
+    again = Lake.existing(f"file://{tmp_path}")
+    assert again.progress(ONE) == at(30, chain=None)
+    assert sorted(found.path for found in again.files()) == [f"date=2026-01-01/{n}" for n in "123"]
+    lake.commit(ONE, at(30, chain=None), at(31, chain=2**32 - 1), [])
+    assert Lake.at(tmp_path).progress(ONE) == at(31, chain=2**32 - 1)
+
+
+def test_second_archive_of_a_journal_cannot_commit_the_same_round(tmp_path: Path) -> None:
+    one, other = opened(tmp_path), opened(tmp_path)
+    one.commit(ONE, None, at(10), [file(tmp_path, "1")])
+    with pytest.raises(JournalLocked, match="another archive of this journal has committed"):
+        other.commit(ONE, None, at(10), [file(tmp_path, "2")])
+    assert [found.path for found in Lake.at(tmp_path).files()] == ["date=2026-01-01/1"]
+    with one.locked(ONE):
+        with other.locked(OTHER):
+            pass
+        with (
+            pytest.raises(JournalLocked, match="another archive of this journal writes to the lake"),
+            other.locked(ONE),
+        ):
+            pass
+    with other.locked(ONE):
+        pass
+
+
+def test_journals_of_several_servers_commit_independently(tmp_path: Path) -> None:
+    one = opened(tmp_path)
+    other = opened(tmp_path, OTHER, "other")  # changes the table, which the first has loaded before
+    one.commit(ONE, None, at(10), [file(tmp_path, "1")])
+    other.commit(OTHER, None, at(99, "other"), [file(tmp_path, "2")])
+    one.commit(ONE, at(10), at(20), [file(tmp_path, "3")])
     lake = Lake.at(tmp_path)
-    lake.lock()
-    for i in range(3):
-        lake.commit(commit(i, i + 1))
-    second = tmp_path / "_fyrehose" / "000000000002.json"
-    data = second.read_bytes()
-    second.write_bytes(data[:20])
-    with pytest.raises(JournalError, match=f"{second} is damaged"):
-        lake.commits()
-    second.unlink()
-    with pytest.raises(JournalError, match="one is missing"):
-        lake.commits()
-    lake.unlock()
+    assert (lake.progress(ONE), lake.progress(OTHER)) == (at(20), at(99, "other"))
+    assert len(lake.files()) == 3
 
 
-def test_lake_is_locked_by_its_writer(tmp_path: Path) -> None:
-    one, other = Lake.at(tmp_path), Lake.at(tmp_path)
-    one.lock()
-    with pytest.raises(JournalLocked, match="one at a time"):
-        other.lock()
-    one.unlock()
-    other.lock()
-    # Where locks do not work, over a network, the log itself says no.
-    one._entry(1).write_bytes(b"{}")
-    other_commits = Lake.commits
-    try:
-        Lake.commits = lambda self: []  # type: ignore[method-assign]
-        with pytest.raises(JournalLocked, match="is there already"):
-            other.commit(commit(0, 1))
-    finally:
-        Lake.commits = other_commits  # type: ignore[method-assign]
-    assert list(tmp_path.glob("_fyrehose/*.new")) == []
-    other.unlock()
+def test_name_of_a_server_is_of_one_journal(tmp_path: Path) -> None:
+    lake = opened(tmp_path)
+    assert lake.admit(ONE, None, "default") == "one"
+    with pytest.raises(ConfigError, match=r"the journal is 'one' in the lake .* not 'two'"):
+        lake.admit(ONE, "two", "default")
+    with pytest.raises(ConfigError, match=r"another journal of the server 'one'; name this one with --server"):
+        lake.admit(OTHER, None, "one")
+    assert lake.admit(OTHER, None, "host") == "host"
+    with pytest.raises(JournalError, match="has no identity"):
+        lake.admit(UNKNOWN, None, "host")
 
 
-def test_uncommitted_rounds_are_removed(tmp_path: Path) -> None:
-    lake = Lake.at(tmp_path)
-    lake.lock()
-    good, bad = lake.begin(0, 10), lake.begin(0, 10)
-    assert good != bad
-    for directory in (good, bad):
-        directory.mkdir(parents=True)
-        directory.joinpath("x").write_text("x")
-    lake.commit(commit(0, 10, good.name))
-    (tmp_path / "_fyrehose" / "000000000002.new").write_text("left over")
-    assert lake.clean() == [bad.name]
-    assert [path.name for path in lake.data.iterdir()] == [good.name]
-    assert lake.clean() == []
-    assert len(lake.commits()) == 1
-    lake.unlock()
+def test_lost_numbers_are_recorded_once(tmp_path: Path) -> None:
+    lake = opened(tmp_path)
+    assert lake.lost() == []
+    gaps = [("ü", 3, 9, 5), ("s", 1, 1, 8)]
+    with pytest.MonkeyPatch.context() as patched:  # killed between the two tables
+        patched.setattr(DeltaTable, "create_write_transaction", lambda *args, **options: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            lake.commit(ONE, None, at(10), [], gaps[:1])
+    lake.commit(ONE, None, at(20), [], gaps)
+    lake.commit(ONE, at(20), at(30), [], [("s", 5, 6, 25)])
+    assert Lake.at(tmp_path).lost() == [("one", "s", 5, 6), ("one", "ü", 3, 9)]
 
 
-def test_files_are_known_by_their_footers(tmp_path: Path) -> None:
-    one = pa.table({"stream": ["a", "a"], "seq": [7, 9]})
-    two = pa.table({"stream": ["a", "b"], "seq": [1, 2]})
-    none = pa.table({"stream": pa.array([], pa.string()), "seq": pa.array([], pa.int64())})
-    for name, table in (("1", one), ("2", two), ("3", none)):
-        (tmp_path / name).mkdir()
-        parquet.write_table(table, tmp_path / name / "x.parquet")
-    found = [(file.path, file.rows, file.stream, file.first, file.last) for file in round_files(tmp_path)]
-    assert found == [("1/x.parquet", 2, "a", 7, 9), ("2/x.parquet", 2, None, 1, 2), ("3/x.parquet", 0, None, 0, 0)]
+def test_files_are_chosen_by_their_statistics(tmp_path: Path) -> None:
+    lake = opened(tmp_path)
+    lake.commit(ONE, None, at(10), [file(tmp_path, "1", "a"), file(tmp_path, "2", "b")])
+    lake.refresh()
+    assert [found.path for found in lake.files(Selection(streams=frozenset("bc")))] == ["date=2026-01-01/2"]
+    assert lake.files(Selection(streams=frozenset("c"))) == []
 
 
-def test_url_of_object_storage_is_refused() -> None:
+def test_missing_or_changed_file_is_an_error_with_its_name(tmp_path: Path) -> None:
+    lake = opened(tmp_path)
+    lake.commit(ONE, None, at(10), [file(tmp_path, "1"), file(tmp_path, "2")])
+    lake.check(lake.files())
+    path = tmp_path / "date=2026-01-01" / "2"
+    path.write_bytes(b"xx")
+    with pytest.raises(JournalError, match=f"{path} has 2 bytes, and the lake's log says 1"):
+        lake.check(lake.files())
+    path.unlink()
+    with pytest.raises(JournalError, match=f"{path} is missing from the lake"):
+        lake.check(lake.files())
+
+
+def test_damaged_log_is_an_error(tmp_path: Path) -> None:
+    lake = opened(tmp_path)
+    lake.commit(ONE, None, at(10), [])
+    newest = max((tmp_path / "_delta_log").glob("*.json"))
+    newest.write_bytes(newest.read_bytes()[:20])
+    with pytest.raises(JournalError, match=f"the log of the lake {tmp_path} cannot be read"):
+        Lake.existing(tmp_path)
+
+
+def test_place_that_is_no_lake(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="is no lake: nothing was archived there"):
+        Lake.existing(tmp_path / "not")
     with pytest.raises(JournalError, match="on a file system"):
         Lake.at("s3a://bucket/lake")
+    (tmp_path / "_fyrehose").mkdir()
+    with pytest.raises(JournalError, match=f"made by an older version.*fyrehose-spark upgrade {tmp_path}"):
+        Lake.at(tmp_path)

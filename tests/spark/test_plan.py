@@ -12,7 +12,9 @@ from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import scan
 from fyrehose.journal.offline.walk import Batch, Extent, walk
 from fyrehose.records import Run
+from fyrehose.spark.columns import arrow_schema
 from fyrehose.spark.plan import Planner, admitted, headers
+from fyrehose.spark.reading import PartReader
 from fyrehose.spark.selection import Bounds, Selection
 
 Opener = Callable[..., Any]
@@ -144,3 +146,25 @@ def test_a_header_that_is_damaged(written: Opener) -> None:
     extent = journal.place.view().segments[0]
     with pytest.raises(JournalCorrupt, match="damaged at byte 64"):
         list(headers(journal.place, extent, 64, extent.end))
+
+
+@pytest.mark.parametrize("size", [10_000, 200_000])
+@pytest.mark.parametrize("patterns", [("*",), ("a",), ("rare",)])
+def test_number_of_parts_is_independent_of_the_size_of_batches(
+    written: Opener, size: int, patterns: tuple[str, ...]
+) -> None:
+    journal = written(segment_size=16 << 20)
+    for i in range(24_000_000 // size):
+        # Every fourth batch, or group of small batches, has a record of "rare".
+        stream = "rare" if i % max(4, 800_000 // size) == 0 else "ab"[i % 2]
+        journal.append(Run.of(stream, [bytes(size)], source="test"))
+    chosen = Selection(patterns=patterns)
+    parts = Planner(journal.place, chosen, piece=4 << 20).parts()
+    assert len(parts) <= 7
+    rows = [
+        row
+        for part in parts
+        for batch in PartReader(journal.place, part, chosen, arrow_schema(("stream", "seq", "payload"))).read()
+        for row in batch.to_pylist()
+    ]
+    assert journal.brief(rows) == journal.rows(lambda r: chosen.wants(r.stream))

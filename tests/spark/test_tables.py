@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fyrehose.errors import JournalError
+from fyrehose.errors import JournalCorrupt, JournalError
+from fyrehose.spark.jobs.archive import archive
+from fyrehose.spark.jobs.gaps import gaps
 from fyrehose.spark.lake import Lake
-from fyrehose.spark.tables import COLUMNS, escaped, of_lake, table
+from fyrehose.spark.tables import COLUMNS, escaped, table
+
+Opener = Callable[..., Any]
 
 
 @pytest.mark.parametrize("stream", ["a", "a*", "[x]", "?", "a]b[c", "*?["])
@@ -23,15 +29,76 @@ def test_a_name_is_a_pattern_for_itself_alone(stream: str) -> None:
 
 @pytest.mark.slow
 def test_a_lake_without_a_round_is_empty_and_one_that_is_not_there_an_error(spark: Any, tmp_path: Any) -> None:
-    lake = Lake.at(tmp_path / "lake")
     with pytest.raises(JournalError, match="is no lake: nothing was archived there"):
         table(spark, tmp_path / "lake")
-    lake.lock()
-    lake.unlock()
-    frame = table(spark, tmp_path / "lake")
-    assert frame.columns == list(COLUMNS)
-    assert frame.count() == 0
-    assert of_lake(spark, None, [], ["s"]).count() == 0  # type: ignore[arg-type]
+    Lake.at(tmp_path / "lake").create()
+    for streams in (None, ["s"]):
+        frame = table(spark, tmp_path / "lake", streams=streams)
+        assert frame.columns == list(COLUMNS)
+        assert frame.count() == 0
+
+
+@pytest.mark.slow
+def test_records_are_those_of_the_files_that_the_log_names(spark: Any, written: Opener, tmp_path: Path) -> None:
+    journal, lake = written(), tmp_path / "lake"
+    journal.fill(100)
+    archive(None, str(journal.directory), lake, server="one", round_bytes=200_000)
+    paths = sorted(lake.rglob("*.parquet"))
+    assert len(paths) > 1
+    paths[0].with_name("part-copy.parquet").write_bytes(paths[0].read_bytes())
+    frame = table(spark, lake)
+    assert frame.count() == len(journal.records)
+    assert {row.server for row in frame.select("server").distinct().collect()} == {"one"}
+    whole = paths[0].read_bytes()
+    paths[0].write_bytes(whole[:-1])
+    with pytest.raises(JournalCorrupt, match=f"{paths[0]} has {len(whole) - 1} bytes"):
+        table(spark, lake)
+    paths[0].unlink()
+    with pytest.raises(JournalCorrupt, match=f"{paths[0]} is missing from the lake"):
+        table(spark, lake)
+
+
+@pytest.mark.slow
+def test_bounds_open_only_files_that_may_have_records(spark: Any, written: Opener, tmp_path: Path) -> None:
+    journal, lake = written(), tmp_path / "lake"
+    for _ in range(4):
+        journal.fill(12, size=20)
+        archive(None, str(journal.directory), lake)
+    journal.fill(12, size=20)  # not archived yet
+    times = sorted({record.time for record in journal.records})
+    middle = str(datetime.fromtimestamp(times[30] / 1e6, UTC))
+
+    def ask(**options: Any) -> tuple[list[tuple[str, int, bytes]], int]:
+        found = table(spark, lake, str(journal.directory), **options)
+        rows = sorted((row.stream, row.seq, bytes(row.payload)) for row in found.collect())
+        return rows, len(table(spark, lake, **options).inputFiles())
+
+    assert ask(start=middle) == (journal.rows(lambda r: r.time >= times[30]), 2)
+    assert ask(end=middle) == (journal.rows(lambda r: r.time < times[30]), 3)
+    assert ask(end="3") == (journal.rows(lambda r: r.seq <= 3), 1)
+    assert ask(streams=["s1"], start="30") == (journal.rows(lambda r: r.stream == "s1" and r.seq >= 30), 2)
+    bounds = {"s1": 20, "s2": 5}
+    rows = journal.rows(lambda r: r.seq >= bounds.get(r.stream, 1))
+    assert ask(start='{"s1": 20, "s2": 5}') == (rows, 4)
+
+
+@pytest.mark.slow
+def test_lake_that_retention_overtook_is_read_over_the_gap(spark: Any, written: Opener, tmp_path: Path) -> None:
+    journal, lake = written(), tmp_path / "lake"
+    journal.fill(20)
+    archive(None, str(journal.directory), lake)
+    journal.fill(300)
+    for segment in journal.segments[:2]:
+        segment.path.unlink()
+    with pytest.raises(Exception, match="retention deleted what was before"):
+        table(spark, lake, str(journal.directory)).count()
+    before = table(spark, lake, str(journal.directory), gaps="skip").count()
+    assert table(spark, lake).count() < before < len(journal.records)
+    lost = archive(None, str(journal.directory), lake, accept_loss=True).gaps
+    assert table(spark, lake, str(journal.directory)).count() == before == len(journal.records) - lost
+    found = gaps(table(spark, lake), Lake.at(lake).lost())
+    assert {gap.kind for gap in found} == {"declared"}
+    assert sum(gap.count for gap in found) == lost
 
 
 def test_a_table_of_nothing(tmp_path: Any) -> None:

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Kills the archive again and again, with ``kill -9``, and looks whether the lake has every record exactly once.
 
-    spark_kill.py [--count N] [--seed S] [--directory DIR] [--busy SECONDS]
+    spark_kill.py [--engine spark|local] [--count N] [--seed S] [--directory DIR] [--busy SECONDS]
 
 A journal is being written and rolled all the time.  ``fyrehose-spark archive --follow`` starts, and after a random time
-one of its processes is killed: the driver (Python), the JVM, one that plans, or one of the workers that read.  If the
-archive lives on after that, it is killed as a whole before the next one starts.  In the end it runs once undisturbed,
-and what its log says is read with PyArrow, without Spark: every record that is durable, once, and as it was written.
+one of its processes is killed: the driver (Python), the JVM, or one of the workers that write.  If the archive lives on
+after that, it is killed as a whole before the next one starts.  With --engine local there is only the driver.  In the
+end it runs once undisturbed, and the lake is read with delta-rs, without Spark: every record that is durable, once, and
+as it was written.
 
 The status is 1 if anything is missing, doubled or different; the directory is kept then.
 """
@@ -26,7 +27,7 @@ from collections import Counter
 from hashlib import sha256
 from pathlib import Path
 
-from pyarrow import parquet
+from deltalake import DeltaTable
 
 from fyrehose.journal.files import Files
 from fyrehose.journal.offline.places import Directory
@@ -34,7 +35,6 @@ from fyrehose.journal.recovery import recover
 from fyrehose.journal.writer import Writer
 from fyrehose.records import Run
 from fyrehose.spark.columns import arrow_schema
-from fyrehose.spark.lake import Lake
 from fyrehose.spark.plan import Planner
 from fyrehose.spark.reading import PartReader
 from fyrehose.spark.selection import Selection
@@ -82,10 +82,11 @@ def descendants(pid: int) -> dict[int, str]:
     return found
 
 
-def start(journal: Path, lake: Path, log: Path, *more: str) -> subprocess.Popen[bytes]:
+def start(journal: Path, lake: Path, log: Path, engine: str, *more: str) -> subprocess.Popen[bytes]:
     """An archive in a session of its own, so that it can be ended as a whole; a task that dies is tried again."""
     command = [sys.executable, "-c", "from fyrehose.spark.command import main; main()", "archive", str(journal)]
-    command += [str(lake), "--master", "local[2,4]", "--memory", "1g", "--round", "300K", "--hold", "lake", *more]
+    command += [str(lake), "--master", "local[2,4]", "--memory", "1g", "--round", "300K", "--hold", "lake"]
+    command += ["--engine", engine, *more]
     environ = os.environ | {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}  # start sooner
     with log.open("ab") as output:
         return subprocess.Popen(command, stdout=output, stderr=output, env=environ, start_new_session=True)
@@ -96,13 +97,13 @@ def kind_of(line: str) -> str | None:
     if "SparkSubmit" in line and "java" in line.split()[0]:
         return "jvm"
     if "pyspark.daemon" in line:
-        return "planner" if "plan_data_source_read" in line else "worker"
+        return "worker"
     return None
 
 
-def disturb(archive: subprocess.Popen[bytes], dice: random.Random) -> str:
-    """Kill one of its processes; which kind it was.  Planners and workers come and go: wait for one."""
-    kind = dice.choice(["driver", "jvm", "planner", "worker"])
+def disturb(archive: subprocess.Popen[bytes], dice: random.Random, engine: str) -> str:
+    """Kill one of its processes; which kind it was.  Workers come and go: wait for one."""
+    kind = dice.choice(["driver", "jvm", "worker"]) if engine == "spark" else "driver"
     patience = time.monotonic() + PATIENCE
     while time.monotonic() < patience:
         below = {pid: kind_of(line) for pid, line in descendants(archive.pid).items()}
@@ -137,18 +138,18 @@ def durable(journal: Path) -> list[Record]:
     return found
 
 
-def archived(lake: Lake) -> list[Record]:
-    """Every record of the rounds that count."""
-    found: list[Record] = []
-    for commit in lake.commits():
-        for file in commit.files:
-            path = lake.data / commit.directory / file.path
-            rows = parquet.ParquetFile(path).read(list(COLUMNS)).to_pylist()
-            found += [(row["stream"], row["seq"], row["payload"]) for row in rows]
-    return found
+def rounds(lake: Path) -> int:
+    """How often the lake was changed."""
+    return DeltaTable(str(lake)).version() if DeltaTable.is_deltatable(str(lake)) else 0
 
 
-def compare(journal: Path, lake: Lake) -> list[str]:
+def archived(lake: Path) -> list[Record]:
+    """Every record of the lake."""
+    rows = DeltaTable(str(lake)).to_pyarrow_table(columns=list(COLUMNS)).to_pylist()
+    return [(row["stream"], row["seq"], row["payload"]) for row in rows]
+
+
+def compare(journal: Path, lake: Path) -> list[str]:
     """What is wrong with the lake."""
     expected, there = durable(journal), Counter(archived(lake))
     problems = [f"{stream} {seq} is missing" for stream, seq, payload in expected if not there[stream, seq, payload]]
@@ -161,6 +162,7 @@ def compare(journal: Path, lake: Lake) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=("spark", "local"), default="spark")
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--busy", type=float, default=12.0, help="kill within so many seconds after the first round")
@@ -171,7 +173,7 @@ def main() -> int:
         write(args.write, args.seed)
     dice = random.Random(args.seed)
     directory = args.directory or Path(tempfile.mkdtemp(prefix="fyrehose-spark-kill-"))
-    journal, lake, log = directory / "journal", Lake(directory / "lake"), directory / "log"
+    journal, lake, log = directory / "journal", directory / "lake", directory / "log"
     writer = subprocess.Popen([sys.executable, __file__, "--write", str(journal), "--seed", str(args.seed)])
     kinds: Counter[str] = Counter()
     archive = None
@@ -182,14 +184,14 @@ def main() -> int:
                 sys.exit("nobody writes")
             time.sleep(0.1)
         for number in range(args.count):
-            rounds = len(lake.commits())
-            archive = start(journal, lake.path, log, "--follow", "--every", "0.5s")
+            before = rounds(lake)
+            archive = start(journal, lake, log, args.engine, "--follow", "--every", "0.5s")
             # Not before the first round of this life, so that it is worth killing; but neither wait for ever.
             patience = time.monotonic() + 180
-            while len(lake.commits()) == rounds and archive.poll() is None and time.monotonic() < patience:
+            while rounds(lake) < before + 2 and archive.poll() is None and time.monotonic() < patience:
                 time.sleep(0.05)
             time.sleep(dice.uniform(0, args.busy))
-            kind = disturb(archive, dice)
+            kind = disturb(archive, dice, args.engine)
             kinds[kind] += 1
             survived = False
             try:
@@ -197,7 +199,7 @@ def main() -> int:
             except subprocess.TimeoutExpired:
                 survived = True
             end(archive)
-            made = len(lake.commits()) - rounds
+            made = rounds(lake) - before
             print(
                 f"{number + 1}: killed {kind}; {made} rounds in this life; it {'lived on' if survived else 'ended'}",
                 flush=True,
@@ -207,7 +209,7 @@ def main() -> int:
         writer.wait()
         if archive is not None:
             end(archive)
-    last = start(journal, lake.path, log, "--round", "1G")
+    last = start(journal, lake, log, args.engine, "--round", "1G")
     status = last.wait()
     problems = [] if status == 0 else [f"the last archive ended with {status}: see {log}"]
     problems += compare(journal, lake)

@@ -2,39 +2,43 @@
 
     journal -> range of positions -> round of Parquet files -> counted -> synced -> committed -> retention hold updated
 
-This is a loop of batch queries rather than a streaming query, because the lake's log is the only checkpoint: nothing
-has to agree with it, and nothing is lost when the driver, the planner or a worker is killed.  Before a round is
-committed, its records are counted against the headers of the journal.
+The lake's log is the only checkpoint: nothing has to agree with it, and nothing is lost when the driver or a worker is
+killed.  Before a round is committed, its records are counted against the headers of the journal.
 """
 
 from __future__ import annotations
 
-import shutil
+import json
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
+from deltalake.transaction import AddAction
 
-from fyrehose.errors import JournalCorrupt
+from fyrehose.errors import JournalCorrupt, JournalError
 from fyrehose.journal import format as fmt
 from fyrehose.journal.offline.places import CHUNK, Missing, Place, place
 from fyrehose.journal.offline.view import View
-from fyrehose.spark import tables
-from fyrehose.spark.lake import Commit, File, Lake, round_files
-from fyrehose.spark.plan import admitted, check, missing, walk
+from fyrehose.spark import rounds
+from fyrehose.spark.gaps import starting_ends
+from fyrehose.spark.jobs.optimize import optimize
+from fyrehose.spark.lake import Gap, Lake, Progress, host_of
+from fyrehose.spark.plan import Planner, admitted, check, missing, walk
+from fyrehose.spark.selection import Selection
+from fyrehose.spark.showing import own_error
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
 
 #: Size of a round, in bytes of the journal: large enough for Parquet files, and small enough to be repeated.
 ROUND = 1 << 30
 #: How often a retention hold is updated, in seconds, while there is nothing to copy.
 HEARTBEAT = 60.0
-
-#: Names of streams that are used as names of directories; others are replaced by a digest.
-_PLAIN = "^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 
 
 @attrs.frozen(kw_only=True)
@@ -48,7 +52,7 @@ class Account:
     rows: int
     continued: int | None
     chain: int | None
-    gaps: tuple[tuple[str, int, int], ...]
+    gaps: tuple[Gap, ...]
 
 
 @attrs.define
@@ -62,65 +66,69 @@ class Archived:
     rounds: int = 0
     rows: int = 0
     size: int = 0  #: of the files, in bytes
-    gaps: int = 0  #: numbers that the journal declares as lost
-    removed: int = 0  #: rounds that were not committed
+    gaps: int = 0  #: numbers that are declared as lost
 
 
 def archive(
-    spark: SparkSession,
+    spark: SparkSession | None,
     journal: str,
     lake: str | Path,
     *,
+    server: str | None = None,
     follow: bool = False,
     every: float = 60.0,
     hold: str | None = None,
     round_bytes: int = ROUND,
-    by_stream: bool = True,
-    variant: bool = False,
+    optimize_every: float = 0.0,
+    keep: float | None = None,
+    accept_loss: bool = False,
     progress: Callable[[Archived, View], object] = lambda done, view: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Archived:
     """Archive the durable records of a journal; with ``follow``, continue with new records until ``stop()``.
 
+    :param spark: the session whose tasks write the files; None: this process writes them, without Spark and Java
+    :param server: name of the journal in the lake; by default its host
     :param every: interval of rounds with ``follow``, in seconds; a full round begins earlier
     :param hold: name of the archive's retention hold (``fyrehose journal holds``); None: it registers none
     :param round_bytes: size of a round, in bytes of the journal
-    :param by_stream: write a directory for each stream; use False for thousands of small streams
-    :param variant: add a column ``json`` of the payloads whose content type is application/json
+    :param optimize_every: merge small files this often with ``follow``, in seconds; 0: never
+    :param keep: delete days that ended longer ago whenever files are merged, in seconds; None: keep all
+    :param accept_loss: declare numbers lost that retention deleted before they were archived, and continue behind them
     :param progress: called before the first round and after each
     :raises JournalCorrupt: data is damaged, or was deleted before it was archived; the lake has all records before it
-    :raises JournalLocked: another archive writes to the lake
+    :raises JournalLocked: another archive of the journal writes to the lake
     """
     source, target = place(journal), Lake.at(lake)
-    target.lock()
-    try:
-        run = _Run(spark, journal, source, target, hold, round_bytes, by_stream, variant)
-        removed = len(target.clean())
-        run.done = Archived(run.resume(source.view()), removed=removed)
+    view = source.view()
+    name = target.admit(view.identity, server, host_of(journal))
+    engine = rounds.local if spark is None else rounds.on(spark)
+    with target.locked(view.identity):
+        run = _Run(engine, journal, source, target, name, view.identity, hold, round_bytes, optimize_every, keep)
+        if accept_loss:
+            run.accept_loss(view)
         return run.loop(follow, every, progress, stop)
-    finally:
-        target.unlock()
 
 
 @attrs.define(eq=False)
 class _Run:
-    spark: SparkSession
+    engine: rounds.Engine
     journal: str
     source: Place
     lake: Lake
+    server: str
+    identity: bytes
     hold: str | None
     round_bytes: int
-    by_stream: bool
-    variant: bool
+    optimize_every: float
+    keep: float | None
     done: Archived = attrs.field(init=False)
-    _chain: int | None = attrs.field(default=None, init=False)
     _reported: float = attrs.field(default=float("-inf"), init=False)
+    _optimized: float = attrs.field(factory=time.monotonic, init=False)
 
-    def resume(self, view: View) -> int:
-        """Return the position at which to resume."""
-        commits = self.lake.commits()
-        self._chain = commits[-1].chain if commits else None
-        return commits[-1].end if commits else view.start
+    def __attrs_post_init__(self) -> None:
+        before = self.lake.progress(self.identity)
+        self.done = Archived(self.source.view().start if before is None else before.position)
 
     def loop(
         self, follow: bool, every: float, progress: Callable[[Archived, View], object], stop: Callable[[], bool]
@@ -139,7 +147,8 @@ class _Run:
                 check(self.source, view, self.done.position, self.done.position)  # says that it is another journal
             elif follow:
                 self.report(HEARTBEAT)
-                time.sleep(min(1.0, max(0.05, every - waited)) if behind else 0.5)
+                self.optimize()
+                time.sleep(min(1.0, max(0.05, every - waited)) if behind else min(0.5, max(0.05, every / 4)))
             else:
                 break
         self.report(0)
@@ -147,68 +156,72 @@ class _Run:
 
     def round(self, view: View) -> None:
         """Archive one round, completely or not at all."""
-        start = self.done.position
+        before, start = self.lake.progress(self.identity), self.done.position
         end = admitted(self.source, start, view.mark, 1 << 62, self.round_bytes)
         account = account_of(self.source, view, start, end)
-        if None not in (self._chain, account.continued) and self._chain != account.continued:
+        if before is not None and None not in (before.chain, account.continued) and before.chain != account.continued:
             raise JournalCorrupt(
                 f"{self.journal} does not go on at position {start} from what the lake {self.lake} has: it is another "
                 "journal, or was put back from another copy; use a lake of its own"
             )
-        directory = self.lake.begin(start, end)
-        try:
-            commit = self._written(directory, start, end, account)
-        except BaseException:
-            shutil.rmtree(directory, ignore_errors=True)
-            raise
-        self.lake.commit(commit)
-        self._chain = account.chain
+        actions = [action for found in self._written(start, end, account) for action in found]
+        after = Progress(server=self.server, position=end, chain=account.chain)
+        about = {"server": self.server, "start": start, "end": end, "rows": account.rows}
+        self.lake.commit(self.identity, before, after, actions, account.gaps, about)
         self.done.position = end
         self.done.rounds += 1
-        self.done.rows += commit.rows
-        self.done.size += sum(file.size for file in commit.files)
-        self.done.gaps += sum(last - first + 1 for _, first, last in commit.gaps)
+        self.done.rows += account.rows
+        self.done.size += sum(action.size for action in actions)
+        self.done.gaps += sum(last - first + 1 for _, first, last, _ in account.gaps)
         self.report(0)
 
-    def _written(self, directory: Path, start: int, end: int, account: Account) -> Commit:
-        files: tuple[File, ...] = ()
-        if account.rows:
-            rows = tables.of_journal(self.spark, self.journal, start=start, stop=end, gaps="skip")
-            self._write(rows, directory)
-            files = tuple(round_files(directory))
-        written = sum(file.rows for file in files)
+    def _written(self, start: int, end: int, account: Account) -> list[list[AddAction]]:
+        """Write the files of a round, and check that they have as many records as the journal."""
+        parts = Planner(self.source, Selection(), rounds.PART, skip_gaps=True).parts(start, end) if account.rows else []
+        tasks = [
+            rounds.Task(
+                place=self.source,
+                part=part,
+                server=self.server,
+                lake=self.lake.path,
+                name=f"part-{start:016x}-{number:05}",
+            )
+            for number, part in enumerate(parts)
+        ]
+        try:
+            found = list(self.engine(tasks)) if tasks else []
+        except Exception as error:
+            raise own_error(error) or error from None
+        written = sum(json.loads(action.stats)["numRecords"] for actions in found for action in actions)
         if written != account.rows:
             raise JournalCorrupt(
-                f"{directory} has {written} records, and the journal has {account.rows} between the positions {start} "
-                f"and {end}; nothing was committed"
+                f"the files of the round have {written} records, and the journal has {account.rows} between the "
+                f"positions {start} and {end}; nothing was committed"
             )
-        return Commit(
-            start=start,
-            end=end,
-            chain=account.chain,
-            directory=directory.name if files else "",
-            rows=written,
-            files=files,
-            gaps=account.gaps,
-            time=time.time_ns() // 1000,
-        )
+        return found
 
-    def _write(self, rows: DataFrame, directory: Path) -> None:
-        from pyspark.sql import functions as f
+    def accept_loss(self, view: View) -> None:
+        """Declare the numbers lost that retention deleted before they were archived, and continue behind them."""
+        before = self.lake.progress(self.identity)
+        if before is None or before.position >= view.start:
+            return
+        has = self.lake.ends(self.server)
+        ends = starting_ends(self.source, view.segments[0])
+        gaps = [(s, has.get(s, 0) + 1, last, view.start - 1) for s, last in ends.items() if last > has.get(s, 0)]
+        after = Progress(server=self.server, position=view.start, chain=None)
+        about = {"server": self.server, "start": before.position, "end": view.start, "rows": 0, "accepted": len(gaps)}
+        self.lake.commit(self.identity, before, after, [], gaps, about)
+        self.done.position = view.start
+        self.done.gaps += sum(last - first + 1 for _, first, last, _ in gaps)
 
-        stream = f.col("stream")
-        digest = f.concat(f.lit("~"), f.substring(f.sha2(stream.cast("binary"), 256), 1, 32))
-        key = f.when(stream.rlike(_PLAIN), stream).otherwise(digest) if self.by_stream else f.lit("~")
-        if self.variant:
-            is_json = f.col("content_type") == "application/json"
-            rows = rows.withColumn("json", f.when(is_json, f.try_parse_json(f.col("payload").cast("string"))))
-        (
-            rows.withColumn("stream_key", key)
-            .write.partitionBy("stream_key", "date")
-            .option("compression", "zstd")
-            .option("parquet.block.size", 64 << 20)
-            .parquet(str(directory))
-        )
+    def optimize(self) -> None:
+        """Merge small files, if it is time."""
+        if self.optimize_every and time.monotonic() - self._optimized >= self.optimize_every:
+            try:
+                optimize(self.lake.path, keep=self.keep)
+            except JournalError as error:  # Another archive does the same at this moment, or will.
+                log.warning("%s", error)
+            self._optimized = time.monotonic()
 
     def report(self, at_least: float) -> None:
         """Say to retention how far we have come, if we did not within so many seconds."""
@@ -223,7 +236,7 @@ def account_of(source: Place, view: View, start: int, end: int) -> Account:
     :raises JournalCorrupt: a header is damaged, or a segment is missing
     """
     rows, first, last = 0, None, None
-    gaps: list[tuple[str, int, int]] = []
+    gaps: list[Gap] = []
     for extent in view.segments:
         if extent.end <= start or extent.base >= end:
             continue
@@ -238,7 +251,8 @@ def account_of(source: Place, view: View, start: int, end: int) -> Account:
                 rows += header.records
                 if header.kind is fmt.Kind.GAP:
                     body = reader.batch(header.position)[1]
-                    gaps += [(e.stream, e.first, e.last) for e in fmt.entries(body, header.parts) if e.stream]
+                    entries = fmt.entries(body, header.parts)
+                    gaps += [(e.stream, e.first, e.last, position) for e in entries if e.stream]
                 first = first or header
                 last = header
                 position = header.end

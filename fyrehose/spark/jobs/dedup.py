@@ -1,10 +1,10 @@
 """``dedup``: find duplicate records, which a producer sent again because it received no acknowledgement.
 
-Two records are duplicates if their stream, source, producer's host, producer_seq, event_id and payload are equal, and
-the second was accepted within ``within`` of the first.  The producer's port is ignored, because a producer that sends
-again has reconnected; the payload is compared, because some protocols start again from 1.  Records of one connection
-(the same port) are not duplicates unless they have the same event_id: a log may have equal lines, and lumberjack
-numbers each window from 1.
+Two records are duplicates if their server, stream, source, producer's host, producer_seq, event_id and payload are
+equal, and the second was accepted within ``within`` of the first.  The producer's port is ignored, because a producer
+that sends again has reconnected; the payload is compared, because some protocols start again from 1.  Records of one
+connection (the same port) are not duplicates unless they have the same event_id: a log may have equal lines, and
+lumberjack numbers each window from 1.
 
 A record without producer_seq and event_id is never a duplicate, because two messages may have the same payload.
 """
@@ -25,8 +25,11 @@ def doubles(records: DataFrame, within: str = WITHIN) -> DataFrame:
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
-    same = Window.partitionBy("stream", "source", "who", "producer_seq", "event_id", "size", "digest").orderBy("seq")
+    same = Window.partitionBy(
+        "server", "stream", "source", "who", "producer_seq", "event_id", "size", "digest"
+    ).orderBy("seq")
     keyed = records.where("producer_seq is not null or event_id is not null").select(
+        "server",
         "stream",
         "seq",
         "time",
@@ -44,12 +47,13 @@ def doubles(records: DataFrame, within: str = WITHIN) -> DataFrame:
     repeated = f.col("event_id").isNull() & port_known & (f.lag("producer").over(same) == f.col("producer"))
     begins = f.when(f.lag("seq").over(same).isNull() | late | f.coalesce(repeated, f.lit(False)), f.col("seq"))
     found = keyed.withColumn("first_seq", f.last(begins, ignorenulls=True).over(same))
-    return found.where("first_seq <> seq").select("stream", "seq", "first_seq", "time", "source", "producer")
+    return found.where("first_seq <> seq").select("server", "stream", "seq", "first_seq", "time", "source", "producer")
 
 
 def without_doubles(records: DataFrame, within: str = WITHIN) -> DataFrame:
     """Return ``records`` without duplicates, for a batch DataFrame."""
-    return records.join(doubles(records, within).select("stream", "seq"), ["stream", "seq"], "left_anti")
+    key = ["server", "stream", "seq"]
+    return records.join(doubles(records, within).select(*key), key, "left_anti")
 
 
 def without_doubles_live(records: DataFrame, within: str = WITHIN) -> DataFrame:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 #: Columns that identify a producer that numbers its messages.
-PRODUCER = ("stream", "source", "producer")
+PRODUCER = ("server", "stream", "source", "producer")
+#: Columns that identify a stream: servers number the records of streams of the same name independently.
+STREAM = ("server", "stream")
 
 
 @attrs.frozen(slots=True, kw_only=True)
@@ -57,14 +59,14 @@ class _Block:
 
 def gaps(
     records: DataFrame,
-    declared: Iterable[tuple[str, int, int]] = (),
+    declared: Iterable[tuple[Any, ...]] = (),
     *,
-    keys: Sequence[str] = ("stream",),
+    keys: Sequence[str] = STREAM,
     number: str = "seq",
 ) -> list[Gap]:
     """Return the missing and duplicate numbers between the first and the last of each key.
 
-    :param declared: ranges (stream, first, last) that the journal declares lost; they get the kind ``declared``
+    :param declared: ranges (*key, first, last) that the journal declares lost; they get the kind ``declared``
     """
     blocks = _blocks(records, keys, number)
     inside = _inside(records, keys, number, [block for block in blocks if not block.full])
@@ -90,14 +92,14 @@ def holes(key: tuple[Any, ...], numbers: Sequence[int]) -> Iterator[Gap]:
             yield Gap(key=key, first=before + 1, last=number - 1, kind="missing")
 
 
-def explained(found: Iterable[Gap], declared: Sequence[tuple[str, int, int]]) -> Iterator[Gap]:
+def explained(found: Iterable[Gap], declared: Sequence[tuple[Any, ...]]) -> Iterator[Gap]:
     """Yield the gaps again, split so that ranges that the journal declares lost have the kind ``declared``."""
     for gap in found:
         at = gap.first
         if gap.kind == "missing":
-            for stream, first, last in sorted(declared):
+            for *key, first, last in sorted(declared):
                 first, last = max(first, at), min(last, gap.last)
-                if gap.key[0] != stream or first > last:
+                if gap.key != tuple(key) or first > last:
                     continue
                 if first > at:
                     yield attrs.evolve(gap, first=at, last=first - 1)

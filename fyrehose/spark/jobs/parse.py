@@ -1,4 +1,8 @@
-"""``parse``: parse JSON payloads as VARIANT, or by a schema; payloads that are not JSON are written separately."""
+"""``parse``: parse JSON payloads as VARIANT, or by a schema; payloads that do not fit have a column of their own.
+
+value      the document: a VARIANT, or a struct of the schema
+rescued    the payload, where it is not JSON in UTF-8, or a field does not have the type that the schema gives it
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_GOOD, _BAD = "parsed", "unparsed"
+_MISFIT = "_misfit"
 
 
 def parsed(records: DataFrame, schema: str | None = None) -> DataFrame:
-    """Add a column ``value`` with the payload as VARIANT, or as a struct of ``schema`` (a DDL string).
+    """Add the columns ``value`` and ``rescued``; each document is parsed once, however many columns the schema has.
 
-    ``value`` is null where the payload is not JSON in UTF-8, or does not fit the schema.
+    ``value`` is null where nothing of the payload fits; a field of it is null where it does not have the schema's type.
+
+    :param schema: a DDL string, such as ``level string, ms double``; None for VARIANT
     """
     from pyspark.sql import functions as f
 
@@ -22,22 +28,28 @@ def parsed(records: DataFrame, schema: str | None = None) -> DataFrame:
     if schema is None:
         value = f.try_parse_json(text)
     else:
-        # from_json makes a row of nulls of what it cannot understand: the column for the corrupt tells them apart.
-        whole = f.from_json(text, f"{schema}, _corrupt string", {"columnNameOfCorruptRecord": "_corrupt"})
-        value = f.when(whole["_corrupt"].isNull(), whole.dropFields("_corrupt"))
-    return records.withColumn("value", f.when(f.is_valid_utf8(text), value))
+        value = f.from_json(text, f"{schema}, {_MISFIT} string", {"columnNameOfCorruptRecord": _MISFIT})
+    # In a column of its own: Spark would parse again for every expression that names a field of the value.
+    found = records.withColumn("value", f.when(f.is_valid_utf8(text), value))
+    if schema is None:
+        return found.withColumn("rescued", f.when(f.col("value").isNull(), f.col("payload")))
+    fits = f.col("value").isNotNull() & f.col(f"value.{_MISFIT}").isNull()
+    names = found.select("value.*").columns
+    empty = f.array(*(f.col(f"value.{name}").isNull() for name in names if name != _MISFIT))
+    nothing = f.col(f"value.{_MISFIT}").isNotNull() & f.forall(empty, lambda null: null)
+    return found.withColumns(
+        {
+            "rescued": f.when(~fits, f.col("payload")),
+            "value": f.when(~nothing, f.col("value").dropFields(_MISFIT)),
+        }
+    )
 
 
 def parse(records: DataFrame, output: str | Path, schema: str | None = None) -> tuple[int, int]:
-    """Write parsed records to OUTPUT/parsed, and the others unchanged to OUTPUT/unparsed; return both counts.
-
-    Running it again replaces both.
-    """
+    """Write parsed records to ``output``, replacing it; return how many fit, and how many were rescued."""
     from pyspark.sql import functions as f
 
-    good, bad = str(Path(output) / _GOOD), str(Path(output) / _BAD)
-    both = parsed(records, schema)
-    both.where(f.col("value").isNotNull()).drop("payload").write.mode("overwrite").parquet(good)
-    both.where(f.col("value").isNull()).drop("value").write.mode("overwrite").parquet(bad)
-    spark = records.sparkSession
-    return spark.read.parquet(good).count(), spark.read.parquet(bad).count()
+    parsed(records, schema).drop("payload").write.mode("overwrite").parquet(str(output))
+    rescued = f.count("rescued")
+    total, bad = records.sparkSession.read.parquet(str(output)).agg(f.count("*"), rescued).collect()[0]
+    return total - bad, bad

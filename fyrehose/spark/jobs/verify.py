@@ -1,8 +1,8 @@
-"""``verify``: compare a lake with its journal, column by column.
+"""``verify``: compare a lake with its journal, column by column, and check the lake's files.
 
 Both sides are counted in blocks of numbers, with a checksum over every column of every record; blocks that differ are
 told with their stream and their numbers.  Only what both have can be compared: numbers that retention has deleted are
-counted as unchecked.
+counted as unchecked.  Files have a checksum for each page, so those are checked, too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
+from pyarrow import ArrowException, parquet
 
+from fyrehose.errors import JournalCorrupt
 from fyrehose.journal.offline.places import place
 from fyrehose.spark import tables
 from fyrehose.spark.lake import Lake
@@ -48,26 +50,34 @@ class Verified:
 
 
 def verify(spark: SparkSession, journal: str, lake: str | Path) -> Verified:
-    """Compare the records that both the lake and the journal have.
+    """Compare the records that both the lake and the journal have, and check every file of the lake.
 
-    :raises JournalCorrupt: the journal is damaged
+    :raises JournalCorrupt: the journal is damaged, or a file of the lake is damaged, missing or changed
     """
-    target = Lake.existing(lake)
-    commits = target.commits()
-    if not commits:
+    from pyspark.sql import functions as f
+
+    target, view = Lake.existing(lake), place(journal).view()
+    known = target.progress(view.identity)
+    files = target.files()
+    if files:
+        target.check(files)
+        paths = [str(target.path / file.path) for file in files]
+        damaged = spark.sparkContext.parallelize(paths, len(paths)).map(damage_of).filter(bool).collect()
+        if damaged:
+            raise JournalCorrupt(f"{damaged[0]}; put it back from a copy, or archive into a new lake")
+    if known is None:
         return Verified(checked=0, unchecked=0, differences=())
-    # The lake's rounds from the oldest on that the journal has whole.
-    kept = place(journal).view().start
-    both = [commit for commit in commits if commit.start >= kept]
-    only_lake = sum(commit.rows for commit in commits if commit.start < kept)
-    if not both:
-        return Verified(checked=0, unchecked=only_lake, differences=())
-    ours = _blocks(tables.of_lake(spark, target, both))
-    theirs = _blocks(tables.of_journal(spark, journal, start=both[0].start, stop=both[-1].end, gaps="skip"))
-    joined = ours.alias("l").join(theirs.alias("j"), ["stream", "block"], "full_outer")
-    checked, differences = 0, []
+    # Only the start and the end of what both have can be seen from the journal alone.
+    stop = max(known.position, view.start)
+    theirs = tables.of_journal(spark, journal, known.server, start=view.start, stop=stop, gaps="skip")
+    ours = tables.of_lake(spark, target, server=known.server)
+    kept = theirs.groupBy("stream").agg(f.min("seq").alias("kept"))
+    both = ours.join(f.broadcast(kept), "stream").where("seq >= kept").drop("kept")
+    joined = _blocks(both).alias("l").join(_blocks(theirs).alias("j"), ["stream", "block"], "full_outer")
+    checked, in_both, differences = 0, 0, []
     for row in joined.selectExpr("stream", "block", "l.rows", "l.sum", "j.rows", "j.sum").toLocalIterator():
         stream, block, in_lake, lake_sum, in_journal, journal_sum = row
+        in_both += in_lake or 0
         if (in_lake, lake_sum) == (in_journal, journal_sum):
             checked += in_lake
         else:
@@ -82,7 +92,18 @@ def verify(spark: SparkSession, journal: str, lake: str | Path) -> Verified:
                 )
             )
     differences.sort(key=lambda one: (one.stream, one.first))
-    return Verified(checked=checked, unchecked=only_lake, differences=tuple(differences))
+    return Verified(checked=checked, unchecked=ours.count() - in_both, differences=tuple(differences))
+
+
+def damage_of(path: str) -> str | None:
+    """Return what is wrong with a Parquet file, by the checksums of its pages; None if nothing is."""
+    try:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            for _ in file.iter_batches(columns=None):
+                pass
+    except (OSError, ArrowException) as error:
+        return f"{path} is damaged: {str(error).splitlines()[0]}"
+    return None
 
 
 def _blocks(records: DataFrame) -> DataFrame:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -9,12 +12,13 @@ from struct import pack
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
+from pyarrow import parquet
 
 from fyrehose.errors import JournalCorrupt, JournalLocked
 from fyrehose.journal import holds
 from fyrehose.records import Run
-from fyrehose.spark import tables
-from fyrehose.spark.jobs import archive as module
+from fyrehose.spark import rounds, tables
 from fyrehose.spark.jobs.archive import account_of, archive
 from fyrehose.spark.lake import Lake
 
@@ -25,6 +29,12 @@ def brief(frame: Any) -> list[tuple[str, int, bytes]]:
     return sorted(
         (row.stream, row.seq, bytes(row.payload)) for row in frame.select("stream", "seq", "payload").collect()
     )
+
+
+def stored(lake: Path, server: str | None = None) -> list[tuple[str, int, bytes]]:
+    """What the lake has, read by delta-rs."""
+    rows = DeltaTable(str(lake)).to_pyarrow_table(columns=["server", "stream", "seq", "payload"]).to_pylist()
+    return sorted((row["stream"], row["seq"], row["payload"]) for row in rows if server in (None, row["server"]))
 
 
 def test_an_account_is_what_the_headers_say(written: Opener) -> None:
@@ -56,15 +66,113 @@ def test_everything_once_in_several_rounds_and_runs(spark: Any, written: Opener,
     assert done.rounds == len(told) - 1 > 1
     assert done.rows == len(journal.records)
     assert [hold.position for hold in holds.registered(journal.directory)] == [done.position]
-    assert archive(spark, place, lake).rounds == 0
+    assert archive(None, place, lake).rounds == 0
     # What is behind the lake comes from the journal: nothing is missing, and nothing is there twice.
     journal.fill(20)
     assert brief(tables.table(spark, lake, place)) == journal.rows()
     assert len(brief(tables.table(spark, lake))) == done.rows
     assert brief(tables.table(spark, lake, place, streams=["s1"])) == journal.rows(lambda r: r.stream == "s1")
     assert brief(tables.table(spark, None, place, streams=["s1"])) == journal.rows(lambda r: r.stream == "s1")
-    archive(spark, place, lake)
+    archive(None, place, lake)
     assert brief(tables.table(spark, lake)) == brief(tables.table(spark, lake, place)) == journal.rows()
+    assert stored(lake) == journal.rows()
+
+
+def test_files_are_sorted_by_stream_and_number(written: Opener, tmp_path: Path) -> None:
+    journal, lake = written(), tmp_path / "lake"
+    journal.fill(100)
+    done = archive(None, str(journal.directory), lake, server="web1")
+    assert (done.rows, stored(lake, "web1")) == (len(journal.records), journal.rows())
+    for file in Lake.at(lake).files():
+        table = parquet.read_table(lake / file.path, columns=["stream", "seq"], partitioning=None).to_pylist()
+        keys = [(row["stream"], row["seq"]) for row in table]
+        assert keys == sorted(keys)
+        assert file.path.startswith("date=2023-11-14/part-")
+        assert len(keys) == file.rows
+
+
+def test_records_of_each_day_are_in_its_directory(written: Opener, tmp_path: Path) -> None:
+    journal, lake = written(), tmp_path / "lake"
+    journal.fill(5)
+    for _ in range(2):  # The journal does not follow a clock that steps by more than an hour.
+        journal.now[0] += 3_500_000_000
+        journal.fill(5)
+    archive(None, str(journal.directory), lake)
+    assert sorted({file.path[:15] for file in Lake.at(lake).files()}) == ["date=2023-11-14", "date=2023-11-15"]
+    assert stored(lake) == journal.rows()
+
+
+def test_a_round_that_fails_commits_nothing(written: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal, lake = written(), tmp_path / "lake"
+    journal.fill(20)
+    place = str(journal.directory)
+    with monkeypatch.context() as patched:
+        patched.setattr(rounds, "local", lambda tasks: [])
+        with pytest.raises(JournalCorrupt, match=r"have 0 records, and the journal has 50 .*nothing was committed"):
+            archive(None, place, lake)
+    with monkeypatch.context() as patched:  # killed between the writing and the commit
+        patched.setattr(Lake, "commit", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            archive(None, place, lake)
+    assert len(list(lake.rglob("*.parquet"))) == 1
+    assert stored(lake) == []
+    assert archive(None, place, lake).rows == len(journal.records)
+    assert stored(lake) == journal.rows()
+
+
+def test_archive_of_another_journal_or_an_older_copy_is_refused(written: Opener, tmp_path: Path) -> None:
+    one, lake = written("one"), tmp_path / "lake"
+    for i in range(5):
+        one.append(Run.of("s", [b"%3d" % i], source="test"))
+    copy = tmp_path / "copy"
+    one.close()
+    copy.mkdir()
+    for path in one.directory.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    for number in (1, 2):
+        again = written("one")
+        again.append(Run.of("s", [b"%3d" % number], source="test"))
+        again.close()
+    archive(None, str(one.directory), lake)
+    with pytest.raises(JournalCorrupt, match="it is another journal"):
+        archive(None, str(copy), lake, hold="lake")
+    assert holds.registered(copy) == []
+    identity = Lake.at(lake).servers()
+    with (
+        Lake.at(lake).locked(bytes.fromhex(next(iter(identity)))),
+        pytest.raises(JournalLocked, match="another archive"),
+    ):
+        archive(None, str(one.directory), lake)
+
+
+def test_journals_of_several_servers_are_in_one_lake(written: Opener, tmp_path: Path) -> None:
+    one, other, lake = written("one"), written("other"), tmp_path / "lake"
+    one.fill(30)
+    other.fill(50)
+    archive(None, str(one.directory), lake, server="one", round_bytes=60_000)
+    archive(None, str(other.directory), lake, server="other")
+    one.fill(10)
+    archive(None, str(one.directory), lake)
+    assert (stored(lake, "one"), stored(lake, "other")) == (one.rows(), other.rows())
+
+
+def test_numbers_that_retention_deleted_can_be_declared_lost(written: Opener, tmp_path: Path) -> None:
+    journal, lake = written(), tmp_path / "lake"
+    place = str(journal.directory)
+    journal.fill(20)
+    archive(None, place, lake, server="one")
+    first = len(journal.records)
+    journal.fill(300)
+    for segment in journal.segments[:2]:
+        segment.path.unlink()
+    with pytest.raises(JournalCorrupt, match="retention deleted"):
+        archive(None, place, lake)
+    done = archive(None, place, lake, accept_loss=True)
+    assert done.rows + done.gaps + first == len(journal.records)
+    lost = {(stream, n) for _, stream, a, b in Lake.at(lake).lost() for n in range(a, b + 1)}
+    assert len(lost) == done.gaps > 0
+    assert stored(lake) == journal.rows(lambda r: (r.stream, r.seq) not in lost)
+    assert archive(None, place, lake, accept_loss=True).rounds == 0
 
 
 @pytest.mark.slow
@@ -95,7 +203,7 @@ def test_names_and_times_that_are_odd(spark: Any, written: Opener, tmp_path: Pat
                 event_ids=bytes(range(32)),
             )
         )
-    archive(spark, str(journal.directory), lake)
+    archive(None, str(journal.directory), lake)
     # A name that begins with a dot is one of the server's own, which are there for who asks for them.
     assert brief(tables.table(spark, lake)) == journal.rows(lambda r: r.stream != "..")
     assert brief(tables.table(spark, lake, streams=names)) == journal.rows()
@@ -113,93 +221,30 @@ def test_names_and_times_that_are_odd(spark: Any, written: Opener, tmp_path: Pat
         assert stored[record.stream, record.seq] == expected
 
 
-@pytest.mark.slow
-def test_many_streams_in_files_by_date(spark: Any, written: Opener, tmp_path: Path) -> None:
-    journal, lake = written(), tmp_path / "lake"
-    journal.append(*(Run.of(f"s{i}", [b"x"], source="test") for i in range(60)))
-    archive(spark, str(journal.directory), lake, by_stream=False)
-    assert len(list(lake.rglob("*.parquet"))) == 1
-    assert brief(tables.table(spark, lake)) == journal.rows()
-    assert brief(tables.table(spark, lake, streams=["s7"])) == [("s7", 1, b"x")]
-
-
-@pytest.mark.slow
-def test_a_round_that_fails_leaves_nothing(
-    spark: Any, written: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    journal, lake = written(), tmp_path / "lake"
-    journal.fill(20)
-    place = str(journal.directory)
-    with monkeypatch.context() as patched:
-        patched.setattr(module, "round_files", lambda directory: iter(()))
-        with pytest.raises(JournalCorrupt, match=r"has 0 records, and the journal has 50 .*nothing was committed"):
-            archive(spark, place, lake)
-    assert list((lake / "data").iterdir()) == []
-    with monkeypatch.context() as patched:  # killed between the writing and the commit
-        patched.setattr(Lake, "commit", lambda self, commit: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            archive(spark, place, lake)
-    assert len(list((lake / "data").iterdir())) == 1
-    assert brief(tables.table(spark, lake, place)) == journal.rows()
-    done = archive(spark, place, lake)
-    assert (done.removed, done.rows) == (1, len(journal.records))
-    assert brief(tables.table(spark, lake)) == journal.rows()
-
-
-@pytest.mark.slow
-def test_a_lake_is_of_one_journal(spark: Any, written: Opener, tmp_path: Path) -> None:
-    one, other, lake = written("one"), written("other"), tmp_path / "lake"
-    for i in range(5):
-        one.append(Run.of("s", [b"%3d" % i], source="test"))
-    archive(spark, str(one.directory), lake)
-    for i in range(9):
-        other.append(Run.of("s", [b"%3d" % (i + 100)], source="test"))
-    with pytest.raises(JournalCorrupt, match="it is another journal"):
-        archive(spark, str(other.directory), lake)
-    shorter = written("shorter")
-    shorter.append(Run.of("s", [b"x"], source="test"))
-    with pytest.raises(JournalCorrupt, match="it is another journal"):
-        archive(spark, str(shorter.directory), lake, hold="lake")
-    assert holds.registered(shorter.directory) == []
-    holder = Lake.at(lake)
-    holder.lock()
-    with pytest.raises(JournalLocked):
-        archive(spark, str(one.directory), lake)
-    holder.unlock()
-
-
-@pytest.mark.slow
-def test_damage_stops_the_archive_and_nothing_is_left_out(spark: Any, written: Opener, tmp_path: Path) -> None:
+def test_damage_stops_the_archive_and_nothing_is_left_out(written: Opener, tmp_path: Path) -> None:
     journal, lake = written(), tmp_path / "lake"
     journal.fill(100)
     path = journal.flip(journal.segments[1].base + 50_000)
-    with pytest.raises(Exception, match=f"{path} is damaged"):
-        archive(spark, str(journal.directory), lake, round_bytes=250_000)
-    whole = Lake.at(lake).commits()
-    assert whole
-    assert whole[-1].end <= journal.segments[1].base + 50_000
-    before = journal.place.view().segments[0]
-    assert sum(commit.rows for commit in whole) == len(journal.read(stop=whole[-1].end))
-    assert before.base == 0
+    with pytest.raises(JournalCorrupt, match=f"{path} is damaged"):
+        archive(None, str(journal.directory), lake, round_bytes=250_000)
+    progress = Lake.at(lake).progress(journal.place.view().identity)
+    assert progress is not None
+    assert 0 < progress.position <= journal.segments[1].base + 50_000
+    assert stored(lake) == journal.brief(journal.read(stop=progress.position))
 
 
-@pytest.mark.slow
-def test_it_follows_until_it_is_stopped(spark: Any, written: Opener, tmp_path: Path) -> None:
+def test_it_follows_until_it_is_stopped(written: Opener, tmp_path: Path) -> None:
     journal, lake = written(), tmp_path / "lake"
     journal.fill(10)
-
-    def more(done: Any, view: Any) -> None:
-        if done.rounds < 3:
-            journal.fill(5)
-
     state: list[Any] = []
 
     def told(done: Any, view: Any) -> None:
         state[:] = [done]
-        more(done, view)
+        if done.rounds < 3:
+            journal.fill(5)
 
     done = archive(
-        spark,
+        None,
         str(journal.directory),
         lake,
         follow=True,
@@ -209,30 +254,74 @@ def test_it_follows_until_it_is_stopped(spark: Any, written: Opener, tmp_path: P
         stop=lambda: bool(state) and state[0].rounds >= 3,
     )
     assert done.rounds == 3
-    assert brief(tables.table(spark, lake)) == journal.rows()
+    assert stored(lake) == journal.rows()
 
 
-@pytest.mark.slow
-def test_numbers_that_are_declared_lost_are_in_the_log(spark: Any, written: Opener, tmp_path: Path) -> None:
+def test_numbers_that_are_declared_lost_are_in_the_lake(written: Opener, tmp_path: Path) -> None:
     journal, lake = written(), tmp_path / "lake"
     journal.fill(20)
     journal.close()
     journal.flip(5_000)
     journal = written(quarantine=True)
-    done = archive(spark, str(journal.directory), lake)
-    commits = Lake.at(lake).commits()
-    assert done.gaps == sum(last - first + 1 for commit in commits for _, first, last in commit.gaps) > 0
+    done = archive(None, str(journal.directory), lake)
+    assert done.gaps == sum(last - first + 1 for _, _, first, last in Lake.at(lake).lost()) > 0
     assert done.rows == len(journal.read(skip_gaps=True))
 
 
+ARCHIVE = [sys.executable, "-c", "from fyrehose.spark.command import main; main()", "archive", "--engine", "local"]
+
+
+def start(journal: Any, lake: Path) -> subprocess.Popen[bytes]:
+    """An archive in a process of its own, which has committed a round."""
+    options = ["--server", journal.directory.name, "--follow", "--every", "50ms", "--round", "20K"]
+    before = position(journal, lake)
+    process = subprocess.Popen([*ARCHIVE, str(journal.directory), str(lake), *options], stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while position(journal, lake) == before:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        journal.fill(1)
+        time.sleep(0.05)
+    return process
+
+
+def position(journal: Any, lake: Path) -> int:
+    progress = Lake.at(lake).progress(journal.place.view().identity)
+    return 0 if progress is None else progress.position
+
+
 @pytest.mark.slow
-def test_json_as_variant(spark: Any, written: Opener, tmp_path: Path) -> None:
-    journal, lake, random = written(), tmp_path / "lake", Random(1)
-    payloads = [b'{"a": 1}', b"no json", b'{"a": "\xff"}', random.randbytes(9)]
-    journal.append(Run.of("s", payloads, source="test", content_type="application/json"))
-    journal.append(Run.of("s", [b'{"a": 2}'], source="test"))
-    archive(spark, str(journal.directory), lake, variant=True)
-    files = [str(path) for path in lake.rglob("*.parquet")]
-    rows = spark.read.parquet(*files).selectExpr("seq", "try_variant_get(json, '$.a', 'int') a").sort("seq").collect()
-    assert [row.a for row in rows] == [1, None, None, None, None]
-    assert brief(tables.table(spark, lake)) == journal.rows()
+@pytest.mark.live
+def test_archive_that_is_killed_again_and_again_has_everything_once(written: Opener, tmp_path: Path) -> None:
+    journal, lake, dice = written(), tmp_path / "lake", Random(7)
+    for _ in range(6):
+        process = start(journal, lake)
+        until = time.monotonic() + dice.uniform(0, 0.5)
+        while time.monotonic() < until:
+            journal.fill(2)
+        process.kill()
+        process.wait()
+    archive(None, str(journal.directory), lake)
+    assert stored(lake) == journal.rows()
+
+
+@pytest.mark.slow
+@pytest.mark.live
+def test_two_servers_archive_into_one_lake_while_they_are_killed(written: Opener, tmp_path: Path) -> None:
+    journals, lake, dice = [written("one"), written("other")], tmp_path / "lake", Random(9)
+    running = [start(journal, lake) for journal in journals]
+    for _ in range(5):
+        until = time.monotonic() + dice.uniform(0, 0.5)
+        while time.monotonic() < until:
+            for journal in journals:
+                journal.fill(1)
+        chosen = dice.randrange(2)
+        running[chosen].kill()
+        running[chosen].wait()
+        running[chosen] = start(journals[chosen], lake)
+    for process in running:
+        process.terminate()
+        assert process.wait(60) == 0
+    for journal in journals:
+        archive(None, str(journal.directory), lake)
+        assert stored(lake, journal.directory.name) == journal.rows()

@@ -11,7 +11,7 @@ import pytest
 from fyrehose.spark.jobs.dedup import doubles, without_doubles, without_doubles_live
 
 SCHEMA = (
-    "stream string, seq bigint, time timestamp, source string, producer string, producer_seq bigint, "
+    "server string, stream string, seq bigint, time timestamp, source string, producer string, producer_seq bigint, "
     "event_id binary, payload binary"
 )
 
@@ -20,7 +20,7 @@ def rows() -> list[tuple[Any, ...]]:
     at = datetime(2026, 1, 1)
 
     def row(seq: int, seconds: int, producer: str, number: int | None, event: bytes | None, payload: bytes) -> Any:
-        return ("s", seq, at + timedelta(seconds=seconds), "figg", producer, number, event, payload)
+        return ("one", "s", seq, at + timedelta(seconds=seconds), "figg", producer, number, event, payload)
 
     return [
         row(1, 0, "h:1", 1, None, b"a"),
@@ -39,7 +39,8 @@ def rows() -> list[tuple[Any, ...]]:
         row(15, 3603, "h:6", 1, None, b"line"),  # the second of them again
         row(16, 3604, "name", 1, None, b"line 2"),  # a name, of any connection
         row(17, 3605, "name", 1, None, b"line 2"),
-        ("t", 12, at, "figg", "h:1", 1, None, b"a"),  # another stream
+        ("one", "t", 12, at, "figg", "h:1", 1, None, b"a"),  # another stream
+        ("two", "s", 18, at, "figg", "h:1", 1, None, b"a"),  # another server
     ]
 
 
@@ -48,7 +49,7 @@ def test_doubles_and_nothing_else(spark: Any) -> None:
     frame = spark.createDataFrame(rows(), SCHEMA)
     found = sorted((row.stream, row.seq, row.first_seq) for row in doubles(frame).collect())
     assert found == [("s", 3, 2), ("s", 4, 2), ("s", 10, 9), ("s", 15, 14), ("s", 17, 16)]
-    assert sorted(row.seq for row in without_doubles(frame).collect()) == [1, 2, 5, 6, 7, 8, 9, 11, 12, 13, 14, 16]
+    assert sorted(row.seq for row in without_doubles(frame).collect()) == [1, 2, 5, 6, 7, 8, 9, 11, 12, 13, 14, 16, 18]
     assert (11, 1) in {(row.seq, row.first_seq) for row in doubles(frame, "2 hours").collect()}
 
 

@@ -51,16 +51,18 @@ def test_gaps_of_a_table(spark: Any) -> None:
     random = Random(2)
     seqs = {"a": list(range(1, 120_000)), "b": [5], "c": list(range(40_000, 40_010))}
     lost = sorted(random.sample(range(2, 119_000), 5))
-    rows = [(stream, seq, "src", "p1", seq * 2 if stream == "c" else None) for stream in seqs for seq in seqs[stream]]
-    rows = [row for row in rows if row[0] != "a" or row[1] not in lost] + [("a", 119_500, "src", "p1", None)]
-    schema = "stream string, seq bigint, source string, producer string, producer_seq bigint"
+    rows = [
+        ("one", stream, seq, "src", "p1", seq * 2 if stream == "c" else None) for stream in seqs for seq in seqs[stream]
+    ]
+    rows = [row for row in rows if row[1] != "a" or row[2] not in lost] + [("one", "a", 119_500, "src", "p1", None)]
+    schema = "server string, stream string, seq bigint, source string, producer string, producer_seq bigint"
     frame = spark.createDataFrame(rows, schema)
-    found = gaps(frame, [("a", lost[0], lost[0])])
-    assert {(gap.key[0], gap.first, gap.kind) for gap in found} == {
+    found = gaps(frame, [("one", "a", lost[0], lost[0])])
+    assert {(gap.key[1], gap.first, gap.kind) for gap in found} == {
         ("a", lost[0], "declared"),
         *(("a", seq, "missing") for seq in lost[1:]),
         ("a", 119_500, "double"),
     }
     of_producers = gaps(frame, keys=PRODUCER, number="producer_seq")
     assert [gap.first for gap in of_producers] == list(range(80_001, 80_018, 2))
-    assert {gap.key for gap in of_producers} == {("c", "src", "p1")}
+    assert {gap.key for gap in of_producers} == {("one", "c", "src", "p1")}

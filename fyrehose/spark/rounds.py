@@ -1,0 +1,139 @@
+"""Write a part of a journal as Parquet files of a lake, and describe them for the lake's log.
+
+    in: a task: a part of a journal      out: the AddActions of its files, one for each day
+
+This function is all that an archive does with records.  It runs in tasks of Spark, or in the process itself; either
+way records become columns by PyArrow and do not pass through Spark's rows.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from datetime import date, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+import pyarrow as pa
+from deltalake.transaction import AddAction
+from pyarrow import compute, parquet
+
+from fyrehose.journal.offline.places import Place
+from fyrehose.spark.columns import COLUMNS, ENCODED, Pieces, arrow_schema
+from fyrehose.spark.lake import PARTITION, sync
+from fyrehose.spark.plan import Part
+from fyrehose.spark.reading import PartReader
+from fyrehose.spark.selection import Selection
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: Size of a part, which becomes a file, in bytes of the journal.
+PART = 64 << 20
+#: Most records of a row group, which a reader skips if its statistics exclude it.
+GROUP = 1 << 18
+
+_SCHEMA = arrow_schema(tuple(COLUMNS), encoded=True)
+_STRINGS = ["server", *(field.name for field in _SCHEMA if field.type == ENCODED)]
+#: Statistics help to skip; those of payloads would only make files larger.
+_MEASURED = ["server", "stream", "seq", "time", "source", "topic", "event_time"]
+_NO_LIMIT = 1 << 62
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class Task:
+    """A part of a journal to write; can be pickled.
+
+    :ivar server: the name of the journal in the lake
+    :ivar lake: the directory of the lake
+    :ivar name: beginning of the names of the files
+    """
+
+    place: Place
+    part: Part
+    server: str
+    lake: Path
+    name: str
+
+
+#: Runs tasks, and yields the actions of each.
+Engine = Callable[[list[Task]], Iterable[list[AddAction]]]
+
+
+def local(tasks: list[Task]) -> Iterator[list[AddAction]]:
+    """Run tasks in this process, one after another."""
+    return map(write, tasks)
+
+
+def on(spark: SparkSession) -> Engine:
+    """Return the engine that runs tasks by Spark."""
+    return lambda tasks: spark.sparkContext.parallelize(tasks, len(tasks)).map(write).collect()
+
+
+def write(task: Task) -> list[AddAction]:
+    """Write the records of a part, sorted by stream and number, to one Parquet file for each day.
+
+    The files are durable when this returns; they are part of the lake when their actions are committed.
+
+    :raises JournalCorrupt: durable bytes are damaged, or were deleted after the part was planned
+    """
+    reader = PartReader(task.place, task.part, Selection(), _SCHEMA, True, _NO_LIMIT, _NO_LIMIT)
+    return [_write_day(task, day, of_day) for pieces in reader.pieces() for day, of_day in pieces.by_day()]
+
+
+def _write_day(task: Task, day: int, pieces: Pieces) -> AddAction:
+    when = str(date(1970, 1, 1) + timedelta(day))
+    # A task that runs again, while it is not known to have ended, must not touch the file of the first run.
+    path = f"{PARTITION}={when}/{task.name}-{uuid.uuid4().hex[:12]}.parquet"
+    target = task.lake / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    batch = pieces.batch()
+    server = pa.DictionaryArray.from_arrays(pa.array(np.zeros(batch.num_rows, np.int32)), pa.array([task.server]))
+    table = pa.Table.from_batches([batch]).add_column(0, "server", server)
+    parquet.write_table(
+        table,
+        target,
+        row_group_size=GROUP,
+        compression="zstd",
+        use_dictionary=_STRINGS,
+        column_encoding={"seq": "DELTA_BINARY_PACKED", "time": "DELTA_BINARY_PACKED"},
+        write_statistics=_MEASURED,
+        write_page_checksum=True,
+        store_schema=False,
+    )
+    for durable in (target, target.parent, task.lake):
+        sync(durable)
+    return AddAction(
+        path=path,
+        size=target.stat().st_size,
+        partition_values={PARTITION: when},
+        modification_time=time.time_ns() // 1_000_000,
+        data_change=True,
+        stats=statistics(table),
+    )
+
+
+def statistics(table: pa.Table) -> str:
+    """Return the statistics of a file for Delta's log: those by which readers skip files."""
+    streams = table["stream"].unique().to_pylist()
+    seq, times = (compute.min_max(table[name].combine_chunks()) for name in ("seq", "time"))
+    least = {"stream": min(streams), "seq": seq["min"].as_py(), "time": _text(times["min"])}
+    most = {"stream": max(streams), "seq": seq["max"].as_py(), "time": _text(times["max"])}
+    server = table["server"][0].as_py()
+    return json.dumps(
+        {
+            "numRecords": table.num_rows,
+            "minValues": {"server": server} | least,
+            "maxValues": {"server": server} | most,
+            "nullCount": dict.fromkeys(("server", "stream", "seq", "time"), 0),
+        },
+        ensure_ascii=False,
+    )
+
+
+def _text(moment: Any) -> str:
+    return str(moment.as_py().isoformat(timespec="microseconds").replace("+00:00", "Z"))

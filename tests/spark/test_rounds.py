@@ -1,0 +1,124 @@
+"""The files of a round; other programs read them while a lake is written and merged, and its archive is killed."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import duckdb
+import polars
+import pytest
+from deltalake import DeltaTable
+
+from fyrehose.records import Run
+from fyrehose.spark.jobs.archive import archive
+from fyrehose.spark.jobs.optimize import optimize
+from fyrehose.spark.plan import Planner
+from fyrehose.spark.rounds import Task, write
+
+Opener = Callable[..., Any]
+Rows = list[tuple[str, int, bytes]]
+COLUMNS = ["stream", "seq", "payload"]
+
+
+def by_duckdb(lake: Path) -> Rows:
+    files = DeltaTable(str(lake)).file_uris()
+    query = "select stream, seq, payload from read_parquet($files, hive_partitioning = true) where date > '2023-01-01'"
+    with duckdb.connect() as connection:
+        return connection.execute(query, {"files": files}).fetchall() if files else []
+
+
+def by_polars(lake: Path) -> Rows:
+    return list(polars.scan_delta(str(lake)).select(COLUMNS).collect().iter_rows())
+
+
+def by_pandas(lake: Path) -> Rows:
+    return list(DeltaTable(str(lake)).to_pandas(columns=COLUMNS).itertuples(index=False, name=None))
+
+
+def by_arrow(lake: Path) -> Rows:
+    table = DeltaTable(str(lake)).to_pyarrow_dataset().to_table(columns=COLUMNS)
+    return list(zip(*(table[name].to_pylist() for name in COLUMNS), strict=True))
+
+
+READERS = [by_duckdb, by_polars, by_pandas, by_arrow]
+
+
+def task(journal: Any, lake: Path) -> Task:
+    part = Planner(journal.place, skip_gaps=True).parts()[0]
+    return Task(place=journal.place, part=part, server="one", lake=lake, name="part")
+
+
+def test_task_that_runs_again_writes_another_file(written: Opener, tmp_path: Path) -> None:
+    journal = written()
+    journal.fill(20)
+    found = [action for _ in range(2) for action in write(pickle.loads(pickle.dumps(task(journal, tmp_path))))]
+    assert len({action.path for action in found}) == 2
+    assert all((tmp_path / action.path).stat().st_size == action.size for action in found)
+
+
+def test_statistics_are_those_of_the_records(written: Opener, tmp_path: Path) -> None:
+    journal = written()
+    for name in ("b", "ü", "a"):
+        journal.append(Run.of(name, [b"x", b"y"], source="test"))
+    (action,) = write(task(journal, tmp_path))
+    assert json.loads(action.stats) == {
+        "numRecords": 6,
+        "minValues": {"server": "one", "stream": "a", "seq": 1, "time": "2023-11-14T22:13:21.000000Z"},
+        "maxValues": {"server": "one", "stream": "ü", "seq": 2, "time": "2023-11-14T22:13:23.000000Z"},
+        "nullCount": {"server": 0, "stream": 0, "seq": 0, "time": 0},
+    }
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_every_reader_has_every_record(read: Callable[[Path], Rows], written: Opener, tmp_path: Path) -> None:
+    journal, lake = written(), tmp_path / "lake"
+    for _ in range(3):
+        journal.fill(20)
+        archive(None, str(journal.directory), lake)
+    assert sorted(read(lake)) == journal.rows()
+    optimize(lake)
+    assert sorted(read(lake)) == journal.rows()
+
+
+@pytest.mark.slow
+@pytest.mark.live
+def test_readers_see_whole_rounds_while_an_archive_runs_and_is_killed(written: Opener, tmp_path: Path) -> None:
+    journal, lake, dice = written(), tmp_path / "lake", Random(3)
+    options = ["--engine", "local", "--follow", "--every", "20ms", "--round", "50K", "--optimize", "1s"]
+    program = "from fyrehose.spark.command import main; main()"
+    command = [sys.executable, "-c", program, "archive", str(journal.directory), str(lake), *options]
+    archive(None, str(journal.directory), lake)
+    asked, seen = 0, 0
+    for _ in range(4):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        until = time.monotonic() + dice.uniform(3, 5)
+        try:
+            while time.monotonic() < until:
+                journal.fill(3)
+                at_least = {stream: seq for stream, seq, _ in sorted(dice.choice(READERS)(lake))}
+                # As it was committed before the question, and at most as it is written after it.
+                rows = sorted(dice.choice(READERS)(lake))
+                assert len(rows) == len(set(rows)), "a record is there twice"
+                ends: dict[str, int] = {}
+                for stream, seq, _ in rows:
+                    assert seq == ends.get(stream, 0) + 1, "a record is missing"
+                    ends[stream] = seq
+                assert all(ends[stream] >= seq for stream, seq in at_least.items())
+                assert set(rows) <= set(journal.rows())
+                asked, seen = asked + 1, max(seen, len(rows))
+        finally:
+            process.kill()
+            process.wait()
+    assert asked > 4
+    assert seen > 0
+    archive(None, str(journal.directory), lake)
+    for read in READERS:
+        assert sorted(read(lake)) == journal.rows()
