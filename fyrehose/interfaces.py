@@ -360,9 +360,3 @@ class IClientPlugin(IProtocolPlugin):
 
     def tailer(reactor: Any, host: str, port: int) -> Any:
         """Return an :class:`ITailer` that is not connected yet, or None if the protocol cannot subscribe."""
-
-
-class IClients(Interface):
-    """The module ``cli`` of a protocol's folder, until its plugin provides :class:`IClientPlugin`."""
-
-    default_port = Attribute("The port on which its servers listen by default.")

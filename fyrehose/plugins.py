@@ -15,13 +15,10 @@ error, where Twisted's ``getPlugins`` would hide it.
 from __future__ import annotations
 
 import traceback
-from functools import partial
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pkgutil import iter_modules
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 from zope.interface.verify import verifyObject
 
@@ -34,9 +31,6 @@ GROUP = "fyrehose.protocols"
 
 #: Plugins of Fyrehose outside the folder of protocols: the administration of the server.
 OTHERS = {"admin": "fyrehose.admin.plugin"}
-
-#: The functions of a module ``cli`` that make clients.
-CLIENTS = ("publisher", "tailer", "transactional_publisher")
 
 
 def names() -> list[str]:
@@ -81,41 +75,3 @@ def _own() -> dict[str, EntryPoint]:
 def _entries() -> dict[str, EntryPoint]:
     """Return the plugins of all packages; no package can replace one of Fyrehose."""
     return {entry.name: entry for entry in entry_points(group=GROUP)} | _own()
-
-
-def load_clients(name: str) -> Any:
-    """Return the module ``cli`` beside the plugin *name*, or None without one."""
-    module = f"{protocols.__name__}.{name}.cli"
-    return import_module(module) if name in _own() and find_spec(module) is not None else None
-
-
-def with_module_cli(name: str) -> Any:
-    """Return the plugin *name* with the clients of its module ``cli``, as an ``IClientPlugin``; None without one.
-
-    This is a transition: a plugin is to provide :class:`fyrehose.interfaces.IClientPlugin` itself.
-    """
-    module = load_clients(name)
-    if module is None:
-        return None
-
-    class Late:
-        """A client that is made when its stream is known."""
-
-        def __init__(self, *arguments: Any, make: Any) -> None:
-            self.arguments, self.make = arguments, make
-
-        def prepare(self, stream: str | None) -> None:
-            reactor, host, port, *rest = self.arguments
-            self.made = self.make(reactor, host, port, stream, *rest)
-
-        def subscribe(self, stream: str | None, take: Any, after: int | None = None, lost: Any = None) -> None:
-            self.made = self.make(*self.arguments, stream, after, take, lost)
-
-        def publish(self, stream: str | None, payload: bytes) -> Any:
-            return self.made.publish(payload)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.made, name)
-
-    made = {kind: partial(Late, make=getattr(module, kind)) for kind in CLIENTS if hasattr(module, kind)}
-    return SimpleNamespace(default_port=module.default_port, settings=load(name).settings, **made)

@@ -87,8 +87,6 @@ def server(protocol: str, place: tuple[str, int | None], tls: str | None = None)
     """
     plugin: Any = plugins.load(protocol)
     if not IClientPlugin.providedBy(plugin):
-        plugin = plugins.with_module_cli(protocol)  # only until the last module ``cli`` of a protocol is gone
-    if plugin is None:
         raise ConfigError(f"protocol {protocol} has no command-line client; see --protocol")
     if tls is not None and not all(tls.split(",")):  # An empty value must not turn encryption off silently.
         raise ConfigError(f"invalid --tls {tls!r}: expected PEM files CA[,CERT[,KEY]]")

@@ -8,8 +8,11 @@ from fyrehose.lazy import lazily
 
 if TYPE_CHECKING:
     from fyrehose.protocols.backbone.client import BackboneClient
+    from fyrehose.protocols.backbone.server import BackboneProtocol
     from fyrehose.protocols.backbone.settings import Settings
 else:
-    __getattr__, __dir__ = lazily(__name__, {"client": "BackboneClient", "settings": "Settings"})
+    __getattr__, __dir__ = lazily(
+        __name__, {"client": "BackboneClient", "server": "BackboneProtocol", "settings": "Settings"}
+    )
 
-__all__ = ["BackboneClient", "Settings"]
+__all__ = ["BackboneClient", "BackboneProtocol", "Settings"]

@@ -8,11 +8,20 @@ from fyrehose.lazy import lazily
 
 if TYPE_CHECKING:
     from fyrehose.protocols.relink.client import RelinkClient
+    from fyrehose.protocols.relink.publisher import TransactionalPublisher
+    from fyrehose.protocols.relink.reader import RelinkReader
     from fyrehose.protocols.relink.server import RelinkFactory, RelinkProtocol
     from fyrehose.protocols.relink.settings import Settings
 else:
     __getattr__, __dir__ = lazily(
-        __name__, {"client": "RelinkClient", "server": "RelinkFactory RelinkProtocol", "settings": "Settings"}
+        __name__,
+        {
+            "client": "RelinkClient",
+            "publisher": "TransactionalPublisher",
+            "reader": "RelinkReader",
+            "server": "RelinkFactory RelinkProtocol",
+            "settings": "Settings",
+        },
     )
 
-__all__ = ["RelinkClient", "RelinkFactory", "RelinkProtocol", "Settings"]
+__all__ = ["RelinkClient", "RelinkFactory", "RelinkProtocol", "RelinkReader", "Settings", "TransactionalPublisher"]
