@@ -153,13 +153,13 @@ class AdminProtocol(WebProtocol):
             body, content_type = self.admin.page[request.path[0]]
             headers = {"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer"}
             self.session.respond(200, body, content_type, headers)
-        elif request.path == ("metrics",):
-            registry = self.admin.registry if self._may_see_names(request) else self.admin.registry_without_streams
-            self.session.respond(200, metrics.text(registry), metrics.CONTENT_TYPE)
-        elif request.path[0] == "api":
-            self._api(request)
+        elif (answer := self.routes.get(_route(request.path))) is not None:
+            answer(self, request)
         else:
-            self._refuse(404, "no-such-path", "unknown path; use /, /metrics, /health, /ready or /api/status")
+            paths = "/, /metrics, /health, /ready or /api/status"
+            if request.path[0] == "api":
+                paths = "/api/status, /api/streams, /api/subscribers, /api/events or /api/streams/NAME/tail"
+            self._refuse(404, "no-such-path", f"unknown path; use {paths}")
 
     handlers = WebProtocol.handlers | on(Request, on_request)
 
@@ -180,38 +180,62 @@ class AdminProtocol(WebProtocol):
         passed = ready if check == "ready" else self.admin.broker.journal.state is not JournalState.FAILED
         self.session.respond(200 if passed else 503, json.dumps({"ok": passed, "journal": state}).encode() + b"\n")
 
-    def _api(self, request: Request) -> None:
-        path, match = request.path, request.query.get("match", "")
-        if len(path) == 2 and path[1] in ("status", "streams", "subscribers"):
-            self._list(request, path[1], match)
-        elif path == ("api", "events"):
-            self._stream(request, lambda: self._watch(request, match))
-        elif len(path) == 4 and path[1] == "streams" and path[3] == "tail":
-            stream = path[2]
-            if not 1 <= len(stream.encode()) <= MAX_NAME:
-                self._refuse(400, "bad-name", f"invalid stream name: expected 1 to {MAX_NAME} bytes of UTF-8")
-                return
-            if not self._may_read(request, stream):
-                raise errors.Forbidden(f"{self._identity(request)} may not read stream {stream[:80]!r}: {_ADVICE}")
-            self._stream(request, lambda: self._tail(request, stream))
-        else:
-            paths = "/api/status, /api/streams, /api/subscribers, /api/events or /api/streams/NAME/tail"
-            self._refuse(404, "no-such-path", f"unknown path; use {paths}")
+    def _metrics(self, request: Request) -> None:
+        registry = self.admin.registry if self._may_see_names(request) else self.admin.registry_without_streams
+        self.session.respond(200, metrics.text(registry), metrics.CONTENT_TYPE)
 
-    def _list(self, request: Request, path: str, match: str) -> None:
-        """Answer /api/status, /api/streams or /api/subscribers."""
+    def _status(self, request: Request) -> None:
+        if (found := self._page(request)) is not None:
+            match = request.query.get("match", "")
+            self._respond(self.admin.status_for(match, found[0], self._may_see_names(request)))
+
+    def _streams(self, request: Request) -> None:
+        if (found := self._page(request)) is not None:
+            self._check_names(request)
+            limit, page = found
+            self._respond(self.admin.status.streams_page(request.query.get("match", ""), page, limit))
+
+    def _subscribers(self, request: Request) -> None:
+        if (found := self._page(request)) is not None:
+            self._check_names(request)
+            limit, page = found
+            self._respond(self.admin.status.subscribers_page(page, limit))
+
+    def _events(self, request: Request) -> None:
+        self._stream(request, lambda: self._watch(request, request.query.get("match", "")))
+
+    def _latest(self, request: Request) -> None:
+        stream = request.path[2]
+        if not 1 <= len(stream.encode()) <= MAX_NAME:
+            self._refuse(400, "bad-name", f"invalid stream name: expected 1 to {MAX_NAME} bytes of UTF-8")
+        elif not self._may_read(request, stream):
+            raise errors.Forbidden(f"{self._identity(request)} may not read stream {stream[:80]!r}: {_ADVICE}")
+        else:
+            self._stream(request, lambda: self._tail(request, stream))
+
+    #: the functions that answer requests, by path
+    routes: ClassVar[dict[tuple[str, ...], Callable[[AdminProtocol, Request], None]]] = {
+        ("metrics",): _metrics,
+        ("api", "status"): _status,
+        ("api", "streams"): _streams,
+        ("api", "subscribers"): _subscribers,
+        ("api", "events"): _events,
+        ("api", "streams", "NAME", "tail"): _latest,
+    }
+
+    def _page(self, request: Request) -> tuple[int, int] | None:
+        """Return the limit and the page of *request*; refuse it and return None if one is invalid."""
         limit, page = _number(request, "limit", LISTED, MOST_LISTED), _number(request, "page", 0, MOST_PAGES)
         if limit is None or page is None:
             expected = f"a limit from 0 to {MOST_LISTED} and a page from 0 to {MOST_PAGES}"
             self._refuse(400, "bad-query", f"invalid limit or page: expected {expected}")
-        elif path == "status":
-            self._respond(self.admin.status_for(match, limit, self._may_see_names(request)))
-        elif not self._may_see_names(request):
+            return None
+        return limit, page
+
+    def _check_names(self, request: Request) -> None:
+        """Raise Forbidden unless the peer may see the names of all streams."""
+        if not self._may_see_names(request):
             raise errors.Forbidden(f"{self._identity(request)} may not see the names of all streams: {_ADVICE}")
-        elif path == "streams":
-            self._respond(self.admin.status.streams_page(match, page, limit))
-        else:
-            self._respond(self.admin.status.subscribers_page(page, limit))
 
     def _respond(self, answer: dict[str, Any]) -> None:
         self.session.respond(200, json.dumps(answer, ensure_ascii=False).encode() + b"\n")
@@ -350,6 +374,11 @@ def make_admin(broker: Broker, clock: Any, now: Callable[[], float], settings: S
     """
     status = Status(broker, Sampler(clock, broker, now), now(), StreamRates(clock.seconds, broker))
     return Admin(status, token, metrics.registry(status, settings.metric_streams))
+
+
+def _route(path: tuple[str, ...]) -> tuple[str, ...]:
+    """Return *path* with NAME instead of the name of a stream."""
+    return (*path[:2], "NAME", path[3]) if len(path) == 4 else path
 
 
 def _number(request: Request, name: str, default: int, largest: int) -> int | None:
