@@ -104,6 +104,15 @@ class Ack(IntEnum):
 LONG, LARGE = 1, 2
 
 
+def nearest(number: int, cursor: int) -> int:
+    """Return the integer nearest to *cursor* whose low 32 bits are *number*; it may be negative.
+
+    Sequence numbers wrap on the wire (3.1); in memory they are integers that never wrap.
+    """
+    half = NUMBER_MASK + 1 >> 1
+    return cursor + (number - cursor + half & NUMBER_MASK) - half
+
+
 def aligned(size: int) -> int:
     """Return *size* rounded up to a multiple of eight."""
     return size + 7 & ~7
