@@ -15,7 +15,7 @@ continues on a new link.
 from __future__ import annotations
 
 import random
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -94,11 +94,7 @@ class RelinkClient:
     _service: ClientService | None = attrs.field(default=None, init=False)
     _connection: Connection | None = attrs.field(default=None, init=False)
     _connected: Deferred[None] = attrs.field(factory=Deferred, init=False)
-    _send_waiters: defaultdict[int, deque[tuple[int, Deferred[None]]]] = attrs.field(
-        factory=lambda: defaultdict(deque), init=False
-    )
     _room_waiters: list[tuple[int, Deferred[None]]] = attrs.field(factory=list, init=False)
-    _close_waiters: defaultdict[int, list[Deferred[None]]] = attrs.field(factory=lambda: defaultdict(list), init=False)
     _ended: Deferred[None] | None = attrs.field(default=None, init=False)
     _closing: bool = attrs.field(default=False, init=False)
     _attempts: int = attrs.field(default=0, init=False)
@@ -168,7 +164,7 @@ class RelinkClient:
         waiting: list[Deferred[None]] = []
         for channel, seq in zip(channels, seqs, strict=True):
             waiting.append(Deferred())
-            self._send_waiters[channel].append((seq, waiting[-1]))
+            self._channels[channel].sent.append((seq, waiting[-1]))
         self.flush_soon()
         if len(waiting) == 1:
             return waiting[0]
@@ -213,7 +209,7 @@ class RelinkClient:
         """
         self._require_link().close(channel)
         closed: Deferred[None] = Deferred()
-        self._close_waiters[channel].append(closed)
+        self._channels[channel].closing.append(closed)
         self.flush_soon()
         return closed
 
@@ -297,15 +293,8 @@ class RelinkClient:
 
     def _fail(self, error: Exception) -> None:
         """Fail everything that waits for the listener with *error*."""
-        waiting = [deferred for sent in self._send_waiters.values() for _, deferred in sent]
-        waiting += [deferred for closes in self._close_waiters.values() for deferred in closes]
-        self._send_waiters.clear()
-        self._close_waiters.clear()
+        waiting = [deferred for channel in self._channels.values() for deferred in channel.abandon()]
         self._inbox.clear()
-        for channel in self._channels.values():
-            waiting += [deferred for _, deferred in channel.committed]
-            channel.committed.clear()
-            channel.refused = False
         if self._closing:
             waiting += [deferred for _, deferred in self._room_waiters]
             self._room_waiters.clear()
@@ -382,12 +371,12 @@ class RelinkClient:
             case events.Resulted():
                 self._channels[event.channel].resulted(event.last, event.result)
             case events.Consumed():
-                sent = self._send_waiters[event.channel]
-                while sent and sent[0][0] <= event.last:
-                    sent.popleft()[1].callback(None)
+                self._channels[event.channel].consumed(event.last)
             case events.Closed():
-                self._send_waiters.pop(event.channel, None)
-                for closed in self._close_waiters.pop(event.channel, []):
+                channel = self._channels[event.channel]
+                if not channel.lock.locked:
+                    del self._channels[event.channel]
+                for closed in channel.abandon():
                     closed.callback(None)
             case events.Finished():
                 if link is not None and event.channel in link.receiving:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from struct import Struct
-from typing import Protocol
+from typing import Any, Protocol
 
 import attrs
 
@@ -24,7 +24,6 @@ from fyrehose.protocols.relink.frames import (
     PONG,
     RESUME,
     SHUTDOWN,
-    TYPES,
     Ack,
     Acknowledgement,
     Format,
@@ -39,23 +38,19 @@ from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.messages import Column
 
 _GENERAL = (NOP, PING, PONG, RESUME, SHUTDOWN)
-_FORMATS = {form.value: form for form in Format}
-_OPS = tuple(Op)
-_ACKS = tuple(Ack)
+#: format -> class of the packet, and its types; a larger type must not be sent
+_TARGETED: dict[int, tuple[type[Operation | Acknowledgement], tuple[Any, ...]]] = {
+    Format.OPERATION: (Operation, tuple(Op)),
+    Format.ACKNOWLEDGEMENT: (Acknowledgement, tuple(Ack)),
+    Format.SEQUENCE_OPERATION: (Operation, tuple(Op)[:2]),
+    Format.SEQUENCE_ACKNOWLEDGEMENT: (Acknowledgement, tuple(Ack)[:4]),
+}
 #: First byte of a unicast message that is neither long nor large.
 _SIMPLE = 1 | Format.MESSAGE << 2
 #: The bit of the first byte of a message that has no meaning and is ignored.
 _UNUSED = 1 << 7
 #: channel id size -> struct code
 _ID_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
-
-#: format -> cause with which an unknown packet type is refused; also the name of the counter
-_UNKNOWN = {
-    Format.OPERATION: "operation-unknown",
-    Format.ACKNOWLEDGEMENT: "acknowledgement-unknown",
-    Format.SEQUENCE_OPERATION: "operation-unknown",
-    Format.SEQUENCE_ACKNOWLEDGEMENT: "acknowledgement-unknown",
-}
 
 
 class Owner(Protocol):
@@ -194,28 +189,23 @@ class Decoder:
                 raise RemoteProtocolError("general-unknown", f"general packet type {kind}")
             self._require(8)
             return _GENERAL[kind], at + 8
-        form = _FORMATS.get(first >> 2 & 7)
-        if form is None:
-            raise RemoteProtocolError("format-unknown", f"channel packet format {first >> 2 & 7}")
-        if kind >= TYPES[form]:
-            raise RemoteProtocolError(_UNKNOWN[form], f"packet type {kind} of channel packet format {form}")
+        form = first >> 2 & 7
         multicast = bool(first & 2)
+        if form == Format.MESSAGE:
+            return self._message(at, *self._channels(at, self.sender_size, multicast), multicast, kind)
+        if form not in _TARGETED:
+            raise RemoteProtocolError("format-unknown", f"channel packet format {form}")
+        make, kinds = _TARGETED[form]
+        if kind >= len(kinds):
+            cause = f"{make.__name__.lower()}-unknown"
+            raise RemoteProtocolError(cause, f"packet type {kind} of channel packet format {form}")
         ids, place = self._channels(at, self.receiver_size if form & 1 else self.sender_size, multicast)
-        if form is Format.MESSAGE:
-            return self._message(at, ids, place, multicast, kind)
-        number = None
         if form & 2:
             place = (place + 3 & ~3) + NUMBER.size
         size = aligned(place)
         self._require(size)
-        if form & 2:
-            number = NUMBER.unpack_from(self._buffer, at + place - NUMBER.size)[0]
-        channels = self._ids(at, *ids)
-        if form & 1:
-            packet: Incoming = Acknowledgement(kind=_ACKS[kind], channels=channels, number=number, multicast=multicast)
-        else:
-            packet = Operation(kind=_OPS[kind], channels=channels, number=number, multicast=multicast)
-        return packet, at + size
+        number = NUMBER.unpack_from(self._buffer, at + place - NUMBER.size)[0] if form & 2 else None
+        return make(kind=kinds[kind], channels=self._ids(at, *ids), number=number, multicast=multicast), at + size
 
     def _channels(self, at: int, id_size: int, multicast: bool) -> tuple[tuple[int, int, int], int]:
         """Locate the channel ids of the packet at *at* (2.3).

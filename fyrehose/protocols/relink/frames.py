@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 from struct import Struct
+from typing import ClassVar
 
 import attrs
 
@@ -102,14 +103,14 @@ class Ack(IntEnum):
 #: Message flags (2.3.3).
 LONG, LARGE = 1, 2
 
-#: Number of packet types of each format; a larger value must not be sent.
-TYPES = {
-    Format.OPERATION: len(Op),
-    Format.ACKNOWLEDGEMENT: len(Ack),
-    Format.SEQUENCE_OPERATION: 2,
-    Format.SEQUENCE_ACKNOWLEDGEMENT: 4,
-    Format.MESSAGE: 8,  # Not types but flags, of which the third is unused.
-}
+
+def nearest(number: int, cursor: int) -> int:
+    """Return the integer nearest to *cursor* whose low 32 bits are *number*; it may be negative.
+
+    Sequence numbers wrap on the wire (3.1); in memory they are integers that never wrap.
+    """
+    half = NUMBER_MASK + 1 >> 1
+    return cursor + (number - cursor + half & NUMBER_MASK) - half
 
 
 def aligned(size: int) -> int:
@@ -145,7 +146,7 @@ class _ChannelPacket:
     #: whether to use the multicast layout (2.3), which also allows one channel or none
     multicast: bool = False
 
-    def _head(self, form: Format, data: int, short: int, id_size: int) -> bytes:
+    def _head(self, form: int, data: int, short: int, id_size: int) -> bytes:
         ids = encode_ids(self.channels, id_size)
         if self.multicast:
             first = 0b11 | form << 2 | data << 5
@@ -154,7 +155,7 @@ class _ChannelPacket:
             raise LocalProtocolError(f"a unicast packet has 1 channel, not {len(self.channels)}; use multicast")
         return HEADER.pack(0b01 | form << 2 | data << 5, short) + ids
 
-    def _without_payload(self, form: Format, kind: int, number: int | None, id_size: int) -> bytes:
+    def _without_payload(self, form: int, kind: int, number: int | None, id_size: int) -> bytes:
         """Return a whole packet that has only a head and possibly a sequence number."""
         if self.multicast or len(self.channels) != 1 or self.channels[0] >> 8 * id_size:
             packet = self._head(form, kind, 0, id_size)
@@ -172,44 +173,40 @@ class _ChannelPacket:
 
 
 @attrs.frozen(kw_only=True, slots=True)
-class Operation(_ChannelPacket):
-    """An operation on the sender's channels (2.3.1, 2.3.2).
-
-    :ivar number: sequence number of the last targeted message; None: the message after the one targeted before
-    """
-
-    kind: Op
+class _Targeted(_ChannelPacket):
+    #: format without a sequence number; that with one is higher by two
+    form: ClassVar[Format]
+    kind: Op | Ack
+    #: sequence number of the last targeted message; None: the message after the one targeted before
     number: int | None = None
 
     def serialize(self, id_size: int) -> bytes:
         """Return the packet's bytes.
 
-        :param id_size: size of the sender's channel ids
-        :raises LocalProtocolError: close has a sequence number, or a channel id does not fit
+        :param id_size: size of the ids of the targeted channels
+        :raises LocalProtocolError: a channel id does not fit, or close or closed has a sequence number
         """
-        if self.number is not None and self.kind is Op.CLOSE:
-            raise LocalProtocolError("a close operation has no sequence number")
-        form = Format.OPERATION if self.number is None else Format.SEQUENCE_OPERATION
-        return self._without_payload(form, self.kind, self.number, id_size)
+        if self.number is None:
+            return self._without_payload(self.form, self.kind, None, id_size)
+        if self.kind is Op.CLOSE or self.kind is Ack.CLOSED:
+            raise LocalProtocolError(f"{self.kind.name.lower()} has no sequence number")
+        return self._without_payload(self.form + 2, self.kind, self.number, id_size)
 
 
 @attrs.frozen(kw_only=True, slots=True)
-class Acknowledgement(_ChannelPacket):
-    """An acknowledgement for the other peer's channels (2.3.1, 2.3.2); ``number`` as in :class:`Operation`."""
+class Operation(_Targeted):
+    """An operation on the sender's channels (2.3.1, 2.3.2)."""
 
+    form = Format.OPERATION
+    kind: Op
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Acknowledgement(_Targeted):
+    """An acknowledgement for the other peer's channels (2.3.1, 2.3.2)."""
+
+    form = Format.ACKNOWLEDGEMENT
     kind: Ack
-    number: int | None = None
-
-    def serialize(self, id_size: int) -> bytes:
-        """Return the packet's bytes.
-
-        :param id_size: size of the receiver's channel ids
-        :raises LocalProtocolError: closed has a sequence number, or a channel id does not fit
-        """
-        if self.number is not None and self.kind is Ack.CLOSED:
-            raise LocalProtocolError("a closed acknowledgement has no sequence number")
-        form = Format.ACKNOWLEDGEMENT if self.number is None else Format.SEQUENCE_ACKNOWLEDGEMENT
-        return self._without_payload(form, self.kind, self.number, id_size)
 
 
 @attrs.frozen(kw_only=True, slots=True)

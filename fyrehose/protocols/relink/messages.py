@@ -102,7 +102,7 @@ class Messages:
             columns = [column for _, column in group]
             joined = columns[0]
             if len(columns) > 1:
-                joined = Column(b"".join(c.lengths for c in columns), b"".join(c.payload for c in columns))
+                joined = Column(b"".join([c.lengths for c in columns]), b"".join([c.payload for c in columns]))
             runs.append(
                 Run(
                     stream=stream,

@@ -17,9 +17,8 @@ from collections.abc import Iterator, Sequence
 import attrs
 
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
-from fyrehose.protocols.relink.frames import Ack, Acknowledgement
+from fyrehose.protocols.relink.frames import Ack, Acknowledgement, nearest
 from fyrehose.protocols.relink.messages import Messages, Piece, cut
-from fyrehose.protocols.relink.numbers import nearest
 from fyrehose.protocols.relink.sending import MAX_WINDOW as MAX_UNDECIDED
 from fyrehose.protocols.relink.tables import RECEIVING, Event, Receiving
 

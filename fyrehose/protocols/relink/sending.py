@@ -17,9 +17,8 @@ import attrs
 
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.relink.events import Unknown
-from fyrehose.protocols.relink.frames import Ack, Message, Op, Operation
+from fyrehose.protocols.relink.frames import Ack, Message, Op, Operation, nearest
 from fyrehose.protocols.relink.messages import Piece
-from fyrehose.protocols.relink.numbers import nearest
 from fyrehose.protocols.relink.tables import SENDING, Event, Sending
 
 #: Largest window: 32-bit numbers are compared within half their range.

@@ -71,7 +71,8 @@ class Session:
         """The least size of the packet that is arriving, in bytes; 0 between packets, or if packets are held back."""
         if not self.linked:
             return int(self.awaited is not None)
-        return 0 if self.waiting else self._decoder.expected
+        expected = self._decoder.expected
+        return 0 if expected and self.waiting else expected
 
     @property
     def buffered(self) -> int:

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Channel:
-    """The transactions of one channel.
+    """What the program waits for on one channel.
 
+    :ivar sent: number of each message that is not consumed, and the Deferred of its sender, in order
+    :ivar closing: the Deferreds of those that close the channel
     :ivar lock: held by the open transaction
     :ivar open: the open transaction
     :ivar committed: committed transactions that wait for their results, in order: number of the last message, and the
@@ -33,10 +35,25 @@ class Channel:
     :ivar refused: whether a part of the first of them was refused
     """
 
+    sent: deque[tuple[int, Deferred[None]]] = attrs.field(factory=deque)
+    closing: list[Deferred[None]] = attrs.field(factory=list)
     lock: DeferredLock = attrs.field(factory=DeferredLock)
     open: Transaction | None = None
     committed: deque[tuple[int, Deferred[None]]] = attrs.field(factory=deque)
     refused: bool = False
+
+    def consumed(self, last: int) -> None:
+        """Fire the Deferreds of the messages up to number *last*."""
+        while self.sent and self.sent[0][0] <= last:
+            self.sent.popleft()[1].callback(None)
+
+    def abandon(self) -> list[Deferred[None]]:
+        """Forget everything that waits for the listener, and return its Deferreds."""
+        waiting = [deferred for _, deferred in (*self.sent, *self.committed)] + self.closing
+        self.sent.clear()
+        self.committed.clear()
+        self.closing, self.refused = [], False
+        return waiting
 
     def resulted(self, last: int, result: Ack) -> None:
         """Record *result* for the messages up to number *last*, and fire the Deferreds of finished transactions."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fyrehose.errors import LocalProtocolError
 from fyrehose.protocols.relink.frames import (
@@ -18,6 +20,7 @@ from fyrehose.protocols.relink.frames import (
     Op,
     Operation,
     encode_ids,
+    nearest,
 )
 
 
@@ -79,3 +82,29 @@ def test_channel_ids_have_the_negotiated_size() -> None:
     assert encode_ids((0, 0), 0) == b""
     with pytest.raises(LocalProtocolError):
         encode_ids((1,), 0)
+
+
+# Sequence numbers, which wrap on the wire.
+
+WRAP = 1 << 32
+
+
+@pytest.mark.parametrize(
+    ("number", "cursor", "meant"),
+    [
+        (0, -1, 0),
+        (WRAP - 1, -1, -1),
+        (5, 4, 5),
+        (3, 4, 3),
+        (0, WRAP - 1, WRAP),
+        (WRAP - 1, WRAP, WRAP - 1),
+        (7, 3 * WRAP + 6, 3 * WRAP + 7),
+    ],
+)
+def test_nearest_number(number: int, cursor: int, meant: int) -> None:
+    assert nearest(number, cursor) == meant
+
+
+@given(st.integers(-1, 1 << 60), st.integers(-(1 << 31), (1 << 31) - 1))
+def test_nearest_number_within_half_the_range(cursor: int, distance: int) -> None:
+    assert nearest((cursor + distance) % WRAP, cursor) == cursor + distance
