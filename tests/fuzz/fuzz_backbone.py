@@ -23,10 +23,11 @@ with harness.instrumented("fyrehose.protocols.backbone", "fyrehose.kernels.pure"
     from fyrehose.kernels import backbone as kernel
     from fyrehose.kernels.pure import backbone as pure
     from fyrehose.protocols.backbone import frames
-    from fyrehose.protocols.backbone.client_session import ClientSession, Confirmed, Lost, Options, Records, Unconfirmed
+    from fyrehose.protocols.backbone.client_session import ClientSession, Confirmed, Lost, Options, Unconfirmed
     from fyrehose.protocols.backbone.server_session import Pushed, Replay, ServerSession
     from fyrehose.protocols.backbone.session import Dropped
     from fyrehose.protocols.backbone.settings import Settings
+    from fyrehose.records import Run
 
 SERVER = ("10.0.0.1", 2323)
 SOURCES = (SERVER, ("10.0.0.2", 4000), ("10.0.0.2", 4001), ("10.0.0.3", 1))
@@ -157,9 +158,9 @@ def client(data: bytes) -> None:
         source = SERVER if not dice.one_in(5) else dice.choice(SOURCES)
         events += session.receive_datagrams(wire, segment, source, now)
         for event in events:
-            if isinstance(event, Records):
-                assert event.run.first_seq > position
-                position = event.run.last_seq
+            if isinstance(event, Run):
+                assert event.first_seq > position
+                position = event.last_seq
             elif isinstance(event, Lost):
                 assert event.last >= event.first > position
                 position = event.last

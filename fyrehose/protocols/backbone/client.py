@@ -33,7 +33,6 @@ from fyrehose.protocols.backbone.client_session import (
     Event,
     Found,
     Options,
-    Records,
     Unconfirmed,
 )
 from fyrehose.protocols.backbone.frames import Address
@@ -341,8 +340,8 @@ class BackboneClient(TrainProtocol):
                 log.failure("{name}: a callback raised an exception", name=self.name)
 
     def _dispatch(self, event: Event) -> None:
-        if isinstance(event, Records):
-            self._take(event.run)
+        if isinstance(event, Run):
+            self._take(event)
         elif isinstance(event, Confirmed):
             event.handle.callback(event.seq)
         elif isinstance(event, Unconfirmed):

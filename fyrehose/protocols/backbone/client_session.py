@@ -2,7 +2,7 @@
 
     every second     KEEPALIVE -> KEEPALIVE-ACK with the same token; after 5 s without one the backbone is lost
     the first ACK    another KEEPALIVE at once, because the server holds DELIVERs back until the second
-    DELIVER          -> Records, in order; a gap -> REQUESTs -> Records or Lost
+    DELIVER          -> Run, in order; a gap -> REQUESTs -> Run or Lost
     push             -> PUSH -> its DELIVER -> Confirmed; Unconfirmed if none arrives
     FORWARD          -> DELIVERs of stored records, directly to the requester
 
@@ -81,16 +81,6 @@ class Options:
 
 
 @attrs.frozen(kw_only=True, slots=True)
-class Records:
-    """Records in order, each once.
-
-    Their ``stream`` and ``source`` are always "backbone" and their ``time`` is 0, because a DELIVER has none of these.
-    """
-
-    run: Run
-
-
-@attrs.frozen(kw_only=True, slots=True)
 class Confirmed:
     """The push with this ``handle`` is published; its sequence is ``seq``."""
 
@@ -115,10 +105,12 @@ class BackboneLost:
     """The backbone has not acknowledged a KEEPALIVE for 5 s."""
 
 
-Event = Records | Lost | Confirmed | Unconfirmed | Found | BackboneLost | Dropped
+#: A Run has records in order, each once.  Its ``stream`` and ``source`` are always "backbone" and its ``time`` is 0,
+#: because a DELIVER has none of these.
+Event = Run | Lost | Confirmed | Unconfirmed | Found | BackboneLost | Dropped
 
 
-class ClientSession(Session[Records | Lost | Confirmed | Unconfirmed | Found | BackboneLost]):
+class ClientSession(Session[Run | Lost | Confirmed | Unconfirmed | Found | BackboneLost]):
     """The protocol state of a client.
 
     :param server: the address of the backbone
@@ -233,7 +225,7 @@ class ClientSession(Session[Records | Lost | Confirmed | Unconfirmed | Found | B
         for part in new:
             self._store.add(part)
             events.extend(Confirmed(handle=push.handle, seq=seq) for push, seq in self.pushes.delivered(part))
-        events.extend(Records(run=part) for part in ready)
+        events.extend(ready)
         if new:
             if self._hold > now:
                 self._hold = min(now + HOLD, self._hold_limit)
@@ -285,8 +277,7 @@ class ClientSession(Session[Records | Lost | Confirmed | Unconfirmed | Found | B
     def _repair_now(self, events: list[Event], now: float) -> None:
         if not self._options.subscribe:
             return
-        for item in self.repair.give_up(now):
-            events.append(item if isinstance(item, Lost) else Records(run=item))
+        events.extend(self.repair.give_up(now))
         most = self._requests.take("", REQUESTS, now)
         ranges = self.repair.due(now, most)
         self._requests.charge("", len(ranges) - most, now)

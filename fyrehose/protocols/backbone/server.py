@@ -79,13 +79,8 @@ class BackboneProtocol(TrainProtocol):
         self._settings = settings = settings or Settings()
         # Here, and not when the port is bound, because other listeners may be open before this one.
         broker.restrict(settings.stream, MAX_DATA)
-        self._session = ServerSession(
-            settings,
-            lambda: broker.bounds(settings.stream),
-            self._is_own,
-            random or SystemRandom(),
-            self._permits,
-        )
+        bounds = lambda: broker.bounds(settings.stream)  # noqa: E731
+        self._session = ServerSession(settings, bounds, self._is_own, random or SystemRandom(), self._permits)
         #: the brokers of the latest hosts
         self._identified = lru_cache(HOSTS)(lambda host: broker.identified(Identity(host=host)))
         self._journal_behind = False
@@ -109,6 +104,7 @@ class BackboneProtocol(TrainProtocol):
 
         :return: fires when accepted messages are durable and delivered, or after DRAIN_TIMEOUT
         """
+        self.turn_over()
         self._draining = Deferred()
         self._replays.clear()
         self._deadline = self.reactor.callLater(DRAIN_TIMEOUT, self._end_drain)

@@ -253,33 +253,27 @@ class UDPPort(udp.Port):
 
         :return: the number of bytes that are finished; less than the size of the train only if the kernel has no room
         """
-        view = memoryview(train.data)
-        segment = train.segment
-        suspect: OSError | None = None
-        if self._batching and train.size - sent > segment and segment <= MAX_SEGMENT:
-            error = self._send_once(view[sent:], destination, segment)
-            if error is None:
-                return train.size
-            if error.errno in _AGAIN:
-                return sent
-            if error.errno in _REFUSED:
-                suspect = error
-            elif error.errno != errno.EMSGSIZE:  # the path has a smaller MTU: single datagrams can be fragmented
-                self.protocol.send_failed(error, destination)
-                return train.size
+        view, segment = memoryview(train.data), train.segment
+        batch = self._batching and segment <= MAX_SEGMENT and train.size - sent > segment
+        refused: OSError | None = None
         while sent < train.size:
-            error = self._send_once(view[sent : sent + segment], destination, 0)
+            end = train.size if batch else min(sent + segment, train.size)
+            error = self._send_once(view[sent:end], destination, segment if batch else 0)
             if error is None:
-                if suspect is not None:
-                    self._no_batching(suspect)
-                    suspect = None
+                sent = end
+                if refused is not None and refused.errno in _REFUSED:
+                    self._no_batching(refused)
+                refused = None
             elif error.errno in _AGAIN:
                 return sent
+            elif batch and (error.errno in _REFUSED or error.errno == errno.EMSGSIZE):
+                # The kernel may not support batches; after EMSGSIZE only the path has a smaller MTU.  Single datagrams
+                # can be fragmented.
+                batch, refused = False, error
             else:
                 # The destination is the cause, so the rest of the train would fail, too.
                 self.protocol.send_failed(error, destination)
                 return train.size
-            sent = min(sent + segment, train.size)
         return sent
 
     def _send_once(self, data: memoryview, destination: Address, segment: int) -> OSError | None:

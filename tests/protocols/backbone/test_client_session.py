@@ -15,7 +15,6 @@ from fyrehose.protocols.backbone.client_session import (
     Event,
     Found,
     Options,
-    Records,
     Unconfirmed,
 )
 from fyrehose.protocols.backbone.frames import (
@@ -33,7 +32,7 @@ from fyrehose.protocols.backbone.frames import (
 )
 from fyrehose.protocols.backbone.repair import PAUSES, Lost
 from fyrehose.protocols.backbone.session import Dropped
-from fyrehose.records import LAST_SEQ
+from fyrehose.records import LAST_SEQ, Run
 
 SERVER = ("10.0.0.1", 2323)
 SELF = ("10.0.0.2", 4000)
@@ -86,10 +85,10 @@ def joined(after: int | None = None, **options: object) -> Bench:
 
 def delivered(events: list[Event]) -> list[tuple[int, bytes]]:
     return [
-        (event.run.first_seq + i, bytes(payload))
+        (event.first_seq + i, bytes(payload))
         for event in events
-        if isinstance(event, Records)
-        for i, payload in enumerate(event.run.payloads())
+        if isinstance(event, Run)
+        for i, payload in enumerate(event.payloads())
     ]
 
 
@@ -207,7 +206,7 @@ def test_unavailable_range_is_reported_and_skipped() -> None:
             if isinstance(frame, KeepAlive):
                 bench.receive(KeepAliveAck(token=frame.token))
             requests += isinstance(frame, Request) and frame.first == 2
-    assert events == [Lost(first=2, last=4), *[e for e in events if isinstance(e, Records)]]
+    assert events == [Lost(first=2, last=4), *[e for e in events if isinstance(e, Run)]]
     assert delivered(events) == [(5, b"5")]
     assert requests == len(PAUSES)
 
@@ -303,7 +302,7 @@ def test_a_push_is_confirmed_by_its_deliver() -> None:
     bench.session.push(b"hello", "b")
     bench.tick()
     assert bench.sent() == [(Push(data=b"hello"), SERVER)] * 2
-    assert bench.receive(Deliver(seq=9, data=b"other")) == [Records(run=bench_run(9, b"other"))]
+    assert bench.receive(Deliver(seq=9, data=b"other")) == [bench_run(9, b"other")]
     events = bench.receive(Deliver(seq=10, data=b"hello"))
     assert Confirmed(handle="a", seq=10) in events
     # The record is behind a gap and not delivered yet, but it is published.
@@ -313,8 +312,8 @@ def test_a_push_is_confirmed_by_its_deliver() -> None:
 
 def bench_run(seq: int, data: bytes) -> object:
     [event] = joined().receive(Deliver(seq=seq, data=data))
-    assert isinstance(event, Records)
-    return event.run
+    assert isinstance(event, Run)
+    return event
 
 
 def test_nothing_is_pushed_before_the_backbone_is_found() -> None:
@@ -424,5 +423,5 @@ def test_train_of_delivers_is_one_run() -> None:
     bench = joined()
     train = b"".join(Deliver(seq=seq, data=b"%03d" % seq).serialize() for seq in range(1, 65))
     [event] = bench.session.receive_datagrams(train, 12, SERVER, bench.now)
-    assert isinstance(event, Records)
-    assert (event.run.first_seq, len(event.run)) == (1, 64)
+    assert isinstance(event, Run)
+    assert (event.first_seq, len(event)) == (1, 64)

@@ -370,6 +370,37 @@ def test_stop_waits_for_accepted_pushes(make_world: Make) -> None:
     assert world.clock.getDelayedCalls() == []
 
 
+def test_stop_publishes_the_pushes_of_a_turn_that_has_not_ended(make_world: Make) -> None:
+    world = make_world()
+    world.send(keep_alive())
+    world.server.datagramReceived(Push(data=b"one").serialize(), OTHER)
+    assert world.stop().called
+    assert delivers(world.network.sent_to(CLIENT)) == [(1, b"one")]
+    assert world.clock.getDelayedCalls() == []
+
+
+def test_server_serves_again_after_its_port_was_closed(make_world: Make) -> None:
+    world = make_world()
+    world.send(Push(data=b"one"))
+    assert world.stop().called
+    world.port = world.network.open(2323, world.server, "10.0.0.1")
+    world.port.startListening()
+    world.send(keep_alive())
+    world.send(Push(data=b"two"))
+    assert delivers(world.network.sent_to(CLIENT)) == [(2, b"two")]
+
+
+def test_closing_the_port_ends_a_stop_that_waits(make_world: Make) -> None:
+    world = make_world(auto=False)
+    world.send(Push(data=b"one"))
+    drained = world.server.drain()
+    world.port.stopListening()
+    assert drained.called
+    assert world.clock.getDelayedCalls() == []
+    world.journal.commit()
+    assert world.payloads() == [b"one"]
+
+
 def test_stop_waits_for_a_congested_port_until_the_timeout(make_world: Make) -> None:
     for relieved in (True, False):
         world = make_world()
