@@ -125,7 +125,7 @@ def test_a_large_range_is_set_aside_in_pieces(open_journal, monkeypatch) -> None
     bench = open_journal(segment_size=1 << 20, quarantine=True, verify=0)
     (aside,) = bench.directory.glob("quarantine-*.bytes")
     assert aside.stat().st_size == lost
-    assert max(sizes) <= scan.AHEAD, "the range was never in memory as a whole"
+    assert max(sizes) <= fmt.BATCH, "the range was never in memory as a whole"
     records = bench.records()
     assert all(record.payload.startswith(b"%03d" % (record.seq - 1)) for record in records)
     assert 0 < 400 - len(records) < 400
