@@ -219,22 +219,28 @@ class Delivery:
     """
 
     runs: tuple[Run, ...]  #: not empty, ascending; numbers missing between two runs are missing for good
+    first_seq: int = attrs.field(init=False)
+    last_seq: int = attrs.field(init=False)
+    payload_size: int = attrs.field(init=False)  #: the payloads, in bytes
+    size: int = attrs.field(init=False)  #: all columns, in bytes
+    count: int = attrs.field(init=False)
     _encoded: dict[Callable[[tuple[Run, ...]], object], object] = attrs.field(factory=dict, eq=False, repr=False)
 
-    @property
-    def first_seq(self) -> int:
-        return self.runs[0].first_seq
-
-    @property
-    def last_seq(self) -> int:
-        return self.runs[-1].last_seq
-
-    @property
-    def size(self) -> int:
-        return sum(run.size for run in self.runs)
+    def __attrs_post_init__(self) -> None:
+        count = payload_size = size = 0
+        for run in self.runs:
+            count += len(run.lengths) // 4
+            payload_size += len(run.payload)
+            size += run.size
+        last = self.runs[-1]
+        object.__setattr__(self, "first_seq", self.runs[0].first_seq)
+        object.__setattr__(self, "last_seq", last.first_seq + len(last.lengths) // 4 - 1)
+        object.__setattr__(self, "payload_size", payload_size)
+        object.__setattr__(self, "size", size)
+        object.__setattr__(self, "count", count)
 
     def __len__(self) -> int:
-        return sum(map(len, self.runs))
+        return self.count
 
     def encoded(self, encode: Callable[[tuple[Run, ...]], T]) -> T:
         """Return ``encode(runs)``, computed only once for each *encode*."""

@@ -151,9 +151,9 @@ def test_only_the_registry_imports_protocols(module: str) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_only_programs_import_the_reactor(module: str) -> None:
-    """Only the server and the command line import the reactor."""
+    """Only the server and the command line import the reactor, and factories that are built without one."""
     if "twisted.internet.reactor" in imports_of(module):
-        assert module == "fyrehose.server.tap" or module.startswith("fyrehose.cli")
+        assert module in ("fyrehose.server.tap", "fyrehose.net.connections") or module.startswith("fyrehose.cli")
 
 
 #: The way of a byte: who may import whom.  Each may import what stands before it, and itself; what is not named here,
@@ -188,6 +188,42 @@ def test_the_journal_and_the_broker_do_not_import_each_other() -> None:
         for module in matching(f"fyrehose.{one}.*"):
             if not module.startswith("fyrehose.journal.offline"):
                 assert not [name for name in imports_of(module) if name.startswith(f"fyrehose.{other}")], module
+
+
+def private_names(node: ast.AST) -> set[str]:
+    """Return the private members of ``self`` that *node* names, and the private methods that it defines."""
+    found = {each.name for each in ast.walk(node) if isinstance(each, ast.FunctionDef)}
+    for each in ast.walk(node):
+        if isinstance(each, ast.Attribute) and ast.unparse(each.value) in ("self", "super()"):
+            found.add(each.attr)
+    return {name for name in found if name.startswith("_") and not name.startswith("__")}
+
+
+def classes_of(module: str) -> Iterator[ast.ClassDef]:
+    """Yield the classes that *module* defines."""
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    return (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+
+
+def test_protocols_name_no_private_member_of_their_shell() -> None:
+    """Subclasses of SessionProtocol, and theirs, use only what it documents."""
+    shell = next(each for each in classes_of("fyrehose.net.tcp") if each.name == "SessionProtocol")
+    shells, found = {"SessionProtocol": private_names(shell)}, []
+    for module in ("fyrehose.web.server", *matching("fyrehose.protocols.*.server", "fyrehose.admin.server")):
+        for each in classes_of(module):
+            base = next((base.id for base in each.bases if isinstance(base, ast.Name) and base.id in shells), None)
+            if base is not None:
+                found.append(each.name)
+                assert private_names(each) & shells[base] == set(), each.name
+                shells[each.name] = shells[base] | private_names(each)
+    assert found == [
+        "WebProtocol",
+        "AdminProtocol",
+        "FiggProtocol",
+        "HttpProtocol",
+        "LumberjackProtocol",
+        "RelinkProtocol",
+    ]
 
 
 @cache

@@ -24,7 +24,7 @@ from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, ISink
 from fyrehose.net.endpoints import TCPService
 from fyrehose.observe.counters import Counters
-from fyrehose.protocols.figg.server import Settings, make_factory
+from fyrehose.protocols.figg.server import FiggFactory, Settings
 from fyrehose.records import Run
 
 
@@ -97,7 +97,7 @@ class LastMessages:
 
 def make_service(reactor: Any, endpoint: str) -> TCPService:
     """Return a service that listens for Figg clients at *endpoint*."""
-    factory = make_factory(LastMessages(reactor), reactor, Settings(max_connections=100))
+    factory = FiggFactory(LastMessages(reactor), Settings(max_connections=100), reactor)
     return TCPService(reactor, "figg", endpoint, factory)
 
 

@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 import attrs
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall, IListeningPort, IReactorTime
+from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
 
 from fyrehose import errors
@@ -40,6 +40,8 @@ from fyrehose.identity import Action, Identity, digest
 from fyrehose.interfaces import JournalState
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.endpoints import TCPService
+from fyrehose.net.lifecycle import Phase
+from fyrehose.net.tcp import on
 from fyrehose.records import MAX_NAME
 from fyrehose.web.hosts import hosts_of, is_encrypted
 from fyrehose.web.server import WebProtocol, token_of
@@ -128,13 +130,12 @@ class AdminProtocol(WebProtocol):
 
     protocol_name: ClassVar[str] = PROTOCOL
     log: ClassVar[Logger] = Logger()
-    handlers: ClassVar[dict[type, str]] = {**WebProtocol.handlers, Request: "on_request"}
 
     settings: Settings
 
-    def __init__(self, admin: Admin, session: WebSession, clock: IReactorTime, settings: Settings) -> None:
-        super().__init__(session, admin.broker, clock, settings)
-        self.admin = admin
+    def __init__(self, factory: AdminFactory) -> None:
+        super().__init__(factory, WebSession(factory.hosts))
+        self.admin = factory.admin
         self._stop_stream: Callable[[], None] | None = None
 
     def on_request(self, request: Request) -> None:
@@ -152,20 +153,22 @@ class AdminProtocol(WebProtocol):
             body, content_type = self.admin.page[request.path[0]]
             headers = {"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer"}
             self.session.respond(200, body, content_type, headers)
-        elif request.path == ("metrics",):
-            registry = self.admin.registry if self._may_see_names(request) else self.admin.registry_without_streams
-            self.session.respond(200, metrics.text(registry), metrics.CONTENT_TYPE)
-        elif request.path[0] == "api":
-            self._api(request)
+        elif (answer := self.routes.get(_route(request.path))) is not None:
+            answer(self, request)
         else:
-            self._refuse(404, "no-such-path", "unknown path; use /, /metrics, /health, /ready or /api/status")
+            paths = "/, /metrics, /health, /ready or /api/status"
+            if request.path[0] == "api":
+                paths = "/api/status, /api/streams, /api/subscribers, /api/events or /api/streams/NAME/tail"
+            self._refuse(404, "no-such-path", f"unknown path; use {paths}")
+
+    handlers = WebProtocol.handlers | on(Request, on_request)
 
     def connectionLost(self, reason: Any = None) -> None:
         self._stop_streaming()
         super().connectionLost(reason)
 
     def finish(self) -> None:
-        if not self._closing and self._stop_stream is not None:
+        if self.phase is Phase.OPEN and self._stop_stream is not None:
             self._stop_streaming()
             self.session.end()
         super().finish()
@@ -177,38 +180,62 @@ class AdminProtocol(WebProtocol):
         passed = ready if check == "ready" else self.admin.broker.journal.state is not JournalState.FAILED
         self.session.respond(200 if passed else 503, json.dumps({"ok": passed, "journal": state}).encode() + b"\n")
 
-    def _api(self, request: Request) -> None:
-        path, match = request.path, request.query.get("match", "")
-        if len(path) == 2 and path[1] in ("status", "streams", "subscribers"):
-            self._list(request, path[1], match)
-        elif path == ("api", "events"):
-            self._stream(request, lambda: self._watch(request, match))
-        elif len(path) == 4 and path[1] == "streams" and path[3] == "tail":
-            stream = path[2]
-            if not 1 <= len(stream.encode()) <= MAX_NAME:
-                self._refuse(400, "bad-name", f"invalid stream name: expected 1 to {MAX_NAME} bytes of UTF-8")
-                return
-            if not self._may_read(request, stream):
-                raise errors.Forbidden(f"{self._identity(request)} may not read stream {stream[:80]!r}: {_ADVICE}")
-            self._stream(request, lambda: self._tail(request, stream))
-        else:
-            paths = "/api/status, /api/streams, /api/subscribers, /api/events or /api/streams/NAME/tail"
-            self._refuse(404, "no-such-path", f"unknown path; use {paths}")
+    def _metrics(self, request: Request) -> None:
+        registry = self.admin.registry if self._may_see_names(request) else self.admin.registry_without_streams
+        self.session.respond(200, metrics.text(registry), metrics.CONTENT_TYPE)
 
-    def _list(self, request: Request, path: str, match: str) -> None:
-        """Answer /api/status, /api/streams or /api/subscribers."""
+    def _status(self, request: Request) -> None:
+        if (found := self._page(request)) is not None:
+            match = request.query.get("match", "")
+            self._respond(self.admin.status_for(match, found[0], self._may_see_names(request)))
+
+    def _streams(self, request: Request) -> None:
+        if (found := self._page(request)) is not None:
+            self._check_names(request)
+            limit, page = found
+            self._respond(self.admin.status.streams_page(request.query.get("match", ""), page, limit))
+
+    def _subscribers(self, request: Request) -> None:
+        if (found := self._page(request)) is not None:
+            self._check_names(request)
+            limit, page = found
+            self._respond(self.admin.status.subscribers_page(page, limit))
+
+    def _events(self, request: Request) -> None:
+        self._stream(request, lambda: self._watch(request, request.query.get("match", "")))
+
+    def _latest(self, request: Request) -> None:
+        stream = request.path[2]
+        if not 1 <= len(stream.encode()) <= MAX_NAME:
+            self._refuse(400, "bad-name", f"invalid stream name: expected 1 to {MAX_NAME} bytes of UTF-8")
+        elif not self._may_read(request, stream):
+            raise errors.Forbidden(f"{self._identity(request)} may not read stream {stream[:80]!r}: {_ADVICE}")
+        else:
+            self._stream(request, lambda: self._tail(request, stream))
+
+    #: the functions that answer requests, by path
+    routes: ClassVar[dict[tuple[str, ...], Callable[[AdminProtocol, Request], None]]] = {
+        ("metrics",): _metrics,
+        ("api", "status"): _status,
+        ("api", "streams"): _streams,
+        ("api", "subscribers"): _subscribers,
+        ("api", "events"): _events,
+        ("api", "streams", "NAME", "tail"): _latest,
+    }
+
+    def _page(self, request: Request) -> tuple[int, int] | None:
+        """Return the limit and the page of *request*; refuse it and return None if one is invalid."""
         limit, page = _number(request, "limit", LISTED, MOST_LISTED), _number(request, "page", 0, MOST_PAGES)
         if limit is None or page is None:
             expected = f"a limit from 0 to {MOST_LISTED} and a page from 0 to {MOST_PAGES}"
             self._refuse(400, "bad-query", f"invalid limit or page: expected {expected}")
-        elif path == "status":
-            self._respond(self.admin.status_for(match, limit, self._may_see_names(request)))
-        elif not self._may_see_names(request):
+            return None
+        return limit, page
+
+    def _check_names(self, request: Request) -> None:
+        """Raise Forbidden unless the peer may see the names of all streams."""
+        if not self._may_see_names(request):
             raise errors.Forbidden(f"{self._identity(request)} may not see the names of all streams: {_ADVICE}")
-        elif path == "streams":
-            self._respond(self.admin.status.streams_page(match, page, limit))
-        else:
-            self._respond(self.admin.status.subscribers_page(page, limit))
 
     def _respond(self, answer: dict[str, Any]) -> None:
         self.session.respond(200, json.dumps(answer, ensure_ascii=False).encode() + b"\n")
@@ -254,7 +281,7 @@ class AdminProtocol(WebProtocol):
         self._send_event("status", self.admin.status_for(match, LISTED, self._may_see_names(request)))
 
         def send_sample(sample: Sample) -> None:
-            if not self._write_paused:  # A slow client misses samples.
+            if not self.write_paused:  # A slow client misses samples.
                 status = self.admin.status_event(sample, match, self._may_see_names(request))
                 self.session.send(as_event("sample", _sample(sample)) + status)
                 self.flush()
@@ -263,12 +290,10 @@ class AdminProtocol(WebProtocol):
 
     def _tail(self, request: Request, stream: str) -> Callable[[], None]:
         tail = Tail(self.admin.broker, stream)
-        timer: IDelayedCall
 
         def send_new() -> None:
-            nonlocal timer
-            timer = self.clock.callLater(INTERVAL, send_new)
-            if self._write_paused:
+            self.timers.start(INTERVAL, send_new)
+            if self.write_paused:
                 return
             if not self._may_read(request, stream):  # The policy has changed.
                 self._send_event("ended", {"error": f"the access policy no longer allows this stream: {_ADVICE}"})
@@ -283,8 +308,24 @@ class AdminProtocol(WebProtocol):
             if new is not None:
                 self._send_event("records", new)
 
-        timer = self.clock.callLater(0, send_new)
-        return lambda: timer.cancel() if timer.active() else None
+        self.timers.start(0, send_new)
+        return lambda: self.timers.stop(send_new)
+
+
+class AdminFactory(SessionFactory):
+    """Listens for operators, at *endpoint* (see :class:`~fyrehose.protocols.http.server.HttpFactory`)."""
+
+    protocol = AdminProtocol
+    defaults = Settings()
+    proofs = None
+    settings: Settings
+
+    def __init__(
+        self, admin: Admin, settings: Settings | None = None, reactor: Any = None, endpoint: str | None = None
+    ) -> None:
+        super().__init__(admin.broker, settings, reactor)
+        self.admin = admin
+        self.hosts = hosts_of(endpoint, self.settings.hosts)
 
 
 class AdminService(TCPService):
@@ -294,7 +335,7 @@ class AdminService(TCPService):
         self._admin = admin
         self._token_file = settings.token_file
         self._scheme = "https" if settings.tls_certificate or is_encrypted(endpoint) else "http"
-        factory = make_factory(reactor, endpoint, admin, settings)
+        factory = AdminFactory(admin, settings, reactor, endpoint)
         super().__init__(reactor, PROTOCOL, endpoint, factory, None if around is None else around(factory))
 
     def startService(self) -> Deferred[IListeningPort]:
@@ -335,14 +376,9 @@ def make_admin(broker: Broker, clock: Any, now: Callable[[], float], settings: S
     return Admin(status, token, metrics.registry(status, settings.metric_streams))
 
 
-def make_factory(clock: IReactorTime, endpoint: str, admin: Admin, settings: Settings) -> SessionFactory:
-    """Return the factory of connections for a listener at *endpoint*."""
-    hosts = hosts_of(endpoint, settings.hosts)
-
-    def make() -> AdminProtocol:
-        return AdminProtocol(admin, WebSession(hosts), clock, settings)
-
-    return SessionFactory(make, PROTOCOL, AdminProtocol.log, admin.broker, clock, settings, proofs=None)
+def _route(path: tuple[str, ...]) -> tuple[str, ...]:
+    """Return *path* with NAME instead of the name of a stream."""
+    return (*path[:2], "NAME", path[3]) if len(path) == 4 else path
 
 
 def _number(request: Request, name: str, default: int, largest: int) -> int | None:

@@ -153,13 +153,17 @@ class Broker:
                 for run in own:
                     self._check(run, new)
                 runs = (*runs, *own)
-            if (room := sum(run.room for run in runs)) > MAX_PUBLISH:
+            room, wanted = 0, []
+            for run in runs:
+                room += run.room
+                wanted.append((run.stream, len(run.lengths) // 4))
+            if room > MAX_PUBLISH:
                 raise PayloadTooLarge(
                     f"publish of {room} bytes exceeds the limit of {MAX_PUBLISH} bytes; publish less at a time"
                 )
             if by_peer and peer is not None:
                 self._new_streams.charge(peer, new[:by_peer])
-            firsts = self.sequencer.reserve([(run.stream, len(run)) for run in runs])
+            firsts = self.sequencer.reserve(wanted)
         except PublishError as refusal:
             for stream in new:
                 del self._largest[stream]
@@ -316,7 +320,7 @@ class Broker:
         for label in (run.producer, run.topic, run.content_type):
             if label is not None and len(label) > MAX_NAME:
                 raise InvalidName(f"label {label[:80]!r} has {len(label)} characters; the limit is {MAX_NAME}")
-        if not len(run):
+        if not run.lengths:
             raise ValueError("a run without records was published")
 
     def _bound_to(self, stream: str) -> Listener | None:

@@ -301,9 +301,11 @@ class Account:
         self.held += size
         share.held += size
         budget.held += size
-        self._charge(size)
+        share.charged += size
+        budget.charged += size
         self._crowded = self._crowded or self.held > budget.each
-        self._update()
+        if self.paused or self._crowded or not self._may_read():
+            self._update()
 
     def release(self, size: int) -> None:
         """Release the *size* bytes of one call of :meth:`hold`: the publish became durable, or was refused."""
@@ -311,7 +313,8 @@ class Account:
         self.held -= size
         share.held -= size
         budget.held -= size
-        self._charge(-size)
+        share.charged -= size
+        budget.charged -= size
         # Read again only when half of it is free: a few large reads cost less than many small ones.
         if self.held <= budget.each // 2:
             self._crowded = False

@@ -1,6 +1,6 @@
 """A broker for programs that only want the messages: it calls a function with them, and keeps nothing.
 
-FiggFactory or make_factory(CallbackBroker(reactor, handle), ...)
+endpoint.listen(FiggFactory(CallbackBroker(reactor, handle)))
 
 publish -> handle(run), one run after the other -> the publisher is acknowledged when each has returned
 """

@@ -268,16 +268,18 @@ class Fanout:
         if cursor.paused or cursor.stopped or cursor.placed:
             return None
         place = cursor.place
-        try:
-            delivery = self._delivery(place.stream, cursor.position + 1)
-        except JournalCorrupt as damage:
-            log.error("a subscription to stream {stream!r} ends: {damage}", stream=place.stream, damage=str(damage))
-            self._end(cursor, damage)
-            return None
-        except Exception as failure:  # an error of one cursor must not affect the others
-            log.failure("a subscription to stream {stream!r} ends: reading failed", stream=place.stream)
-            self._end(cursor, failure)
-            return None
+        delivery = None
+        if cursor.position < place.last:
+            try:
+                delivery = self._delivery(place.stream, cursor.position + 1)
+            except JournalCorrupt as damage:
+                log.error("a subscription to stream {stream!r} ends: {damage}", stream=place.stream, damage=str(damage))
+                self._end(cursor, damage)
+                return None
+            except Exception as failure:  # an error of one cursor must not affect the others
+                log.failure("a subscription to stream {stream!r} ends: reading failed", stream=place.stream)
+                self._end(cursor, failure)
+                return None
         if delivery is None:
             cursor.placed = True
             if place.waiting is None:
@@ -291,11 +293,10 @@ class Fanout:
         try:
             if delivery.first_seq > expected:
                 cursor.sink.skipped(expected, delivery.first_seq - 1)
-            count, size = delivery.encoded(_totals)
-            cursor.delivered += count
+            cursor.delivered += delivery.count
             tally = cursor.tally
-            tally.messages += count
-            tally.bytes += size
+            tally.messages += delivery.count
+            tally.bytes += delivery.payload_size
             cursor.sink.deliver(delivery)
         except Exception as failure:
             log.failure("a subscription to stream {stream!r} ends: its sink failed", stream=cursor.stream)
@@ -335,10 +336,6 @@ class Fanout:
             del self._places[place.stream]
         if cursor.owner is not None:
             cursor.owner.unsubscribed()
-
-
-def _totals(runs: tuple[Run, ...]) -> tuple[int, int]:
-    return sum(map(len, runs)), sum(len(run.payload) for run in runs)
 
 
 def _subscriber(sink: ISink) -> tuple[str, str]:

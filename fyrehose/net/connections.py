@@ -10,8 +10,7 @@ address with the most connections.  So silent connections, however many, never b
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IAddress, IReactorTime
@@ -108,36 +107,35 @@ class ConnectionsByNetwork:
 class SessionFactory(Factory):
     """Builds the protocols of connections within the limits of a listener, and keeps track of them.
 
-    :ivar buffer_size: bytes that each connection reads at once; fewer, the more connections there are
-    :param largest_read: the largest value of ``buffer_size``
-    :param proofs: the kinds of proof that a peer may send after it was accepted, such as a token; None: the protocol
+    Subclasses name their ``protocol`` and ``defaults``.
+
+    :cvar protocol: the class of the protocols; it is called with the factory
+    :cvar defaults: the settings of a factory that is built without any
+    :cvar proofs: the kinds of proof that a peer may send after it was accepted, such as a token; None: the protocol
         authenticates its peers itself, so the access policy does not apply when connections are accepted
+    :cvar largest_read: the largest value of ``buffer_size``
+    :ivar buffer_size: bytes that each connection reads at once; fewer, the more connections there are
+    :param reactor: a reactor or a Clock; None: the global reactor
     """
 
-    def __init__(
-        self,
-        make: Callable[[], SessionProtocol],
-        protocol: str,
-        log: Logger,
-        broker: IBroker,
-        clock: IReactorTime,
-        settings: TCPSettings,
-        *,
-        proofs: frozenset[str] | None = PROOFS,
-        largest_read: int = READ,
-    ) -> None:
-        self.make = make
-        self.protocol_name = protocol
-        self.log = log
+    protocol: type[Any]
+    defaults: ClassVar[Any]
+    proofs: ClassVar[frozenset[str] | None] = PROOFS
+    largest_read: ClassVar[int] = READ
+
+    def __init__(self, broker: IBroker, settings: TCPSettings | None = None, reactor: Any = None) -> None:
+        if reactor is None:
+            from twisted.internet import reactor
         self.broker = broker
-        self.settings = settings
-        self.proofs = proofs
+        self.settings = self.defaults if settings is None else settings
+        self.clock: IReactorTime = reactor
+        self.protocol_name: str = self.protocol.protocol_name
+        self.log: Logger = self.protocol.log
         #: open connections, in the order of their last activity; without refused ones that are held
         self.connections: OrderedDict[SessionProtocol, None] = OrderedDict()
-        self.holding = Holding(clock, settings.refusal_delay)
+        self.holding = Holding(reactor, self.settings.refusal_delay)
         self._by_network = ConnectionsByNetwork()
         self._reads: int = min(READS, broker.budget.limit // 8)
-        self._largest_read = largest_read
         self._counted = 1  #: number of connections when ``buffer_size`` was last computed
         self.buffer_size = self._read_size()
         self._drained: Deferred[None] | None = None
@@ -162,8 +160,7 @@ class SessionFactory(Factory):
             self.holding.abort_oldest()
         if len(self.connections) + len(self.holding) >= descriptors_for(most):
             return self._refuse("too-many-connections", host, "too many connections are still closing")
-        protocol = self.make()
-        protocol.factory = self
+        protocol: SessionProtocol = self.protocol(self)
         protocol.peer, protocol.network = host, network
         self.connections[protocol] = None
         self._by_network.add(protocol)
@@ -238,7 +235,7 @@ class SessionFactory(Factory):
                 if protocol.is_idle():
                     self._evict(protocol)
                     return True
-                if not protocol.publishing:
+                if not protocol.in_flight.count:
                     busy.append(protocol)
                 self.mark_active(protocol)  # so that the next search begins with others
         if busy:
@@ -260,7 +257,7 @@ class SessionFactory(Factory):
         self._share_reads()
 
     def _read_size(self) -> int:
-        return max(LEAST_READ, min(self._largest_read, self._reads // self._counted))
+        return max(LEAST_READ, min(self.largest_read, self._reads // self._counted))
 
     def _share_reads(self) -> None:
         """Adapt the read size of all connections after their number has changed by an eighth."""

@@ -4,7 +4,7 @@ Some clients, Figg's Go SDK among them, reconnect at the moment in which a conne
 closes a refused connection late: 0.1 s after the first refusal of an address, twice as long after each further one, up
 to :data:`LONGEST`.  Nothing is read from a held connection, and nothing is kept for it except the socket.
 
-    refusals by network, connections -> ``close_held()`` when the time is over, ``abort_held()`` before
+    refusals by network, connections -> ``close_held()`` when the time is over, ``abort()`` before
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Holdable(Protocol):
     def close_held(self) -> None:
         """Close the connection, because its time is over."""
 
-    def abort_held(self) -> None:
+    def abort(self) -> None:
         """Abort the connection, because its descriptor is needed."""
 
 
@@ -112,7 +112,7 @@ class Holding:
             timer.cancel()
         self._closing.add(connection)
         if abort:
-            connection.abort_held()
+            connection.abort()
         else:
             connection.close_held()
 
@@ -144,5 +144,5 @@ class RefusedConnection(TwistedProtocol):
     def close_held(self) -> None:
         self.transport.loseConnection()
 
-    def abort_held(self) -> None:
+    def abort(self) -> None:
         self.transport.abortConnection()

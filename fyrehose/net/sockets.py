@@ -43,7 +43,7 @@ class PromptServer(Server):
         self.writeSequence((data,))
 
     def writeSequence(self, iovec: Iterable[bytes]) -> None:
-        pieces = [piece for piece in iovec if piece]
+        pieces = list(filter(None, iovec))
         deferred = self.TLS or self.dataBuffer or self._tempDataLen or self.disconnecting or self._writeDisconnected
         if not pieces or deferred or not self.connected:
             super().writeSequence(pieces)  # type: ignore[no-untyped-call]

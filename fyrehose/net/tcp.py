@@ -5,24 +5,20 @@
 
 It handles everything that the protocols have in common: the memory budget, deadlines, slow peers, and closing.  Limits
 of connections are in connections.py, and listening is in endpoints.py.  A protocol adds a table from event types to
-methods.
+functions.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import attrs
-from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import (
-    IDelayedCall,
     IHalfCloseableProtocol,
     IHandshakeListener,
     IPushProducer,
-    IReactorTime,
     ISSLTransport,
     ITCPTransport,
 )
@@ -32,18 +28,23 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.core.budget import Account
+from fyrehose.core.inflight import InFlight
 from fyrehose.errors import Broken, Forbidden, FyrehoseError, ReadOnly, RemoteProtocolError
 from fyrehose.identity import Identity
 from fyrehose.interfaces import IBroker, ISubscription
-from fyrehose.net.connections import PROOFS
+from fyrehose.net.connections import PROOFS, SessionFactory
 from fyrehose.net.handshakes import Handshake
 from fyrehose.net.holding import LONGEST
 from fyrehose.net.incoming import SLOWEST, FrameWatch, Reading
+from fyrehose.net.lifecycle import TRANSITIONS, Phase, Timers
 from fyrehose.net.peers import identify
 from fyrehose.options import count, duration, option
 from fyrehose.records import Run
 
-T = TypeVar("T")
+P = TypeVar("P")
+E = TypeVar("E")
+#: A table of the functions that handle events, by the type of the event; see :func:`on`.
+Handlers = dict[type, Callable[[Any, Any], object]]
 
 #: How long a peer may take to read the remaining data of a connection that is being closed, in seconds.
 LINGER = 5.0
@@ -71,6 +72,11 @@ class Session(Protocol):
     def data_to_send(self) -> list[bytes]: ...
 
 
+def on(kind: type[E], handle: Callable[[P, E], object]) -> Handlers:
+    """Return a table that calls *handle* with the protocol and each event of *kind*; tables are joined with ``|``."""
+    return {kind: handle}
+
+
 @attrs.frozen(kw_only=True)
 class TCPSettings:
     """The options of every TCP protocol: limits of connections."""
@@ -88,15 +94,20 @@ class TCPSettings:
 class SessionProtocol(TwistedProtocol):
     """The protocol of one connection.
 
-    Subclasses fill ``handlers``, and call :meth:`flush` after the session has data to send.
+    Subclasses fill ``handlers``, call :meth:`flush` after the session has data to send, and may use all public names.
+    They override :meth:`settled`, :meth:`refused` and :meth:`hang_up` to add to the end of a publish or connection.
+
+    :ivar phase: what the connection still does; changed only by the methods of this class
+    :ivar writable: whether data can be sent: the connection is neither closing nor held nor lost
+    :ivar in_flight: calls of the broker that are not settled yet, such as publishes
+    :ivar write_paused: True while the peer reads more slowly than the server writes
+    :ivar account: the memory that the connection holds
+    :ivar timers: timers, which end with the connection
+    :ivar active_at: time of the last activity, for :meth:`watch_idle`
     """
 
     protocol_name: ClassVar[str]
     log: ClassVar[Logger]
-    #: event type -> name of the method that handles it
-    handlers: ClassVar[dict[type, str]]
-
-    factory: Any  #: the SessionFactory
     transport: Any  #: ITCPTransport and IConsumer, which Twisted's annotation does not say
     reading: Reading  #: pauses and resumes reading, for several parties
     peer = "?"  #: the peer's host, for log lines
@@ -104,27 +115,31 @@ class SessionProtocol(TwistedProtocol):
     same_network: OrderedDict[SessionProtocol, None]  #: connections of that network, the longest idle first
     address = "?"  #: the peer's host and port
     identity: Identity  #: the identity of the peer, as far as it has proved it
+    account: Account
+    in_flight: InFlight
     _handshake: Handshake
 
-    def __init__(self, session: Session, broker: IBroker, clock: IReactorTime, settings: TCPSettings) -> None:
+    def __init__(self, factory: SessionFactory, session: Session) -> None:
+        self.factory: Any = factory
         self.session = session
-        self.broker = broker
-        self.clock = clock
-        self.settings = settings
-        self._account: Account | None = None
+        self.broker: IBroker = factory.broker
+        self.clock = factory.clock
+        self.settings: TCPSettings = factory.settings
+        self.phase = Phase.OPEN
+        self.writable = True
+        self.timers = Timers(self.clock)
         self._subscriptions: dict[ISubscription, None] = {}  #: in the order of attach()
-        self._write_paused = False
+        self.write_paused = False
         self._written = 0  #: most bytes that the peer must read before the transport resumes
         self._unread = 0  #: bytes of it that are replies to a peer that does not read
-        self._in_flight = 0
         self._written_to = False  #: True if data was written since the last call of is_idle()
-        self._closing = False
+        self._silent = True
+        self.active_at = 0.0
+        self._idle_timeout = 0.0
         self._delay = 0.0  #: seconds to hold the connection before closing, after a refusal
-        self._frame = FrameWatch(clock, settings.frame_timeout, self._late, self._give_way)
-        self._got = 0  #: bytes that were read and not handled yet
-        self._stall_timer: IDelayedCall | None = None
-        self._silence_timer: IDelayedCall | None = None
-        self._linger_timer: IDelayedCall | None = None
+        self._frame = FrameWatch(self.clock, self.settings.frame_timeout, self._late, self._give_way)
+        self._got = 0  #: bytes of the read that is being handled
+        self._expected = 0  #: the size of the incomplete frame that is charged to the account
 
     @property
     def subscriber(self) -> tuple[str, str]:
@@ -142,15 +157,16 @@ class SessionProtocol(TwistedProtocol):
             transport.setTcpNoDelay(True)
             transport.setTcpKeepAlive(True)
         transport.bufferSize = self.factory.buffer_size
-        self.reading = Reading(self._stop_reading, self.read_again)
-        self._account = self._frame.account = self.broker.budget.account(self.reading, self.network, self._frame)
+        self.reading = Reading(self._stop_reading, self._read_again)
+        self.account = self._frame.account = self.broker.budget.account(self.reading, self.network, self._frame)
+        self.in_flight = InFlight(self.account, self.failed, self.settled)
         transport.registerProducer(self, True)
         self.broker.counters.add(self.protocol_name, "connections")
         self._identify()
         self._handshake = Handshake(self.protocol_name, self.peer, self.log, self.broker.counters)
         self._handshake.begin(transport, self.clock, self.settings.handshake_timeout)
         if self.settings.silent_timeout:
-            self._silence_timer = self.clock.callLater(self.settings.silent_timeout, self._handle_silence)
+            self.timers.start(self.settings.silent_timeout, self._handle_silence)
         if not ISSLTransport.providedBy(transport):
             self._check_admitted()
 
@@ -158,56 +174,49 @@ class SessionProtocol(TwistedProtocol):
         """Identify the peer by its certificate, after the TLS handshake."""
         self._handshake.end()
         self._identify()
-        if self._silence_timer is not None:
-            self._silence_timer.reset(self.settings.silent_timeout)
+        if self._silent and self.settings.silent_timeout:
+            self.timers.stop(self._handle_silence)
+            self.timers.start(self.settings.silent_timeout, self._handle_silence)
         self._check_admitted()
 
     def dataReceived(self, data: bytes) -> None:
-        if not self._closing:
-            if self._silence_timer is not None:
-                self._silence_timer.cancel()
-                self._silence_timer = None
+        if self.phase is Phase.OPEN:
+            if self._silent:
+                self._silent = False
+                self.timers.stop(self._handle_silence)
             self.factory.mark_active(self)
             self._got = len(data)
             self.received(self.session.receive_data(data))
+            self._got = 0
 
     def readConnectionLost(self) -> None:
         """Finish after the peer has closed its sending side (half-close); it still gets its acknowledgements."""
-        for event in self.session.receive_eof():
-            self._handle(event)
+        self.handle(self.session.receive_eof())
         self.finish()
 
     def writeConnectionLost(self) -> None:
         """Do nothing: the server itself has closed the writing side."""
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
-        self._closing = True
+        if self.phase is not Phase.GONE:
+            self._enter(Phase.GONE)
         self._handshake.lost(reason)
-        for subscription in list(self._subscriptions):
-            subscription.stopProducing()
-        self._subscriptions.clear()
-        self._cancel_timers()
-        if self._linger_timer is not None and self._linger_timer.active():
-            self._linger_timer.cancel()
-        if self._account is not None:
-            self._account.close()
+        self._detach_all()
+        self._release_resources()
         self.factory.lost(self)
 
     def pauseProducing(self) -> None:
         """Pause the subscriptions, because the peer reads more slowly than the server writes."""
-        self._write_paused = True
+        self.write_paused = True
         for subscription in self._subscriptions:
             subscription.pauseProducing()
-        patience = self.settings.stall_timeout + self._written / SLOWEST
-        if self._stall_timer is None and not self._closing:
-            self._stall_timer = self.clock.callLater(patience, self._stalled)
+        if self.phase is Phase.OPEN:
+            self.timers.start(self.settings.stall_timeout + self._written / SLOWEST, self._stalled)
 
     def resumeProducing(self) -> None:
-        self._write_paused = False
+        self.write_paused = False
         self._written = self._unread = 0
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
+        self.timers.stop(self._stalled)
         for subscription in list(self._subscriptions):
             subscription.resumeProducing()
 
@@ -218,69 +227,72 @@ class SessionProtocol(TwistedProtocol):
 
     def received(self, events: Sequence[object]) -> None:
         """Handle the events of the session, from bytes that just arrived or that it had buffered."""
-        account = self._account
-        if events and account is not None:
-            account.complete()
-        for event in events:
-            self._handle(event)
-        expected = self.session.expected
-        self._frame.received(self._got, expected > 0, bool(events))
-        self._got = 0
-        if account is not None:
-            account.expect(expected, self.session.buffered if expected else 0)
-        self._flush_replies()
+        before = self._expected
+        if before and events:
+            self.account.complete()
+        self.handle(events)
+        expected = self._expected = self.session.expected
+        if expected or before:
+            self._frame.received(self._got, expected > 0, bool(events))
+            self.account.expect(expected, self.session.buffered if expected else 0)
+        if self.write_paused:
+            self._flush_unread()
+        else:
+            self.flush()
 
-    def publish(self, runs: Sequence[Run], acknowledge: Callable[[tuple[int, ...]], None]) -> None:
+    def handle(self, events: Sequence[object]) -> None:
+        """Handle *events* in order, until the connection is closing."""
+        for event in events:
+            if self.phase is not Phase.OPEN:
+                return
+            try:
+                self.handlers[type(event)](self, event)
+            except Forbidden as error:
+                self.forbid(error)
+
+    def broken(self, event: Broken) -> None:
+        """Handle a violation of the protocol, which ends the session."""
+        self.drop(event.error)
+
+    #: the handlers of all types of events; subclasses add theirs, behind the methods
+    handlers = on(Broken, broken)
+
+    def publish(self, runs: Sequence[Run], acknowledge: Callable[[tuple[int, ...]], object]) -> None:
         """Publish *runs*; close the connection if they are refused.
 
         Everything that the peer sends after a refused publish is ignored, so an acknowledgement covers all publishes
         before it.
 
-        :param acknowledge: called with the first number of each run when all of them are durable
+        :param acknowledge: called with the first number of each run when all of them are durable, even if the
+            connection is lost by then
         """
-        size = sum(run.size for run in runs)
-        self.carry_out(partial(self.broker.publish, runs), acknowledge, self._refused, size)
-
-    def carry_out(
-        self,
-        order: Callable[[], Deferred[T]],
-        answer: Callable[[T], None],
-        refused: Callable[[Failure], None],
-        size: int = 0,
-    ) -> None:
-        """Call the broker, and handle its result while the connection is open.
-
-        :param order: the call of the broker
-        :param answer: called with the result
-        :param refused: called with the failure
-        :param size: bytes that are charged to the connection until the Deferred has fired
-        """
-        account = self._account
-        assert account is not None
-        self._in_flight += 1
-        account.hold(size)
-
-        def done(result: T) -> None:
-            if not self._disconnected():
-                answer(result)
-
-        def settle(result: object) -> None:
-            self._in_flight -= 1
-            account.release(size)
-            closing = self._closing  # before settled(), which may itself close the connection
-            self.settled()
-            if closing and not self._in_flight and not self._disconnected():
-                self._hang_up()
-
-        order().addCallback(done).addErrback(refused).addErrback(self._failed).addBoth(settle)
+        size = 0
+        for run in runs:
+            size += run.size
+        self.in_flight.track(self.broker.publish(runs), acknowledge, self.refused, size)
 
     def settled(self) -> None:
-        """Handle a settled publish, acknowledged or refused; a hook for subclasses."""
+        """Handle a settled call of the broker: close a connection that only waited for it."""
+        if self.phase is Phase.SETTLING and not self.in_flight.count:
+            self.hang_up()
+
+    def refused(self, failure: Failure) -> None:
+        """Count and log a refused publish, and close once earlier publishes are settled; a hook for subclasses."""
+        failure.trap(FyrehoseError)
+        error = failure.value
+        self.broker.counters.refuse(self.log, self.protocol_name, type(error).__name__, self.peer, str(error))
+        # Without an acknowledgement the peer will reconnect, and should not do so at once.
+        self._finish_late(FULL_GRACE if isinstance(error, ReadOnly) else 0.0)
+
+    def failed(self, failure: Failure) -> None:
+        """Handle an unexpected error, a bug: whether the publish is durable is unknown, so it is not acknowledged."""
+        self.log.failure("{protocol}: a publish by {peer} failed", failure, protocol=self.protocol_name, peer=self.peer)
+        self.abort()
 
     def attach(self, subscription: ISubscription) -> None:
         """Deliver *subscription* to the peer, as fast as it reads."""
         self._subscriptions[subscription] = None
-        if not self._write_paused:
+        if not self.write_paused:
             subscription.resumeProducing()
 
     def detach(self, subscription: ISubscription) -> None:
@@ -291,21 +303,23 @@ class SessionProtocol(TwistedProtocol):
     def flush(self) -> None:
         """Write the data that the session has to send."""
         data = self.session.data_to_send()
-        if not data or self._disconnected():
+        if not data or not self.writable:
             return
         # A transport that is not paused has hardly any unsent data left.
-        self._written = sum(map(len, data)) + (self._written if self._write_paused else 0)
+        self._written = sum(map(len, data)) + (self._written if self.write_paused else 0)
         self._written_to = True
         self.transport.writeSequence(data)
 
-    def _flush_replies(self) -> None:
-        """Flush replies; drop a peer that leaves more than MOST_UNREAD bytes unread."""
-        unread, before = self._write_paused, self._written
-        self.flush()
-        if unread:
-            self._unread += self._written - before
-            if self._unread > MOST_UNREAD:
-                self.drop(RemoteProtocolError("answers-unread", f"{self._unread} bytes"))
+    def watch_idle(self, timeout: float) -> None:
+        """Close the connection when nothing has happened on it for *timeout* seconds."""
+        self.active_at = self.clock.seconds()
+        self._idle_timeout = timeout
+        self.timers.start(timeout, self._check_idle)
+
+    @property
+    def waiting(self) -> bool:
+        """Return whether the peer waits for the server, or another deadline applies: then it is not idle."""
+        return self.in_flight.count > 0 or self.session.expected > 0
 
     def drop(self, error: RemoteProtocolError) -> None:
         """Count and log a violation of the protocol, and close once earlier publishes are settled."""
@@ -320,25 +334,34 @@ class SessionProtocol(TwistedProtocol):
 
     def finish(self) -> None:
         """Ignore further input, and close once all publishes are settled."""
-        if not self._closing:
-            self._closing = True
-            for subscription in list(self._subscriptions):
-                self.detach(subscription)
-            if not self._in_flight:
-                self._hang_up()
+        if self.phase is Phase.OPEN:
+            self._enter(Phase.SETTLING)
+            self._detach_all()
+            if not self.in_flight.count:
+                self.hang_up()
 
-    def read_again(self) -> None:
-        """Resume reading, and restart the time limit of the incomplete frame."""
-        if self._linger_timer is None:  # a closing transport must not be resumed
-            self._frame.resume()
-            self.transport.resumeProducing()
+    def hang_up(self) -> None:
+        """Close a connection whose publishes are settled, after sending the remaining data; a hook for subclasses."""
+        self.flush()
+        self.transport.unregisterProducer()
+        # A peer with unread data gets its time to read instead, and still counts as connected.
+        if self._delay and not self.write_paused:
+            self._hold_socket()
+        else:
+            self._close()
+
+    def linger(self) -> None:
+        """Give the peer up to LINGER seconds to read the remaining data and to close the connection."""
+        self._enter(Phase.LINGERING)
+        self.timers.start(LINGER, self.abort)
+
+    def abort(self) -> None:
+        """Close the connection at once, without sending the remaining data."""
+        if self.phase is not Phase.GONE:
+            self._enter(Phase.GONE)
+            self.transport.abortConnection()
 
     # Called by the factory.
-
-    @property
-    def publishing(self) -> bool:
-        """Return whether a publish of the peer is not durable yet."""
-        return self._in_flight > 0
 
     def is_idle(self) -> bool:
         """Return whether the connection can be closed without interrupting the peer.
@@ -346,7 +369,7 @@ class SessionProtocol(TwistedProtocol):
         It is busy if a publish is in flight, a frame is incomplete, or a subscription delivered since the last call.
         """
         delivered, self._written_to = self._written_to and bool(self._subscriptions), False
-        return not (self.publishing or self.session.expected or delivered)
+        return not (self.in_flight.count or self.session.expected or delivered)
 
     def make_room(self) -> None:
         """Close the connection, because the listener is full and another peer connects."""
@@ -357,35 +380,39 @@ class SessionProtocol(TwistedProtocol):
         """Close the connection by the end of the next turn of the reactor, whatever the peer does."""
         self._close()
         # Unread data and the end of TLS would wait for the peer.
-        if self._write_paused or ISSLTransport.providedBy(self.transport):
-            self.transport.abortConnection()
-
-    def abort_held(self) -> None:
-        """Abort the connection, which was refused."""
-        self.transport.abortConnection()
+        if self.write_paused or ISSLTransport.providedBy(self.transport):
+            self.abort()
 
     # Private.
 
-    def _disconnected(self) -> bool:
-        """Return whether nothing can be sent any more: the connection is lost, or was refused and is held."""
-        return self not in self.factory.connections
+    def _enter(self, phase: Phase) -> None:
+        assert phase in TRANSITIONS[self.phase], f"{phase} after {self.phase}"
+        self.phase = phase
+        self.writable = phase is Phase.SETTLING
 
-    def _finish_late(self) -> None:
-        """Close like :meth:`finish`, but delayed, because a refused peer may reconnect at once."""
-        if not self._closing:
+    def _detach_all(self) -> None:
+        for subscription in list(self._subscriptions):
+            self.detach(subscription)
+
+    def _finish_late(self, seconds: float = 0.0) -> None:
+        """Close like :meth:`finish`, but delayed, because a refused peer may reconnect at once.
+
+        :param seconds: how long the connection is held; 0: longer with each refusal of the peer's network
+        """
+        if self.phase is Phase.OPEN:
             self._delay = self.factory.holding.delay(self.network)
-        self.finish()
+            if seconds:
+                self._delay = seconds
+                self.reading.pauseProducing()
+            self.finish()
 
-    def _handle(self, event: object) -> None:
-        if self._closing:
-            return
-        if isinstance(event, Broken):
-            self.drop(event.error)
-            return
-        try:
-            getattr(self, self.handlers[type(event)])(event)
-        except Forbidden as error:
-            self.forbid(error)
+    def _flush_unread(self) -> None:
+        """Flush replies to a peer that does not read; drop it if it leaves more than MOST_UNREAD bytes unread."""
+        before = self._written
+        self.flush()
+        self._unread += self._written - before
+        if self._unread > MOST_UNREAD:
+            self.drop(RemoteProtocolError("answers-unread", f"{self._unread} bytes"))
 
     def _identify(self) -> None:
         self.identity = identify(self.transport)
@@ -400,81 +427,65 @@ class SessionProtocol(TwistedProtocol):
         except Forbidden as error:
             self.forbid(error)
 
-    def _hang_up(self) -> None:
-        self.flush()
-        self.transport.unregisterProducer()
-        # A peer with unread data gets its time to read instead, and still counts as connected.
-        if self._delay and not self._write_paused:
-            self._hold_socket()
-        else:
-            self._close()
-
     def _hold_socket(self) -> None:
         """Keep only the socket of the refused connection, until its delay is over."""
+        self._enter(Phase.GRACE)
         self.reading.pauseProducing()
-        self._cancel_timers()
-        if self._account is not None:
-            self._account.close()
+        self._release_resources()
         self.session.receive_eof()  # frees the buffer of the session
         self.factory.hold(self, self._delay)
 
     def _close(self) -> None:
         self.transport.loseConnection()
-        if self._linger_timer is None:
-            self._linger_timer = self.clock.callLater(LINGER, self.transport.abortConnection)
+        if self.phase is Phase.SETTLING or self.phase is Phase.GRACE:
+            self.linger()
 
-    def _refused(self, failure: Failure) -> None:
-        failure.trap(FyrehoseError)
-        error = failure.value
-        self.broker.counters.refuse(self.log, self.protocol_name, type(error).__name__, self.peer, str(error))
-        if self._closing or self._disconnected():
-            return
-        # Without an acknowledgement the peer will reconnect, and should not do so at once.
-        self._delay = self.factory.holding.delay(self.network)
-        if isinstance(error, ReadOnly):
-            self._delay = FULL_GRACE
-            self.reading.pauseProducing()
-        self._closing = True
-        for subscription in list(self._subscriptions):
-            self.detach(subscription)
-
-    def _failed(self, failure: Failure) -> None:
-        """Handle an unexpected error, a bug: whether the publish is durable is unknown, so it is not acknowledged."""
-        self.log.failure("{protocol}: a publish by {peer} failed", failure, protocol=self.protocol_name, peer=self.peer)
-        self._closing = True
-        if not self._disconnected():
-            self.transport.abortConnection()
-
-    def _cancel_timers(self) -> None:
+    def _release_resources(self) -> None:
+        """End the timers, and release the memory of the incomplete frame."""
+        self.timers.clear()
         self._frame.close()
-        for timer in (self._stall_timer, self._silence_timer):
-            if timer is not None and timer.active():
-                timer.cancel()
+        self.account.close()
 
     def _handle_silence(self) -> None:
-        self._silence_timer = None
-        if not self._closing:
+        if self.phase is Phase.OPEN:
             allowed = f"{self.settings.silent_timeout:g} s"
             detail = f"nothing was received for {allowed}; raise {self.protocol_name}.silent-timeout to allow more"
             self.broker.counters.refuse(self.log, self.protocol_name, "silent", self.peer, detail)
+            self.finish()
+
+    def _check_idle(self) -> None:
+        if self.phase is not Phase.OPEN:
+            return
+        now = self.clock.seconds()
+        if self.waiting:
+            self.active_at = now
+        left = self.active_at + self._idle_timeout - now
+        if left > 0:
+            self.timers.start(left, self._check_idle)
+        else:
+            self.broker.counters.add(self.protocol_name, "idle")
             self.finish()
 
     def _stop_reading(self) -> None:
         self._frame.pause()
         self.transport.pauseProducing()
 
+    def _read_again(self) -> None:
+        """Resume reading, and restart the time limit of the incomplete frame."""
+        if self.writable:  # a closing transport must not be resumed
+            self._frame.resume()
+            self.transport.resumeProducing()
+
     def _late(self, error: RemoteProtocolError) -> None:
-        if not self._closing:
+        if self.phase is Phase.OPEN:
             self.drop(error)
 
     def _give_way(self, error: RemoteProtocolError) -> None:
         """Drop the connection because others wait for its memory; abort it if nothing is left to acknowledge."""
         self._late(error)
-        if not self._in_flight and not self._disconnected():
-            self.transport.abortConnection()
+        if self.phase is Phase.LINGERING:
+            self.abort()
 
     def _stalled(self) -> None:
-        self._stall_timer = None
         self.broker.counters.refuse(self.log, self.protocol_name, "stalled-peer", self.peer)
-        self._closing = True
-        self.transport.abortConnection()
+        self.abort()

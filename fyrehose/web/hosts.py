@@ -28,12 +28,14 @@ def is_local(endpoint: str) -> bool:
         return interface == "localhost"
 
 
-def hosts_of(endpoint: str, names: tuple[str, ...]) -> frozenset[str] | None:
+def hosts_of(endpoint: str | None, names: tuple[str, ...]) -> frozenset[str] | None:
     """Return the values of ``Host`` that a server at *endpoint* accepts, including *names*; None if it accepts any.
 
     On loopback the names of this machine are known, so that DNS rebinding is refused.  On other endpoints only the
-    operator knows the names, and TLS and tokens protect the server.
+    operator knows the names, and TLS and tokens protect the server.  An unknown endpoint (None) counts as loopback.
     """
+    if endpoint is None:
+        return LOCAL_HOSTS | set(names)
     if is_local(endpoint):
         return LOCAL_HOSTS | {_interface(endpoint)} | set(names) - {""}
     return frozenset(names) or None

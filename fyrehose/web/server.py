@@ -10,15 +10,14 @@ see the answer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import attrs
-from twisted.internet.interfaces import IDelayedCall, IReactorTime, ISSLTransport
-from twisted.python.failure import Failure
+from twisted.internet.interfaces import ISSLTransport
 
 from fyrehose.errors import Forbidden, RemoteProtocolError, TooManySubscriptions
-from fyrehose.interfaces import IBroker
-from fyrehose.net.tcp import LINGER, SessionProtocol
+from fyrehose.net.connections import SessionFactory
+from fyrehose.net.lifecycle import Phase
+from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import duration, option
 from fyrehose.web.session import Refused, Request, WebSession
@@ -49,39 +48,26 @@ BATCHES = 4
 class WebProtocol(SessionProtocol):
     """One connection; subclasses add a handler for each event of their session."""
 
-    handlers: ClassVar[dict[type, str]] = {Refused: "count_refusal"}
-
     session: WebSession
     settings: WebSettings
 
-    def __init__(self, session: WebSession, broker: IBroker, clock: IReactorTime, settings: WebSettings) -> None:
-        super().__init__(session, broker, clock, settings)
+    def __init__(self, factory: SessionFactory, session: WebSession) -> None:
+        super().__init__(factory, session)
         self._receiving = False
         self._reading_paused = False
-        self._next_turn: IDelayedCall | None = None
-        self._last_active = 0.0
-        self._idle_timer: IDelayedCall | None = None
 
     # Called by the reactor.
 
     def connectionMade(self) -> None:
         super().connectionMade()
-        self._last_active = self.clock.seconds()
-        self._idle_timer = self.clock.callLater(self.settings.idle_timeout, self._check_idle)
+        self.watch_idle(self.settings.idle_timeout)
 
     def readConnectionLost(self) -> None:
         """Handle the end of input; requests received before it are still answered."""
-        if self._closing:
+        if self.phase is Phase.OPEN:
+            self.received(self.session.receive_eof())
+        else:
             self.transport.loseConnection()
-            return
-        self.received(self.session.receive_eof())
-
-    def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
-        for timer in (self._idle_timer, self._next_turn):
-            if timer is not None:
-                timer.cancel()
-        self._idle_timer = self._next_turn = None
-        super().connectionLost(reason)
 
     # Called by the base class.
 
@@ -90,20 +76,20 @@ class WebProtocol(SessionProtocol):
         try:
             super().received(events)
             for _ in range(BATCHES):
-                if not self.session.more or self._closing:
+                if not self.session.more or self.phase is not Phase.OPEN:
                     break
                 super().received(self.session.next_events())
         finally:
             self._receiving = False
-        self._last_active = self.clock.seconds()
+        self.active_at = self.clock.seconds()
         if self.session.over:
             self.finish()
-        if not self._closing:
+        if self.phase is Phase.OPEN:
             self._schedule(self.session.more)
 
     def proceed(self) -> None:
         """Write pending output and, if the answer is complete, process the next request."""
-        if not self._receiving and not self._disconnected():
+        if not self._receiving and self.writable:
             self.received(())
 
     def drop(self, error: RemoteProtocolError) -> None:
@@ -126,53 +112,41 @@ class WebProtocol(SessionProtocol):
         waiting = self.session.answering and not self.session.streaming
         return super().is_idle() and not waiting
 
+    @property
+    def waiting(self) -> bool:
+        return self.session.answering or self.session.expected > 0
+
     def refuse_request(self, refusal: Refused) -> None:
         """Answer the current request with *refusal*."""
         self.session.refuse(refusal.status, refusal.cause, refusal.detail)
 
-    # For handlers.
-
-    def count_refusal(self, event: object) -> None:
-        """Count and log a refusal that was answered."""
-        assert isinstance(event, Refused)
-        self.broker.counters.refuse(self.log, self.protocol_name, event.cause, self.peer, event.detail)
-
-    # Internals.
-
-    def _schedule(self, more: bool) -> None:
-        """Schedule the next turn if the session has *more* events; pause reading while it has, or is full."""
-        if more and self._next_turn is None:
-            self._next_turn = self.clock.callLater(0, self._take_turn)
-        if self._reading_paused != (more or self.session.read_ahead_full):
-            self._reading_paused = not self._reading_paused
-            (self.reading.pauseProducing if self._reading_paused else self.reading.resumeProducing)()
-
-    def _take_turn(self) -> None:
-        self._next_turn = None
-        self.proceed()
-
-    def _hang_up(self) -> None:
-        if not self.session.body_unread or self._linger_timer is not None:
-            super()._hang_up()
+    def hang_up(self) -> None:
+        if not self.session.body_unread:
+            super().hang_up()
             return
         self.flush()
         self.transport.unregisterProducer()
         if not ISSLTransport.providedBy(self.transport):  # TLS connections cannot be closed in one direction only.
             self.transport.loseWriteConnection()
-        self._linger_timer = self.clock.callLater(LINGER, self.transport.abortConnection)
+        self.linger()
 
-    def _check_idle(self) -> None:
-        self._idle_timer = None
-        if self._closing:
-            return
-        if self.session.answering or self.session.expected:  # Other deadlines apply to these.
-            self._last_active = self.clock.seconds()
-        left = self._last_active + self.settings.idle_timeout - self.clock.seconds()
-        if left > 0:
-            self._idle_timer = self.clock.callLater(left, self._check_idle)
-        else:
-            self.broker.counters.add(self.protocol_name, "idle")
-            self.finish()
+    # For handlers.
+
+    def count_refusal(self, event: Refused) -> None:
+        """Count and log a refusal that was answered."""
+        self.broker.counters.refuse(self.log, self.protocol_name, event.cause, self.peer, event.detail)
+
+    handlers = SessionProtocol.handlers | on(Refused, count_refusal)
+
+    # Internals.
+
+    def _schedule(self, more: bool) -> None:
+        """Schedule the next turn if the session has *more* events; pause reading while it has, or is full."""
+        if more:
+            self.timers.start(0, self.proceed)
+        if self._reading_paused != (more or self.session.read_ahead_full):
+            self._reading_paused = not self._reading_paused
+            (self.reading.pauseProducing if self._reading_paused else self.reading.resumeProducing)()
 
 
 def token_of(request: Request) -> str | None:

@@ -240,7 +240,7 @@ class WebSession:
 
     def refuse(
         self, status: int, cause: str, detail: str, headers: Headers | None = None, **more: object
-    ) -> list[object]:
+    ) -> list[Refused]:
         """Send a complete answer that refuses the request.
 
         :param cause: a few words joined by dashes, for the counter and the log

@@ -18,7 +18,7 @@ from twisted.python.failure import Failure
 from fyrehose.admin import plugin as plugin_module
 from fyrehose.admin.metrics import registry
 from fyrehose.admin.plugin import plugin
-from fyrehose.admin.server import POLICY, Admin, AdminService, make_admin, make_factory
+from fyrehose.admin.server import POLICY, Admin, AdminFactory, AdminService, make_admin
 from fyrehose.admin.settings import Settings
 from fyrehose.admin.tail import INTERVAL
 from fyrehose.core.policy import parse
@@ -85,7 +85,7 @@ def connect(watched: Any) -> Iterator[Connect]:
         made = Settings(**{"refusal_delay": 0.0, **settings})
         admin = Admin(watched.status, token, registry(watched.status, 100))
         address = IPv4Address("TCP", "127.0.0.1", 5)
-        protocol = make_factory(watched.clock, endpoint, admin, made).buildProtocol(address)
+        protocol = AdminFactory(admin, made, watched.clock, endpoint).buildProtocol(address)
         assert protocol is not None
         transport = Transport(peerAddress=address)
         protocol.makeConnection(transport)

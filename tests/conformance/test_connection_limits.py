@@ -10,7 +10,7 @@ from twisted.internet.testing import StringTransport
 
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
-from fyrehose.protocols.figg.server import Settings, make_factory
+from fyrehose.protocols.figg.server import FiggFactory, Settings
 from fyrehose.testing import MemoryJournal
 
 DEFAULTS = Settings()
@@ -35,7 +35,7 @@ class Server:
         self.clock = Unsorted()
         self.broker = Broker(self.clock, MemoryJournal(), Sequencer())
         self.broker.open()
-        self.factory: Any = make_factory(self.broker, self.clock, Settings(refusal_delay=0.0))
+        self.factory: Any = FiggFactory(self.broker, Settings(refusal_delay=0.0), self.clock)
 
     def connect(self, number: int, host: str) -> Transport | None:
         address = IPv4Address("TCP", host, 1 + number % 60_000)

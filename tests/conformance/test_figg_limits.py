@@ -10,7 +10,7 @@ from twisted.internet.testing import StringTransport
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.protocols.figg.frames import Attach
-from fyrehose.protocols.figg.server import Settings, make_factory
+from fyrehose.protocols.figg.server import FiggFactory, Settings
 from fyrehose.testing import MemoryJournal
 
 MOST = Settings().max_subscriptions
@@ -28,7 +28,7 @@ def test_a_connection_may_have_as_many_subscriptions_as_the_limit(count: int) ->
     broker.open()
     address = IPv4Address("TCP", "127.0.0.1", 5000)
     protocol, transport = (
-        make_factory(broker, clock, Settings(refusal_delay=0.0)).buildProtocol(address),
+        FiggFactory(broker, Settings(refusal_delay=0.0), clock).buildProtocol(address),
         Transport(address),
     )
     protocol.makeConnection(transport)

@@ -17,7 +17,7 @@ from fyrehose.errors import Forbidden, PublishError, TooManyStreams
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker
 from fyrehose.protocols.figg.frames import Ack, Publish
-from fyrehose.protocols.figg.server import Settings, make_factory
+from fyrehose.protocols.figg.server import FiggFactory
 from fyrehose.protocols.figg.session import FiggClientSession
 from fyrehose.records import Run
 from fyrehose.testing import RecordingSink
@@ -113,7 +113,7 @@ def test_nothing_is_kept() -> None:
 
 def test_a_figg_client_publishes_to_the_function() -> None:
     clock, handled = Clock(), []
-    factory = make_factory(CallbackBroker(clock, handled.append), clock, Settings())
+    factory = FiggFactory(CallbackBroker(clock, handled.append), reactor=clock)
     protocol = factory.buildProtocol(IPv4Address("TCP", "127.0.0.1", 9))
     transport: Any = StringTransport(peerAddress=IPv4Address("TCP", "127.0.0.1", 9))
     transport.setTcpNoDelay = transport.setTcpKeepAlive = lambda on: None

@@ -45,12 +45,12 @@ class Peer:
 
     def __init__(self) -> None:
         from fyrehose.net.tcp import TCPSettings
-        from lines.server import make_factory
+        from lines.server import LineFactory
 
         self.journal, self.clock = MemoryJournal(auto=False), Clock()
         self.broker = Broker(self.clock, self.journal, Sequencer())
         self.broker.open()
-        self.factory = make_factory(self.broker, self.clock, TCPSettings(refusal_delay=0.0))
+        self.factory = LineFactory(self.broker, TCPSettings(refusal_delay=0.0), self.clock)
         self.transport = Transport()
         self.protocol: Any = self.factory.buildProtocol(self.transport.getPeer())
         self.protocol.makeConnection(self.transport)

@@ -178,3 +178,11 @@ def test_the_network_with_the_most_connections_is_always_known() -> None:
         sizes = {network: sum(one.network == network for one in there) for network in map(str, range(6))}
         largest = crowds.largest("none")
         assert len(crowds.of(largest)) == max(sizes.values()) if largest else max(sizes.values()) <= 1
+
+
+def test_a_factory_needs_only_a_broker() -> None:
+    from twisted.internet import reactor
+
+    factory = toys.ToyFactory(make().broker)
+    assert factory.clock is reactor
+    assert factory.settings is toys.ToyFactory.defaults

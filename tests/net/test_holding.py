@@ -17,7 +17,7 @@ class Held:
     def close_held(self) -> None:
         self.ended = "closed"
 
-    def abort_held(self) -> None:
+    def abort(self) -> None:
         self.ended = "aborted"
 
 

@@ -33,7 +33,7 @@ from fyrehose.net.connections import PROOFS, SessionFactory
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.holding import FIRST, RefusedConnection
 from fyrehose.net.incoming import Reading
-from fyrehose.net.tcp import FULL_GRACE, LINGER, MOST_UNREAD, SessionProtocol, TCPSettings
+from fyrehose.net.tcp import FULL_GRACE, LINGER, MOST_UNREAD, SessionProtocol, TCPSettings, on
 from fyrehose.records import Delivery, Run
 from fyrehose.testing import MemoryJournal
 from fyrehose.testing.certificates import Authority
@@ -89,8 +89,10 @@ class Session:
 class Toy(SessionProtocol):
     protocol_name: ClassVar[str] = "toy"
     log: ClassVar[Logger] = Logger()
-    handlers: ClassVar[dict[type, str]] = {str: "line"}
     session: Session
+
+    def __init__(self, factory: SessionFactory) -> None:
+        super().__init__(factory, Session())
 
     def line(self, text: str) -> None:
         if text == "?":
@@ -98,6 +100,8 @@ class Toy(SessionProtocol):
         else:
             run = Run.of("s", [text.encode()], source="toy", producer=self.address)
             self.publish([run], partial(self.ok, text))
+
+    handlers = SessionProtocol.handlers | on(str, line)
 
     def ok(self, text: str, firsts: tuple[int, ...]) -> None:
         self.session.out.append(f"ok {text}\n".encode())
@@ -112,6 +116,11 @@ class Toy(SessionProtocol):
 
     def ended(self, reason: Exception) -> None:
         self.finish()
+
+
+class ToyFactory(SessionFactory):
+    protocol = Toy
+    defaults = TCPSettings(refusal_delay=0.0)
 
 
 class Transport(StringTransport):
@@ -162,8 +171,7 @@ def make(auto: bool = True, budget: Budget | None = None, **settings: Any) -> Se
     broker = Broker(clock, journal, Sequencer(), budget=budget or Budget())
     broker.open()
     chosen = TCPSettings(**{"refusal_delay": 0.0, **settings})
-    factory = SessionFactory(lambda: Toy(Session(), broker, clock, chosen), "toy", Toy.log, broker, clock, chosen)
-    return Server(journal, broker, clock, factory)
+    return Server(journal, broker, clock, ToyFactory(broker, chosen, clock))
 
 
 @pytest.fixture(autouse=True)

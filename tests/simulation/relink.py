@@ -25,7 +25,7 @@ from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.parts import join
 from fyrehose.protocols.relink.reader import RelinkReader
 from fyrehose.protocols.relink.registry import Registry
-from fyrehose.protocols.relink.server import RelinkService, make_factory
+from fyrehose.protocols.relink.server import RelinkFactory, RelinkService
 from fyrehose.protocols.relink.settings import Settings
 
 PORT = 7733
@@ -282,7 +282,7 @@ class Relink:
     def _listener(self, host: Host, broker: Any) -> RelinkService:
         randbits = Random(self.world.random.random()).getrandbits
         registry = Registry(broker, host, self.settings, LINKS, self.world.now, randbits)
-        return RelinkService(host, f"tcp:{PORT}", make_factory(broker, host, self.settings, registry), registry)
+        return RelinkService(host, f"tcp:{PORT}", RelinkFactory(broker, self.settings, host, registry), registry)
 
     def connect(self) -> None:
         dice = self.world.random

@@ -293,8 +293,8 @@ MUTANTS = (
     Mutant(
         "a reader that failed stays",
         _FANOUT,
-        "            self._end(cursor, failure)\n            return None\n",
-        "            return None\n",
+        "                self._end(cursor, failure)\n                return None\n",
+        "                return None\n",
         "tests/core/test_fanout.py",
     ),
     Mutant(
@@ -322,7 +322,7 @@ MUTANTS = (
     Mutant(
         "figg: ACKs are said twice",
         "fyrehose/protocols/figg/session.py",
-        "            self._acks.clear()\n",
+        "        self._acks.clear()\n",
         "",
         "tests/protocols/figg",
     ),

@@ -18,7 +18,7 @@ from twisted.python.failure import Failure
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.net.connections import SessionFactory
-from fyrehose.net.tcp import LINGER
+from fyrehose.net.tcp import LINGER, on
 from fyrehose.testing import MemoryJournal
 from fyrehose.web.server import BATCHES, WebProtocol, WebSettings, host_names, token_of
 from fyrehose.web.session import MAX_AHEAD, Request, WebSession
@@ -42,15 +42,24 @@ class Toy(WebProtocol):
 
     protocol_name: ClassVar[str] = "toy"
     log: ClassVar[Logger] = Logger()
-    handlers: ClassVar[dict[type, str]] = {**WebProtocol.handlers, Request: "on_request"}
+
+    def __init__(self, factory: SessionFactory) -> None:
+        super().__init__(factory, WebSession())
 
     def on_request(self, event: Request) -> None:
         if event.path != ("wait",):
             self.session.respond(200, b"{}")
 
+    handlers = WebProtocol.handlers | on(Request, on_request)
+
     def answer(self) -> None:
         self.session.respond(200, b"late")
         self.proceed()
+
+
+class ToyFactory(SessionFactory):
+    protocol = Toy
+    defaults = WebSettings(refusal_delay=0.0)
 
 
 @attrs.define(eq=False)
@@ -74,7 +83,7 @@ def connect() -> Callable[..., Peer]:
         broker = Broker(clock, MemoryJournal(), Sequencer())
         broker.open()
         made = WebSettings(**{"refusal_delay": 0.0, **settings})
-        factory = SessionFactory(lambda: Toy(WebSession(), broker, clock, made), "toy", Toy.log, broker, clock, made)
+        factory = ToyFactory(broker, made, clock)
         address = IPv4Address("TCP", "127.0.0.1", 5)
         protocol, transport = factory.buildProtocol(address), Transport(peerAddress=address)
         assert isinstance(protocol, Toy)

@@ -10,7 +10,7 @@ from zope.interface import implementer
 from fyrehose.interfaces import IBroker, IProtocolPlugin
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.tcp import TCPSettings
-from lines.server import make_factory
+from lines.server import LineFactory
 
 
 @implementer(IProtocolPlugin)
@@ -24,7 +24,7 @@ class LinesPlugin:
     settings: type = TCPSettings
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: TCPSettings) -> TCPService:
-        return TCPService(reactor, self.name, endpoint, make_factory(broker, reactor, settings))
+        return TCPService(reactor, self.name, endpoint, LineFactory(broker, settings, reactor))
 
 
 plugin = LinesPlugin()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from fyrehose.interfaces import IBroker, ISink
+from fyrehose.interfaces import ISink
 from fyrehose.net.connections import SessionFactory
-from fyrehose.net.tcp import SessionProtocol, TCPSettings
+from fyrehose.net.tcp import SessionProtocol, TCPSettings, on
 from fyrehose.records import Delivery, Run
 from lines.session import LineSession, Published, Subscribed, encode
 
@@ -22,9 +20,11 @@ class LineProtocol(SessionProtocol):
 
     protocol_name: ClassVar[str] = "lines"
     log: ClassVar[Logger] = Logger()
-    handlers: ClassVar[dict[type, str]] = {Published: "published", Subscribed: "subscribed"}
 
     session: LineSession
+
+    def __init__(self, factory: SessionFactory) -> None:
+        super().__init__(factory, LineSession())
 
     def published(self, event: Published) -> None:
         """Publish the line; `_durable` acknowledges it when it is on disk."""
@@ -39,6 +39,8 @@ class LineProtocol(SessionProtocol):
         """Subscribe, and deliver records as fast as the peer reads."""
         self.attach(self.broker.subscribe(event.stream, event.after, self))
 
+    handlers = SessionProtocol.handlers | on(Published, published) | on(Subscribed, subscribed)
+
     # Methods of ISink, which the broker calls for the subscription.
 
     def deliver(self, delivery: Delivery) -> None:
@@ -52,9 +54,8 @@ class LineProtocol(SessionProtocol):
         self.finish()
 
 
-def make_factory(broker: IBroker, clock: IReactorTime, settings: TCPSettings) -> SessionFactory:
-    """Build the factory of connections for a listener."""
-    make: Any = partial(LineProtocol, broker=broker, clock=clock, settings=settings)
-    return SessionFactory(
-        lambda: make(LineSession()), LineProtocol.protocol_name, LineProtocol.log, broker, clock, settings
-    )
+class LineFactory(SessionFactory):
+    """Listens for clients: ``endpoint.listen(LineFactory(broker))``."""
+
+    protocol = LineProtocol
+    defaults = TCPSettings()

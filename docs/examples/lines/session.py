@@ -12,6 +12,7 @@ The session never raises for a mistake of the peer: the last event is Broken, an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import attrs
@@ -50,8 +51,6 @@ class LineSession:
     _to_send: list[bytes] = attrs.field(factory=list, init=False)
     _subscriber: bool = attrs.field(default=False, init=False)
     _broken: bool = attrs.field(default=False, init=False)
-
-    commands: ClassVar[dict[int, str]] = {ord("+"): "_published", ord("?"): "_subscribed"}
 
     @property
     def expected(self) -> int:
@@ -104,10 +103,9 @@ class LineSession:
         if command is None or not space:
             return self._break("line-unknown")
         try:
-            event: Event = getattr(self, command)(stream.decode(), rest)
+            return command(self, stream.decode(), rest)
         except ValueError:
             return self._break("line-malformed")
-        return event
 
     def _published(self, stream: str, payload: bytes) -> Event:
         return Published(stream=stream, payload=payload)
@@ -119,6 +117,11 @@ class LineSession:
             raise ValueError(after)
         self._subscriber = True
         return Subscribed(stream=stream, after=int(after))
+
+    commands: ClassVar[dict[int, Callable[[LineSession, str, bytes], Event]]] = {
+        ord("+"): _published,
+        ord("?"): _subscribed,
+    }
 
     def _break(self, cause: str, detail: str = "") -> Broken:
         self._broken = True

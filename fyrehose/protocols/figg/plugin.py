@@ -10,7 +10,7 @@ from zope.interface import implementer
 from fyrehose.interfaces import IBroker, IProtocolPlugin
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.tls import add_tls
-from fyrehose.protocols.figg.server import PROTOCOL, Settings, make_factory
+from fyrehose.protocols.figg.server import PROTOCOL, FiggFactory, Settings
 
 
 @implementer(IProtocolPlugin)
@@ -24,7 +24,7 @@ class FiggPlugin:
     settings: type[Settings] = Settings
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> TCPService:
-        factory = make_factory(broker, reactor, settings)
+        factory = FiggFactory(broker, settings, reactor)
         return TCPService(reactor, PROTOCOL, endpoint, factory, add_tls(PROTOCOL, endpoint, factory, settings, reactor))
 
 

@@ -9,20 +9,19 @@ ATTACH  -> waits for the PUBLISHes before it -> ATTACHED, then broker.subscribe
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
 from functools import partial
 from typing import Any, ClassVar
 
 import attrs
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.errors import Closed, Forbidden, PublishError, ReadOnly, RemoteProtocolError
-from fyrehose.interfaces import IBroker, ISink, ISubscription
+from fyrehose.interfaces import ISink, ISubscription
 from fyrehose.net.connections import SessionFactory
-from fyrehose.net.tcp import SessionProtocol
+from fyrehose.net.lifecycle import Phase
+from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import count, option, size
 from fyrehose.protocols.figg.frames import Attach, Detach, Ping, Published
@@ -74,36 +73,26 @@ class FiggProtocol(SessionProtocol):
 
     protocol_name: ClassVar[str] = PROTOCOL
     log: ClassVar[Logger] = Logger()
-    handlers: ClassVar[dict[type, str]] = {
-        Published: "published",
-        Attach: "attached",
-        Detach: "detached",
-        Ping: "pinged",
-    }
 
     session: FiggServerSession
     settings: Settings
 
-    def __init__(self, session: FiggServerSession, broker: IBroker, clock: IReactorTime, settings: Settings) -> None:
-        super().__init__(session, broker, clock, settings)
+    def __init__(self, factory: FiggFactory) -> None:
+        super().__init__(factory, FiggServerSession(factory.settings.max_payload))
         self._attachments: dict[str, Attachment] = {}
-        self._ack_due: IDelayedCall | None = None
         self._publishing: list[Run] | None = None  #: runs of the current publish() call
-        self._postponed: deque[object] = deque()  #: an ATTACH that waits for commits, and all later events
+        self._postponed: list[object] = []  #: an ATTACH that waits for commits, and all later events
         self._postponed_size = 0  #: bytes of them that are charged to the account
         self._eof_pending = False
 
     # Called by the reactor.
 
     def connectionLost(self, reason: Any = None) -> None:
-        if self._ack_due is not None:
-            self._ack_due.cancel()
-            self._ack_due = None
         super().connectionLost(reason)
         self._drop_postponed()
 
     def readConnectionLost(self) -> None:
-        if self._postponed and not self._closing:
+        if self._postponed and self.phase is Phase.OPEN:
             self._eof_pending = True  # process the postponed events first
         else:
             super().readConnectionLost()
@@ -129,7 +118,7 @@ class FiggProtocol(SessionProtocol):
 
     def attached(self, event: Attach) -> None:
         """Handle ATTACH: subscribe, or move the subscription; wait until earlier publishes are durable."""
-        if self._in_flight:
+        if self.in_flight.count:
             self._postpone(event)
             return
         old = self._attachments.pop(event.topic, None)
@@ -156,6 +145,14 @@ class FiggProtocol(SessionProtocol):
         """Answer a PING."""
         self.session.send_pong(event.number)
 
+    handlers = (
+        SessionProtocol.handlers
+        | on(Published, published)
+        | on(Attach, attached)
+        | on(Detach, detached)
+        | on(Ping, pinged)
+    )
+
     # Called by the TCP shell.
 
     def finish(self) -> None:
@@ -164,23 +161,23 @@ class FiggProtocol(SessionProtocol):
 
     def settled(self) -> None:
         # No other publish is in flight, so an ACK that waits for more of them can go out now.
-        if not self._in_flight:
-            if self._ack_due is not None:
-                self._ack_due.cancel()
-            self._send_ack()
+        if not self.in_flight.count:
+            self.timers.stop(self.flush)
+            self.flush()
             if self._postponed:
                 self._process_postponed()
+        super().settled()
 
-    def _refused(self, failure: Failure) -> None:
+    def refused(self, failure: Failure) -> None:
         runs, self._publishing = self._publishing, None
         one_by_one = not failure.check(ReadOnly, Closed) and failure.check(PublishError, Forbidden)
         if runs is None or not one_by_one or sum(map(len, runs)) == 1:
-            super()._refused(failure)
+            super().refused(failure)
             return
         # One message makes the broker refuse all.  Publish halves, so that the messages before it are stored, as they
         # would be if they had arrived alone.
         for part, last in _split_in_half(runs):
-            if not self._closing:
+            if self.phase is Phase.OPEN:
                 self._publishing = part
                 self.publish(part, partial(self._durable, last))
         self._publishing = None
@@ -190,33 +187,25 @@ class FiggProtocol(SessionProtocol):
     def _durable(self, last: int, firsts: tuple[int, ...]) -> None:
         self.session.send_ack(last)
         # One commit can complete many publishes in a row; delay the ACK by one turn, so that one covers them all.
-        if self._ack_due is None and self._in_flight > 1:
-            self._ack_due = self.clock.callLater(0, self._send_ack)
-
-    def _send_ack(self) -> None:
-        self._ack_due = None
-        self.flush()
+        if self.writable and self.in_flight.count > 1:
+            self.timers.start(0, self.flush)
 
     def _postpone(self, event: object) -> None:
         """Keep *event* until the publishes before an ATTACH are durable, so that ATTACHED's offset includes them."""
-        if self._closing:
-            return
         if not self._postponed:
             self.reading.pauseProducing()
-            self._handle = self._postpone  # type: ignore[method-assign] # keep later events in order
+            self.handlers = dict.fromkeys(self.handlers, FiggProtocol._postpone)  # keep later events in order
         self._postponed.append(event)
-        if isinstance(event, Published) and self._account is not None:
+        if isinstance(event, Published):
             size = sum(len(run.payload) + len(run.lengths) for run in event.runs)
             self._postponed_size += size
-            self._account.hold(size)
+            self.account.hold(size)
 
     def _process_postponed(self) -> None:
         """Process the postponed events, up to the next ATTACH that has to wait."""
-        waiting, self._postponed = self._postponed, deque()
+        waiting, self._postponed = self._postponed, []
         self._release_postponed()
-        for event in waiting:
-            self._handle(event)
-        self._flush_replies()
+        self.received(waiting)
         if not self._postponed and self._eof_pending:
             super().readConnectionLost()
 
@@ -226,12 +215,10 @@ class FiggProtocol(SessionProtocol):
             self._release_postponed()
 
     def _release_postponed(self) -> None:
-        del self._handle
+        self.handlers = FiggProtocol.handlers
         size, self._postponed_size = self._postponed_size, 0
-        if size and self._account is not None:
-            self._account.release(size)
-        if not self._disconnected():
-            self.reading.resumeProducing()
+        self.account.release(size)
+        self.reading.resumeProducing()
 
 
 def _split_in_half(runs: list[Run]) -> list[tuple[list[Run], int]]:
@@ -248,10 +235,9 @@ def _split_in_half(runs: list[Run]) -> list[tuple[list[Run], int]]:
     return [(first, numbers[len(numbers) // 2 - 1]), (second, numbers[-1])]
 
 
-def make_factory(broker: IBroker, clock: IReactorTime, settings: Settings) -> SessionFactory:
-    """Build the listening factory."""
+class FiggFactory(SessionFactory):
+    """Listens for Figg clients: ``endpoint.listen(FiggFactory(broker))``."""
 
-    def make() -> FiggProtocol:
-        return FiggProtocol(FiggServerSession(settings.max_payload), broker, clock, settings)
-
-    return SessionFactory(make, PROTOCOL, FiggProtocol.log, broker, clock, settings)
+    protocol = FiggProtocol
+    defaults = Settings()
+    settings: Settings

@@ -9,7 +9,7 @@ Receiving never raises.  After a protocol violation the last event is ``Broken``
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 from fyrehose.errors import Broken, RemoteProtocolError
 from fyrehose.kernels import figg as kernel
@@ -57,15 +57,11 @@ class _Session:
     def __init__(self, max_payload: int = MAX_PAYLOAD) -> None:
         self.max_payload = max_payload
         self._buffer = bytearray()
-        self._needed = 0  # size of the frame at the start of the buffer, as far as it is known
+        #: size in bytes of the incomplete frame, as far as it is known; 0 between frames
+        self.expected = 0
         self._parse_at = 0  # size of the buffer at which parsing can make progress
         self._broken = False
         self._out: list[bytes] = []
-
-    @property
-    def expected(self) -> int:
-        """Size in bytes of the incomplete frame, as far as it is known; 0 between frames."""
-        return self._needed
 
     @property
     def buffered(self) -> int:
@@ -96,7 +92,7 @@ class _Session:
 
     def receive_eof(self) -> list[Event]:
         """Handle the end of the peer's data: ``Broken`` if it ends within a frame, otherwise no event."""
-        if self._broken or not self._needed:
+        if self._broken or not self.expected:
             return []
         return [self._break(RemoteProtocolError("truncated-frame", "the connection ended within a frame"))]
 
@@ -107,30 +103,32 @@ class _Session:
 
     def _break(self, error: RemoteProtocolError) -> Broken:
         self._broken = True
-        self._needed = 0
+        self.expected = 0
         self._buffer.clear()
         return Broken(error=error)
 
     def _parse(self, source: bytes | bytearray, events: list[Event]) -> int:
         """Append an event for each complete frame; return the position of the first incomplete one."""
         position, end = 0, len(source)
-        self._needed = self._parse_at = HEADER.size
+        self.expected = self._parse_at = HEADER.size
         while end - position >= HEADER.size:
             kind = self._check_header(source, position, end)
-            if end - position < self._needed:
+            if end - position < self.expected:
                 return position
             if kind is self._message.type:
-                position = self._parse_run(source, position, events)
+                end_of_run, event = self._parse_messages(source, position)
+                events.append(event or self._malformed(source, position))
+                position = end_of_run
             else:
-                begin, position = position + HEADER.size, position + self._needed
+                begin, position = position + HEADER.size, position + self.expected
                 events.append(FRAMES[kind].parse(bytes(source[begin:position])))
-            self._needed = self._parse_at = HEADER.size
+            self.expected = self._parse_at = HEADER.size
         if position == end:
-            self._needed = 0
+            self.expected = 0
         return position
 
     def _check_header(self, source: bytes | bytearray, position: int, end: int) -> FrameType:
-        """Check the header at *position*, set ``_needed`` to the size of the frame, and return its type.
+        """Check the header at *position*, set ``expected`` to the size of the frame, and return its type.
 
         The size of the data follows from those of the frame and the topic, so it is checked as soon as both arrived.
 
@@ -151,8 +149,8 @@ class _Session:
             raise RemoteProtocolError("frame-too-large", f"{kind.name} of {size} bytes; the limit is {largest}")
         if size < smallest:
             raise RemoteProtocolError("bad-length", f"{kind.name} of {size} bytes; expected at least {smallest}")
-        self._needed = self._parse_at = HEADER.size + size
-        if end - position < self._needed and kind is self._message.type:  # the kernel checks complete frames
+        self.expected = self._parse_at = HEADER.size + size
+        if end - position < self.expected and kind is self._message.type:  # the kernel checks complete frames
             if end - position >= HEADER.size + SIZE.size:
                 self._check_data_size(kind, source, position)
             else:
@@ -161,7 +159,7 @@ class _Session:
 
     def _check_data_size(self, kind: FrameType, source: bytes | bytearray, position: int) -> None:
         """Check the size of the data of a PUBLISH or DATA, which follows from its header and the size of its topic."""
-        size = self._needed - HEADER.size
+        size = self.expected - HEADER.size
         topic = SIZE.unpack_from(source, position + HEADER.size)[0]
         if not 1 <= topic <= MAX_NAME:
             raise RemoteProtocolError("bad-topic", f"a topic of {topic} bytes; expected 1 to {MAX_NAME}")
@@ -175,15 +173,11 @@ class _Session:
         """Parse the run of messages at *position*; return its end and its event, or None if the first is malformed."""
         raise NotImplementedError
 
-    def _parse_run(self, source: bytes | bytearray, position: int, events: list[Event]) -> int:
-        end, event = self._parse_messages(source, position)
-        if event is None:
-            # The kernel accepts every well-formed frame, so this one is malformed, and its parser raises the reason.
-            self._check_data_size(self._message.type, source, position)
-            self._message.parse(bytes(source[position + HEADER.size : position + self._needed]))
-            raise RemoteProtocolError("bad-length", f"the fields of {self._message.type.name} do not fill the frame")
-        events.append(event)
-        return end
+    def _malformed(self, source: bytes | bytearray, position: int) -> NoReturn:
+        """Raise the reason why the message at *position* is malformed."""
+        self._check_data_size(self._message.type, source, position)
+        self._message.parse(bytes(source[position + HEADER.size : position + self.expected]))
+        raise RemoteProtocolError("bad-length", f"the fields of {self._message.type.name} do not fill the frame")
 
 
 class FiggServerSession(_Session):
@@ -203,11 +197,10 @@ class FiggServerSession(_Session):
 
     def _parse_messages(self, source: bytes | bytearray, position: int) -> tuple[int, Event | None]:
         end, last, found = kernel.gather(source, position, Publish.type, self.max_payload, MAX_RUN)
-        runs = tuple(
-            ReceivedRun(topic=topic, numbers=numbers, lengths=lengths, payload=payload)
-            for topic, numbers, lengths, payload in found
-        )
-        return end, Published(last=last, runs=runs) if runs else None
+        runs = []
+        for topic, numbers, lengths, payload in found:
+            runs.append(ReceivedRun(topic=topic, numbers=numbers, lengths=lengths, payload=payload))
+        return end, Published(last=last, runs=tuple(runs)) if runs else None
 
     def send_attached(self, topic: str, offset: int) -> None:
         """Send ATTACHED: the messages of *topic* that follow *offset* come next."""
@@ -237,19 +230,20 @@ class FiggServerSession(_Session):
         self._out.append(Pong(number=number).serialize())
 
     def data_to_send(self) -> list[bytes]:
-        out = super().data_to_send()
-        if self._acks:
-            out.extend(Ack(number=seq_num).serialize() for seq_num in self._acks)
-            self._acks.clear()
+        """Return the pending output, and clear it; acknowledgements follow what was sent before."""
+        out, self._out = self._out, []
+        for seq_num in self._acks:
+            out.append(Ack(number=seq_num).serialize())
+        self._acks.clear()
         return out
 
 
 def encode_data(runs: Sequence[Run]) -> bytes:
     """Encode records as DATA frames; the stream is the topic, the records' numbers are the offsets."""
-    return b"".join(
-        DataRun(topic=run.stream, first=run.first_seq, lengths=run.lengths, payload=run.payload).serialize()
-        for run in runs
-    )
+    frames = []
+    for run in runs:
+        frames.append(kernel.frames(FrameType.DATA, run.stream.encode(), run.first_seq, run.lengths, run.payload))
+    return b"".join(frames)
 
 
 class FiggClientSession(_Session):

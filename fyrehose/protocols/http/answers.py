@@ -13,7 +13,6 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 import attrs
-from twisted.internet.interfaces import IDelayedCall
 from zope.interface import implementer
 
 from fyrehose import ndjson
@@ -43,20 +42,16 @@ class ReadAnswer:
     next: int
     last: int
     left: int
-    _turn: IDelayedCall | None = attrs.field(default=None, init=False)
 
     @property
     def position(self) -> int:
         return self.next - 1
 
     def resumeProducing(self) -> None:
-        if self._turn is None:
-            self._turn = self.connection.clock.callLater(0, self._send_part)
+        self.connection.timers.start(0, self._send_part)
 
     def pauseProducing(self) -> None:
-        if self._turn is not None:
-            self._turn.cancel()
-            self._turn = None
+        self.connection.timers.stop(self._send_part)
 
     def stopProducing(self) -> None:
         self.pauseProducing()
@@ -66,7 +61,6 @@ class ReadAnswer:
         self.connection.detach(self)
 
     def _send_part(self) -> None:
-        self._turn = None
         try:
             runs = self.connection.broker.read(self.stream, self.next, TURN_BYTES)
         except FyrehoseError as error:
@@ -105,21 +99,17 @@ class LiveAnswer:
         self._subscription: ISubscription | None = None
         self._pending: deque[Run] = deque()
         self._paused = True
-        self._turn: IDelayedCall | None = None
-        self._keepalive: IDelayedCall | None = None
 
     def start(self, subscription: ISubscription) -> None:
         """Start sending the records of *subscription*."""
         self._subscription = subscription
         self.connection.session.send(b": from %d on\n\n" % (subscription.position + 1))
-        self._keepalive = self.connection.clock.callLater(KEEPALIVE, self._send_keepalive)
+        self.connection.timers.start(KEEPALIVE, self._send_keepalive)
         self.connection.attach(self)
 
     def stop(self) -> None:
         """Stop sending records, and end the subscription."""
-        if self._keepalive is not None:
-            self._keepalive.cancel()
-            self._keepalive = None
+        self.connection.timers.stop(self._send_keepalive)
         self.connection.detach(self)
 
     # Called by the transport, through the connection.
@@ -130,17 +120,14 @@ class LiveAnswer:
 
     def pauseProducing(self) -> None:
         self._paused = True
-        if self._turn is not None:
-            self._turn.cancel()
-            self._turn = None
+        self.connection.timers.stop(self._send_pending)
         if self._subscription is not None:
             self._subscription.pauseProducing()
 
     def resumeProducing(self) -> None:
         self._paused = False
         if self._pending:
-            if self._turn is None:
-                self._turn = self.connection.clock.callLater(0, self._send_pending)
+            self.connection.timers.start(0, self._send_pending)
         elif self._subscription is not None:
             self._subscription.resumeProducing()
 
@@ -180,14 +167,13 @@ class LiveAnswer:
     # Internals.
 
     def _send_pending(self) -> None:
-        self._turn = None
         self.connection.session.send(events((self._pending.popleft(),)))
         self.connection.flush()
         if not self._paused:  # The transport may have called pauseProducing during the flush.
             self.resumeProducing()
 
     def _send_keepalive(self) -> None:
-        self._keepalive = self.connection.clock.callLater(KEEPALIVE, self._send_keepalive)
+        self.connection.timers.start(KEEPALIVE, self._send_keepalive)
         if not self._paused:
             self.connection.session.send(b": still here\n\n")
             self.connection.flush()

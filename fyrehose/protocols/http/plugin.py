@@ -10,7 +10,7 @@ from zope.interface import implementer
 from fyrehose.interfaces import IBroker, IProtocolPlugin
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.tls import add_tls
-from fyrehose.protocols.http.server import Settings, make_factory
+from fyrehose.protocols.http.server import HttpFactory, Settings
 from fyrehose.protocols.http.session import PROTOCOL
 
 
@@ -25,7 +25,7 @@ class HttpPlugin:
     settings: type[Settings] = Settings
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> TCPService:
-        factory = make_factory(broker, reactor, endpoint, settings)
+        factory = HttpFactory(broker, settings, reactor, endpoint)
         return TCPService(reactor, PROTOCOL, endpoint, factory, add_tls(PROTOCOL, endpoint, factory, settings, reactor))
 
 

@@ -9,11 +9,9 @@ Retire  -> broker.retire -> 204, when the retirement is durable
 from __future__ import annotations
 
 import json
-from functools import partial
 from typing import Any, ClassVar
 
 import attrs
-from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -22,6 +20,8 @@ from fyrehose.errors import FyrehoseError
 from fyrehose.identity import digest
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import PROOFS, SessionFactory
+from fyrehose.net.lifecycle import Phase
+from fyrehose.net.tcp import on
 from fyrehose.options import option, size
 from fyrehose.protocols.http.answers import LiveAnswer, ReadAnswer
 from fyrehose.protocols.http.session import (
@@ -118,21 +118,12 @@ class HttpProtocol(WebProtocol):
 
     protocol_name: ClassVar[str] = PROTOCOL
     log: ClassVar[Logger] = Logger()
-    handlers: ClassVar[dict[type, str]] = {
-        **WebProtocol.handlers,
-        Publish: "on_publish",
-        PublishEnd: "on_publish_end",
-        BodyRefused: "on_body_refused",
-        Read: "on_read",
-        Live: "on_live",
-        Retire: "on_retire",
-    }
 
     session: HttpSession
     settings: Settings
 
-    def __init__(self, session: HttpSession, broker: IBroker, clock: IReactorTime, settings: Settings) -> None:
-        super().__init__(session, broker, clock, settings)
+    def __init__(self, factory: HttpFactory) -> None:
+        super().__init__(factory, HttpSession(factory.hosts, limits=factory.limits))
         self._upload: Upload | None = None
         self._streamed: ReadAnswer | LiveAnswer | None = None
 
@@ -166,16 +157,21 @@ class HttpProtocol(WebProtocol):
             self.session.respond(200, b'{"count": 0}\n')
         elif self._upload is not None:
             self._upload.complete = True
-            self.settled()
+            self._answer_upload()
 
     def on_body_refused(self, event: BodyRefused) -> None:
         """Refuse the rest of a body."""
         if self._upload is not None and self._upload.refusal is None:
             self.count_refusal(event.refusal)
             self.refuse_request(event.refusal)
-            self.settled()
+            self._answer_upload()
 
     def settled(self) -> None:
+        self._answer_upload()
+        super().settled()
+
+    def _answer_upload(self) -> None:
+        """Answer a POST, if it is complete or refused, and all of its publishes are settled."""
         upload = self._upload
         if upload is None or upload.pending or not self.session.answering:
             return
@@ -222,14 +218,24 @@ class HttpProtocol(WebProtocol):
     def on_retire(self, event: Retire) -> None:
         """Retire a stream, and answer when that is durable."""
         self._authenticate(event.request)
-        self.carry_out(partial(self.broker.retire, [event.stream]), self._retired, self._not_retired)
+        self.in_flight.track(self.broker.retire([event.stream]), self._retired, self._not_retired)
+
+    handlers = (
+        WebProtocol.handlers
+        | on(Publish, on_publish)
+        | on(PublishEnd, on_publish_end)
+        | on(BodyRefused, on_body_refused)
+        | on(Read, on_read)
+        | on(Live, on_live)
+        | on(Retire, on_retire)
+    )
 
     # Called by the answers.
 
     def complete_answer(self) -> None:
         """End the answer to a GET, and process the next request."""
         self._streamed = None
-        if not self._closing:
+        if self.phase is Phase.OPEN:
             self.session.end()
             self.proceed()
 
@@ -242,13 +248,13 @@ class HttpProtocol(WebProtocol):
             reason=str(reason),
         )
         self.flush()
-        self.transport.abortConnection()
+        self.abort()
 
     # Called by the base class.
 
     def finish(self) -> None:
         """Close the connection, after completing a live answer."""
-        if not self._closing and isinstance(self._streamed, LiveAnswer) and self.session.streaming:
+        if self.phase is Phase.OPEN and isinstance(self._streamed, LiveAnswer) and self.session.streaming:
             self.session.end()
         super().finish()
 
@@ -259,27 +265,27 @@ class HttpProtocol(WebProtocol):
         elif self._upload.refusal is None:
             self._upload.refusal = refusal
 
-    def _hang_up(self) -> None:
+    def hang_up(self) -> None:
         if self.session.answering and not self.session.streaming:
             refusal = self._upload.refusal if self._upload is not None else None
             if refusal is None:
                 refusal = Refused(status=503, cause="closing", detail="the server is closing")
                 self.count_refusal(refusal)
             self._answer_refusal(refusal)
-        super()._hang_up()
+        super().hang_up()
 
     def connectionLost(self, reason: Any = None) -> None:
         if self._streamed is not None:
             self._streamed.stop()
         super().connectionLost(reason)
 
-    def _refused(self, failure: Failure) -> None:
+    def refused(self, failure: Failure) -> None:
         """Record that a publish was refused; :meth:`settled` answers with the count of durable messages."""
         failure.trap(FyrehoseError)
         error, upload = failure.value, self._upload
         assert upload is not None, "an upload stays until all of its publishes are settled"
         upload.pending -= 1
-        if self._disconnected() or upload.refusal is not None:
+        if not self.writable or upload.refusal is not None:
             self.broker.counters.add(PROTOCOL, "refused-after-refusal")
             return
         upload.refusal = self._refusal_of(error)
@@ -303,7 +309,7 @@ class HttpProtocol(WebProtocol):
         failure.trap(FyrehoseError)
         refusal = self._refusal_of(failure.value)
         self.count_refusal(refusal)
-        if self.session.answering and not self._disconnected():
+        if self.session.answering and self.writable:
             self.session.refuse(refusal.status, refusal.cause, refusal.detail, _HEADERS.get(refusal.status))
             self.proceed()
 
@@ -323,13 +329,21 @@ class HttpProtocol(WebProtocol):
             self.broker = self.broker.identified(self.identity)
 
 
-def make_factory(broker: IBroker, clock: IReactorTime, endpoint: str, settings: Settings) -> SessionFactory:
-    """Return the factory of connections for a listener at *endpoint*."""
-    limits = Limits(message=settings.max_payload, body=settings.max_body)
-    hosts = hosts_of(endpoint, settings.hosts)
+class HttpFactory(SessionFactory):
+    """Listens for HTTP clients: ``endpoint.listen(HttpFactory(broker))``.
 
-    def make() -> HttpProtocol:
-        return HttpProtocol(HttpSession(hosts, limits=limits), broker, clock, settings)
+    :param endpoint: the endpoint string at which the factory listens, which decides about the accepted host names;
+        None: those of this machine, and the option ``hosts``
+    """
 
+    protocol = HttpProtocol
+    defaults = Settings()
     proofs = PROOFS | {"token"}
-    return SessionFactory(make, PROTOCOL, HttpProtocol.log, broker, clock, settings, proofs=proofs)
+    settings: Settings
+
+    def __init__(
+        self, broker: IBroker, settings: Settings | None = None, reactor: Any = None, endpoint: str | None = None
+    ) -> None:
+        super().__init__(broker, settings, reactor)
+        self.limits = Limits(message=self.settings.max_payload, body=self.settings.max_body)
+        self.hosts = hosts_of(endpoint, self.settings.hosts)

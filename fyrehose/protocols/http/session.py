@@ -160,7 +160,7 @@ class HttpSession(WebSession):
     def partly_processed(self) -> bool:
         return self._partly_published
 
-    def refuse_large_message(self) -> list[object]:
+    def refuse_large_message(self) -> Iterable[object]:
         """Refuse the rest of a body with a message above the limit, and return the event for it."""
         self._body = None
         detail = f"message exceeds the limit of {self.limits.message} bytes"

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar, cast
+from typing import Any, ClassVar
 
 import attrs
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from fyrehose.core.budget import Account
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import SessionFactory
-from fyrehose.net.tcp import SessionProtocol
+from fyrehose.net.lifecycle import Phase
+from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import duration, name, option, size
 from fyrehose.protocols.lumberjack.frames import MAX_FRAME, EventRun
@@ -77,38 +76,29 @@ class LumberjackProtocol(SessionProtocol):
 
     protocol_name: ClassVar[str] = PROTOCOL
     log: ClassVar[Logger] = Logger()
-    handlers: ClassVar[dict[type, str]] = {tuple: "published"}
 
     session: LumberjackServerSession
     settings: Settings
 
-    def __init__(
-        self,
-        session: LumberjackServerSession,
-        broker: IBroker,
-        clock: IReactorTime,
-        settings: Settings,
-        turns: Turns,
-    ) -> None:
-        super().__init__(session, broker, clock, settings)
-        self._turns = turns
+    def __init__(self, factory: LumberjackFactory) -> None:
+        super().__init__(factory, LumberjackServerSession(factory.limits))
+        self._turns = factory.turns
         self._charged = 0  #: bytes that are charged for the session's buffers
         self._published = 0  #: bytes in flight that are counted in ``turns.in_flight``
         self._working = False
         self._eof_pending = False
         self._frames = 0
-        self._active_at = self._acknowledged_at = self._received_at = 0.0
-        self._timer: IDelayedCall | None = None
+        self._acknowledged_at = self._received_at = 0.0
 
     # Called by the reactor.
 
     def connectionMade(self) -> None:
         super().connectionMade()
-        self._active_at = self._acknowledged_at = self._received_at = self.clock.seconds()
-        self._arm(self.settings.idle_timeout)
+        self._acknowledged_at = self._received_at = self.clock.seconds()
+        self.watch_idle(self.settings.idle_timeout)
 
     def dataReceived(self, data: bytes) -> None:
-        if self._closing:
+        if self.phase is not Phase.OPEN:
             return
         self._received_at = self.clock.seconds()
         if not self._busy and not self.session.ack_pending:
@@ -117,10 +107,13 @@ class LumberjackProtocol(SessionProtocol):
             self.session.postpone()
         super().dataReceived(data)
         self._start_working()
-        self._arm(SILENCE if self.session.version == 1 else KEEP_ALIVE)
+        if self.session.version == 1:
+            self.timers.start(SILENCE, self._acknowledge_silence)
+        else:
+            self.timers.start(KEEP_ALIVE, self._keep_alive)
 
     def readConnectionLost(self) -> None:
-        if self.session.more_work and not self._closing:
+        if self.session.more_work and self.phase is Phase.OPEN:
             self._eof_pending = True  # process the received data first
         else:
             super().readConnectionLost()
@@ -134,9 +127,6 @@ class LumberjackProtocol(SessionProtocol):
         self.reading.resumeProducing()
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
-        timer, self._timer = self._timer, None
-        if timer is not None:
-            timer.cancel()
         super().connectionLost(reason)
         self._stop_working()
 
@@ -148,30 +138,50 @@ class LumberjackProtocol(SessionProtocol):
         super().received([runs, *events[len(runs) :]] if runs else events)
         if self.session.frames != self._frames:
             self._frames = self.session.frames
-            self._active_at = self.clock.seconds()
+            self.active_at = self.clock.seconds()
 
     def published(self, events: tuple[EventRun, ...]) -> None:
         """Publish the events; when they are durable, acknowledge the windows that they complete."""
-        runs = [self._run(event) for event in events]
+        producer = self.identity.name or self.address
+        runs = [
+            Run(
+                stream=self.settings.stream,
+                source=PROTOCOL,
+                producer=producer,
+                topic=event.topic,
+                content_type=event.content_type,
+                producer_seq=event.producer_seq,
+                lengths=event.lengths,
+                payload=event.payload,
+            )
+            for event in events
+        ]
         self.publish(runs, partial(self._durable, sum(map(len, runs))))
         self._update_in_flight()
 
+    handlers = SessionProtocol.handlers | on(tuple, published)
+
     def settled(self) -> None:
         self._update_in_flight()
-        if self._closing:
+        if self.phase is not Phase.OPEN:
             self._stop_working()
         elif self._working and not self._held_back:
             self._turns.request(self)
         self._turns.schedule()
+        super().settled()
 
     def finish(self) -> None:
-        if not self._in_flight:
+        if not self.in_flight.count:
             self.session.acknowledge_part()  # so that the writer does not resend durable events
         super().finish()
         self._stop_working()
 
     def is_idle(self) -> bool:
         return super().is_idle() and not self._busy
+
+    @property
+    def waiting(self) -> bool:
+        return self._busy or self.session.expected > 0  # an incomplete frame has its own deadline
 
     # Called by Turns.
 
@@ -182,10 +192,10 @@ class LumberjackProtocol(SessionProtocol):
 
     def take_turn(self, granted: int) -> Outcome:
         """Let the session process a limited amount of data, and publish the events."""
-        if self._held_back and not self._closing:
+        if self._held_back and self.phase is Phase.OPEN:
             return Outcome.HELD_BACK
         try:
-            if not self._closing:
+            if self.phase is Phase.OPEN:
                 self.received(self.session.process(granted))
             return self._after_turn()
         except Exception:
@@ -194,32 +204,15 @@ class LumberjackProtocol(SessionProtocol):
                 protocol=PROTOCOL,
                 peer=self.peer,
             )
-            self.transport.abortConnection()
+            self.abort()
             return Outcome.DONE
 
     # Helpers.
 
-    def _run(self, event: EventRun) -> Run:
-        return Run(
-            stream=self.settings.stream,
-            source=PROTOCOL,
-            producer=self._producer,
-            topic=event.topic,
-            content_type=event.content_type,
-            producer_seq=event.producer_seq,
-            lengths=event.lengths,
-            payload=event.payload,
-        )
-
-    @property
-    def _producer(self) -> str:
-        return self.identity.name or self.address
-
     @property
     def _busy(self) -> bool:
         """True if the writer waits for the server, and not the server for the writer."""
-        paused = self._account is not None and self._account.paused
-        return bool(self._in_flight) or self.session.more_work or paused
+        return self.in_flight.count > 0 or self.session.more_work or self.account.paused
 
     @property
     def _held_back(self) -> bool:
@@ -227,16 +220,16 @@ class LumberjackProtocol(SessionProtocol):
 
     def _durable(self, events: int, firsts: tuple[int, ...]) -> None:
         self.session.durable(events)
-        if self._closing and self._in_flight == 1:  # the last publish in flight is durable
+        if self.phase is Phase.SETTLING and self.in_flight.count == 1:  # the last publish in flight is durable
             self.session.acknowledge_part()
-        self._active_at = self.clock.seconds()
+        self.active_at = self.clock.seconds()
         if self.session.has_output:
-            self._acknowledged_at = self._active_at
+            self._acknowledged_at = self.active_at
         self.flush()
 
     def _start_working(self) -> None:
         """If the session has more work, request turns for it, and pause reading until the work is done."""
-        if self.session.more_work and not self._closing:
+        if self.session.more_work and self.phase is Phase.OPEN:
             if not self._working:
                 self._working = True
                 self.reading.pauseProducing()
@@ -244,7 +237,7 @@ class LumberjackProtocol(SessionProtocol):
             self._charge(self.session.held)
 
     def _after_turn(self) -> Outcome:
-        if not self.session.more_work or self._closing:
+        if not self.session.more_work or self.phase is not Phase.OPEN:
             self._stop_working()
             if self._eof_pending:
                 super().readConnectionLost()
@@ -257,15 +250,14 @@ class LumberjackProtocol(SessionProtocol):
             return
         self._working = False
         self._turns.withdraw(self)
-        if self._closing:
+        if self.phase is not Phase.OPEN:
             self.session.receive_eof()
         self._charge(0)
-        if not self._disconnected():
-            self.reading.resumeProducing()
+        self.reading.resumeProducing()
 
     def _charge(self, held: int) -> None:
         """Charge *held* bytes of session buffers to the account, instead of the previous number."""
-        account, before = cast("Account", self._account), self._charged
+        account, before = self.account, self._charged
         if held == before:
             return
         self._charged = held
@@ -275,40 +267,17 @@ class LumberjackProtocol(SessionProtocol):
             account.hold(held)
 
     def _update_in_flight(self) -> None:
-        now = cast("Account", self._account).held - self._charged
+        now = self.account.held - self._charged
         self._turns.in_flight += now - self._published
         self._published = now
 
-    # Timers.
+    # Timers; they are started again when data arrives.
 
-    def _arm(self, delay: float) -> None:
-        timer = self._timer
-        if timer is None:
-            self._timer = self.clock.callLater(delay, self._tick)
-        elif timer.getTime() > self.clock.seconds() + delay:
-            timer.reset(delay)
-
-    def _tick(self) -> None:
-        """Run the single timer of the connection: idle time-out, keep-alive, acknowledgement after silence."""
-        self._timer = None
-        if self._closing:
+    def _keep_alive(self) -> None:
+        """Send a keep-alive or a partial acknowledgement to a waiting writer of version 2, every KEEP_ALIVE seconds."""
+        if self.phase is not Phase.OPEN or self.session.version != 2 or not (self._busy or self.session.ack_pending):
             return
         now = self.clock.seconds()
-        if self._busy or self.session.expected:  # an incomplete frame has its own deadline
-            self._active_at = now
-        due = [self._active_at + self.settings.idle_timeout]
-        if due[0] <= now:
-            self.broker.counters.add(PROTOCOL, "idle")
-            self.finish()
-            return
-        if self.session.version == 2 and (self._busy or self.session.ack_pending):
-            due.append(self._keep_alive(now))
-        elif self.session.version == 1 and self.session.ack_pending:
-            due.append(self._acknowledge_silence(now))
-        self._arm(min(due) - now)
-
-    def _keep_alive(self, now: float) -> float:
-        """Send a keep-alive or a partial acknowledgement to a writer of version 2, if due; return the next due time."""
         if self._acknowledged_at + KEEP_ALIVE <= now:
             if self._busy:
                 self.session.keep_alive()
@@ -316,21 +285,28 @@ class LumberjackProtocol(SessionProtocol):
                 self.session.acknowledge_part()
             self.flush()
             self._acknowledged_at = now
-        return self._acknowledged_at + KEEP_ALIVE
+        self.timers.start(self._acknowledged_at + KEEP_ALIVE - now, self._keep_alive)
 
-    def _acknowledge_silence(self, now: float) -> float:
-        """Acknowledge durable events to a silent writer of version 1; return the next due time."""
+    def _acknowledge_silence(self) -> None:
+        """Acknowledge durable events to a writer of version 1 that is silent for SILENCE seconds."""
+        if self.phase is not Phase.OPEN or self.session.version != 1 or not self.session.ack_pending:
+            return
+        now = self.clock.seconds()
         if self._received_at + SILENCE <= now and not self._busy and self.session.silence_ack_due:
             self.session.acknowledge_silence()
             self.flush()
-        return max(self._received_at, now) + SILENCE
+        self.timers.start(max(self._received_at, now) + SILENCE - now, self._acknowledge_silence)
 
 
-def make_factory(broker: IBroker, clock: IReactorTime, settings: Settings) -> SessionFactory:
-    """Build the listening factory, whose connections share turns."""
-    turns, limits = Turns(clock, broker.budget), settings.limits
+class LumberjackFactory(SessionFactory):
+    """Listens for writers, which share turns: ``endpoint.listen(LumberjackFactory(broker))``."""
 
-    def make() -> LumberjackProtocol:
-        return LumberjackProtocol(LumberjackServerSession(limits), broker, clock, settings, turns)
+    protocol = LumberjackProtocol
+    defaults = Settings()
+    largest_read = READ
+    settings: Settings
 
-    return SessionFactory(make, PROTOCOL, LumberjackProtocol.log, broker, clock, settings, largest_read=READ)
+    def __init__(self, broker: IBroker, settings: Settings | None = None, reactor: Any = None) -> None:
+        super().__init__(broker, settings, reactor)
+        self.turns = Turns(self.clock, broker.budget)
+        self.limits = self.settings.limits

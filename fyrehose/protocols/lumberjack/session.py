@@ -17,6 +17,7 @@ malformed compressed frame is never acknowledged.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import attrs
@@ -99,20 +100,13 @@ class LumberjackServerSession:
     :ivar expected: memory in bytes until the incomplete frame can be processed, as far as it is known: its size, or for
         a compressed frame the next piece and the inflated data before it; 0 between frames
     :ivar frames: number of complete frames received
+    :ivar more_work: True if received data waits for :meth:`process`
     """
-
-    #: name of the method that parses a frame at a position; it returns where the next frame begins, or the same
-    #: position if the frame is incomplete
-    parsers: ClassVar[dict[int, str]] = {
-        FrameType.JSON: "_parse_json",
-        FrameType.DATA: "_parse_data",
-        FrameType.WINDOW: "_parse_window",
-        FrameType.COMPRESSED: "_parse_compressed",
-    }
 
     limits: Limits = Limits()
     expected: int = attrs.field(default=0, init=False)
     frames: int = attrs.field(default=0, init=False)
+    more_work: bool = attrs.field(default=False, init=False)
     _buffer: bytearray = attrs.field(factory=bytearray, init=False)
     _inflation: Inflation | None = attrs.field(default=None, init=False)
     _fields: Fields | None = attrs.field(default=None, init=False)
@@ -127,7 +121,6 @@ class LumberjackServerSession:
     #: work of a J frame in the last scan, including its share of the runs
     _work_each: int = attrs.field(default=4, init=False)
     _free_runs: int = attrs.field(init=False)
-    _more: bool = attrs.field(default=False, init=False)
     _broken: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -148,7 +141,7 @@ class LumberjackServerSession:
     def postpone(self) -> None:
         """Only buffer received data until :meth:`process` is called."""
         if not self._broken:
-            self._more = True
+            self.more_work = True
             self.expected = 0
 
     def process(self, granted: int) -> list[Event]:
@@ -162,14 +155,9 @@ class LumberjackServerSession:
         """Handle the end of the writer's data: drop all buffers."""
         self._buffer.clear()
         self._inflation = self._fields = self._document = None
-        self._more = False
+        self.more_work = False
         self.expected = 0
         return []
-
-    @property
-    def more_work(self) -> bool:
-        """True if received data waits for :meth:`process`."""
-        return self._more and not self._broken
 
     @property
     def windows_full(self) -> bool:
@@ -184,12 +172,12 @@ class LumberjackServerSession:
     @property
     def needs(self) -> int:
         """Number of inflated bytes that :meth:`process` may hold before it can return any event of them."""
-        return 0 if self._inflation is None or not self._more else self._inflation.needs
+        return 0 if self._inflation is None or not self.more_work else self._inflation.needs
 
     @property
     def held(self) -> int:
         """Number of buffered bytes that wait for :meth:`process`."""
-        return self.buffered if self._more else 0
+        return self.buffered if self.more_work else 0
 
     @property
     def version(self) -> int:
@@ -218,7 +206,7 @@ class LumberjackServerSession:
     @property
     def silence_ack_due(self) -> bool:
         """True if :meth:`acknowledge_silence` would send an acknowledgement."""
-        return self._windows.silence_ack_due and not self.expected and not self._more
+        return self._windows.silence_ack_due and not self.expected and not self.more_work
 
     @property
     def ack_pending(self) -> bool:
@@ -245,13 +233,13 @@ class LumberjackServerSession:
         self._bytes, self._events = self.limits.turn_bytes, self.limits.turn_events
         self._inflated = self.limits.turn_inflated
         self._free_runs = 1  # every turn makes at least one run, which costs nothing extra
-        self._more = False
+        self.more_work = False
         self.expected = 0
         broken: list[Event] = []
         try:
             self._work(granted)
         except RemoteProtocolError as error:
-            self._broken = True
+            self._broken, self.more_work = True, False
             self._buffer.clear()
             self._inflation = self._fields = self._document = None
             self.expected = 0
@@ -282,13 +270,13 @@ class LumberjackServerSession:
         if inflation.full or len(self._buffer) - at < inflation.input_needed:
             self._parse_inflated(inflation)
         if self._spent:
-            self._more = True
+            self.more_work = True
         elif inflation.done:
             return self._finish(inflation, at)
         elif len(self._buffer) - at < inflation.input_needed:
             self.expected = inflation.held + inflation.input_needed
         elif self._inflated <= 0 or inflation.needs > granted:
-            self._more = True
+            self.more_work = True
         else:
             before = inflation.inflated
             at = inflation.inflate(self._buffer, at, self._inflated)
@@ -326,7 +314,7 @@ class LumberjackServerSession:
         end = len(source)
         while (at < end or self._document is not None) and self._inflation is inside:
             if self._spent:
-                self._more = True
+                self.more_work = True
                 break
             before = at
             if self._document is not None:
@@ -345,7 +333,7 @@ class LumberjackServerSession:
                 raise RemoteProtocolError("bad-type", f"frame type {kind:#04x}; expected C, D, J or W")
             if kind != FrameType.WINDOW or inside is not None:
                 self._check_version(version)
-            at = getattr(self, self.parsers[kind])(source, at, version)
+            at = self.parsers[kind](self, source, at, version)
             if at == before:
                 break
         return at
@@ -416,6 +404,14 @@ class LumberjackServerSession:
         else:
             self._spend(0, 1, 1)
         return at + SHORT.size
+
+    #: parses a frame at a position; returns where the next frame begins, or the same position if it is incomplete
+    parsers: ClassVar[dict[int, Callable[[LumberjackServerSession, bytearray, int, int], int]]] = {
+        FrameType.JSON: _parse_json,
+        FrameType.DATA: _parse_data,
+        FrameType.WINDOW: _parse_window,
+        FrameType.COMPRESSED: _parse_compressed,
+    }
 
     def _check_json_length(self, source: bytearray, at: int) -> int:
         """Check the length of an incomplete J frame; return *at*, or the start of a document that becomes parts."""

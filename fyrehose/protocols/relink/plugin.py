@@ -14,7 +14,7 @@ from fyrehose.interfaces import IBroker, IProtocolPlugin
 from fyrehose.net.tls import add_tls
 from fyrehose.protocols.relink.endpoints import PROTOCOL
 from fyrehose.protocols.relink.registry import Registry
-from fyrehose.protocols.relink.server import RelinkService, make_factory
+from fyrehose.protocols.relink.server import RelinkFactory, RelinkService
 from fyrehose.protocols.relink.settings import Settings
 
 
@@ -43,7 +43,7 @@ class RelinkPlugin:
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> RelinkService:
         registry = Registry(broker, reactor, settings, links_stream(endpoint), wall_clock, randbits)
-        factory = make_factory(broker, reactor, settings, registry)
+        factory = RelinkFactory(broker, settings, reactor, registry)
         tls = add_tls(PROTOCOL, endpoint, factory, settings, reactor)
         return RelinkService(reactor, endpoint, factory, registry, tls)
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall, IListeningPort, IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IListeningPort
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -33,7 +33,8 @@ from fyrehose.identity import Action
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.endpoints import TCPService
-from fyrehose.net.tcp import SessionProtocol
+from fyrehose.net.lifecycle import Phase
+from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.endpoints import PROTOCOL, Endpoint, Publishing, Subscribing, first_anchor
 from fyrehose.protocols.relink.handshake import Hello
@@ -60,26 +61,13 @@ class RelinkProtocol(SessionProtocol):
 
     protocol_name: ClassVar[str] = PROTOCOL
     log: ClassVar[Logger] = Logger()
-    handlers: ClassVar[dict[type, str]] = {
-        events.HelloReceived: "hello_received",
-        events.Linked: "linked",
-        events.Resumed: "resumed",
-        events.Received: "message_received",
-        events.Decided: "decided",
-        events.Finished: "finished",
-        events.Consumed: "consumed",
-        events.Rewound: "rewound",
-        events.Closed: "channel_closed",
-        events.PeerShutdown: "peer_shutdown",
-        events.Ended: "link_ended",
-    }
 
     session: ListenerSession
     settings: Settings
 
-    def __init__(self, broker: IBroker, clock: IReactorTime, settings: Settings, registry: Registry) -> None:
-        super().__init__(ListenerSession(settings.limits), broker, clock, settings)
-        self.registry = registry
+    def __init__(self, factory: RelinkFactory) -> None:
+        super().__init__(factory, ListenerSession(factory.settings.limits))
+        self.registry = factory.registry
         self.entry: Entry | None = None
         self.endpoint: Endpoint | None = None
         self._last_received = 0.0
@@ -115,7 +103,7 @@ class RelinkProtocol(SessionProtocol):
     def pauseProducing(self) -> None:
         """Stop reading as well, because what the peer sends may need answers."""
         super().pauseProducing()
-        if not self._unread_paused and not self._closing:
+        if not self._unread_paused and self.phase is Phase.OPEN:
             self._unread_paused = True
             self.reading.pauseProducing()
 
@@ -140,7 +128,7 @@ class RelinkProtocol(SessionProtocol):
         if entry is not None:
             self._pause_for_link(entry)
             settled = self.registry.attached(entry, self, self.peer)
-            settled.addCallback(lambda _: self._link_ready(entry, place, resumed=True)).addErrback(self._failed)
+            settled.addCallback(lambda _: self._link_ready(entry, place, resumed=True)).addErrback(self.failed)
         elif hello.require:
             self.session.refuse(self.registry.epoch)
             self.finish()
@@ -162,8 +150,8 @@ class RelinkProtocol(SessionProtocol):
                 # Subscribing works without room on the disk, except that a restart loses the link.
                 if not (place.subscribe and isinstance(result.value, ReadOnly)):
                     self.registry.discard(entry)
-                    self._refused(result)
-                    self._continue()
+                    self.refused(result)
+                    self.settled()
             self._link_ready(entry, place, resumed=False)
 
         self.registry.write_entry(entry, written)
@@ -175,10 +163,10 @@ class RelinkProtocol(SessionProtocol):
 
     def _link_ready(self, entry: Entry, place: Place, *, resumed: bool) -> None:
         """Continue reading after the link was written, or after its earlier writes are finished."""
-        if self._disconnected():
+        if not self.writable:
             return
         self.reading.resumeProducing()
-        if not self._closing and entry.holder is self:
+        if self.phase is Phase.OPEN and entry.holder is self:
             self._accept(entry, place, resumed=resumed)
 
     def _accept(self, entry: Entry, place: Place, *, resumed: bool) -> None:
@@ -187,7 +175,7 @@ class RelinkProtocol(SessionProtocol):
             return
         self.endpoint = (Subscribing if place.subscribe else Publishing)(self, entry, place)
         self.received(self.session.accept(entry.link, resumed=resumed))
-        if not self._closing:
+        if self.phase is Phase.OPEN:
             self.received(self.session.receive_data(b""))
 
     def linked(self, event: events.Linked) -> None:
@@ -206,22 +194,21 @@ class RelinkProtocol(SessionProtocol):
 
     def _handshake_timed_out(self) -> None:
         self._timer = None
-        if self.session.phase not in PACKETS and not self._closing:
+        if self.session.phase not in PACKETS and self.phase is Phase.OPEN:
             self.drop(RemoteProtocolError("handshake-timeout"))
 
     def _watch_silence(self) -> None:
         """Send a ping to a silent peer, and drop the connection if the silence lasts; the link stays."""
         self._timer = None
         settings = self.settings
-        if self._closing or self.entry is None:
+        if self.phase is not Phase.OPEN or self.entry is None:
             return
         if self.reading.paused:
             self._last_received = self.clock.seconds()
         silence = self.clock.seconds() - self._last_received
         if silence >= settings.drop_after:
             self.broker.counters.refuse(self.log, PROTOCOL, "silent-peer", self.peer)
-            self._closing = True
-            self.transport.abortConnection()
+            self.abort()
             return
         if silence >= settings.ping_after and self.entry.link.attached:
             self.entry.link.ping()
@@ -233,23 +220,22 @@ class RelinkProtocol(SessionProtocol):
 
     def received(self, found: Sequence[object]) -> None:
         super().received(found)
-        if self.endpoint is not None and not self._closing:
+        if self.endpoint is not None and self.phase is Phase.OPEN:
             self.endpoint.after_read()
             if self.entry is not None:
                 self.registry.measure(self.entry)
 
     def handle_events(self, found: Sequence[object]) -> None:
         """Handle events that were caused by our own calls of the link."""
-        for event in found:
-            self._handle(event)
+        self.handle(found)
         self.flush_soon()
 
-    def _handle(self, event: object) -> None:
-        if isinstance(event, Broken) and self.entry is not None and not self._closing:
+    def broken(self, event: Broken) -> None:
+        if self.entry is not None:
             if self.endpoint is not None:
                 self.endpoint.after_read()  # Messages before the violation take effect.
             self.registry.discard(self.entry)
-        super()._handle(event)
+        super().broken(event)
 
     def resumed(self, event: events.Resumed) -> None:
         """Do nothing: the endpoint continues by itself."""
@@ -288,6 +274,21 @@ class RelinkProtocol(SessionProtocol):
         self.registry.discard(self.entry)
         self.finish()
 
+    handlers = (
+        on(Broken, broken)
+        | on(events.HelloReceived, hello_received)
+        | on(events.Linked, linked)
+        | on(events.Resumed, resumed)
+        | on(events.Received, message_received)
+        | on(events.Decided, decided)
+        | on(events.Finished, finished)
+        | on(events.Consumed, consumed)
+        | on(events.Rewound, rewound)
+        | on(events.Closed, channel_closed)
+        | on(events.PeerShutdown, peer_shutdown)
+        | on(events.Ended, link_ended)
+    )
+
     @property
     def _endpoint(self) -> Endpoint:
         assert self.endpoint is not None
@@ -301,33 +302,37 @@ class RelinkProtocol(SessionProtocol):
         :param staged: channel -> number of the last staged message; None if the channel is to be forgotten
         :param refused: called if the write is refused for good; returns whether it has handled that
         """
-        entry, account = self.entry, self._account
+        entry = self.entry
         assert entry is not None
-        assert account is not None
         for run in runs:
             if not self.broker.permits(Action.PUBLISH, run.stream):
                 self._forbidden(run.stream)
                 return
         size = sum(run.size for run in runs)
-        self._in_flight += 1
-        account.hold(size)
+        self.in_flight.hold(size)
 
         def settle(result: Any) -> None:
-            self._in_flight -= 1
-            account.release(size)
-            if isinstance(result, Failure):
-                error = result.value
-                if not isinstance(error, PublishError):
-                    entry.failed = True
-                    self.session.fenced()
-                    self._failed(result)
-                elif not (isinstance(error, PERMANENT_REFUSALS) and refused is not None and refused(error)):
-                    self._not_written(entry, result, error)
-            elif not entry.link.over:
-                self._settle_staged(entry, staged)
+            try:
+                self._write_settled(entry, staged, refused, result)
+            finally:
+                self.in_flight.release(None, size)
             self._continue()
 
         self.registry.write_delta(entry, list(staged), runs, settle, self.broker)
+
+    def _write_settled(
+        self, entry: Entry, staged: Mapping[int, int | None], refused: Refused | None, result: object
+    ) -> None:
+        if isinstance(result, Failure):
+            error = result.value
+            if not isinstance(error, PublishError):
+                entry.failed = True
+                self.session.fenced()
+                self.failed(result)
+            elif not (isinstance(error, PERMANENT_REFUSALS) and refused is not None and refused(error)):
+                self._not_written(entry, result, error)
+        elif not entry.link.over:
+            self._settle_staged(entry, staged)
 
     def _forbidden(self, stream: str) -> None:
         """End the link, because the access policy does not allow its peer to publish any more."""
@@ -358,7 +363,7 @@ class RelinkProtocol(SessionProtocol):
         self.registry.measure(entry)
 
     def _forgotten(self, found: Sequence[object]) -> None:
-        if found and self._closing and self.entry is not None:
+        if found and self.phase is not Phase.OPEN and self.entry is not None:
             self.registry.discard(self.entry)  # The link has ended while the connection was closing.
         self.handle_events(found)
 
@@ -368,7 +373,7 @@ class RelinkProtocol(SessionProtocol):
         self.session.fenced()
         if isinstance(error, PERMANENT_REFUSALS):
             self.registry.discard(entry)  # A retry would be refused, too.
-        self._refused(failure)
+        self.refused(failure)
 
     def count_too_large(self, messages: int) -> None:
         """Count a transaction that was not kept, because too many messages were undecided."""
@@ -384,9 +389,7 @@ class RelinkProtocol(SessionProtocol):
 
     def _continue(self) -> None:
         """Flush acknowledgements after a write has finished, and decode packets that were held back."""
-        if self._closing:
-            if not self._in_flight and not self._disconnected():
-                self._hang_up()
+        if self.phase is not Phase.OPEN:
             return
         # One commit may finish several writes in a row, and one flush after the last of them is enough.  Packets that
         # were held back are decoded in a new turn of the reactor, because their write may finish at once as well, and
@@ -396,22 +399,22 @@ class RelinkProtocol(SessionProtocol):
         else:
             self.flush()
 
-    def _hang_up(self) -> None:
+    def hang_up(self) -> None:
         if not self._hung_up:
             self._hung_up = True
-            super()._hang_up()
+            super().hang_up()
             if self._ends_link and self.entry is not None and self.entry.holder is self:
                 self.session.fenced()
                 self.registry.discard(self.entry)
 
     def flush_soon(self) -> None:
         """Flush at the end of this turn of the reactor, and decode packets that were held back."""
-        if self._flush_due is None and not self._disconnected():
+        if self._flush_due is None and self.writable:
             self._flush_due = self.clock.callLater(0, self._flush_now)
 
     def _flush_now(self) -> None:
         self._flush_due = None
-        if self._closing or not self.session.ready:
+        if self.phase is not Phase.OPEN or not self.session.ready:
             self.flush()
             return
         # Decode the packets that were held back; that stops again when too many messages are not durable.
@@ -423,9 +426,7 @@ class RelinkProtocol(SessionProtocol):
         if self.endpoint is not None:
             self.endpoint.end()
         self.broker.counters.add(PROTOCOL, "connections-fenced")
-        self._closing = True
-        if not self._disconnected():
-            self.transport.abortConnection()
+        self.abort()
 
     def reject(self, error: RemoteProtocolError) -> None:
         """Discard the link and close the connection of a peer that has violated a rule of its endpoint."""
@@ -433,6 +434,18 @@ class RelinkProtocol(SessionProtocol):
         if self.entry is not None:
             self.registry.discard(self.entry)
         self.drop(error)
+
+
+class RelinkFactory(SessionFactory):
+    """Builds the protocol of each connection; *registry* has the links."""
+
+    protocol = RelinkProtocol
+    defaults = Settings()
+    settings: Settings
+
+    def __init__(self, broker: IBroker, settings: Settings, reactor: Any, registry: Registry) -> None:
+        super().__init__(broker, settings, reactor)
+        self.registry = registry
 
 
 class RelinkService(TCPService):
@@ -482,10 +495,3 @@ class RelinkService(TCPService):
             self._retry_timer = None
         self.registry.close()
         return super().stopService()
-
-
-def make_factory(broker: IBroker, clock: IReactorTime, settings: Settings, registry: Registry) -> SessionFactory:
-    """Return the factory that builds the protocol of each connection."""
-    return SessionFactory(
-        lambda: RelinkProtocol(broker, clock, settings, registry), PROTOCOL, RelinkProtocol.log, broker, clock, settings
-    )

@@ -34,7 +34,7 @@ from fyrehose.protocols.figg.frames import (
     Pong,
     Publish,
 )
-from fyrehose.protocols.figg.server import Settings, make_factory
+from fyrehose.protocols.figg.server import FiggFactory, Settings
 from fyrehose.protocols.figg.session import FiggClientSession
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal
@@ -115,7 +115,7 @@ def make(
     journal, clock = MemoryJournal(auto=auto), Clock()
     broker = Broker(clock, journal, Sequencer(), limits=limits or PeerLimits(), rules=rules)
     broker.open()
-    return Server(journal, broker, clock, make_factory(broker, clock, Settings(**{"refusal_delay": 0.0, **settings})))
+    return Server(journal, broker, clock, FiggFactory(broker, Settings(**{"refusal_delay": 0.0, **settings}), clock))
 
 
 def publish(number: int, data: bytes = b"x", topic: str = "t") -> Publish:

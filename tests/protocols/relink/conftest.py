@@ -40,7 +40,7 @@ from fyrehose.protocols.relink.frames import (
 from fyrehose.protocols.relink.handshake import Hello, Terms
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.registry import Registry
-from fyrehose.protocols.relink.server import make_factory
+from fyrehose.protocols.relink.server import RelinkFactory
 from fyrehose.protocols.relink.session import ConnectorSession
 from fyrehose.protocols.relink.settings import Settings
 from fyrehose.records import Run
@@ -281,7 +281,7 @@ class Server:
         if not self.journal.auto:
             self.journal.commit()
         assert opened.called
-        self.factory = make_factory(self.broker, self.clock, self.settings, self.registry)
+        self.factory = RelinkFactory(self.broker, self.settings, self.clock, self.registry)
 
     def restart(self) -> None:
         self.registry.close()

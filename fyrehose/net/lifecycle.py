@@ -1,0 +1,69 @@
+"""The phases of a connection, and its timers.
+
+OPEN -> SETTLING -> LINGERING -> GONE
+           |            ^
+           +-> GRACE ---+
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+
+import attrs
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+
+
+class Phase(Enum):
+    """What a connection still does."""
+
+    OPEN = "open"  #: it reads and handles what the peer sends
+    SETTLING = "settling"  #: it ignores input, and waits until all publishes are settled
+    GRACE = "grace"  #: it was refused: only its socket is kept for a while (see holding.py)
+    LINGERING = "lingering"  #: it is closing: the peer reads the remaining data
+    GONE = "gone"  #: it is lost or aborted: nothing can be sent any more
+
+
+#: The phases that may follow each phase.
+TRANSITIONS: dict[Phase, frozenset[Phase]] = {
+    Phase.OPEN: frozenset({Phase.SETTLING, Phase.GONE}),
+    Phase.SETTLING: frozenset({Phase.GRACE, Phase.LINGERING, Phase.GONE}),
+    Phase.GRACE: frozenset({Phase.LINGERING, Phase.GONE}),
+    Phase.LINGERING: frozenset({Phase.GONE}),
+    Phase.GONE: frozenset(),
+}
+
+
+@attrs.define(eq=False)
+class Timers:
+    """The timers of a connection, at most one for each function that they call.
+
+    :ivar clock: the reactor, or a Clock
+    """
+
+    clock: IReactorTime
+    _due: dict[Callable[[], object], IDelayedCall] = attrs.field(factory=dict, init=False)
+
+    def start(self, seconds: float, call: Callable[[], object]) -> None:
+        """Call *call* after *seconds*, unless its timer is due earlier."""
+        timer = self._due.get(call)
+        if timer is None:
+            self._due[call] = self.clock.callLater(seconds, self._fire, call)
+        elif timer.getTime() > self.clock.seconds() + seconds:
+            timer.reset(seconds)
+
+    def stop(self, call: Callable[[], object]) -> None:
+        """Cancel the timer of *call*, if it is started."""
+        timer = self._due.pop(call, None)
+        if timer is not None:
+            timer.cancel()
+
+    def clear(self) -> None:
+        """Cancel all timers."""
+        for timer in self._due.values():
+            timer.cancel()
+        self._due.clear()
+
+    def _fire(self, call: Callable[[], object]) -> None:
+        del self._due[call]
+        call()
