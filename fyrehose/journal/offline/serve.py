@@ -23,16 +23,16 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
 import attrs
-from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from zope.interface import implementer
 
 from fyrehose.core.callback import CallbackBroker
 from fyrehose.errors import ConfigError, FyrehoseError
-from fyrehose.interfaces import IBroker, ISubscription
+from fyrehose.interfaces import ISubscription
 from fyrehose.journal import holds, scan
 from fyrehose.journal.offline.view import look
 from fyrehose.net.connections import SessionFactory
+from fyrehose.net.tcp import on
 from fyrehose.web.server import WebProtocol, WebSettings, token_of
 from fyrehose.web.session import Request, WebSession
 from fyrehose.web.tokens import same
@@ -47,23 +47,6 @@ _MAX_DIGITS = 19
 _BASE = re.compile(r"[0-9a-f]{16}")
 _RANGE = re.compile(r"bytes=([0-9]{1,19})-([0-9]{0,19})")
 _BYTES = "application/octet-stream"
-
-
-def make_factory(
-    clock: IReactorTime, directory: Path, hosts: frozenset[str] | None = None, token: str | None = None
-) -> SessionFactory:
-    """Return the factory of the HTTP server's connections.
-
-    :param hosts: host names that requests may use; None: any
-    :param token: the token that every request must carry; None: no token is required
-    """
-    broker = CallbackBroker(clock, lambda run: None)  # only for its counters and limits: nothing is published
-    settings = WebSettings(idle_timeout=IDLE, stall_timeout=IDLE)
-
-    def make() -> ServeProtocol:
-        return ServeProtocol(directory, ServeSession(hosts, token=token), broker, clock, settings)
-
-    return SessionFactory(make, PROTOCOL, ServeProtocol.log, broker, clock, settings, proofs=None)
 
 
 @attrs.frozen
@@ -114,13 +97,11 @@ class ServeProtocol(WebProtocol):
 
     protocol_name: ClassVar[str] = PROTOCOL
     log: ClassVar[Logger] = Logger()
-    handlers: ClassVar[dict[type, str]] = {**WebProtocol.handlers, Asked: "answer"}
+    directory: Path
 
-    def __init__(
-        self, directory: Path, session: ServeSession, broker: IBroker, clock: IReactorTime, settings: WebSettings
-    ) -> None:
-        super().__init__(session, broker, clock, settings)
-        self.directory = directory
+    def __init__(self, factory: ServeFactory) -> None:
+        super().__init__(factory, ServeSession(factory.hosts, token=factory.token))
+        self.directory = factory.directory
 
     def answer(self, asked: Asked) -> None:
         """Answer a request, or begin to send a file."""
@@ -152,6 +133,8 @@ class ServeProtocol(WebProtocol):
         except (FyrehoseError, OSError) as error:  # the journal may be readable again later
             self.log.warn("cannot answer a request: {why}", why=str(error))
             self._refuse(503, str(error))
+
+    handlers = WebProtocol.handlers | on(Asked, answer)
 
     # Internals.
 
@@ -206,6 +189,25 @@ class ServeProtocol(WebProtocol):
         # The open file can be read to its end even if retention deletes it meanwhile.
         file.seek(start)
         self.attach(Sending(self, file, start, stop))
+
+
+class ServeFactory(SessionFactory):
+    """Listens for readers of the journal in *directory*.
+
+    :param hosts: host names that requests may use; None: any
+    :param token: the token that every request must carry; None: no token is required
+    """
+
+    protocol = ServeProtocol
+    defaults = WebSettings(idle_timeout=IDLE, stall_timeout=IDLE)
+    proofs = None
+
+    def __init__(
+        self, directory: Path, hosts: frozenset[str] | None = None, token: str | None = None, reactor: Any = None
+    ) -> None:
+        # Only the counters and limits of this broker are used: nothing is published.
+        super().__init__(CallbackBroker(reactor, lambda run: None), reactor=reactor)
+        self.directory, self.hosts, self.token = directory, hosts, token
 
 
 @implementer(ISubscription)

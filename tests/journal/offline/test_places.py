@@ -21,7 +21,7 @@ from fyrehose.errors import ConfigError, JournalError, JournalUnreachable
 from fyrehose.journal import holds, scan
 from fyrehose.journal.offline import places
 from fyrehose.journal.offline.places import TOKEN_FILE, Directory, Missing, Server, place
-from fyrehose.journal.offline.serve import make_factory
+from fyrehose.journal.offline.serve import ServeFactory
 
 Opener = Callable[..., Any]
 
@@ -80,8 +80,7 @@ class Local:
 
     def __init__(self, host: str, port: int | None, timeout: float) -> None:
         assert (host, port, timeout) == ("here", 80, places.TIMEOUT)
-        self._clock = Clock()
-        self._factory = make_factory(self._clock, self.directory, token=self.token)
+        self._factory = ServeFactory(self.directory, token=self.token, reactor=Clock())
         self._answer = b""
 
     def request(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> None:

@@ -16,7 +16,7 @@ from twisted.python.failure import Failure
 
 from fyrehose.journal import holds, scan
 from fyrehose.journal.offline import serve
-from fyrehose.journal.offline.serve import make_factory
+from fyrehose.journal.offline.serve import ServeFactory
 from fyrehose.journal.offline.view import look
 
 
@@ -35,7 +35,7 @@ class Transport(StringTransport):
 
 def connected(bench: Any, kind: type[Transport] = Transport, made: Any = None) -> tuple[Any, Transport]:
     """Return a connection of a client, and its transport."""
-    factory = made or make_factory(bench.clock, bench.directory)
+    factory = made or ServeFactory(bench.directory, reactor=bench.clock)
     connection, transport = factory.buildProtocol(IPv4Address("TCP", "127.0.0.1", 1)), kind()
     connection.makeConnection(transport)
     return connection, transport
@@ -133,6 +133,7 @@ def test_retention_holds_are_updated_and_listed(bench: Any) -> None:
     assert ask(bench, "PUT", "/holds/lake", body=b"4096")[0] == 204
     assert [(hold.name, hold.position) for hold in holds.registered(bench.directory)] == [("lake", 4096)]
     assert json.loads(ask(bench, "GET", "/holds")[2])["lake"]["position"] == 4096
+    assert ask(bench, "PUT", "/holds/lake", body=b"%d" % holds.MAX_POSITION)[0] == 204
     far = b"12345678901234567890"
     for name, body in (
         ("far", far),
@@ -154,7 +155,7 @@ EVERYTHING = ("/journal", f"/segments/{0:016x}", f"/indexes/{0:016x}", f"/snapsh
 
 @pytest.mark.parametrize("path", EVERYTHING)
 def test_requests_with_a_foreign_host_are_refused(bench: Any, path: str) -> None:
-    made = make_factory(bench.clock, bench.directory, frozenset({"localhost", "127.0.0.1", "::1"}))
+    made = ServeFactory(bench.directory, frozenset({"localhost", "127.0.0.1", "::1"}), reactor=bench.clock)
     for host in ("evil.example", "evil.example:8120", "", "127.0.0.1.evil.example"):
         status, _, body = ask(bench, "GET", path, host=host, made=made)
         assert (status, body.count(b"\n")) == (421, 1), host
@@ -185,7 +186,7 @@ def test_requests_from_pages_of_other_sites_are_refused(bench: Any, headers: str
 @pytest.mark.parametrize("path", EVERYTHING)
 def test_requests_without_the_token_are_refused(bench: Any, path: str, log_lines: list[str]) -> None:
     secret = "0123456789abcdef"
-    made = make_factory(bench.clock, bench.directory, token=secret)
+    made = ServeFactory(bench.directory, token=secret, reactor=bench.clock)
     for wrong in ("", "Authorization: Bearer 0123456789abcdeg\r\n", f"Authorization: Token {secret}\r\n"):
         status, headers, body = ask(bench, "GET", path, wrong, made=made)
         assert (status, headers["www-authenticate"]) == (401, "Bearer")
