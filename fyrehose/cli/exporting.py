@@ -22,7 +22,7 @@ import attrs
 
 from fyrehose.cli.formats import as_json
 from fyrehose.errors import ConfigError, FyrehoseError, JournalGap, MissingExtra
-from fyrehose.journal.offline.walk import Batch, Damaged, Extent, walk
+from fyrehose.journal.offline.walk import Batch, Damaged, Log, walk
 from fyrehose.records import Run
 from fyrehose.spark.selection import EVERY, Selection, bounds
 
@@ -81,7 +81,7 @@ def export(directory: Path, path: Path, form: str, wanted: Selection, skip_gaps:
     :raises JournalGap: wanted numbers are missing, and ``skip_gaps`` is false
     :raises FyrehoseError: the file cannot be written
     """
-    Extent.of(directory)  # Raise before the file is touched if the directory has no journal.
+    Log.of(directory)  # Raise before the file is touched if the directory has no journal.
     write = _ndjson if form == "ndjson" else _columns
     try:
         with _whole(path) as out:
@@ -170,14 +170,14 @@ def _ndjson(directory: Path, out: BinaryIO, form: str, wanted: Selection, skip_g
 
 
 def _runs(directory: Path, wanted: Selection, progress: Progress) -> Iterator[Run]:
-    extent = Extent.of(directory)
-    start = extent.segments[0].base
-    for found in walk(extent):
+    log = Log.of(directory)
+    start = log.segments[0].base
+    for found in walk(log):
         if isinstance(found, Damaged):
             raise found.error()
         if not isinstance(found, Batch):
             continue
-        progress(found.header.end - start, max(extent.durable - start, 0))
+        progress(found.header.end - start, max(log.durable - start, 0))
         for run in found.runs() if wanted.accepts(found.header.time) else ():
             if wanted.wants(run.stream):
                 first, stop = wanted.seqs(run.stream)

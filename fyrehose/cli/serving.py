@@ -10,7 +10,7 @@ from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.error import CannotListenError
 
 from fyrehose.errors import ConfigError, FyrehoseError
-from fyrehose.journal.offline.serve import site
+from fyrehose.journal.offline.serve import ServeFactory
 from fyrehose.journal.offline.view import look
 from fyrehose.web.hosts import hosts_of, is_local
 from fyrehose.web.tokens import read_token
@@ -37,8 +37,8 @@ async def serve(reactor: Any, directory: Path, place: str, token_file: str = "",
             "or listen on loopback, such as 127.0.0.1:8120"
         )
     try:
-        made = site(directory, hosts_of(endpoint, names), token)
-        listening = reactor.listenTCP(int(port), made, interface=host)
+        factory = ServeFactory(directory, hosts_of(endpoint, names), token, reactor)
+        listening = reactor.listenTCP(int(port), factory, interface=host)
     except CannotListenError as error:
         raise FyrehoseError(f"cannot listen on {place}: {error.socketError}") from error
     address = listening.getHost()

@@ -175,8 +175,8 @@ def set_aside(directory: Path, files: Files) -> list[str]:
     for segment in scan.segments(directory):
         _refuse_newer(segment, files)
     noted = scan.look_at_mark(directory, files)
-    mark = 0 if noted.copied else noted.durable
-    front = _front(directory, noted, files)
+    mark = noted.trusted.durable
+    front = _front(directory, noted.trusted, files)
     _extend(scan.segments(directory), mark, files)
     found = scan.segments(directory)
     survey = _Survey(scan.identity_of(found))
@@ -240,7 +240,7 @@ def _refuse_newer(segment: scan.Segment, files: Files) -> None:
 def _front(directory: Path, mark: scan.Mark, files: Files) -> list[str]:
     """If the oldest segments are missing, write into MARK that the log begins later; return a message about it."""
     found = scan.segments(directory)
-    if not found or mark.copied or mark.begin is None or found[0].base <= mark.begin:
+    if not found or mark.begin is None or found[0].base <= mark.begin:
         return []
     path = directory / scan.MARK_NAME
     fd = files.open(path, os.O_RDWR)

@@ -360,7 +360,7 @@ def _check(segment: Segment, end: int, copied: bool) -> None:
 def _recover_last(segment: Segment, recovered: Recovered, mark: Mark, files: Files) -> None:
     reader = SegmentReader(segment.path, segment.base)
     recovered.index = SegmentIndex(segment.base)
-    recovered.durable = 0 if mark.copied else mark.durable
+    recovered.durable = mark.trusted.durable
     recovered.position = segment.base + fmt.SEGMENT_HEADER.size
     try:
         recovered.chain = reader.header().chain

@@ -105,6 +105,11 @@ class Mark:
     begin: int | None = None
     copied: bool = False
 
+    @property
+    def trusted(self) -> Mark:
+        """Return this mark, or one that says nothing if it is of another directory."""
+        return Mark(copied=True) if self.copied else self
+
 
 def identity_of(found: Sequence[Segment]) -> bytes:
     """Return the journal's identity from the newest segment that has one; zeros if none has.

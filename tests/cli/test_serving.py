@@ -45,16 +45,16 @@ def test_public_address_requires_a_token(tmp_path: Path, place: str) -> None:
     token = tmp_path / "token"
     token.write_text("0123456789abcdef\n")
     task = Deferred.fromCoroutine(serve(reactor, tmp_path, place, str(token), ("a.example",)))
-    site = reactor.tcpServers[0][1]
-    assert (site.token, site.hosts) == ("0123456789abcdef", {"a.example"})
+    session = reactor.tcpServers[0][1].buildProtocol(None).session
+    assert (session.token, session.hosts) == ("0123456789abcdef", {"a.example"})
     task.cancel()
 
 
 def test_loopback_accepts_local_host_names_only(tmp_path: Path) -> None:
     reactor = MemoryReactorClock()
     task, _ = start(reactor, tmp_path, "[::1]:8120")
-    site = reactor.tcpServers[0][1]
-    assert (site.token, site.hosts) == (None, {"localhost", "127.0.0.1", "::1"})
+    session = reactor.tcpServers[0][1].buildProtocol(None).session
+    assert (session.token, session.hosts) == (None, {"localhost", "127.0.0.1", "::1"})
     task.cancel()
 
 

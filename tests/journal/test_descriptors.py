@@ -17,7 +17,7 @@ from fyrehose.journal.offline.places import Directory
 from fyrehose.journal.offline.replica import Replica
 from fyrehose.journal.offline.verify import verify
 from fyrehose.journal.offline.view import durable_by_batches, look
-from fyrehose.journal.offline.walk import Extent, walk
+from fyrehose.journal.offline.walk import Log, walk
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.recovery import recover
 from fyrehose.testing.disk import WatchedFiles
@@ -47,7 +47,7 @@ USES: dict[str, Callable[[Path], object]] = {
     "reach": lambda directory: transfer.reach(Directory(directory)),
     "recover": lambda directory: recover(directory, WatchedFiles(), verify=1 << 20),
     "verify": verify,
-    "walk": lambda directory: list(walk(Extent.of(directory), everything=True)),
+    "walk": lambda directory: list(walk(Log.of(directory), everything=True)),
 }
 
 

@@ -14,7 +14,7 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal import packing, quarantine, scan
 from fyrehose.journal.files import Files
 from fyrehose.journal.offline.verify import verify
-from fyrehose.journal.offline.walk import Batch, Extent, walk
+from fyrehose.journal.offline.walk import Batch, Log, walk
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.settings import durability
 from fyrehose.records import Run
@@ -125,7 +125,7 @@ def test_a_large_range_is_set_aside_in_pieces(open_journal, monkeypatch) -> None
     bench = open_journal(segment_size=1 << 20, quarantine=True, verify=0)
     (aside,) = bench.directory.glob("quarantine-*.bytes")
     assert aside.stat().st_size == lost
-    assert max(sizes) <= scan.AHEAD, "the range was never in memory as a whole"
+    assert max(sizes) <= fmt.BATCH, "the range was never in memory as a whole"
     records = bench.records()
     assert all(record.payload.startswith(b"%03d" % (record.seq - 1)) for record in records)
     assert 0 < 400 - len(records) < 400
@@ -464,7 +464,7 @@ def served(directory: Path) -> dict[tuple[str, int], bytes]:
     """Return every record that can be read."""
     return {
         (run.stream, record.seq): record.payload
-        for found in walk(Extent.of(directory))
+        for found in walk(Log.of(directory))
         if isinstance(found, Batch)
         for run in found.runs()
         for record in run.records()
@@ -482,7 +482,7 @@ def test_a_power_cut_during_quarantine_costs_nothing_more(open_journal, tmp_path
     mark = scan.look_at_mark(bench.directory, Files())
     bench.crash()
     bench.directory.joinpath("MARK").write_bytes(scan.pack_mark(mark.durable, mark.begin))  # images are no copies
-    *_, last = [found.header.position for found in walk(Extent.of(bench.directory)) if isinstance(found, Batch)]
+    *_, last = [found.header.position for found in walk(Log.of(bench.directory)) if isinstance(found, Batch)]
     first, second, third = scan.segments(bench.directory)[:3]
     place = {"records": second.base + 600, "end": last + 70, "ends": second.base + 70, "header": second.base + 10}
     if what in place:
@@ -537,13 +537,13 @@ def test_the_oldest_segment_that_lost_its_beginning_tells_from_its_records_where
     bench = open_journal(segment_size=2048)
     streams = ("second", "third", "s", "new")
     before = {stream: bench.journal.bounds(stream) for stream in streams}
-    found = next(found for found in walk(Extent.of(bench.directory)) if isinstance(found, Batch))
+    found = next(found for found in walk(Log.of(bench.directory)) if isinstance(found, Batch))
     size = found.header.end - found.header.position
     bench.close()
     patch(bench, oldest.base + 70, b"damage")
     skip = (size + oldest.base) // 4 if kept == 1 else 0
     assert len(quarantine.set_aside(bench.directory, Files())) == (2 if skip else 1)
-    found = next(found for found in walk(Extent.of(bench.directory)) if isinstance(found, Batch))
+    found = next(found for found in walk(Log.of(bench.directory)) if isinstance(found, Batch))
     begun = {entry.stream: entry for entry in found.entries()}
     first = {stream: first for stream, (first, _) in before.items() if first > 1}
     if kept > 1:

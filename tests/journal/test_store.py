@@ -369,7 +369,8 @@ def test_read_that_ends_within_a_batch_is_continued_there(open_journal) -> None:
 
 
 @pytest.mark.parametrize("deleted", [False, True])
-def test_segments_that_were_read_are_closed(open_journal, deleted: bool) -> None:
+def test_segments_that_were_read_are_closed(open_journal, monkeypatch, deleted: bool) -> None:
+    monkeypatch.setattr(stores, "CACHE", 1)
     before = {path.name for path in Path("/proc/self/fd").iterdir()}
     bench = open_journal(segment_size=SMALL, keep_bytes=2 * SMALL if deleted else 0)
     opened = len(list(Path("/proc/self/fd").iterdir()))

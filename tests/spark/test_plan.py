@@ -10,7 +10,7 @@ import pytest
 
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import scan
-from fyrehose.journal.offline.walk import Batch, Extent, walk
+from fyrehose.journal.offline.walk import Batch, Log, walk
 from fyrehose.records import Run
 from fyrehose.spark.columns import arrow_schema
 from fyrehose.spark.plan import Planner, admitted, headers
@@ -87,7 +87,7 @@ def test_position_of_another_journal_is_an_error(written: Opener) -> None:
 def test_a_position_at_which_no_batch_begins(written: Opener) -> None:
     journal = written()
     journal.fill(100)
-    begins = [found.header.position for found in walk(Extent.of(journal.directory)) if isinstance(found, Batch)]
+    begins = [found.header.position for found in walk(Log.of(journal.directory)) if isinstance(found, Batch)]
     for position in begins[:3]:
         Planner(journal.place).parts(position)
         with pytest.raises(JournalCorrupt, match=f"no batch begins at position {position + 8}"):

@@ -13,7 +13,7 @@ from pathlib import Path
 import attrs
 
 from fyrehose.journal import format as fmt
-from fyrehose.journal.offline.walk import Batch, Damaged, Extent, SegmentStart, walk
+from fyrehose.journal.offline.walk import Batch, Damaged, Log, SegmentStart, walk
 from fyrehose.records import Run
 
 
@@ -24,7 +24,7 @@ def batches(directory: Path, everything: bool = False) -> Iterator[Batch]:
     :raises JournalError: there is no journal
     :raises JournalCorrupt: it is damaged; the batches before the damage were yielded
     """
-    for found in walk(Extent.of(directory), everything):
+    for found in walk(Log.of(directory), everything):
         if isinstance(found, Damaged):
             raise found.error()
         if isinstance(found, Batch):
@@ -128,16 +128,16 @@ def stats(
     :param everything: also read intact batches beyond the durable mark
     :raises JournalError: there is no journal
     """
-    extent = Extent.of(directory)
-    found = Stats(mark=extent.mark, size=sum(segment.size for segment in extent.segments))
-    for part in walk(extent, everything):
+    log = Log.of(directory)
+    found = Stats(mark=log.mark, size=sum(segment.size for segment in log.segments))
+    for part in walk(log, everything):
         if isinstance(part, SegmentStart):
             found.segments += 1
         elif isinstance(part, Damaged):
             found.damaged.append(part)
         else:
             _count(found, part)
-            progress(part.header.end - extent.segments[0].base, found.size)
+            progress(part.header.end - log.segments[0].base, found.size)
     progress(found.size, found.size)
     return found
 

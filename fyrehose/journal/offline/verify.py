@@ -18,7 +18,7 @@ from fyrehose.errors import JournalCorrupt, JournalError
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan, snapshots
 from fyrehose.journal.index import PackedIndex, SegmentIndex
-from fyrehose.journal.offline.walk import Batch, Damaged, Extent, SegmentStart, walk
+from fyrehose.journal.offline.walk import Batch, Damaged, Log, SegmentStart, walk
 from fyrehose.journal.recovery import last_byte
 from fyrehose.journal.streams import streams_at_start
 from fyrehose.records import Run
@@ -74,11 +74,11 @@ def verify(
     :param everything: also check intact batches beyond the durable mark
     :raises JournalError: there is no journal, or no batch that can be checked
     """
-    extent = Extent.of(directory)
-    total = sum(segment.size for segment in extent.segments)
-    verifier = _Verifier(Report(mark=extent.mark), directory)
-    verifier.front(extent)
-    for found in walk(extent, everything):
+    log = Log.of(directory)
+    total = sum(segment.size for segment in log.segments)
+    verifier = _Verifier(Report(mark=log.mark), directory)
+    verifier.front(log)
+    for found in walk(log, everything):
         verifier.add(found)
         progress(verifier.done, total)
     verifier.finish()
@@ -109,16 +109,16 @@ class _Verifier:
     _lost: bool = False
     _first: bool = True  #: the numbers at the start of the next segment cannot be compared with earlier ones
 
-    def front(self, extent: Extent) -> None:
+    def front(self, log: Log) -> None:
         """Check that no segment is missing at the beginning, and note if MARK is missing."""
-        if not extent.mark:
+        if not log.mark:
             self.report.notes.append(
                 "MARK is missing, damaged, or copied from another directory: the log was checked up to the position "
                 "that its batches note as durable; whether the end of the log is missing is unknown"
             )
-        first = extent.segments[0]
-        if extent.begin is not None and first.base > extent.begin:
-            what = f"positions {extent.begin} to {first.base} before it are missing, and retention did not delete them"
+        first = log.segments[0]
+        if log.begin is not None and first.base > log.begin:
+            what = f"positions {log.begin} to {first.base} before it are missing, and retention did not delete them"
             self._problem(first, first.base, what)
 
     def add(self, found: SegmentStart | Batch | Damaged) -> None:

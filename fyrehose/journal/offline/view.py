@@ -90,7 +90,7 @@ def believed_mark(directory: Path) -> scan.Mark:
         if mark.durable or not path.exists() or not path.stat().st_size:
             break
         time.sleep(_PAUSE)  # the file is being written at this moment
-    return scan.Mark() if mark.copied else mark
+    return mark.trusted
 
 
 def durable_by_batches(directory: Path) -> int:

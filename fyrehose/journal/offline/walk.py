@@ -72,7 +72,7 @@ class Damaged:
 
 
 @attrs.frozen(slots=True)
-class Extent:
+class Log:
     """The segments of a journal, and how far they are durable.
 
     :ivar mark: the durable mark from MARK; 0: unknown
@@ -86,7 +86,7 @@ class Extent:
     begin: int | None = None
 
     @classmethod
-    def of(cls, directory: Path) -> Extent:
+    def of(cls, directory: Path) -> Log:
         """Find the segments in *directory*.
 
         :raises JournalError: there is no journal
@@ -102,14 +102,14 @@ class Extent:
         return cls(found, noted.durable, durable, noted.begin)
 
 
-def walk(extent: Extent, everything: bool = False) -> Iterator[SegmentStart | Batch | Damaged]:
-    """Walk through the segments of *extent*, except those that retention deletes meanwhile.
+def walk(log: Log, everything: bool = False) -> Iterator[SegmentStart | Batch | Damaged]:
+    """Walk through the segments of *log*, except those that retention deletes meanwhile.
 
     :param everything: also read intact batches beyond the durable mark
     :raises JournalCorrupt: a newer version has written to the journal
     """
-    for segment, after in zip_longest(extent.segments, extent.segments[1:]):
-        reach = segment.end if everything else extent.durable
+    for segment, after in zip_longest(log.segments, log.segments[1:]):
+        reach = segment.end if everything else log.durable
         stop = reach if after is None else after.base
         if stop <= segment.base:
             return  # the segment was created a moment ago, and nothing of it is durable
@@ -119,10 +119,10 @@ def walk(extent: Extent, everything: bool = False) -> Iterator[SegmentStart | Ba
             continue
         try:
             with newer_refused(segment.path):
-                yield from _walk_segment(reader, segment, min(stop, segment.end), extent.durable, after is not None)
+                yield from _walk_segment(reader, segment, min(stop, segment.end), log.durable, after is not None)
         finally:
             reader.close()
-        missing = extent.durable if after is None else after.base
+        missing = log.durable if after is None else after.base
         if segment.end < missing:
             what = "the end of the log is missing" if after is None else "a segment is missing or truncated"
             yield Damaged(segment, segment.end, missing, what)

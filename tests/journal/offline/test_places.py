@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from twisted.internet.address import IPv4Address
 from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
@@ -20,7 +21,7 @@ from fyrehose.errors import ConfigError, JournalError, JournalUnreachable
 from fyrehose.journal import holds, scan
 from fyrehose.journal.offline import places
 from fyrehose.journal.offline.places import TOKEN_FILE, Directory, Missing, Server, place
-from fyrehose.journal.offline.serve import site
+from fyrehose.journal.offline.serve import ServeFactory
 
 Opener = Callable[..., Any]
 
@@ -79,20 +80,19 @@ class Local:
 
     def __init__(self, host: str, port: int | None, timeout: float) -> None:
         assert (host, port, timeout) == ("here", 80, places.TIMEOUT)
-        self._site = site(self.directory, token=self.token)
+        self._factory = ServeFactory(self.directory, token=self.token, reactor=Clock())
         self._answer = b""
 
     def request(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> None:
         self.asked.append((method, path))
-        clock, transport = Clock(), StringTransport()
-        channel = self._site.buildProtocol(None)
-        channel.callLater = clock.callLater  # type: ignore[union-attr]
-        channel.makeConnection(transport)  # type: ignore[union-attr]
+        transport = StringTransport()
+        connection: Any = self._factory.buildProtocol(IPv4Address("TCP", "127.0.0.1", 1))
+        connection.makeConnection(transport)
         lines = [f"{method} {path} HTTP/1.1", "Host: here", *(f"{name}: {text}" for name, text in headers.items())]
         lines += [f"Content-Length: {len(body or b'')}", "Connection: close", "", ""]
-        channel.dataReceived("\r\n".join(lines).encode() + (body or b""))  # type: ignore[union-attr]
+        connection.dataReceived("\r\n".join(lines).encode() + (body or b""))
         self._answer = transport.value()
-        channel.connectionLost(Failure(ConnectionDone()))  # type: ignore[union-attr]
+        connection.connectionLost(Failure(ConnectionDone()))
 
     def getresponse(self) -> SimpleNamespace:
         head, _, body = self._answer.partition(b"\r\n\r\n")

@@ -15,7 +15,7 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.offline.places import Directory
 from fyrehose.journal.offline.transfer import batches, begin, differ, reach, tail_of
-from fyrehose.journal.offline.walk import Batch, Extent, walk
+from fyrehose.journal.offline.walk import Batch, Log, walk
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_a_copy_is_read_up_to_what_was_being_written(
     bench = open_journal()
     for i in range(3):
         bench.append(b"%d" % i * 9000)
-    found = [part.header for part in walk(Extent.of(bench.directory)) if isinstance(part, Batch)]
+    found = [part.header for part in walk(Log.of(bench.directory)) if isinstance(part, Batch)]
     bench.crash()
     copy = tmp_path / "copy"
     shutil.copytree(bench.directory, copy)
@@ -145,7 +145,7 @@ def test_a_copy_is_read_up_to_what_was_being_written(
             reach(Directory(copy))
         return
     view = reach(Directory(copy))
-    assert (view.mark, [(extent.base, extent.end) for extent in view.segments]) == (
+    assert (view.mark, [(log.base, log.end) for log in view.segments]) == (
         batch.position,
         [(0, batch.position)],
     )

@@ -14,7 +14,7 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal import packing, scan
 from fyrehose.journal.files import Files
 from fyrehose.journal.offline.verify import Report, verify
-from fyrehose.journal.offline.walk import Batch, Extent, walk
+from fyrehose.journal.offline.walk import Batch, Log, walk
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.settings import durability
 from fyrehose.records import Run
@@ -350,15 +350,15 @@ def test_segments_that_retention_deletes_meanwhile_are_no_damage(open_journal, m
     bench = open_journal(segment_size=4096)
     bench.append(b"only at the beginning", stream="rare")
     fill(bench, 100)
-    extent_of = Extent.of
+    extent_of = Log.of
 
-    def deleted(directory: Path) -> Extent:
-        extent = extent_of(directory)
-        for segment in extent.segments[1:4]:
+    def deleted(directory: Path) -> Log:
+        log = extent_of(directory)
+        for segment in log.segments[1:4]:
             segment.path.unlink()
-        return extent
+        return log
 
-    monkeypatch.setattr(Extent, "of", deleted)
+    monkeypatch.setattr(Log, "of", deleted)
     report = verify(bench.directory)
     assert report.problems == []
     assert 0 < report.records < 126
@@ -431,7 +431,7 @@ def test_contradicting_lengths_are_reported(open_journal) -> None:
 
 def places(directory: Path) -> list[tuple[scan.Segment, fmt.BatchHeader]]:
     """Return every batch, with its segment."""
-    return [(found.segment, found.header) for found in walk(Extent.of(directory)) if isinstance(found, Batch)]
+    return [(found.segment, found.header) for found in walk(Log.of(directory)) if isinstance(found, Batch)]
 
 
 def test_damage_of_one_batch_is_one_problem_whichever_it_is_and_none_when_it_was_set_aside(open_journal) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from fyrehose.errors import JournalCorrupt, JournalError
 from fyrehose.journal import scan
-from fyrehose.journal.offline.walk import Batch, Damaged, Extent, SegmentStart, walk
+from fyrehose.journal.offline.walk import Batch, Damaged, Log, SegmentStart, walk
 
 
 def fill(bench, count: int = 60) -> list[bytes]:  # type: ignore[no-untyped-def]
@@ -22,7 +22,7 @@ def fill(bench, count: int = 60) -> list[bytes]:  # type: ignore[no-untyped-def]
 def payloads(directory: Path, everything: bool = False) -> list[bytes]:
     return [
         record.payload
-        for found in walk(Extent.of(directory), everything)
+        for found in walk(Log.of(directory), everything)
         if isinstance(found, Batch)
         for run in found.runs()
         for record in run.records()
@@ -38,7 +38,7 @@ def test_walk_yields_all_batches_in_order_while_the_server_writes(open_journal, 
         bench.append(wrote[-1])
         if i % 10 == 0:
             assert payloads(bench.directory, everything) == wrote
-    found = list(walk(Extent.of(bench.directory)))
+    found = list(walk(Log.of(bench.directory)))
     assert [part.segment.base for part in found if isinstance(part, SegmentStart)] == [
         segment.base for segment in scan.segments(bench.directory)
     ]
@@ -65,7 +65,7 @@ def test_a_torn_tail_is_no_damage(open_journal) -> None:
         file.write(b"FYB\x01 that was being written")
     for everything in (False, True):
         assert payloads(bench.directory, everything) == wrote
-        assert not [part for part in walk(Extent.of(bench.directory), everything) if isinstance(part, Damaged)]
+        assert not [part for part in walk(Log.of(bench.directory), everything) if isinstance(part, Damaged)]
 
 
 def test_without_a_mark_the_batches_say_what_was_durable(open_journal) -> None:
@@ -111,7 +111,7 @@ def test_damage_is_yielded_and_the_walk_continues(open_journal, what: str, reaso
         monkeypatch.setattr(scan.SegmentReader, "batch", refuse)
     else:
         path.unlink()
-    damage = [part for part in walk(Extent.of(bench.directory)) if isinstance(part, Damaged)]
+    damage = [part for part in walk(Log.of(bench.directory)) if isinstance(part, Damaged)]
     assert [part for part in damage if reason in part.reason]
     assert isinstance(damage[0].error(), JournalCorrupt)
     left = payloads(bench.directory)
@@ -129,23 +129,23 @@ def test_batch_with_another_chain_is_reported(open_journal) -> None:
     at = bench.journal._writer.position
     bench.journal._writer._chain ^= 1
     bench.append(b"of another log")
-    (damage,) = [part for part in walk(Extent.of(bench.directory)) if isinstance(part, Damaged)]
+    (damage,) = [part for part in walk(Log.of(bench.directory)) if isinstance(part, Damaged)]
     assert damage.start == damage.stop == at
 
 
 def test_segments_deleted_meanwhile_are_left_out(open_journal) -> None:
     bench = open_journal(segment_size=4096)
     wrote = fill(bench)
-    extent = Extent.of(bench.directory)
-    for segment in extent.segments[:2]:
+    log = Log.of(bench.directory)
+    for segment in log.segments[:2]:
         segment.path.unlink()
-    left = [r.payload for part in walk(extent) if isinstance(part, Batch) for run in part.runs() for r in run.records()]
+    left = [r.payload for part in walk(log) if isinstance(part, Batch) for run in part.runs() for r in run.records()]
     assert left == wrote[-len(left) :]
 
 
 def test_directory_without_a_journal_is_refused(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="is no journal"):
-        Extent.of(tmp_path)
+        Log.of(tmp_path)
     (tmp_path / "MARK").write_bytes(scan.pack_mark(9))
     with pytest.raises(JournalCorrupt, match="has no segments"):
-        Extent.of(tmp_path)
+        Log.of(tmp_path)
