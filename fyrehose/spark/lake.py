@@ -29,7 +29,6 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
-from pyarrow import compute
 
 from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalLocked
 from fyrehose.journal.format import UNKNOWN
@@ -246,6 +245,8 @@ class Lake:
 
     def ends(self, server: str) -> dict[str, int]:
         """Return the last number of each stream of a server; reads two columns of the whole lake."""
+        from pyarrow import compute  # takes a while to import
+
         ends: dict[str, int] = {}
         assert self.table is not None
         wanted = compute.field("server") == server

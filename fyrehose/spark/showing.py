@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fyrehose import errors
-from fyrehose.errors import FyrehoseError
+from fyrehose.errors import FyrehoseError, MissingExtra
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,6 +56,8 @@ def in_a_line(error: Exception) -> FyrehoseError | None:
         return error
     if isinstance(error, OSError) and error.filename is not None:  # Such as a lake without write permission.
         return FyrehoseError(f"{error.filename}: {error.strerror}")
+    if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("fyrehose"):
+        return MissingExtra(f"{error.name} is not installed; pip install 'fyrehose[spark]'")
     ours = own_error(error)
     if ours is None and type(error).__name__ in _MISTAKES:
         return FyrehoseError(str(error).strip().splitlines()[0])

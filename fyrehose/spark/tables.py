@@ -12,11 +12,12 @@ import attrs
 
 from fyrehose.journal.offline.places import place
 from fyrehose.spark.columns import COLUMNS as OF_RECORD
-from fyrehose.spark.lake import OLD_DATA, Lake, host_of
 from fyrehose.spark.selection import EVERY, Selection, selection
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+
+    from fyrehose.spark.lake import Lake
 
 #: Columns of a table: the name of the server, those of a record, and the day on which it was accepted.
 COLUMNS = ("server", *OF_RECORD, "date")
@@ -55,6 +56,9 @@ def table(
     :raises JournalError: the lake does not exist, or its log is damaged
     :raises ValueError: neither a lake nor a journal is given, or ``streams`` is empty
     """
+    # Spark's workers import this package, and need no Delta.
+    from fyrehose.spark.lake import Lake, host_of
+
     wanted = None if streams is None else sorted(set(streams))
     if wanted == []:
         raise ValueError("streams is empty; leave it out for all streams")
@@ -87,6 +91,8 @@ def of_lake(spark: SparkSession, lake: Lake, chosen: Selection | None = None, se
     """
     from pyspark.sql import DataFrame
     from pyspark.sql import functions as f
+
+    from fyrehose.spark.lake import OLD_DATA
 
     files = lake.files(chosen, server)
     lake.check(files)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,11 +22,12 @@ from fyrehose.errors import JournalCorrupt, JournalError
 from fyrehose.journal import format as fmt
 from fyrehose.journal.offline.places import CHUNK, Missing, Place, place
 from fyrehose.journal.offline.view import View
+from fyrehose.journal.scan import SegmentReader
 from fyrehose.spark import rounds
 from fyrehose.spark.gaps import starting_ends
 from fyrehose.spark.jobs.optimize import optimize
 from fyrehose.spark.lake import Gap, Lake, Progress, host_of
-from fyrehose.spark.plan import Planner, admitted, check, missing, walk
+from fyrehose.spark.plan import Planner, check, missing, walk
 from fyrehose.spark.selection import Selection
 from fyrehose.spark.showing import own_error
 
@@ -45,10 +46,12 @@ HEARTBEAT = 60.0
 class Account:
     """Counts of a range of the journal, from its batch headers.
 
+    :ivar end: the position behind its last batch
     :ivar chain: the checksum of its last batch; None if that replaces a damaged range
     :ivar continued: the checksum from which its first batch continues; None if that replaces a damaged range
     """
 
+    end: int
     rows: int
     continued: int | None
     chain: int | None
@@ -157,8 +160,9 @@ class _Run:
     def round(self, view: View) -> None:
         """Archive one round, completely or not at all."""
         before, start = self.lake.progress(self.identity), self.done.position
-        end = admitted(self.source, start, view.mark, 1 << 62, self.round_bytes)
-        account = account_of(self.source, view, start, end)
+        check(self.source, view, start, view.mark)
+        account = account_of(self.source, view, start, view.mark, self.round_bytes)
+        end = account.end
         if before is not None and None not in (before.chain, account.continued) and before.chain != account.continued:
             raise JournalCorrupt(
                 f"{self.journal} does not go on at position {start} from what the lake {self.lake} has: it is another "
@@ -230,39 +234,47 @@ class _Run:
             self._reported = time.monotonic()
 
 
-def account_of(source: Place, view: View, start: int, end: int) -> Account:
+def account_of(source: Place, view: View, start: int, stop: int, most: int | None = None) -> Account:
     """Count the records between two positions from the batch headers alone.
 
+    :param most: end before a batch that ends so many bytes behind the start; at least one batch is counted
     :raises JournalCorrupt: a header is damaged, or a segment is missing
     """
     rows, first, last = 0, None, None
     gaps: list[Gap] = []
-    for extent in view.segments:
-        if extent.end <= start or extent.base >= end:
-            continue
-        position = max(start, extent.base + fmt.SEGMENT_HEADER.size)
-        try:
-            reader = source.open(extent.base, min(extent.end, end))
-        except Missing as error:
-            raise missing(source, view, position, f"{error} was deleted before it was archived") from None
-        reader.ahead = CHUNK
-        try:
-            for header in walk(reader, position, min(extent.end, end)):
-                rows += header.records
-                if header.kind is fmt.Kind.GAP:
-                    body = reader.batch(header.position)[1]
-                    entries = fmt.entries(body, header.parts)
-                    gaps += [(e.stream, e.first, e.last, position) for e in entries if e.stream]
-                first = first or header
-                last = header
-                position = header.end
-        except fmt.Damage as damage:
-            raise JournalCorrupt(f"{source.name(extent.base)} is damaged at position {position}: {damage}") from damage
-        finally:
-            reader.close()
+    for header, reader in _headers(source, view, start, stop):
+        if most is not None and last is not None and header.end - start > most:
+            break
+        rows += header.records
+        if header.kind is fmt.Kind.GAP:
+            entries = fmt.entries(reader.batch(header.position)[1], header.parts)
+            gaps += [(e.stream, e.first, e.last, header.position) for e in entries if e.stream]
+        first = first or header
+        last = header
     return Account(
+        end=start if last is None else last.end,
         rows=rows,
         continued=None if first is None or first.mended else first.chain,
         chain=None if last is None or last.mended else last.checksum,
         gaps=tuple(gaps),
     )
+
+
+def _headers(source: Place, view: View, start: int, stop: int) -> Iterator[tuple[fmt.BatchHeader, SegmentReader]]:
+    for extent in view.segments:
+        if extent.end <= start or extent.base >= stop:
+            continue
+        position = max(start, extent.base + fmt.SEGMENT_HEADER.size)
+        try:
+            reader = source.open(extent.base, min(extent.end, stop))
+        except Missing as error:
+            raise missing(source, view, position, f"{error} was deleted before it was archived") from None
+        reader.ahead = CHUNK
+        try:
+            for header in walk(reader, position, min(extent.end, stop)):
+                yield header, reader
+                position = header.end
+        except fmt.Damage as damage:
+            raise JournalCorrupt(f"{source.name(extent.base)} is damaged at position {position}: {damage}") from damage
+        finally:
+            reader.close()
