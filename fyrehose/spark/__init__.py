@@ -7,7 +7,16 @@
 This package imports neither Twisted nor a protocol, and imports PySpark only when a session is requested.
 """
 
-from fyrehose.spark.sessions import register, session
-from fyrehose.spark.tables import table
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fyrehose.lazy import lazily
+
+if TYPE_CHECKING:
+    from fyrehose.spark.sessions import register, session
+    from fyrehose.spark.tables import table
+else:
+    __getattr__, __dir__ = lazily(__name__, {"sessions": "register session", "tables": "table"})
 
 __all__ = ["register", "session", "table"]

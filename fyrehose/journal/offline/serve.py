@@ -206,7 +206,7 @@ class ServeFactory(SessionFactory):
         self, directory: Path, hosts: frozenset[str] | None = None, token: str | None = None, reactor: Any = None
     ) -> None:
         # Only the counters and limits of this broker are used: nothing is published.
-        super().__init__(CallbackBroker(reactor, lambda run: None), reactor=reactor)
+        super().__init__(CallbackBroker(lambda run: None), reactor=reactor)
         self.directory, self.hosts, self.token = directory, hosts, token
 
 
