@@ -229,7 +229,7 @@ class BackboneProtocol(TrainProtocol):
         """Publish the PUSHes of this turn: one run for each source, all in one batch."""
         pushed, self._pushed = self._pushed, {}
         source = next(iter(pushed))
-        count = sum(len(event.lengths) // 4 for events in pushed.values() for event in events)
+        count = sum(len(event) for events in pushed.values() for event in events)
         if self._journal_behind:
             self._drop(Dropped(source=source, cause="journal-behind", count=count))
             return

@@ -43,6 +43,7 @@ from fyrehose.protocols.backbone.session import Dropped, Session
 from fyrehose.protocols.backbone.settings import Settings
 from fyrehose.protocols.backbone.subscribers import Client, Rotation, Subscribers
 from fyrehose.protocols.backbone.trains import Train, single
+from fyrehose.records import Column
 
 #: An equal REQUEST within this time is a duplicate, in seconds.
 MERGE = 0.1
@@ -55,17 +56,13 @@ BURST = 1 / 16
 
 
 @attrs.frozen(kw_only=True, slots=True)
-class Pushed:
-    """Messages to publish, as columns.
+class Pushed(Column):
+    """Messages to publish.
 
-    :ivar lengths: their lengths, 32-bit integers in native byte order
-    :ivar payload: the messages, concatenated
     :ivar large: number of messages that IP had to fragment
     """
 
     source: Address
-    lengths: bytes
-    payload: bytes
     large: int
 
 

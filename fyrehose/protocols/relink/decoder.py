@@ -35,7 +35,7 @@ from fyrehose.protocols.relink.frames import (
     aligned,
 )
 from fyrehose.protocols.relink.limits import Limits
-from fyrehose.protocols.relink.messages import Column
+from fyrehose.records import Column
 
 _GENERAL = (NOP, PING, PONG, RESUME, SHUTDOWN)
 #: format -> class of the packet, and its types; a larger type must not be sent

@@ -21,11 +21,11 @@ from fyrehose.interfaces import IBroker, ISink, ISubscription
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.frames import Ack
 from fyrehose.protocols.relink.linklog import Anchors
-from fyrehose.protocols.relink.messages import Column, Messages, Parts, Piece, piece_of
+from fyrehose.protocols.relink.messages import Messages, Parts, Piece, parts_of, piece_of
 from fyrehose.protocols.relink.names import SEQ_SIZE, Place
 from fyrehose.protocols.relink.registry import Entry
 from fyrehose.protocols.relink.tables import Sending
-from fyrehose.records import Delivery, Run
+from fyrehose.records import Column, Delivery, Run
 
 if TYPE_CHECKING:
     from fyrehose.protocols.relink.server import RelinkProtocol
@@ -321,7 +321,9 @@ class Subscribing(Endpoint):
         for run in delivery.runs:
             piece = piece_of(run, max_parts)
             if seqs:
-                self._pending.extend((_pack_seq(seq), *parts) for seq, parts in enumerate(piece, run.first_seq))
+                self._pending.extend(
+                    (_pack_seq(seq), *parts) for seq, parts in enumerate(parts_of(piece), run.first_seq)
+                )
             else:
                 self._pending.extend([piece] if isinstance(piece, Column) else piece)
         self._pump()
@@ -372,10 +374,11 @@ class Subscribing(Endpoint):
                 self._write_anchor(channel.next, item.seq)
                 break
             if isinstance(item, Column):
-                head, rest = item.cut(channel.room) if len(item) > channel.room else (item, None)
-                if rest is not None:
-                    self._pending.appendleft(rest)
-                self.link.send_run(channel.id, head)
+                room = channel.room
+                if len(item) > room:
+                    self._pending.appendleft(item.part(room, len(item)))
+                    item = item.part(0, room)
+                self.link.send_run(channel.id, item)
             else:
                 self.link.send((channel.id,), item)
         self._update()

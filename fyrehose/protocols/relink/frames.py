@@ -31,7 +31,7 @@ import attrs
 
 from fyrehose.errors import LocalProtocolError
 from fyrehose.kernels import relink as kernel
-from fyrehose.protocols.relink.messages import Column
+from fyrehose.records import Column
 
 #: The possible sizes of a channel id, in bytes; the handshake agrees on one for each direction.
 ID_SIZES = frozenset({0, 1, 2, 4, 8})

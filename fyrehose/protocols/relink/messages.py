@@ -1,6 +1,6 @@
 """Runs of consecutive messages of a channel, stored as columns where each message has one part, as most have.
 
-    Column      messages of one part each: u32 x n lengths, and the payloads end to end
+    Column      messages of one part each, their payloads as in records.py
     Messages    any messages: a few pieces, each a Column or a tuple of messages with their parts
 
 The record of a message of one part has its payload unchanged; parts.py describes the others.
@@ -8,45 +8,17 @@ The record of a message of one part has its payload unchanged; parts.py describe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from operator import itemgetter
 
 import attrs
 
 from fyrehose.protocols.relink.parts import CONTENT_TYPE, join, split
-from fyrehose.records import Buffer, Run
+from fyrehose.records import Column, Run, column_of
 
 #: The parts of one message.
 Parts = tuple[bytes, ...]
-
-
-@attrs.frozen(slots=True)
-class Column:
-    """Messages of one part each."""
-
-    lengths: Buffer  #: u32 x n, little-endian
-    payload: Buffer
-
-    def __len__(self) -> int:
-        return len(self.lengths) // 4
-
-    def __iter__(self) -> Iterator[Parts]:
-        begin = 0
-        for size in self.sizes:
-            yield (bytes(self.payload[begin : begin + size]),)
-            begin += size
-
-    @property
-    def sizes(self) -> Sequence[int]:
-        """The lengths of the payloads in bytes."""
-        return memoryview(self.lengths).cast("I")
-
-    def cut(self, count: int) -> tuple[Column, Column]:
-        """Return the first *count* messages and the others; both share the bytes of this column."""
-        end = sum(self.sizes[:count])
-        lengths, payload = memoryview(self.lengths), memoryview(self.payload)
-        return Column(lengths[: 4 * count], payload[:end]), Column(lengths[4 * count :], payload[end:])
 
 
 #: Consecutive messages in one of the two forms.
@@ -54,8 +26,16 @@ Piece = Column | tuple[Parts, ...]
 
 
 def cut(piece: Piece, count: int) -> tuple[Piece, Piece]:
-    """Return the first *count* messages and the others."""
-    return piece.cut(count) if isinstance(piece, Column) else (piece[:count], piece[count:])
+    """Return the first *count* messages and the others; columns share the bytes of *piece*."""
+    if isinstance(piece, Column):
+        count = min(count, len(piece))
+        return piece.part(0, count), piece.part(count, len(piece))
+    return piece[:count], piece[count:]
+
+
+def parts_of(piece: Piece) -> Iterable[Parts]:
+    """Return the messages of *piece*, each as its parts."""
+    return ((bytes(payload),) for payload in piece.payloads()) if isinstance(piece, Column) else piece
 
 
 @attrs.frozen(slots=True, eq=False)
@@ -74,7 +54,7 @@ class Messages:
 
     def __iter__(self) -> Iterator[Parts]:
         for piece in self.pieces:
-            yield from piece
+            yield from parts_of(piece)
 
     def cut(self, count: int) -> tuple[Messages, Messages]:
         """Return the first *count* messages, and the others."""
@@ -126,12 +106,6 @@ class Messages:
                 continue
             for single, group in groupby(piece, lambda parts: len(parts) == 1):
                 yield single, column_of(parts[0] if single else join(parts) for parts in group)
-
-
-def column_of(payloads: Iterable[bytes]) -> Column:
-    """Return the column of messages that have one part each."""
-    run = Run.of("", payloads, source="")
-    return Column(run.lengths, run.payload)
 
 
 def piece_of(run: Run, max_parts: int) -> Piece:

@@ -9,10 +9,10 @@ from fyrehose.protocols.relink import events, frames
 from fyrehose.protocols.relink.events import Event, Unknown
 from fyrehose.protocols.relink.frames import Ack, Message, MessageRun, Op, Operation
 from fyrehose.protocols.relink.linkstate import LinkState
-from fyrehose.protocols.relink.messages import Column
 from fyrehose.protocols.relink.sending import SendChannel
 from fyrehose.protocols.relink.tables import Event as Mode
 from fyrehose.protocols.relink.tables import Sending
+from fyrehose.records import Column
 
 
 class Outbound(LinkState):

@@ -18,7 +18,7 @@ import attrs
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.relink.events import Unknown
 from fyrehose.protocols.relink.frames import Ack, Message, Op, Operation, nearest
-from fyrehose.protocols.relink.messages import Piece
+from fyrehose.protocols.relink.messages import Piece, parts_of
 from fyrehose.protocols.relink.tables import SENDING, Event, Sending
 
 #: Largest window: 32-bit numbers are compared within half their range.
@@ -86,7 +86,7 @@ class SendChannel:
                 f"the window of channel {self.id} is full: it has room for {self.room} messages, not {len(messages)}"
             )
         if self.kept:
-            self._messages.extend(map(Sent, messages))
+            self._messages.extend(map(Sent, parts_of(messages)))
         first = self.next
         self.next += len(messages)
         return first

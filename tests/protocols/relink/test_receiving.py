@@ -12,10 +12,11 @@ import pytest
 
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.relink.frames import Ack
-from fyrehose.protocols.relink.messages import Column, Messages, column_of
+from fyrehose.protocols.relink.messages import Messages
 from fyrehose.protocols.relink.receiving import OVERHEAD, ReceiveChannel
 from fyrehose.protocols.relink.sending import MAX_WINDOW as MAX_UNDECIDED
 from fyrehose.protocols.relink.tables import Event, Receiving
+from fyrehose.records import Column, column_of
 
 
 def channel(count: int = 0, transactional: bool = True, decided: int = 0) -> ReceiveChannel:
