@@ -588,3 +588,15 @@ def test_segment_of_which_only_a_damaged_beginning_is_left_is_replaced(open_jour
     (bench.directory / "MARK").unlink()
     bench = open_journal(segment_size=2048, quarantine=True)
     assert bench.payloads() == [b"x" * 900] * 2
+
+
+def test_first_record_of_a_stream_is_named_if_it_is_lost(open_journal) -> None:
+    bench = open_journal()
+    bench.append(b"before", stream="old")
+    at = bench.journal._writer.position
+    bench.append(b"lost", stream="new")
+    bench.append(b"kept", stream="new")
+    bench.crash()
+    patch(bench, at + 70, b"damage")
+    note = quarantine.set_aside(bench.directory, Files())[-1]
+    assert note.endswith("; lost records: 'new' 1-1")
