@@ -158,6 +158,7 @@ torture: .venv/test.stamp
 	$(BIN)/python tests/torture/relink_transfer.py --messages $(MESSAGES)
 	$(BIN)/python tests/torture/relink_transfer.py --messages $(MESSAGES) --kills $(TRANSFER_KILLS)
 	$(BIN)/python tests/torture/spark_kill.py --count $(ARCHIVE_KILLS)
+	$(BIN)/python tests/torture/spark_kill.py --count $(ARCHIVE_KILLS) --engine local --busy 3
 	$(BIN)/python tests/torture/spark_cluster.py --records $(RECORDS)
 	$(BIN)/python tests/torture/spark_tour.py --events $(EVENTS)
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import attrs
 
 from fyrehose.journal.offline.places import place
-from fyrehose.spark.columns import COLUMNS as OF_RECORD
 from fyrehose.spark.selection import EVERY, Selection, selection
 
 if TYPE_CHECKING:
@@ -20,7 +19,21 @@ if TYPE_CHECKING:
     from fyrehose.spark.lake import Lake
 
 #: Columns of a table: the name of the server, those of a record, and the day on which it was accepted.
-COLUMNS = ("server", *OF_RECORD, "date")
+COLUMNS = (
+    "server",
+    "stream",
+    "seq",
+    "time",
+    "source",
+    "producer",
+    "topic",
+    "content_type",
+    "producer_seq",
+    "event_id",
+    "event_time",
+    "payload",
+    "date",
+)
 #: Schema of a lake's files: the same columns, and the keys of directories that older versions wrote.
 _LAKE = (
     "server string, stream string, seq bigint, time timestamp, source string, producer string, topic string, "
@@ -56,7 +69,7 @@ def table(
     :raises JournalError: the lake does not exist, or its log is damaged
     :raises ValueError: neither a lake nor a journal is given, or ``streams`` is empty
     """
-    # Spark's workers import this package, and need no Delta.
+    # Imported here, because Spark's workers import this package, and do not need Delta.
     from fyrehose.spark.lake import Lake, host_of
 
     wanted = None if streams is None else sorted(set(streams))

@@ -51,6 +51,23 @@ def test_progress_is_committed_together_with_files(tmp_path: Path) -> None:
     assert Lake.at(tmp_path).progress(ONE) == at(31, chain=2**32 - 1)
 
 
+def test_progress_outlives_the_old_entries_of_the_log(tmp_path: Path) -> None:
+    lake, before = opened(tmp_path), None
+    opened(tmp_path, OTHER, "other").commit(OTHER, None, at(99, "other"), [file(tmp_path, "other")])
+    for position in range(1, 103):
+        lake.commit(ONE, before, at(position), [file(tmp_path, str(position))] if position < 3 else [])
+        before = at(position)
+    log = tmp_path / "_delta_log"
+    checkpoint = int(max(log.glob("*.checkpoint.parquet")).name[:20])
+    for path in log.glob("*.json"):
+        if int(path.stem) < checkpoint:
+            path.unlink()
+    again = Lake.existing(tmp_path)
+    assert (again.progress(ONE), again.progress(OTHER)) == (at(102), at(99, "other"))
+    assert len(again.files()) == 3
+    again.commit(ONE, at(102), at(103), [])
+
+
 def test_second_archive_of_a_journal_cannot_commit_the_same_round(tmp_path: Path) -> None:
     one, other = opened(tmp_path), opened(tmp_path)
     one.commit(ONE, None, at(10), [file(tmp_path, "1")])
