@@ -142,24 +142,24 @@ def main() -> None:
 @click.option(
     "--round", "round_bytes", type=Text("size", size), default="1G", show_default=True, help="Size of a round."
 )
-@click.option("--hold", metavar="NAME", help="Register a retention hold of this name for the archive.")
+@click.option("--hold", metavar="NAME", help="Retention hold that keeps unarchived records.")
 @click.option(
     "--optimize",
     "optimize_every",
     type=Text("duration", duration),
     default="1h",
     show_default=True,
-    help="With --follow, merge small files this often; 0s: never.",
+    help="Merge files this often; 0s: never.",
 )
-@click.option("--keep", type=Text("duration", duration), help="With --optimize, delete days that ended longer ago.")
-@click.option("--server", metavar="NAME", help="Name of the journal in the lake.  [default: its host]")
-@click.option("--accept-loss", is_flag=True, help="Declare lost what retention deleted before it was archived.")
+@click.option("--keep", type=Text("duration", duration), help="Delete days that ended longer ago, when merging.")
+@click.option("--server", metavar="NAME", help="Name of this journal.  [default: its host]")
+@click.option("--accept-loss", is_flag=True, help="Continue behind records that were deleted.")
 @click.option(
     "--engine",
     type=click.Choice(["spark", "local"]),
     default="spark",
     show_default=True,
-    help="What writes the files: tasks of Spark, or this process alone, without Java.",
+    help="Write by Spark, or without Java.",
 )
 @_spark
 @click.argument("journal")
@@ -179,10 +179,9 @@ def archive(
     master: str | None,
     memory: str,
 ) -> None:
-    """Archive the durable records of JOURNAL (a directory or http://HOST:PORT) into LAKE, exactly once.
+    """Archive JOURNAL, a directory or http://HOST:PORT, into LAKE, exactly once.
 
-    Ctrl-C stops after the current round; a second Ctrl-C stops at once.  The command may be killed at any time; the
-    next one resumes where it stopped.
+    Ctrl-C stops after the current round, a second one at once.  The next archive resumes, also after a kill.
 
     \b
         fyrehose-spark archive data lake --follow --hold lake
