@@ -34,6 +34,7 @@ class FakeReactor:
 @pytest.fixture(autouse=True)
 def own_signals() -> Iterator[None]:
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in the background ignores it
     yield
     for number, handler in kept.items():
         signal.signal(number, handler)
