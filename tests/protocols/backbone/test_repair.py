@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fyrehose.protocols.backbone import repair
@@ -394,6 +394,7 @@ def test_any_loss_reordering_and_repetition_is_repaired(seed: int, total: int, a
     assert delivered == list(range(start or 1, total + 1))
 
 
+@example(after=1, arrivals=[(1, 0, True)])
 @settings(max_examples=100, deadline=None)
 @given(
     after=st.none() | st.integers(0, 3),
@@ -403,7 +404,7 @@ def test_state_is_always_that_of_a_set_of_numbers(after: int | None, arrivals: l
     """Whatever comes, asked for or not: what is new, delivered, missing and repeated is as a plain set has it."""
     order = Repair(after, reorder=0.0, probe=1e9)
     seen: set[int] = set()
-    position, repeated, now = after, 0, 0.0
+    position, repeated, now, tail = after, 0, 0.0, False
     for first, more, ask in arrivals:
         if position is None:
             position = first - 1
@@ -425,8 +426,11 @@ def test_state_is_always_that_of_a_set_of_numbers(after: int | None, arrivals: l
         )
         now += 1.0
         if ask:
-            asked = [(low, high) for low, high in order.due(now, 99) if high < LAST_SEQ]  # not the tail
+            due = order.due(now, 99)
+            asked = [(low, high) for low, high in due if high < LAST_SEQ]
+            tail = tail or asked != due  # all that follows the highest number was requested as well
             assert [seq for low, high in asked for seq in range(low, high + 1)] == gone
             for low in range(1, highest + 9):
                 for high in (low, low + 1, low + 4, low + 20):
-                    assert order.was_requested(low, high) is any(low <= seq <= high for seq in gone)
+                    expected = any(low <= seq <= high for seq in gone) or (tail and high > highest)
+                    assert order.was_requested(low, high) is expected
