@@ -66,7 +66,8 @@ def gaps(
 ) -> list[Gap]:
     """Return the missing and duplicate numbers between the first and the last of each key.
 
-    :param declared: ranges (*key, first, last) that the journal declares lost; they get the kind ``declared``
+    :param declared: ranges that the journal declares lost, each the key, the first and the last number; their kind is
+        ``declared``
     """
     blocks = _blocks(records, keys, number)
     inside = _inside(records, keys, number, [block for block in blocks if not block.full])
