@@ -26,11 +26,13 @@ from fyrehose.interfaces import IJournal, IJournalObserver, JournalState
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.clock import RecordClock, monotonic_clock, wall_clock
+from fyrehose.journal.commits import Commits
 from fyrehose.journal.copies import refuse_half_restored
 from fyrehose.journal.files import NO_ROOM, Files, lock, owns_lock
 from fyrehose.journal.floors import Floors
 from fyrehose.journal.index import SegmentIndex
 from fyrehose.journal.keeper import Keeper
+from fyrehose.journal.pace import Far, Measured, Pace
 from fyrehose.journal.pending import Append, Commit, Pending
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.recovery import Recovered, recover
@@ -60,6 +62,7 @@ class FileJournal:
     :ivar now: the wall clock, in microseconds since 1970 UTC
     :ivar monotonic: a clock that never steps, in microseconds
     :ivar worker: runs blocking calls; None: a thread of its own, the writer thread
+    :ivar pace: decides where commits run; None: in the reactor's thread while the disk is fast, or all in *worker*
     :ivar stream_age: returns the maximum age of a stream's records, in seconds, 0: no limit; older records are not
         served; None: no stream has a limit
     :ivar report: the result of recovery
@@ -72,6 +75,7 @@ class FileJournal:
     now: Callable[[], int] = attrs.field(default=wall_clock, kw_only=True)
     monotonic: Callable[[], int] = attrs.field(default=monotonic_clock, kw_only=True)
     worker: Worker | None = attrs.field(default=None, kw_only=True)
+    pace: Pace | None = attrs.field(default=None, kw_only=True)
     stream_age: Callable[[str], float] | None = attrs.field(default=None, kw_only=True)
     state: JournalState = attrs.field(default=JournalState.CLOSED, init=False)
     report: Recovered = attrs.field(init=False)
@@ -87,6 +91,7 @@ class FileJournal:
     #: The streams as of the last durable commit; the writer's are ahead of these.
     _streams: Streams = attrs.field(factory=Streams, init=False)
     _pending: Pending = attrs.field(init=False)
+    _commits: Commits = attrs.field(init=False)
     #: Number of appends and retirements whose Deferred has not fired yet.
     _unsettled: int = attrs.field(default=0, init=False)
     _lock: int = attrs.field(default=-1, init=False)
@@ -171,7 +176,10 @@ class FileJournal:
         return writer
 
     def _opened(self, writer: Writer) -> Mapping[str, int]:
+        assert self._worker is not None
         self._writer, self._pending = writer, Pending(self._clock.now)
+        pace = self.pace or (Measured() if self.worker is None and writer.sync_each else Far())
+        self._commits = Commits(self.reactor, self._pending, writer, self._worker, pace, self._settle_commit)
         self._streams = writer.streams.copy()
         rolled = writer.take_rolled()
         index = self.report.index or SegmentIndex(writer.base)
@@ -201,13 +209,8 @@ class FileJournal:
         self._pending.add(append)
         self._unsettled += 1
         if self._unsettled == 1 or self._pending.full:
-            self._schedule_commit()
+            self._commits.schedule()
         return append.done
-
-    def _schedule_commit(self) -> None:
-        if self._pending.needs_commit():
-            committed = self._call(lambda: self._pending.commit(self._writer)).addCallback(self._settle_commit)
-            committed.addErrback(lambda f: log.failure("an observer of the journal failed", f))
 
     def _call(self, job: Callable[[], T]) -> Deferred[T]:
         assert self._worker is not None, "the journal is open"
@@ -216,7 +219,6 @@ class FileJournal:
     def _settle_commit(self, commit: Commit) -> None:
         """Process the result of a commit: notify the observer, and fire the Deferreds of its appends."""
         self._unsettled -= len(commit.appends)
-        self._pending.processed(commit)
         if isinstance(commit.result, Committed) and self.state is not JournalState.FAILED:
             self.meters.commit_seconds.observe(time.monotonic() - commit.began)
             self._committed(commit.result)
@@ -227,7 +229,7 @@ class FileJournal:
                 self._break(commit.result)
             for append in commit.appends:
                 append.done.errback(self._refusal())
-            self._schedule_commit()
+            self._commits.schedule()
         self._settle()
 
     def _committed(self, committed: Committed) -> None:
@@ -246,7 +248,7 @@ class FileJournal:
             self._call(self._writer.prepare).addErrback(self._broke)
         if committed.many:
             self._take_snapshot()
-        self._schedule_commit()  # before the observer runs, so that the disk stays busy meanwhile
+        self._commits.schedule()  # before the observer runs, so that the disk stays busy meanwhile
         self._observer.durable(ends)
 
     def _rolled(self, rolled: Rolled) -> None:

@@ -1,8 +1,8 @@
 """Appends that wait to become durable.
 
-The reactor thread adds them; the writer thread takes everything that waits and commits it with one sync.
+The reactor thread adds them; a commit, mostly in the writer thread, takes everything that waits and syncs it once.
 
-    add -> (the reactor thread schedules the writer thread) -> commit: all pending appends with one sync -> Commit
+    add -> (a commit is scheduled: commits.py) -> commit: all pending appends with one sync -> Commit
 
 While one commit is being synced, the next one fills.  Once it is as large as the last one, the writer thread is
 scheduled to take it immediately, so that the disk stays busy.  Otherwise, and if commits are large, it is scheduled
@@ -45,16 +45,17 @@ class Append:
 
 @attrs.frozen(slots=True)
 class Commit:
-    """Result of one commit, as reported by the writer thread.
+    """Result of one commit.
 
     :ivar size: of its appends, in bytes
-    :ivar began: start time (monotonic clock, seconds)
+    :ivar began, ended: when the commit itself ran (monotonic clock, seconds)
     :ivar result: None if the commit was not attempted, because nothing was waiting or an earlier commit failed
     """
 
     appends: list[Append]
     size: int
     began: float
+    ended: float
     result: Committed | Failure | None
 
 
@@ -88,6 +89,11 @@ class Pending:
         """Return whether the next commit is large enough to be scheduled while another is under way."""
         return self._last <= self._added and self._last <= AHEAD
 
+    @property
+    def size(self) -> int:
+        """Return the size of everything that waits, in bytes; only while no commit is under way."""
+        return sum(append.size for append in self._appends)
+
     def needs_commit(self) -> bool:
         """Return True if the caller must schedule a commit, which then counts as scheduled."""
         if self._scheduled or not self._appends:
@@ -101,7 +107,7 @@ class Pending:
         self._last = commit.size
 
     def commit(self, writer: Writer) -> Commit:
-        """Write everything that is pending (called in the writer thread)."""
+        """Write everything that is pending (called in the thread that writes)."""
         # The flag is reset before the queue is read: an append that is added from now on is either taken here, or
         # schedules the next commit.
         self._scheduled = False
@@ -111,15 +117,17 @@ class Pending:
             appends.append(self._appends.popleft())
             size += appends[-1].size
         began = time.monotonic()
-        if self.failed or not appends:
-            return Commit(appends, size, began, None)
+        result = None if self.failed or not appends else self._write(writer, appends)
+        return Commit(appends, size, began, time.monotonic(), result)
+
+    def _write(self, writer: Writer, appends: Sequence[Append]) -> Committed | Failure:
         clock = self.now()
         accepted = max(writer.time, clock)
         try:
-            return Commit(appends, size, began, writer.commit(batches(appends, accepted), accepted, clock))
+            return writer.commit(batches(appends, accepted), accepted, clock)
         except Exception:
             self.failed = True
-            return Commit(appends, size, began, Failure())
+            return Failure()
 
 
 def batches(appends: Sequence[Append], accepted: int) -> list[list[Run]]:

@@ -19,6 +19,10 @@ class Worker(Protocol):
     def call(self, job: Callable[[], T]) -> Deferred[T]:
         """Run *job*; the Deferred fires in the reactor thread with its result or its exception."""
 
+    @property
+    def idle(self) -> bool:
+        """Return whether all jobs have run and their Deferreds have fired, so that the caller's thread may do one."""
+
     def stop(self) -> None:
         """Accept no more jobs; block until those that were accepted have run."""
 
@@ -29,14 +33,20 @@ class ThreadWorker:
     def __init__(self, call_from_thread: Callable[..., Any], name: str) -> None:
         self._call_from_thread = call_from_thread
         self._jobs: SimpleQueue[tuple[Callable[[], Any], Deferred[Any]] | None] = SimpleQueue()
+        self._unsettled = 0
         # A daemon thread: a program that exits without closing its journal must not hang.
         self._thread = Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     def call(self, job: Callable[[], T]) -> Deferred[T]:
         done: Deferred[T] = Deferred()
+        self._unsettled += 1
         self._jobs.put((job, done))
         return done
+
+    @property
+    def idle(self) -> bool:
+        return not self._unsettled
 
     def stop(self) -> None:
         self._jobs.put(None)
@@ -48,9 +58,13 @@ class ThreadWorker:
             try:
                 result = job()
             except Exception:
-                self._call_from_thread(done.errback, Failure())
+                self._call_from_thread(self._settle, done, Failure())
             else:
-                self._call_from_thread(done.callback, result)
+                self._call_from_thread(self._settle, done, result)
+
+    def _settle(self, done: Deferred[Any], result: Any) -> None:
+        self._unsettled -= 1
+        done.callback(result)  # a Failure, too
 
 
 class InlineWorker:
@@ -58,6 +72,10 @@ class InlineWorker:
 
     def call(self, job: Callable[[], T]) -> Deferred[T]:
         return maybeDeferred(job)
+
+    @property
+    def idle(self) -> bool:
+        return True
 
     def stop(self) -> None:
         """Do nothing: every job has run already."""

@@ -188,7 +188,7 @@ class Writer:
         self.time, self._clock = max(self.time, time), clock
         size = sum(run.room for runs in batches for run in runs) + len(batches) * fmt.BATCH_HEADER.size
         try:
-            if self.position - self.base + size > self.segment_size and self.position > self._start:
+            if not self._fits(size) and self.position > self._start:
                 self._roll()
             if not self.sync_each:
                 self._reserve(batches)
@@ -220,6 +220,13 @@ class Writer:
             self.sync()
         rolled = self.take_rolled()
         return Committed(written, self.position, self.durable, rolled, self._is_bare(size), self._is_due())
+
+    def has_room(self, size: int) -> bool:
+        """Return whether a batch with runs of *size* bytes fits into the segment, so that a commit does not roll."""
+        return self._fits(size + fmt.BATCH_HEADER.size)
+
+    def _fits(self, size: int) -> bool:
+        return self.position - self.base + size <= self.segment_size
 
     def retire(self, streams: Iterable[str]) -> list[fmt.Entry]:
         """Retire those of *streams* that exist, durably; return the entries that were written.

@@ -16,6 +16,7 @@ from zope.interface import implementer
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.pace import Pace
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.worker import InlineWorker, Worker
 from fyrehose.records import Record, Run
@@ -86,6 +87,7 @@ def open_journal(tmp_path: Path) -> Iterator[Opener]:
         now: Callable[[], int] = lambda: 1_000_000,
         monotonic: Callable[[], int] | None = None,
         worker: Worker | None = None,
+        pace: Pace | None = None,
         stream_age: Callable[[str], float] | None = None,
         **settings: Any,
     ) -> Bench:
@@ -99,6 +101,7 @@ def open_journal(tmp_path: Path) -> Iterator[Opener]:
             now=now,
             monotonic=monotonic or (lambda: int(clock.seconds() * 1_000_000)),
             worker=worker or InlineWorker(),
+            pace=pace,
             stream_age=stream_age,
         )
         opened: list[Any] = []

@@ -67,6 +67,10 @@ class SimulatedWorker:
         self._next()
         return done
 
+    @property
+    def idle(self) -> bool:
+        return not self.busy and not self.jobs
+
     def stop(self) -> None:
         while self.jobs:
             job, _ = self.jobs.popleft()
@@ -87,9 +91,22 @@ class SimulatedWorker:
 
     def _answer(self, done: Deferred[Any], result: Any, told: int) -> None:
         self.busy = False
-        self.answered, self.certain = told, dict(self.files.ends())
+        self._known(told)
         self._next()
         done.callback(result)
+
+    def _known(self, told: int) -> None:
+        self.answered, self.certain = told, dict(self.files.ends())
+
+    # The journal's pace: a disk that is fast at times, so that commits run here and there.
+
+    @property
+    def near(self) -> bool:
+        return bool(self.host.world.random.random() < 0.5)
+
+    def took(self, seconds: float) -> None:
+        if not self.busy:  # the reactor did it, and what was told to the disk is known at once
+            self._known(len(self.files.log))
 
 
 class Server:
@@ -159,6 +176,7 @@ class Server:
             now=self.world.now,
             monotonic=self.world.monotonic,
             worker=self.worker,
+            pace=self.worker,
         )
         self.service = Fyrehose(
             self.host, self.journal, policy=OPEN, on_open=self._opened, on_failure=self.failures.append

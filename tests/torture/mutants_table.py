@@ -130,8 +130,8 @@ MUTANTS = (
     Mutant(
         "what waited behind a failed commit is written",
         "fyrehose/journal/pending.py",
-        "        if self.failed or not appends:\n",
-        "        if not appends:\n",
+        "result = None if self.failed or not appends else",
+        "result = None if not appends else",
         _TESTS_JOURNAL,
     ),
     Mutant(

@@ -34,6 +34,10 @@ class Queue:
         self._jobs.append((job, done))
         return done
 
+    @property
+    def idle(self) -> bool:
+        return not self._jobs
+
     def stop(self) -> None:
         """Nothing runs on."""
 
@@ -48,6 +52,20 @@ class Queue:
                 done.callback(result)
 
 
+class Anywhere:
+    """A pace by which half of the small commits run in the reactor's thread."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self._dice = dice
+
+    @property
+    def near(self) -> bool:
+        return self._dice.random() < 0.5
+
+    def took(self, seconds: float) -> None:
+        """How fast the disk is makes no difference."""
+
+
 class Writer:
     """Opens the journal, checks it, appends, and tells what it did.
 
@@ -59,7 +77,9 @@ class Writer:
     ) -> None:
         self.model, self.tell, self.dice = model, tell, random.Random(seed)
         self.worker, self.clock = Queue(), Clock()
-        self.journal = FileJournal(self.clock, model.directory, settings, files=files, worker=self.worker)
+        self.journal = FileJournal(
+            self.clock, model.directory, settings, files=files, worker=self.worker, pace=Anywhere(self.dice)
+        )
 
     def durable(self, ends: Any) -> None:
         """Each append says so itself."""
@@ -91,6 +111,7 @@ class Writer:
         for _ in range(turns):
             for _ in range(self.dice.choice((1, 1, 2, 5))):
                 self._append_one(ends)
+            self.clock.advance(0)
             self.worker.work()
             self.clock.advance(self.dice.choice((0, 0, 0.002, 0.1)))
             if self.journal.state is not JournalState.WRITABLE:

@@ -1,0 +1,73 @@
+"""Schedules commits: in the writer thread, or in the reactor's while the disk is fast (see pace.py).
+
+schedule -> the reactor's thread, at the end of its turn -> Pending.commit -> the journal settles its appends
+         -> the writer thread                            ->
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.logger import Logger
+
+from fyrehose.journal.pace import SMALL, Pace
+from fyrehose.journal.pending import Commit, Pending
+from fyrehose.journal.worker import Worker
+from fyrehose.journal.writer import Committed, Writer
+
+log = Logger()
+
+
+@attrs.define(eq=False)
+class Commits:
+    """The commits of one journal, one after another.
+
+    :ivar reactor: calls back at the end of its turn
+    :ivar settle: called in the reactor's thread with the result of each commit
+    """
+
+    reactor: Any
+    pending: Pending
+    writer: Writer
+    worker: Worker
+    pace: Pace
+    settle: Callable[[Commit], None]
+
+    def schedule(self) -> None:
+        """Schedule a commit of what is pending, unless one is scheduled already or nothing is pending."""
+        if not self.pending.needs_commit():
+            return
+        if self._is_near():
+            # What else arrives in this turn of the reactor belongs to the same commit.
+            self.reactor.callLater(0, self._commit_near)
+        else:
+            self._commit_far()
+
+    def _is_near(self) -> bool:
+        """Return whether a commit may run in this thread: it takes little time, and no other job is writing."""
+        if not self.pace.near or not self.worker.idle:
+            return False
+        size = self.pending.size
+        return size <= SMALL and self.writer.has_room(size)
+
+    def _commit_near(self) -> None:
+        if self._is_near():  # more may have arrived meanwhile, or the worker may have got another job
+            self._process(maybeDeferred(self.pending.commit, self.writer))
+        else:
+            self._commit_far()
+
+    def _commit_far(self) -> None:
+        self._process(self.worker.call(lambda: self.pending.commit(self.writer)))
+
+    def _process(self, committed: Deferred[Commit]) -> None:
+        committed.addCallback(self._settle)
+        committed.addErrback(lambda f: log.failure("an observer of the journal failed", f))
+
+    def _settle(self, commit: Commit) -> None:
+        self.pending.processed(commit)
+        if commit.size <= SMALL and isinstance(commit.result, Committed):
+            self.pace.took(commit.ended - commit.began)
+        self.settle(commit)
