@@ -53,7 +53,7 @@ def free_port() -> int:
 
 def stored(directory: Path) -> list[bytes]:
     """Return the payloads of the stream."""
-    words = [FYREHOSE, "journal", "dump", directory / "data", "--stream", "lines", "--format", "json"]
+    words: list[Any] = [FYREHOSE, "journal", "dump", directory / "data", "--stream", "lines", "--format", "json"]
     dumped = subprocess.run(words, capture_output=True, check=True, timeout=60).stdout
     return [json.loads(line)["payload"].encode() for line in dumped.splitlines()]
 
