@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"math"
 	"math/rand"
 	"net"
 	"sync"
@@ -76,6 +77,10 @@ func (p *Publisher) Publish(payloads ...[]byte) <-chan error {
 		p.changed.Wait()
 	}
 	outcome := make(chan error, 1)
+	if len(payloads) == 0 {
+		outcome <- nil
+		return outcome
+	}
 	for _, payload := range payloads {
 		p.queue = append(p.queue, entry{payload: payload})
 	}
@@ -124,8 +129,12 @@ func (p *Publisher) connect() bool {
 	if _, err = io.ReadFull(c, reply); err != nil {
 		return false // without a reply: the server refuses the endpoint's name or its terms
 	}
+	epoch, id := binary.LittleEndian.Uint64(reply), binary.LittleEndian.Uint64(reply[8:])
+	if epoch == 0 || id == 0 || id > math.MaxInt64 {
+		return false
+	}
 	c.SetDeadline(time.Time{})
-	p.begin(c, binary.LittleEndian.Uint64(reply), binary.LittleEndian.Uint64(reply[8:]))
+	p.begin(c, epoch, id)
 	go p.write(c)
 	valid := p.read(c)
 	p.mutex.Lock()

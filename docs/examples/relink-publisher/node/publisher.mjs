@@ -64,6 +64,7 @@ export class Publisher {
    */
   publish(...payloads) {
     return new Promise((resolve, reject) => {
+      if (!payloads.length) return resolve();
       for (const payload of payloads) this.queue.push({ payload });
       this.queue.at(-1).done = (error) => (error ? reject(new Error(error)) : resolve());
       this.used = true;
@@ -125,6 +126,7 @@ export class Publisher {
 
   reply(socket, data) {
     const [epoch, id] = [data.readBigUInt64LE(), data.readBigUInt64LE(8)];
+    if (!epoch || !id || id >> 63n) return null;
     this.socket = socket;
     this.held = this.base - 1; // earlier `received` do not count: the report says what the server holds
     if (this.id !== 0n && this.epoch === epoch && this.id === id) {
