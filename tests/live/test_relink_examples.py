@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,60 @@ def stored(directory: Path) -> list[bytes]:
     words: list[Any] = [FYREHOSE, "journal", "dump", directory / "data", "--stream", "lines", "--format", "json"]
     dumped = subprocess.run(words, capture_output=True, check=True, timeout=60).stdout
     return [json.loads(line)["payload"].encode() for line in dumped.splitlines()]
+
+
+class Cutter(threading.Thread):
+    """A proxy that cuts each connection after some bytes, within packets and within handshakes, *cuts* times."""
+
+    def __init__(self, port: int, cuts: int) -> None:
+        super().__init__(daemon=True)
+        self.server, self.left, self.dice = port, cuts, random.Random(23)
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self.listening.getsockname()[1]
+
+    def run(self) -> None:
+        with self.listening:
+            while True:
+                near, _ = self.listening.accept()
+                with near, socket.create_connection(("127.0.0.1", self.server)) as far:
+                    self.left -= 1
+                    if not self.pass_on(near, far, self.dice.choice([30, 300, 60_000]) if self.left >= 0 else None):
+                        return
+
+    def pass_on(self, near: socket.socket, far: socket.socket, most: int | None) -> bool:
+        """Pass bytes on, at most about *most*; return False after a connection that its peers have ended."""
+        left = self.dice.randrange(most) if most else 1 << 62
+        while left > 0:
+            for one in select.select([near, far], [], [])[0]:
+                data = one.recv(min(left, 1 << 14))
+                if not data:
+                    return most is not None
+                (far if one is near else near).sendall(data)
+                left -= len(data)
+        return True
+
+
+@pytest.mark.parametrize("per_transaction", ["0", "7"])
+@pytest.mark.parametrize("make", [go, node])
+def test_every_line_is_stored_once_and_in_order_over_cut_connections(
+    make: Any, per_transaction: str, start: Any, tmp_path: Path
+) -> None:
+    command = make(tmp_path)
+    server = start("--data-dir", "data", "--listen", "relink=tcp:0:interface=127.0.0.1")
+    cutter = Cutter(server.port("relink"), 40)
+    cutter.start()
+    lines = [b"line %d " % number + b"x" * (number % 300) for number in range(20_000)]
+    client = subprocess.run(
+        [*command, f"127.0.0.1:{cutter.port}", "lines", per_transaction],
+        input=b"\n".join(lines),
+        capture_output=True,
+        timeout=200,
+    )
+    assert (client.returncode, client.stderr) == (0, b"")
+    cutter.join(60)
+    assert cutter.left < 0, "every cut was made"
+    assert server.stop() == 0
+    assert stored(tmp_path) == lines
 
 
 @pytest.mark.parametrize("per_transaction", ["0", "7"])
