@@ -19,7 +19,7 @@ _TOKEN = click.option("--token-file", metavar="FILE", help="File with the token 
 _TARGET = click.Path(file_okay=False, path_type=Path)
 
 
-@click.command()
+@click.command(short_help="Copy a journal that may be in use, and verify the copy.")
 @click.option("--follow", is_flag=True, help="Keep copying new records until Ctrl-C or SIGTERM.")
 @click.option("--every", type=Duration(), default="1s", show_default=True, help="Poll interval of --follow.")
 @click.option("--mirror", is_flag=True, help="Delete segments that the source has deleted.")
@@ -69,7 +69,7 @@ def backup(
             click.echo(f"stopped: {_figures(replica)}")
 
 
-@click.command()
+@click.command(short_help="Restore a backup, and verify it.")
 @_TOKEN
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="DIR", type=_TARGET)

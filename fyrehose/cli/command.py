@@ -126,7 +126,7 @@ def main() -> None:
     """
 
 
-@main.command()
+@main.command(short_help="Publish messages, or the lines of files.")
 @_protocol
 @click.option("--to", "place", type=Place(), default="127.0.0.1", help="Server address.  [default: 127.0.0.1]")
 @_tls
@@ -186,7 +186,7 @@ def publish(
     sys.exit(status)
 
 
-@main.command()
+@main.command(short_help="Follow a stream, or read it from its start.")
 @_protocol
 @click.option("--from", "place", type=Place(), default="127.0.0.1", help="Server address.  [default: 127.0.0.1]")
 @_tls

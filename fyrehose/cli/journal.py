@@ -27,7 +27,7 @@ _DIRECTORY = click.argument("directory", metavar="DIR", type=click.Path(exists=T
 _EVERYTHING = click.option("--all", "everything", is_flag=True, help="Also include data not yet known to be durable.")
 
 
-@click.group()
+@click.group(short_help="Verify, count, export and back up a journal.")
 def journal() -> None:
     """Verify, show, count, export and back up the journal in DIR, the server's --data-dir.
 
@@ -70,7 +70,7 @@ def verify(directory: Path, everything: bool) -> None:
         raise JournalCorrupt(f"{directory} is damaged in {len(report.problems)} places; restore it from a backup")
 
 
-@journal.command()
+@journal.command(short_help="Write the records to standard output.")
 @click.option("--stream", metavar="NAME", help="Show this stream only.")
 @click.option("--from", "first", type=click.IntRange(1, LAST_SEQ), default=1, help="First number of the stream.")
 @click.option("--limit", type=click.IntRange(0), help="Most records, runs or batches to show.")
@@ -131,7 +131,7 @@ def stats(directory: Path, form: str, everything: bool) -> None:
         raise found.damaged[0].error()
 
 
-@journal.command()
+@journal.command(short_help="Write the records as Parquet, Arrow or NDJSON.")
 @click.option("--stream", "streams", multiple=True, metavar="PATTERN", help="Only matching streams, such as 'log.*'.")
 @click.option("--from", "start", metavar="SEQ|TIME", help="Export from this number or this time (UTC) on.")
 @click.option("--to", "end", metavar="SEQ|TIME", help="Export up to this number, or before this time (UTC).")
@@ -168,7 +168,7 @@ def export(
     click.echo(f"{written.records} records{size} in {file}", err=written.size is None)
 
 
-@journal.command()
+@journal.command(short_help="Serve the journal to other machines over HTTP.")
 @click.option("--listen", "place", default="127.0.0.1:8120", show_default=True, metavar="HOST:PORT")
 @click.option("--token-file", default="", metavar="FILE", help="File with the token that clients must send.")
 @click.option(
@@ -196,7 +196,7 @@ def serve(directory: Path, place: str, token_file: str, hosts: str) -> None:
     sys.exit(running.run(lambda reactor: serving(reactor, directory, place, token_file, names)))
 
 
-@journal.command()
+@journal.command(short_help="List the retention holds, and their lag.")
 @click.option("--release", metavar="NAME", help="Remove this hold, so that retention ignores its reader.")
 @_DIRECTORY
 def holds(directory: Path, release: str | None) -> None:

@@ -41,7 +41,7 @@ def streams() -> None:
     """
 
 
-@streams.command("list")
+@streams.command("list", short_help="List the streams, the busiest first.")
 @of_a_server
 @click.option("--limit", type=click.IntRange(1, 200_000), default=200, show_default=True, help="Most streams to list.")
 @click.argument("match", default="")
@@ -90,7 +90,7 @@ def _show(listed: list[dict[str, Any]], matching: int) -> None:
         console.print(f"{len(listed)} of {matching} streams; raise --limit, or pass a part of the name")
 
 
-@streams.command()
+@streams.command(short_help="Retire streams that are not needed any more.")
 @click.option("--url", default=HTTP_URL, show_default=True, metavar="URL", help="URL of the server's http listener.")
 @click.option("--token-file", type=click.Path(path_type=Path), help="File with the server's token.")
 @click.option("--ca", type=click.Path(path_type=Path), help="PEM file of the certificate authority (https).")

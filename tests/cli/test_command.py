@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,15 @@ def test_help_fits_a_screen(words: tuple[str, ...]) -> None:
     assert len(lines) <= 36
     assert max(map(len, lines)) <= 80
     assert not words or f"fyrehose {words[0]}" in result.output.split("Usage:")[1].partition("\n")[2], "an example"
+
+
+@pytest.mark.parametrize("words", [(), ("journal",), ("streams",)], ids=lambda words: "-".join(words) or "all")
+def test_a_list_of_commands_has_whole_sentences(words: tuple[str, ...]) -> None:
+    output = run(*words, "--help").output
+    listed = output.partition("Commands:\n")[2].splitlines()
+    assert len(output.splitlines()) <= 28
+    assert all(re.fullmatch(r"  [a-z]+  +[A-Z].*[^.]\.", line) for line in listed), listed
+    assert "Usage:" in run(*words, listed[0].split()[0], "--help").output
 
 
 def test_version() -> None:

@@ -32,6 +32,8 @@ from fyrehose.protocols.lumberjack.frames import (
     to_json,
 )
 
+#: A zlib stream of one J frame, not compressed: header, block, its length and the inverse, the frame, checksum.
+ZLIB = "7801 01 0c00f3ff 324a00000001000000027b7d 07120178"
 GOLDEN: list[tuple[Frame, str]] = [
     (Window(version=1, number=1), "3157 00000001"),
     (Window(version=2, number=0xFFFFFFFF), "3257 ffffffff"),
@@ -47,6 +49,7 @@ GOLDEN: list[tuple[Frame, str]] = [
     (Data(version=2, sequence=0, pairs=((b"", b"\xff"),)), "3244 00000000 00000001 00000000 00000001 ff"),
     (Compressed(version=2, payload=b"xyz"), "3243 00000003 78797a"),
     (Compressed(version=1, payload=b""), "3143 00000000"),
+    (Compressed(version=2, payload=bytes.fromhex(ZLIB)), f"3243 00000017 {ZLIB}"),
 ]
 golden = pytest.mark.parametrize(("frame", "data"), GOLDEN, ids=[str(number) for number in range(len(GOLDEN))])
 
@@ -55,6 +58,10 @@ golden = pytest.mark.parametrize(("frame", "data"), GOLDEN, ids=[str(number) for
 def test_frames_match_their_golden_bytes_both_ways(frame: Frame, data: str) -> None:
     assert frame.serialize() == bytes.fromhex(data)
     assert FRAMES[frame.type].parse(bytes.fromhex(data)) == frame
+
+
+def test_the_zlib_stream_of_the_golden_bytes_holds_a_frame() -> None:
+    assert Json.parse(zlib.decompress(bytes.fromhex(ZLIB))) == Json(version=2, sequence=1, payload=b"{}")
 
 
 @golden

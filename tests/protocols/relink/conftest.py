@@ -54,9 +54,14 @@ class Vector:
     name: str
     packet: Packet
     id_size: int
-    data: bytes
+    text: str  #: the bytes in hexadecimal, with spaces between the fields
     used: bytes
     fields: dict[str, bool] = attrs.field(factory=dict)  #: arguments of serialize()
+
+    @property
+    def data(self) -> bytes:
+        """The bytes."""
+        return bytes.fromhex(self.text)
 
 
 def vector(name: str, packet: Packet, id_size: int, data: str, used: str, **fields: bool) -> Vector:
@@ -64,7 +69,7 @@ def vector(name: str, packet: Packet, id_size: int, data: str, used: str, **fiel
         name=name,
         packet=packet,
         id_size=id_size,
-        data=bytes.fromhex(data),
+        text=data,
         used=bytes.fromhex(used),
         fields=fields,
     )
@@ -88,20 +93,20 @@ def message(*parts: bytes, channels: tuple[int, ...] = (0,), multicast: bool = F
 
 Z = "00"
 VECTORS = [
-    vector("nop", NOP, 0, "0000000000000000", "e100000000000000"),
-    vector("ping", PING, 0, "2000000000000000", "e100000000000000"),
-    vector("pong", PONG, 0, "4000000000000000", "e100000000000000"),
-    vector("resume", RESUME, 0, "6000000000000000", "e100000000000000"),
-    vector("shutdown", SHUTDOWN, 0, "8000000000000000", "e100000000000000"),
+    vector("nop", NOP, 0, "00 00000000000000", "e100000000000000"),
+    vector("ping", PING, 0, "20 00000000000000", "e100000000000000"),
+    vector("pong", PONG, 0, "40 00000000000000", "e100000000000000"),
+    vector("resume", RESUME, 0, "60 00000000000000", "e100000000000000"),
+    vector("shutdown", SHUTDOWN, 0, "80 00000000000000", "e100000000000000"),
     # The example of 2.3.1: unicast, a channel id of two bytes.
-    vector("commit", operation(Op.COMMIT, 0x1234), 2, "0100341200000000", "ff00ffff00000000"),
-    vector("rollback", operation(Op.ROLLBACK, 0xFE), 1, "2100fe0000000000", "ff00ff0000000000"),
-    vector("close", operation(Op.CLOSE), 0, "4100000000000000", "ff00000000000000"),
-    vector("received", ack(Ack.RECEIVED, 0x12345678), 4, "0500785634120000", "ff00ffffffff0000"),
-    vector("consumed", ack(Ack.CONSUMED, 7), 2, "2500070000000000", "ff00ffff00000000"),
-    vector("committed", ack(Ack.COMMITTED, 7), 1, "4500070000000000", "ff00ff0000000000"),
-    vector("uncommitted", ack(Ack.UNCOMMITTED), 0, "6500000000000000", "ff00000000000000"),
-    vector("closed", ack(Ack.CLOSED, 1 << 63), 8, "85000000000000000080" + 6 * Z, "ff00ffffffffffffffff" + 6 * Z),
+    vector("commit", operation(Op.COMMIT, 0x1234), 2, "0100 3412 00000000", "ff00ffff00000000"),
+    vector("rollback", operation(Op.ROLLBACK, 0xFE), 1, "2100 fe 0000000000", "ff00ff0000000000"),
+    vector("close", operation(Op.CLOSE), 0, "4100 000000000000", "ff00000000000000"),
+    vector("received", ack(Ack.RECEIVED, 0x12345678), 4, "0500 78563412 0000", "ff00ffffffff0000"),
+    vector("consumed", ack(Ack.CONSUMED, 7), 2, "2500 0700 00000000", "ff00ffff00000000"),
+    vector("committed", ack(Ack.COMMITTED, 7), 1, "4500 07 0000000000", "ff00ff0000000000"),
+    vector("uncommitted", ack(Ack.UNCOMMITTED), 0, "6500 000000000000", "ff00000000000000"),
+    vector("closed", ack(Ack.CLOSED, 1 << 63), 8, "8500 0000000000000080 " + 6 * Z, "ff00ffffffffffffffff" + 6 * Z),
     # The example of 2.3.2: unicast, a channel id of eight bytes.
     vector(
         "commit numbered",
@@ -110,17 +115,17 @@ VECTORS = [
         "0900 0807060504030201 0000 0d0c0b0a",
         "ff00 ffffffffffffffff 0000 ffffffff",
     ),
-    vector("rollback numbered", operation(Op.ROLLBACK, 0, 1), 0, "2900000001000000", "ff000000ffffffff"),
-    vector("received numbered", ack(Ack.RECEIVED, 1, 2), 1, "0d00010002000000", "ff00ff00ffffffff"),
-    vector("consumed numbered", ack(Ack.CONSUMED, 1, 2), 2, "2d00010002000000", "ff00ffffffffffff"),
+    vector("rollback numbered", operation(Op.ROLLBACK, 0, 1), 0, "2900 0000 01000000", "ff000000ffffffff"),
+    vector("received numbered", ack(Ack.RECEIVED, 1, 2), 1, "0d00 01 00 02000000", "ff00ff00ffffffff"),
+    vector("consumed numbered", ack(Ack.CONSUMED, 1, 2), 2, "2d00 0100 02000000", "ff00ffffffffffff"),
     vector(
         "committed numbered",
         ack(Ack.COMMITTED, 1, 2),
         4,
-        "4d0001000000 0000 02000000 00000000",
+        "4d00 01000000 0000 02000000 00000000",
         "ff00ffffffff 0000 ffffffff 00000000",
     ),
-    vector("uncommitted numbered", ack(Ack.UNCOMMITTED, 0, (1 << 32) - 1), 0, "6d000000ffffffff", "ff000000ffffffff"),
+    vector("uncommitted numbered", ack(Ack.UNCOMMITTED, 0, (1 << 32) - 1), 0, "6d00 0000 ffffffff", "ff000000ffffffff"),
     vector(
         "commit to two",
         many(Operation, Op.COMMIT, (1, 2)),
@@ -148,7 +153,7 @@ VECTORS = [
         "three parts",
         message(b"abc", b"", b"defgh", channels=(9,)),
         1,
-        "1103 09 00 0300 0000 0500" + 6 * Z + "6162630000000000 6465666768000000",
+        "1103 09 00 0300 0000 0500 " + 6 * Z + " 616263 0000000000 6465666768 000000",
         "ffff ff 00 ffff ffff ffff" + 6 * Z + "ffffff0000000000 ffffffffff000000",
     ),
     # The second: long, large, to two channels with ids of four bytes, two parts.
@@ -156,19 +161,19 @@ VECTORS = [
         "two parts to two",
         message(b"x" * 9, b"", channels=(1, 2), multicast=True),
         4,
-        "7300 0000 02000000 01000000 02000000 02000000 00000000 0900000000000000 0000000000000000" + 9 * "78" + 7 * Z,
+        f"7300 0000 02000000 01000000 02000000 02000000 00000000 0900000000000000 0000000000000000 {9 * '78'} {7 * Z}",
         "7f00 0000 ffffffff ffffffff ffffffff ffffffff 00000000 ffffffffffffffff ffffffffffffffff" + 9 * "ff" + 7 * Z,
         long=True,
         large=True,
     ),
-    vector("no parts", message(), 0, "1100000000000000", "7fff000000000000"),
+    vector("no parts", message(), 0, "1100 000000000000", "7fff000000000000"),
     vector("one empty part", message(b""), 0, "1101 0000 00000000", "7fff ffff 00000000"),
     vector("no parts, long", message(), 0, "3100 00000000 0000", "7f00 ffffffff 0000", long=True),
     vector(
         "one part, large, ids of eight",
         message(b"y", channels=(3,)),
         8,
-        "5101 0300000000000000" + 6 * Z + "0100000000000000" + "7900000000000000",
+        "5101 0300000000000000 " + 6 * Z + " 0100000000000000 79 00000000000000",
         "7fff ffffffffffffffff" + 6 * Z + "ffffffffffffffff" + "ff00000000000000",
         large=True,
     ),
@@ -176,7 +181,7 @@ VECTORS = [
         "one part, long, ids of two",
         message(b"z", channels=(4,)),
         2,
-        "3100 0400 01000000 0100" + 6 * Z + "7a00000000000000",
+        "3100 0400 01000000 0100 " + 6 * Z + " 7a 00000000000000",
         "7f00 ffff ffffffff ffff" + 6 * Z + "ff00000000000000",
         long=True,
     ),
@@ -184,7 +189,7 @@ VECTORS = [
         "one part to three without ids",
         message(b"12345678", channels=(0, 0, 0), multicast=True),
         0,
-        "1301 0000 03000000 0800" + 6 * Z + "3132333435363738",
+        "1301 0000 03000000 0800 " + 6 * Z + " 3132333435363738",
         "7fff 0000 ffffffff ffff" + 6 * Z + "ffffffffffffffff",
     ),
 ]

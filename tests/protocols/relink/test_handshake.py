@@ -18,14 +18,17 @@ SIX = Hello(
     epoch=0x0102030405060708,
     link_id=0x1112131415161718,
 )
-SIX_BYTES = bytes.fromhex("06 73706f727473 02 04 05 000000000000 0807060504030201 1817161514131211")
+SIX_TEXT = "06 73706f727473 02 04 05 000000000000 0807060504030201 1817161514131211"
+SIX_BYTES = bytes.fromhex(SIX_TEXT)
 
 SHORT = Hello(terms=Terms(endpoint="", listener_transactions=True))
-SHORT_BYTES = bytes.fromhex("00 00 00 02 00000000") + bytes(16)
+SHORT_TEXT = "00 00 00 02 00000000 0000000000000000 0000000000000000"
+GOLDEN = [(SIX, SIX_TEXT), (SHORT, SHORT_TEXT)]
 
 
-@pytest.mark.parametrize(("hello", "data"), [(SIX, SIX_BYTES), (SHORT, SHORT_BYTES)])
-def test_golden_hello(hello: Hello, data: bytes) -> None:
+@pytest.mark.parametrize(("hello", "text"), GOLDEN)
+def test_golden_hello(hello: Hello, text: str) -> None:
+    data = bytes.fromhex(text)
     assert hello.serialize().hex() == data.hex()
     assert handshake.unpack_hello(bytearray(data)) == hello
 

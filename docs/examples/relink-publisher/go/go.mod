@@ -1,0 +1,3 @@
+module relinkpublish
+
+go 1.19

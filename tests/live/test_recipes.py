@@ -1,0 +1,315 @@
+"""The recipes of docs/recipes.md, with the programs themselves where they are installed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.request
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pylogbeat
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+RECIPES = ROOT / "deploy" / "recipes"
+PAGE = (ROOT / "docs" / "recipes.md").read_text()
+LUMBERJACK = (ROOT / "docs" / "protocols" / "lumberjack.md").read_text()
+FYREHOSE = Path(sys.executable).with_name("fyrehose")
+HTTP = ("--listen", "http=tcp:0:interface=127.0.0.1")
+#: How long anything may take on a busy machine, in seconds.
+PATIENCE = 60.0
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+
+
+def program(name: str) -> str:
+    """Return the path of a program of others, or skip the test."""
+    found = shutil.which(name) or shutil.which(name, path="/usr/sbin")
+    if found is None:
+        pytest.skip(f"a program of others is not installed: {name}")
+    return found
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """Wait until *condition* returns something true, and return it."""
+    deadline = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+    return found
+
+
+def records(directory: Path, stream: str) -> list[dict[str, Any]]:
+    """Return the records of a stream, after the server has stopped."""
+    words: list[Any] = [FYREHOSE, "journal", "dump", directory / "data", "--stream", stream, "--format", "json"]
+    dumped = subprocess.run(words, capture_output=True, check=True, timeout=60).stdout
+    return [json.loads(line) for line in dumped.splitlines()]
+
+
+def commands(page: str, name: str) -> list[list[str]]:
+    """Return the commands of a block of *page* that is marked to be run, as lists of words."""
+    block = re.findall(rf"<!-- run: {name} -->\n```sh\n(.*?)```", page, re.DOTALL)[0]
+    return [line.split() for line in block.replace("\\\n", " ").splitlines()]
+
+
+@pytest.mark.parametrize("page", [PAGE, LUMBERJACK], ids=["recipes", "lumberjack"])
+def test_filebeat_with_certificates_and_a_policy(page: str, start: Any, tmp_path: Path) -> None:
+    """pylogbeat stands in for Filebeat, with the settings of the file."""
+    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
+    certificates, (_, _, _, *words) = commands(page, "filebeat")
+    subprocess.run(certificates, cwd=tmp_path, check=True, timeout=60)
+    server = start(*["lumberjack=tcp:0" if word == "lumberjack=tcp:5044" else word for word in words])
+    output = yaml.safe_load((RECIPES / "filebeat" / "filebeat-tls.yml").read_text())["output.logstash"]
+    (authority,) = output["ssl.certificate_authorities"]
+    connect = partial(
+        pylogbeat.PyLogBeatClient,
+        host="127.0.0.1",
+        port=server.port("lumberjack"),
+        timeout=30,
+        ssl_enable=True,
+        ssl_verify=True,
+        ca_certs=str(tmp_path / authority),
+    )
+    client = connect(certfile=str(tmp_path / output["ssl.certificate"]), keyfile=str(tmp_path / output["ssl.key"]))
+    client.send(['{"message":"one","@metadata":{"beat":"filebeat"}}'])
+    client.close()
+    stranger = connect()
+    with pytest.raises((ssl.SSLError, OSError, pylogbeat.ConnectionException)):
+        stranger.send(["{}"])
+    stranger.close()
+    assert server.stop() == 0
+    (found,) = records(tmp_path, "lumberjack")
+    assert (found["producer"], found["topic"]) == ("web-1", "filebeat")
+    assert output["hosts"][0].partition(":")[0] == certificates[1], "the name in the server's certificate"
+
+
+def test_filebeat_on_the_same_machine_finds_the_default_listener() -> None:
+    from fyrehose.protocols.lumberjack.plugin import plugin
+
+    output = yaml.safe_load((RECIPES / "filebeat" / "filebeat.yml").read_text())["output.logstash"]
+    assert output == {"hosts": [f"127.0.0.1:{plugin.default_port}"]}
+
+
+@pytest.fixture
+def run() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Return a function that starts programs, which end with the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def starter(*words: Any, **more: Any) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen([str(word) for word in words], **more))
+        return started[-1]
+
+    yield starter
+    for process in started:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+    return port
+
+
+def test_rsyslog_delivers_every_message_over_a_kill_of_the_server(start: Any, run: Any, tmp_path: Path) -> None:
+    daemon = program("rsyslogd")
+    web, syslog = free_port(), free_port()
+    listen = ("--data-dir", "data", "--listen", f"http=tcp:{web}:interface=127.0.0.1")
+    server = start(*listen)
+    recipe = (RECIPES / "rsyslog" / "fyrehose.conf").read_text()
+    for old, new in (
+        ("/etc/rsyslog.d/fyrehose-http.py", RECIPES / "rsyslog" / "fyrehose-http.py"),
+        ("/usr/bin/python3", sys.executable),
+        ("127.0.0.1:8117", f"127.0.0.1:{web}"),
+    ):
+        assert old in recipe
+        recipe = recipe.replace(old, str(new))
+    head = f'global(workDirectory="{tmp_path}")\nmodule(load="imtcp")\n'
+    head += f'input(type="imtcp" port="{syslog}" address="127.0.0.1")\n'
+    (tmp_path / "rsyslog.conf").write_text(head + recipe)
+    subprocess.run([daemon, "-N1", "-f", tmp_path / "rsyslog.conf"], check=True, timeout=60, capture_output=True)
+    run(daemon, "-n", "-f", tmp_path / "rsyslog.conf", "-i", tmp_path / "rsyslog.pid")
+
+    def connected() -> socket.socket | None:
+        try:
+            return socket.create_connection(("127.0.0.1", syslog))
+        except ConnectionRefusedError:
+            return None
+
+    with until(connected, "rsyslog does not listen") as sender:
+        for number in range(600):
+            sender.sendall(b'<134>Nov 23 12:00:00 web-1 app[7]: "message" %d\n' % number)
+            if number == 300:
+                until(lambda: published(web) > 50, "nothing arrives")
+                assert server.stop(signal.SIGKILL) == -signal.SIGKILL
+                server = start(*listen)
+        until(lambda: published(web) >= 600, "not every message arrives")
+    assert server.stop() == 0
+    found = [json.loads(record["payload"]) for record in records(tmp_path, "syslog")]
+    sent = [f' "message" {number}' for number in range(600)]
+    arrived = [each["message"] for each in found if each["host"] == "web-1"]
+    assert list(dict.fromkeys(arrived)) == sent, "every one, in order"
+    assert len(arrived) <= len(sent) + 1, "a message whose confirmation was lost may arrive twice"
+    (first, *_) = (each for each in found if each["host"] == "web-1")
+    assert (first["severity"], first["facility"], first["tag"]) == ("info", "local0", "app[7]:")
+
+
+def published(port: int) -> int:
+    """Return the number of the last record of the stream ``syslog``, or 0."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request("GET", "/streams/syslog?limit=1")
+        answer = connection.getresponse()
+        answer.read()
+        return int(answer.headers.get("Fyrehose-Last", 0))
+    except ConnectionError:
+        return 0
+    finally:
+        connection.close()
+
+
+def fluent_bit() -> tuple[str, dict[str, str]]:
+    """Return the path and the headers of Fluent Bit's request; json_lines has this content type since version 3.1."""
+    (output,) = yaml.safe_load((RECIPES / "fluent-bit" / "fluent-bit.yaml").read_text())["pipeline"]["outputs"]
+    assert (output["name"], output["host"], output["port"], output["format"]) == (
+        *("http", "127.0.0.1", 8117),
+        "json_lines",
+    )
+    assert "compress" not in output
+    return output["uri"], {"Content-Type": "application/x-ndjson"}
+
+
+def vector() -> tuple[str, dict[str, str]]:
+    """Return the path and the headers of Vector's request."""
+    sink = yaml.safe_load((RECIPES / "vector" / "vector.yaml").read_text())["sinks"]["fyrehose"]
+    assert (sink["encoding"]["codec"], sink["framing"]["method"]) == ("json", "newline_delimited")
+    url = urlsplit(sink["uri"])
+    assert url.netloc == "127.0.0.1:8117"
+    return url.path, sink["request"]["headers"]
+
+
+@pytest.mark.parametrize("recipe", [fluent_bit, vector])
+def test_requests_of_the_file_make_one_message_for_each_event(recipe: Any, start: Any, tmp_path: Path) -> None:
+    path, headers = recipe()
+    server = start("--data-dir", "data", *HTTP)
+    connection = HTTPConnection("127.0.0.1", server.port("http"), timeout=30)
+    connection.request("POST", path, b'{"log":"one"}\n{"log":"two"}\n', headers)
+    answer = connection.getresponse()
+    assert (answer.status, json.loads(answer.read())["count"]) == (200, 2)
+    connection.close()
+    assert server.stop() == 0
+    found = records(tmp_path, path.rpartition("/")[2])
+    assert [record["payload"] for record in found] == ['{"log":"one"}', '{"log":"two"}']
+
+
+def test_prometheus_scrapes_the_server_with_the_files_of_the_example(start: Any, run: Any, tmp_path: Path) -> None:
+    prometheus, promtool = program("prometheus"), program("promtool")
+    server = start("--data-dir", "data", "--listen", "admin=tcp:0:interface=127.0.0.1", *HTTP)
+    example = ROOT / "docs" / "examples" / "monitoring"
+    shutil.copy(example / "alerts.yml", tmp_path)
+    text = (example / "prometheus.yml").read_text().replace(":8118", f":{server.port('admin')}")
+    (tmp_path / "prometheus.yml").write_text(text.replace("_interval: 15s", "_interval: 1s"))
+    subprocess.run([promtool, "check", "config", tmp_path / "prometheus.yml"], check=True, capture_output=True)
+    port = free_port()
+    run(
+        prometheus,
+        f"--config.file={tmp_path / 'prometheus.yml'}",
+        f"--storage.tsdb.path={tmp_path / 'tsdb'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        stderr=subprocess.DEVNULL,
+    )
+
+    def found(expression: str) -> Any:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/query?query={expression}", timeout=10) as web:
+                return [result["value"][1] for result in json.load(web)["data"]["result"]]
+        except OSError:
+            return None
+
+    assert until(lambda: found("fyrehose_journal_segments"), "nothing is scraped") == ["1"]
+    assert found("up") == ["1"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/rules", timeout=10) as web:
+        (group, *_) = json.load(web)["data"]["groups"]
+    assert all(rule["health"] in ("ok", "unknown") for rule in group["rules"])
+    assert server.stop() == 0
+
+
+def kubernetes() -> dict[str, Any]:
+    """Return the manifests by their kind."""
+    found = yaml.safe_load_all((RECIPES / "kubernetes" / "fyrehose.yaml").read_text())
+    return {manifest["kind"]: manifest for manifest in found}
+
+
+def test_kubernetes_server_starts_with_its_configuration_and_its_probes_pass(start: Any, tmp_path: Path) -> None:
+    manifests = kubernetes()
+    files = manifests["ConfigMap"]["data"]
+    port = free_port()
+    config = files["fyrehose.toml"]
+    for old, new in (
+        ("/etc/fyrehose", str(tmp_path)),
+        ("/var/lib/fyrehose", str(tmp_path / "data")),
+        ("127.0.0.1:8118", f"127.0.0.1:{port}"),
+        ("tcp:8118:", f"tcp:{port}:"),
+    ):
+        config = config.replace(old, new)
+    for listener in tomllib.loads(files["fyrehose.toml"])["listen"].values():
+        config = config.replace(f'"{listener}"', '"tcp:0:interface=127.0.0.1"')
+    (tmp_path / "fyrehose.toml").write_text(config)
+    (tmp_path / "policy.toml").write_text(files["policy.toml"])
+    server = start("--config", "fyrehose.toml")
+    pod = manifests["StatefulSet"]["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        python, *words = container[probe]["exec"]["command"]
+        assert python == "python"
+        command = [sys.executable, *[word.replace(":8118", f":{port}") for word in words]]
+        assert subprocess.run(command, capture_output=True, timeout=60).returncode == 0, probe
+    assert server.stop() == 0
+    assert subprocess.run(command, capture_output=True, timeout=60).returncode != 0, "the probe can fail"
+
+
+def test_kubernetes_ports_volumes_and_files_fit_each_other() -> None:
+    manifests = kubernetes()
+    listeners = tomllib.loads(manifests["ConfigMap"]["data"]["fyrehose.toml"])["listen"]
+    opened = {int(endpoint.split(":")[1]) for name, endpoint in listeners.items() if name != "admin"}
+    containers = manifests["StatefulSet"]["spec"]["template"]["spec"]["containers"]
+    exposed = {port["containerPort"] for container in containers for port in container["ports"]}
+    assert {port["port"] for port in manifests["Service"]["spec"]["ports"]} == exposed == opened | {9090}
+    spec = manifests["StatefulSet"]["spec"]
+    volumes = {volume["name"] for volume in spec["template"]["spec"]["volumes"]}
+    volumes |= {claim["metadata"]["name"] for claim in spec["volumeClaimTemplates"]}
+    assert {mount["name"] for container in containers for mount in container["volumeMounts"]} == volumes
+
+
+def test_compose_file_mounts_existing_files() -> None:
+    folder = RECIPES / "prometheus"
+    services = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
+    assert services["prometheus"]["network_mode"] == "service:fyrehose"
+    mounted = [volume.split(":")[0] for service in services.values() for volume in service["volumes"]]
+    files = [folder / name for name in mounted if name.startswith(".")]
+    assert len(files) == 6
+    assert all(path.is_file() for path in files)
+    assert (folder / services["fyrehose"]["build"]["context"]).resolve() == ROOT
+
+
+def test_every_recipe_says_what_is_tested() -> None:
+    table = PAGE.partition("\n## ")[0]
+    assert {path.name for path in RECIPES.iterdir()} == set(re.findall(r"\| `([a-z-]+)/`", table))

@@ -1,0 +1,157 @@
+"""Relink's example clients in Go and JavaScript lose and double nothing when their server is killed and restarted."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples" / "relink-publisher"
+FYREHOSE = Path(sys.executable).with_name("fyrehose")
+#: How many lines the client gets between two kills of the server.
+BETWEEN = 2_000
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
+
+
+def program(name: str) -> str:
+    """Return the path of a compiler or an interpreter, or skip the test."""
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"a program of others is not installed: {name}")
+    return found
+
+
+def go(directory: Path) -> list[str]:
+    """Build the client in Go, without a network; return the command that runs it."""
+    environment = {**os.environ, "GOCACHE": str(directory / "cache"), "GOPROXY": "off", "GOFLAGS": "-mod=mod"}
+    words = [program("go"), "build", "-o", str(directory / "publish"), "."]
+    subprocess.run(words, cwd=EXAMPLES / "go", env=environment, check=True, timeout=300)
+    return [str(directory / "publish")]
+
+
+def node(directory: Path) -> list[str]:
+    """Return the command that runs the client in JavaScript."""
+    return [program("node"), str(EXAMPLES / "node" / "main.mjs")]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+    return port
+
+
+def stored(directory: Path) -> list[bytes]:
+    """Return the payloads of the stream."""
+    words: list[Any] = [FYREHOSE, "journal", "dump", directory / "data", "--stream", "lines", "--format", "json"]
+    dumped = subprocess.run(words, capture_output=True, check=True, timeout=60).stdout
+    return [json.loads(line)["payload"].encode() for line in dumped.splitlines()]
+
+
+class Cutter(threading.Thread):
+    """A proxy that cuts each connection after some bytes, within packets and within handshakes, *cuts* times."""
+
+    def __init__(self, port: int, cuts: int) -> None:
+        super().__init__(daemon=True)
+        self.server, self.left, self.dice = port, cuts, random.Random(23)
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self.listening.getsockname()[1]
+
+    def run(self) -> None:
+        with self.listening:
+            while True:
+                near, _ = self.listening.accept()
+                with near, socket.create_connection(("127.0.0.1", self.server)) as far:
+                    self.left -= 1
+                    if not self.pass_on(near, far, self.dice.choice([30, 300, 60_000]) if self.left >= 0 else None):
+                        return
+
+    def pass_on(self, near: socket.socket, far: socket.socket, most: int | None) -> bool:
+        """Pass bytes on, at most about *most*; return False after a connection that its peers have ended."""
+        left = self.dice.randrange(most) if most else 1 << 62
+        while left > 0:
+            for one in select.select([near, far], [], [])[0]:
+                data = one.recv(min(left, 1 << 14))
+                if not data:
+                    return most is not None
+                (far if one is near else near).sendall(data)
+                left -= len(data)
+        return True
+
+
+@pytest.mark.parametrize("per_transaction", ["0", "7"])
+@pytest.mark.parametrize("make", [go, node])
+def test_every_line_is_stored_once_and_in_order_over_cut_connections(
+    make: Any, per_transaction: str, start: Any, tmp_path: Path
+) -> None:
+    command = make(tmp_path)
+    server = start("--data-dir", "data", "--listen", "relink=tcp:0:interface=127.0.0.1")
+    cutter = Cutter(server.port("relink"), 40)
+    cutter.start()
+    lines = [b"line %d " % number + b"x" * (number % 300) for number in range(20_000)]
+    client = subprocess.run(
+        [*command, f"127.0.0.1:{cutter.port}", "lines", per_transaction],
+        input=b"\n".join(lines),
+        capture_output=True,
+        timeout=200,
+    )
+    assert (client.returncode, client.stderr) == (0, b"")
+    cutter.join(60)
+    assert cutter.left < 0, "every cut was made"
+    assert server.stop() == 0
+    assert stored(tmp_path) == lines
+
+
+@pytest.mark.parametrize("per_transaction", ["0", "7"])
+@pytest.mark.parametrize("make", [go, node])
+def test_every_line_is_stored_once_and_in_order_over_kills(
+    make: Any, per_transaction: str, start: Any, tmp_path: Path
+) -> None:
+    """The sizes include an empty message and messages that do not fit into 16 bits."""
+    command = make(tmp_path)
+    dice = random.Random(17)
+    # The server finds the links of a listener by its endpoint, so it has to be the same after a restart.
+    port = free_port()
+    listen = ("--data-dir", "data", "--listen", f"relink=tcp:{port}:interface=127.0.0.1")
+    server = start(*listen)
+    client = subprocess.Popen(
+        [*command, f"127.0.0.1:{port}", "lines", per_transaction],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    lines = []
+    try:
+        assert client.stdin is not None
+        for kill in range(4):
+            for number in range(BETWEEN):
+                size = 70_000 if number % 500 == 0 else dice.randrange(100)
+                lines.append(b"%d %d " % (kill, number) + b"x" * size if number else b"")
+                client.stdin.write(lines[-1] + b"\n")
+                if number == BETWEEN // 2 and kill < 3:
+                    time.sleep(dice.random() / 10)
+                    assert server.stop(signal.SIGKILL) == -signal.SIGKILL
+                    server = start(*listen)
+            client.stdin.flush()
+        client.stdin.close()
+        assert client.wait(120) == 0
+    finally:
+        client.kill()
+        client.wait()
+        assert client.stderr is not None
+        errors = client.stderr.read()
+        client.stderr.close()
+    assert errors == b""
+    assert server.stop() == 0
+    assert stored(tmp_path) == lines
