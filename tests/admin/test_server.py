@@ -178,7 +178,14 @@ def test_health_and_readiness_follow_the_journal_and_need_no_token(
     watched.journal.state = state
     peer = connect(token=TOKEN)
     assert (peer.ask("/health")[0], peer.ask("/ready")[0]) == (health, ready), "without the token"
-    assert peer.json("/ready") == {"ok": ready == 200, "journal": state.value}
+    assert peer.json("/ready") == {"ok": ready == 200, "journal": state.value, "draining": False}
+
+
+def test_a_draining_server_is_healthy_but_not_ready(connect: Connect, watched: Any) -> None:
+    watched.broker.draining = True
+    peer = connect(token=TOKEN)
+    assert (peer.ask("/health")[0], peer.ask("/ready")[0]) == (200, 503)
+    assert peer.json("/ready") == {"ok": False, "journal": "writable", "draining": True}
 
 
 @pytest.mark.parametrize(
