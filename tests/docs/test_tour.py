@@ -132,7 +132,7 @@ class Shell:
         """Stop the server and the shell."""
         with self.process:  # which closes its pipes
             if self.process.poll() is None:
-                self.write("kill -TERM $(cat twistd.pid); kill $(jobs -p); wait; exit")
+                self.write("kill -TERM $(cat data/LOCK); kill $(jobs -p); wait; exit")
             try:
                 self.process.wait(30)
             except subprocess.TimeoutExpired:
