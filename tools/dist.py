@@ -2,8 +2,9 @@
 
     files that git knows -> sdist -> a wheel per Python, which auditwheel checks and names, and one without kernels
 
-Each file is installed by each Python of this machine from 3.11 on, the sdist also without a C compiler, and
-``try_install.py`` uses what was installed as a person would.  The exit status is 0 if everything worked.
+Each Python of this machine from 3.11 on builds its wheel from the sdist, with a C compiler.  Then it installs each file
+in an environment without a compiler, and ``try_install.py`` uses what was installed as a person would.
+The exit status is 0 if everything worked.
 """
 
 from __future__ import annotations
@@ -70,8 +71,13 @@ def environment(python: Path, name: str) -> Path:
     """Return the Python of a new environment."""
     folder = WORK / name
     shutil.rmtree(folder, ignore_errors=True)
-    run(python, "-m", "venv", folder)
+    run(python, "-m", "venv", "--without-pip", folder)
     return folder / "bin" / "python"
+
+
+def pip(python: Path, *words: str | Path, **options: object) -> None:
+    """Run the pip of this environment for *python*, whose own environment stays without one."""
+    run(sys.executable, "-m", "pip", "--python", python, *words, **options)
 
 
 def build(found: dict[str, Path]) -> list[Path]:
@@ -87,7 +93,7 @@ def build(found: dict[str, Path]) -> list[Path]:
     kernels = sum(name.endswith(".pyx") for name in names)
     for version, python in found.items():
         raw = WORK / f"raw-{version}"
-        run(environment(python, f"build-{version}"), "-m", "pip", "wheel", "--no-deps", "-w", raw, sdist)
+        pip(environment(python, f"build-{version}"), "wheel", "--no-deps", "-w", raw, sdist)
         (wheel,) = raw.iterdir()
         compiled = sum(name.endswith(".so") for name in members(wheel))
         if compiled != kernels:
@@ -96,7 +102,7 @@ def build(found: dict[str, Path]) -> list[Path]:
         run(sys.executable, "-m", "auditwheel", "repair", "-w", DIST, wheel, env={**os.environ, "PATH": path})
         print(f"built {max(DIST.glob('*.whl'), key=lambda path: path.stat().st_mtime).name}")
     python = environment(next(iter(found.values())), "build-pure")
-    run(python, "-m", "pip", "wheel", "--no-deps", "-w", DIST, sdist, env={**os.environ, "FYREHOSE_PURE": "1"})
+    pip(python, "wheel", "--no-deps", "-w", DIST, sdist, env={**os.environ, "FYREHOSE_PURE": "1"})
     print(f"built {next(DIST.glob('*-none-any.whl')).name}")
     built = sorted(DIST.iterdir())
     run(sys.executable, "-m", "twine", "check", "--strict", *built)
@@ -108,16 +114,14 @@ def members(wheel: Path) -> Iterable[str]:
     return run(sys.executable, "-m", "zipfile", "--list", wheel).split()
 
 
-def attempt(python: Path, version: str, file: Path, compiler: bool, kernels: str) -> None:
-    """Install a file in an empty environment, and use what it installed."""
-    label = f"{version}, {file.name}{'' if compiler else ', without a compiler'}"
+def attempt(python: Path, version: str, file: Path, kernels: str) -> None:
+    """Install a file in an empty environment and without a compiler, and use what it installed."""
     own = environment(python, f"try-{version}")
-    path = os.environ["PATH"] if compiler else str(own.parent)
     settings = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "FYREHOSE", "CC"))}
-    settings["PATH"] = path
-    run(own, "-m", "pip", "install", f"{file}[{EXTRAS}]", env=settings, cwd=WORK)
+    settings["PATH"] = str(own.parent)  # There is no C compiler.
+    pip(own, "install", f"{file}[{EXTRAS}]", env=settings, cwd=WORK)
     said = run(own, ROOT / "tools" / "try_install.py", kernels, env=settings, cwd=WORK)
-    print(f"{label}: {said.strip().splitlines()[-1]}")
+    print(f"{version}, {file.name}: {said.strip().splitlines()[-1]}")
 
 
 def main() -> None:
@@ -134,12 +138,11 @@ def main() -> None:
         tag = f"cp{version.replace('.', '')}"
         for file in built:
             if file.suffix == ".gz":
-                attempt(python, version, file, True, "native")
-                attempt(python, version, file, False, "pure-Python")
+                attempt(python, version, file, "pure-Python")  # With a compiler it became the wheel.
             elif "-none-any" in file.name:
-                attempt(python, version, file, False, "pure-Python")
+                attempt(python, version, file, "pure-Python")
             elif tag in file.name:
-                attempt(python, version, file, False, "native")
+                attempt(python, version, file, "native")
     shutil.rmtree(WORK)
     print(f"{len(built)} files in {DIST}")
 
