@@ -42,6 +42,8 @@ MUTANTS ?= 1000
 ARCHIVE_KILLS ?= 30
 RECORDS ?= 200000
 EVENTS ?= 1000000
+# Versions of Python for which a release is built and tried (empty: all that the machine has).
+PYTHONS ?=
 # Benchmark cases (patterns of `python -m benchmarks --list`; empty: all of them), and rounds of each.
 BENCH ?=
 ROUNDS ?= 5
@@ -59,7 +61,7 @@ help:
 	@echo "make bench     measure speed beside Redis and NATS, which it installs; BENCH='figg*' ROUNDS=9"
 	@echo "make docs      build the documentation as HTML in build/docs"
 	@echo "make news      write NEWS.md from the news fragments"
-	@echo "make dist      build the release in dist/, and try it in clean environments of each Python"
+	@echo "make dist      build the release in dist/, and try it in clean environments of each Python; PYTHONS=3.12 for one"
 	@echo "make clean     remove everything that the other targets made, except ./data"
 
 $(BIN)/python:
@@ -129,7 +131,7 @@ news: .venv/test.stamp
 
 # Builds from the files that git knows, and installs every result in an empty environment of each Python on this machine.
 dist: .venv/release.stamp
-	$(BIN)/python tools/dist.py
+	$(BIN)/python tools/dist.py $(PYTHONS)
 
 # A warning is an error: a broken link, or a page that no other page lists.
 docs: .venv/test.stamp

@@ -5,6 +5,8 @@
 Each Python of this machine from 3.11 on builds its wheel from the sdist, with a C compiler.  Then it installs each file
 in an environment without a compiler, and ``try_install.py`` uses what was installed as a person would.
 The exit status is 0 if everything worked.
+
+    python tools/dist.py [VERSION ...]      such as 3.12; without one, every version that the machine has
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -41,10 +43,10 @@ def run(*words: str | Path, **options: object) -> str:
     return str(done.stdout)
 
 
-def pythons() -> dict[str, Path]:
+def pythons(versions: Sequence[str]) -> dict[str, Path]:
     """Return the Pythons of this machine by version: those on the PATH, and those of pyenv."""
     found = {}
-    for version in VERSIONS:
+    for version in versions:
         pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
         candidates = [*sorted(pyenv.glob(f"{version}.*/bin/python{version}")), shutil.which(f"python{version}")]
         for candidate in filter(None, candidates):
@@ -128,8 +130,9 @@ def main() -> None:
     for folder in (DIST, WORK):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-    found = pythons()
-    absent = [version for version in VERSIONS if version not in found]
+    versions = sys.argv[1:] or VERSIONS
+    found = pythons(versions)
+    absent = [version for version in versions if version not in found]
     print(f"Python {', '.join(found)}{'; not on this machine: ' if absent else ''}{', '.join(absent)}")
     if not found:
         sys.exit("no Python that a release supports is on this machine")
