@@ -26,14 +26,13 @@ PATIENCE = 120.0
 PROTOCOLS = ("figg", "relink", "lumberjack", "http", "admin", "eventbus", "backbone")
 
 
-def run(name: str, *words: str, status: int = 0, text: str | None = None) -> str:
+def run(name: str, *words: str, status: int = 0) -> str:
     """Run an installed command; return everything that it writes."""
     command = [str(SCRIPTS / name), *words]
-    done = subprocess.run(
-        command, input=text, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE, check=False
-    )
-    assert done.returncode == status, f"{command} ended with {done.returncode}: {done.stdout}"
-    return done.stdout
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=PATIENCE, check=False)
+    said = done.stdout.decode(errors="replace")  # Records of the event bus are not text.
+    assert done.returncode == status, f"{command} ended with {done.returncode}: {said}"
+    return said
 
 
 class Server:
