@@ -42,11 +42,13 @@ MUTANTS ?= 1000
 ARCHIVE_KILLS ?= 30
 RECORDS ?= 200000
 EVENTS ?= 1000000
+# Versions of Python for which a release is built and tried (empty: all that the machine has).
+PYTHONS ?=
 # Benchmark cases (patterns of `python -m benchmarks --list`; empty: all of them), and rounds of each.
 BENCH ?=
 ROUNDS ?= 5
 
-.PHONY: run test lint types unit pure trial news coverage fuzz torture soak bench docs clean help
+.PHONY: run test lint types unit pure trial news coverage fuzz torture soak bench docs fragments dist clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -58,6 +60,8 @@ help:
 	@echo "make soak      run mixed load and invalid connections; MINUTES=1440 for a day"
 	@echo "make bench     measure speed beside Redis and NATS, which it installs; BENCH='figg*' ROUNDS=9"
 	@echo "make docs      build the documentation as HTML in build/docs"
+	@echo "make news      write NEWS.md from the news fragments"
+	@echo "make dist      build the release in dist/, and try it in clean environments of each Python; PYTHONS=3.12 for one"
 	@echo "make clean     remove everything that the other targets made, except ./data"
 
 $(BIN)/python:
@@ -68,9 +72,10 @@ $(BIN)/python:
 # Remove old builds first: a kernel that no longer compiles must not be used in its previous build.
 .venv/run.stamp: $(BIN)/python $(PACKAGING) $(KERNELS)
 	@rm -f $(BUILT)
-	@# The event bus needs pyzmq, and the page prometheus-client. If they cannot be installed, serve everything else.
+	@# The event bus needs pyzmq, and the page prometheus-client; lumberjack is faster with isal. If one of them cannot be
+	@# installed, serve everything else.
 	@echo "setting up .venv: packages, and native kernels if there is a C compiler; this takes a minute or two, once"
-	@$(BIN)/python -m pip install --quiet --editable '.[admin,eventbus]' || $(BIN)/python -m pip install --quiet --editable '.[admin]' || $(BIN)/python -m pip install --quiet --editable .
+	@$(BIN)/python -m pip install --quiet --editable '.[admin,eventbus,lumberjack]' || $(BIN)/python -m pip install --quiet --editable '.[admin,eventbus]' || $(BIN)/python -m pip install --quiet --editable '.[admin]' || $(BIN)/python -m pip install --quiet --editable .
 	@$(BIN)/python -m fyrehose.kernels
 	@touch $@
 
@@ -92,9 +97,9 @@ $(BIN)/python:
 	@touch $@ .venv/run.stamp
 
 run: .venv/run.stamp
-	$(BIN)/twistd -n fyrehose --data-dir data
+	$(BIN)/fyrehose serve --data-dir data
 
-test: lint types unit pure trial docs news
+test: lint types unit pure trial docs fragments
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check .
@@ -112,9 +117,21 @@ pure: .venv/native.stamp
 trial: .venv/native.stamp
 	$(BIN)/trial tests/by_trial.py
 
-news: .venv/test.stamp
+fragments: .venv/test.stamp
 	@$(BIN)/towncrier build --draft --version next > /dev/null
 	@echo "news fragments: OK"
+
+# It may be repeated before a release; the fragments stay.
+news: .venv/test.stamp
+	@$(BIN)/python tools/news.py $$($(BIN)/python -c 'import fyrehose; print(fyrehose.__version__)')
+
+.venv/release.stamp: .venv/test.stamp
+	$(BIN)/python -m pip install --quiet --editable '.[release]'
+	@touch $@
+
+# Builds from the files that git knows, and installs every result in an empty environment of each Python on this machine.
+dist: .venv/release.stamp
+	$(BIN)/python tools/dist.py $(PYTHONS)
 
 # A warning is an error: a broken link, or a page that no other page lists.
 docs: .venv/test.stamp

@@ -36,4 +36,4 @@ __all__ = [
     "plugins",
 ]
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"

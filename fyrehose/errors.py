@@ -42,7 +42,7 @@ import attrs
 class FyrehoseError(Exception):
     """The base class of every error of Fyrehose."""
 
-    #: The exit status of ``twistd fyrehose`` when this error ends the server.
+    #: The exit status of ``fyrehose serve`` when this error ends the server.
     exit_status: ClassVar[int] = 1
 
 

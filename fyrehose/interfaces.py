@@ -256,7 +256,7 @@ class IProtocolPlugin(Interface):
     """A protocol plugin: the object ``plugin`` in the module ``plugin`` of a protocol's folder.
 
     A plugin with ``guards_itself = True`` controls access itself, so it may listen on public addresses without an
-    access policy.
+    access policy.  ``extra`` is the :class:`~fyrehose.extras.Extra` whose package it needs, or works better with.
     """
 
     name = Attribute("The protocol's name, as used in --listen and --option.")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from ipaddress import IPv4Network, IPv6Network, ip_network
+from posixpath import join
 from typing import Any, TypeVar
 
 import attrs
@@ -100,6 +101,37 @@ def name(text: str) -> str:
     if not 1 <= len(text.encode(errors="replace")) <= 255:
         raise ValueError("a name of 1 to 255 bytes")
     return text
+
+
+@attrs.frozen
+class FilePath:
+    """Converter of an option that is the path of a file or a directory.
+
+    :ivar words: values that are no paths
+    """
+
+    words: tuple[str, ...] = ()
+
+    def __call__(self, text: str) -> str:
+        return text
+
+    def within(self, folder: str, text: str) -> str:
+        """Return the path *text*, resolved in *folder* if it is relative."""
+        return text if not text or text in self.words else join(folder, text)
+
+
+file_path = FilePath()
+
+
+def within(folder: str, cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return *values* of the settings class *cls*, with relative paths resolved in *folder*."""
+    converters = {field.name: field.metadata["convert"] for field in attrs.fields(cls)}
+    return {
+        name: converter.within(folder, value)
+        if isinstance(converter := converters.get(name), FilePath) and isinstance(value, str)
+        else value
+        for name, value in values.items()
+    }
 
 
 def networks(text: str) -> tuple[Network, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -11,21 +10,13 @@ from zope.interface import implementer
 
 from fyrehose.admin.settings import PROTOCOL, Settings, check_place, read_token
 from fyrehose.core.broker import Broker
-from fyrehose.errors import ConfigError, MissingExtra
+from fyrehose.errors import ConfigError
+from fyrehose.extras import ADMIN, Extra
 from fyrehose.interfaces import IBroker, IProtocolPlugin
 from fyrehose.net.tls import add_tls
 
 if TYPE_CHECKING:
     from fyrehose.admin.server import AdminService
-
-
-def require_client() -> None:
-    """Check that prometheus-client is installed.
-
-    :raises MissingExtra: it is not
-    """
-    if find_spec("prometheus_client") is None:
-        raise MissingExtra(f"{PROTOCOL} requires prometheus-client: pip install fyrehose[admin]")
 
 
 @implementer(IProtocolPlugin)
@@ -39,9 +30,10 @@ class AdminPlugin:
     settings: type[Settings] = Settings
     #: off loopback every client needs the token, so that no access policy is required
     guards_itself: bool = True
+    extra: Extra = ADMIN
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> AdminService:
-        require_client()
+        ADMIN.require(PROTOCOL)
         from fyrehose.admin.server import AdminService, make_admin
 
         if not isinstance(broker, Broker):

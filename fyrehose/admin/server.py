@@ -3,7 +3,7 @@
     GET /                           the page, and /page.css, /page.js, /icon.svg
     GET /metrics                    metrics for Prometheus
     GET /health                     200, or 503 if the journal has failed
-    GET /ready                      200 while the server accepts messages, else 503
+    GET /ready                      200 while the server accepts messages and does not stop soon, else 503
     GET /api/status?match=&limit=   the status as JSON
     GET /api/streams?match=&page=&limit=    all streams in pages, in the order of their creation
     GET /api/subscribers?page=&limit=       all subscribers in pages, in the order of their creation
@@ -178,7 +178,8 @@ class AdminProtocol(WebProtocol):
     def _respond_health(self, check: str) -> None:
         ready, state = self.admin.status.ready()
         passed = ready if check == "ready" else self.admin.broker.journal.state is not JournalState.FAILED
-        self.session.respond(200 if passed else 503, json.dumps({"ok": passed, "journal": state}).encode() + b"\n")
+        answer = {"ok": passed, "journal": state, "draining": self.admin.broker.draining}
+        self.session.respond(200 if passed else 503, json.dumps(answer).encode() + b"\n")
 
     def _metrics(self, request: Request) -> None:
         registry = self.admin.registry if self._may_see_names(request) else self.admin.registry_without_streams

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from fyrehose.errors import ConfigError
-from fyrehose.options import count, option
+from fyrehose.options import count, file_path, option
 from fyrehose.web import tokens
 from fyrehose.web.hosts import is_encrypted, is_local
 from fyrehose.web.server import WebSettings
@@ -19,7 +19,7 @@ class Settings(WebSettings):
 
     max_connections: int = option(100, count, "simultaneous connections", least=1)
     max_per_host: int = option(50, count, "simultaneous connections from one address", least=1)
-    token_file: str = option("", str, "file whose first line is the token of all clients; required off loopback")
+    token_file: str = option("", file_path, "file whose first line is the token of all clients; required off loopback")
     metric_streams: int = option(100, count, "streams with metrics of their own, the oldest first")
 
 

@@ -97,9 +97,9 @@ class Status:
         return {"total": len(cursors), "page": page, "listed": [_subscriber(cursor) for cursor in listed]}
 
     def ready(self) -> tuple[bool, str]:
-        """Return whether the server accepts messages, and the state of the journal."""
+        """Return whether clients should use the server, which accepts messages, and the state of the journal."""
         state = self.broker.journal.state
-        return state is JournalState.WRITABLE, state.value
+        return state is JournalState.WRITABLE and not self.broker.draining, state.value
 
     def journal(self) -> dict[str, Any]:
         """Return the state of the journal, and quantiles of its commits and syncs over the last minute."""

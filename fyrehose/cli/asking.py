@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import attrs
 
 from fyrehose.errors import ConfigError, FyrehoseError
+from fyrehose.extras import ADMIN
 
 #: Default address of a server's admin listener.
 DEFAULT_URL = "http://127.0.0.1:8118"
@@ -150,7 +151,7 @@ class Asker:
         if isinstance(reason, ssl.SSLCertVerificationError):
             return f"certificate verification failed for {self.url}: {reason}; pass --ca FILE"
         cause = getattr(reason, "strerror", None) or reason
-        extra = "; the admin listener needs: pip install fyrehose[admin]" if self._protocol == "admin" else ""
+        extra = f"; {ADMIN.missing('the admin listener')}" if self._protocol == "admin" else ""
         return (
             f"cannot connect to {self.url}: {cause}; is the server running with its default listeners, or with "
             f"--listen {self._protocol}=tcp:{urlsplit(self.default).port}:interface=127.0.0.1?{extra}"

@@ -81,7 +81,7 @@ def restore(token_file: str | None, source: str, target: Path) -> None:
 
     \b
         fyrehose journal restore /mnt/backup data
-        twistd -n fyrehose --data-dir data
+        fyrehose serve --data-dir data
     """
     from fyrehose.journal.files import Files
     from fyrehose.journal.offline.backup import restore as restored

@@ -119,11 +119,26 @@ def _tls(command: F) -> F:
 def main() -> None:
     """Publish to a Fyrehose server, read its streams, and inspect its journal.
 
-    Start the server with `twistd -n fyrehose` (see `twistd fyrehose --help`).
-
     \b
+        fyrehose serve
         fyrehose publish --stream notes "first message"
     """
+
+
+# Twisted parses the arguments, so that twistd and this command have the same options.
+@main.command(
+    add_help_option=False, context_settings={"ignore_unknown_options": True}, short_help="Run the server."
+)
+@click.argument("arguments", metavar="[OPTIONS]", nargs=-1, type=click.UNPROCESSED)
+def serve(arguments: tuple[str, ...]) -> None:
+    """Run the server; `fyrehose serve --help` lists its options.
+
+    \b
+        fyrehose serve --data-dir data
+    """
+    from fyrehose.cli import starting
+
+    starting.serve(arguments)
 
 
 @main.command(short_help="Publish messages, or the lines of files.")

@@ -14,7 +14,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,6 +21,7 @@ import attrs
 
 from fyrehose.cli.formats import as_json
 from fyrehose.errors import ConfigError, FyrehoseError, JournalGap, MissingExtra
+from fyrehose.extras import ARROW
 from fyrehose.journal.offline.walk import Batch, Damaged, Log, walk
 from fyrehose.records import Run
 from fyrehose.spark.selection import EVERY, Selection, bounds
@@ -67,8 +67,8 @@ def format_of(path: Path, form: str | None) -> str:
     form = form or FORMATS.get(path.suffix.lower())
     if form is None:
         raise ConfigError(f"unknown format of {path}: expected a name ending with {', '.join(FORMATS)}, or --format")
-    if form != "ndjson" and find_spec("pyarrow") is None:
-        raise MissingExtra(f"{form} needs pyarrow: pip install fyrehose[spark]; or write --format ndjson")
+    if form != "ndjson" and not ARROW.installed:
+        raise MissingExtra(f"{ARROW.missing(form)}; or write --format ndjson")
     return form
 
 

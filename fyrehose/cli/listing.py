@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fyrehose import plugins
+from fyrehose.extras import SPARK, Extra
 
 #: Width of a table that is written to a file or a pipe, in columns.
 WIDTH = 160
@@ -22,13 +23,23 @@ def terminal() -> Console:
 
 
 def show(names: Sequence[str], details: bool) -> None:
-    """Print one line for each protocol in ``names``, and with ``details`` the options of each."""
+    """Print one line for each protocol in ``names``, then what is not installed, then the options with ``details``."""
     console = terminal()
     listeners = Table("protocol", "default endpoint", "description", box=None, pad_edge=False)
+    missing = []
     for name in names:
         plugin = plugins.load(name)
         listeners.add_row(name, plugin.default_endpoint, plugin.description)
+        extra: Extra | None = getattr(plugin, "extra", None)
+        if extra is not None and not extra.installed:
+            missing.append(extra.missing(name))
+    if not details and not SPARK.installed:
+        missing.append(SPARK.missing("fyrehose-spark"))
     console.print(listeners)
+    if missing:
+        console.print("\nnot installed:", highlight=False)
+    for line in missing:
+        console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
     for name in names if details else ():
         options = Table("option", "default", "description", box=None, pad_edge=False)
         for field in attrs.fields(plugins.load(name).settings):

@@ -88,6 +88,8 @@ class Broker:
     rules: StreamRules = attrs.field(default=UNLIMITED, kw_only=True)
     guard: Guard = attrs.field(factory=Guard, kw_only=True)
     watch: Callable[[JournalState, str], None] = attrs.field(default=lambda state, reason: None, kw_only=True)
+    #: whether the server will stop soon, so that new clients should go elsewhere; it still serves everything
+    draining: bool = attrs.field(default=False, init=False)
     #: open listeners, for operators
     listeners: list[Listener] = attrs.field(factory=list, init=False)
     #: totals by source; a publish counts for the source of its first run

@@ -24,7 +24,7 @@ from zope.interface import implementer
 from fyrehose.errors import ConfigError
 from fyrehose.net.holding import RefusedConnection
 from fyrehose.net.tcp import TCPSettings
-from fyrehose.options import option
+from fyrehose.options import file_path, option
 
 #: Only ciphers with forward secrecy and authenticated encryption.
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
@@ -46,10 +46,10 @@ def _one_of(*words: str) -> Any:
 class TLSSettings(TCPSettings):
     """The options of a TCP protocol that uses TLS when a certificate is configured."""
 
-    tls_certificate: str = option("", str, "PEM file: the server's certificate, then its issuers; enables TLS")
-    tls_key: str = option("", str, "PEM file: the private key; default: the certificate's file")
-    tls_key_passphrase: str = option("", str, "file whose first line is the passphrase of the private key")
-    tls_authorities: str = option("", str, "PEM file: all authorities that may issue client certificates")
+    tls_certificate: str = option("", file_path, "PEM file: the server's certificate, then its issuers; enables TLS")
+    tls_key: str = option("", file_path, "PEM file: the private key; default: the certificate's file")
+    tls_key_passphrase: str = option("", file_path, "file whose first line is the passphrase of the private key")
+    tls_authorities: str = option("", file_path, "PEM file: all authorities that may issue client certificates")
     tls_client_auth: str = option("none", _one_of(*_CLIENT_AUTH), "client certificates: none, optional or required")
     tls_minimum: str = option("1.2", _one_of(*_MINIMA), "lowest version of TLS: 1.2 or 1.3")
     tls_ciphers: str = option(CIPHERS, str, "cipher list of OpenSSL, for TLS 1.2")

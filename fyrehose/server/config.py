@@ -20,10 +20,12 @@
     keep-age = "1d"
 
 The name of a listener is PROTOCOL or PROTOCOL/LABEL.  Options of PROTOCOL/LABEL override those of PROTOCOL.
+Relative paths in a file are relative to its folder.
 """
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -31,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from twisted.internet.endpoints import quoteStringArgument
 
 from fyrehose import plugins
 from fyrehose.core import policy, streams
@@ -41,7 +44,7 @@ from fyrehose.core.streams import UNLIMITED, StreamRules
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IProtocolPlugin
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.options import build, count, duration, option, size
+from fyrehose.options import build, count, duration, option, size, within
 from fyrehose.server.logs import FORMATS
 
 #: The keys of a configuration file besides its tables.
@@ -53,6 +56,11 @@ SCOPES = ("journal", "server")
 Options = dict[str, dict[str, Any]]
 
 _LIMITS = PeerLimits()
+#: A relative path in an endpoint string, in which a backslash quotes a colon.
+_ENDPOINT_PATH = re.compile(
+    r"(^unix:(?:address=)?|:(?:privateKey|certKey|extraCertChain|dhParameters)=)"
+    r"((?!/|address=)(?:\\.|[^:\\])+)"
+)
 
 
 def _streams(text: str) -> int:
@@ -86,6 +94,12 @@ class ServerSettings:
     )
     memory_per_connection: int = option(
         8 << 20, size, "the same for one connection, which is then not read further", least=1 << 10
+    )
+    drain: float | None = option(
+        None,
+        duration,
+        "after SIGTERM, /ready is 503 and everything is served for this long; default: 10s under systemd and in "
+        "Kubernetes, else 0s",
     )
 
     @property
@@ -167,7 +181,7 @@ def parse_option(text: str) -> tuple[str, str, str]:
 
 
 def read_file(path: Path) -> FromFile:
-    """Read the configuration file at *path*.
+    """Read the configuration file at *path*; relative paths in it are relative to its folder.
 
     :raises ConfigError: the file cannot be read, or is invalid
     """
@@ -199,12 +213,13 @@ def read_file(path: Path) -> FromFile:
         rules = streams.parse(content.get("stream", []))
     except ValueError as error:
         raise ConfigError(f"invalid --config {path}: {error}") from error
+    folder = path.absolute().parent
     return FromFile(
-        data_dir=texts[0],
-        policy=texts[1],
+        data_dir=None if texts[0] is None else str(folder / texts[0]),
+        policy=None if texts[1] is None else str(folder / texts[1]),
         log_format=texts[2],
-        listen=list(_endpoints(path, listen)),
-        options={scope: _plain(table) for scope, table in options.items()},
+        listen=[(name, _endpoint_within(folder, endpoint)) for name, endpoint in _endpoints(path, listen)],
+        options={scope: _options_within(folder, scope, _plain(table)) for scope, table in options.items()},
         streams=rules,
     )
 
@@ -273,6 +288,21 @@ def _settings(name: str, options: Options) -> tuple[IProtocolPlugin, Any]:
 
 def _plain(table: Mapping[str, Any]) -> dict[str, Any]:
     return {name.replace("-", "_"): value for name, value in table.items()}
+
+
+def _options_within(folder: Path, scope: str, table: dict[str, Any]) -> dict[str, Any]:
+    """Return the options *table* of *scope*, with relative paths resolved in *folder*."""
+    protocol = scope.partition("/")[0]
+    if protocol not in (*SCOPES, *plugins.names()):
+        return table  # resolve() reports it.
+    settings = {"journal": JournalSettings, "server": ServerSettings}.get(scope) or plugins.load(protocol).settings
+    return within(str(folder), settings, table)
+
+
+def _endpoint_within(folder: Path, endpoint: str) -> str:
+    """Return *endpoint* with the relative paths of sockets, keys and certificates resolved in *folder*."""
+    start = quoteStringArgument(str(folder))
+    return _ENDPOINT_PATH.sub(lambda found: f"{found[1]}{start}/{found[2]}", endpoint)
 
 
 def _endpoints(path: Path, listen: Mapping[str, Any]) -> Iterable[tuple[str, str]]:

@@ -20,6 +20,14 @@ from twisted.logger import Logger
 log = Logger()
 
 
+def waits_for_stop(environment: Mapping[str, str]) -> bool:
+    """Return whether *environment* is that of systemd or Kubernetes, which give a server half a minute to stop.
+
+    Others, such as ``docker stop`` and supervisord, kill it after 10 seconds, so that draining would end in a kill.
+    """
+    return "NOTIFY_SOCKET" in environment or "KUBERNETES_SERVICE_HOST" in environment
+
+
 @attrs.define(eq=False)
 class ServiceManager:
     """Sends notifications to the service manager, if there is one.
@@ -57,12 +65,12 @@ class ServiceManager:
         """Notify that the server reads its files again."""
         self._notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
-    def stopping(self) -> None:
+    def stopping(self, status: str = "stopping") -> None:
         """Stop the watchdog, and notify that the server is stopping, which may take a while."""
         watchdog, self._watchdog = self._watchdog, None
         if watchdog is not None:
             watchdog.stop()
-        self._notify("STOPPING=1")
+        self._notify("STOPPING=1", f"STATUS={status}")
 
     def _notify(self, *lines: str) -> None:
         if not self.address:

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 from twisted.internet.error import ReactorNotRunning
+from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 
 log = Logger()
@@ -27,14 +28,27 @@ log = Logger()
 RESERVED = 64
 
 
-def stop_on_signals(reactor: Any) -> None:
-    """Stop the reactor in good order on SIGTERM and SIGINT; a second signal does not hurry it.
+def stop_on_signals(reactor: Any, drain: Callable[[], float] = lambda: 0.0) -> None:
+    """Stop the reactor in good order on SIGTERM and SIGINT.
 
-    Call this while the reactor runs, because it replaces the handlers that the reactor has installed.
+    A second signal ends draining, but does not hurry a stop.  Call this while the reactor runs, because it replaces the
+    handlers that the reactor has installed.
+
+    :param drain: called at the first SIGTERM; returns the seconds until the reactor is stopped
     """
+    draining: list[IDelayedCall] = []
+
+    def handle(number: int) -> None:
+        seconds = drain() if number == signal.SIGTERM and not draining else 0.0
+        if seconds:
+            draining.append(reactor.callLater(seconds, stop_reactor, reactor, "SIGTERM"))
+            return
+        if draining and draining[0].active():
+            draining[0].cancel()
+        stop_reactor(reactor, signal.Signals(number).name)
 
     def stop(number: int, frame: FrameType | None) -> None:
-        reactor.callFromThread(stop_reactor, reactor, signal.Signals(number).name)
+        reactor.callFromThread(handle, number)
 
     signal.signal(signal.SIGTERM, stop)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a background job of a shell ignores SIGINT

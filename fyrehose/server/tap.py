@@ -1,4 +1,4 @@
-"""``twistd fyrehose``: its options, and the service that it runs.
+"""``fyrehose serve`` and ``twistd fyrehose``: their options, and the service that they run.
 
 Besides the command line, only this module imports the reactor.
 """
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import attrs
 from twisted.application.service import IService, Service
@@ -44,12 +44,17 @@ from fyrehose.server.config import (
     resolve,
 )
 from fyrehose.server.idle import IdleStreams
-from fyrehose.server.notify import ServiceManager
+from fyrehose.server.notify import ServiceManager, waits_for_stop
 from fyrehose.server.service import Fyrehose
 from fyrehose.web.hosts import is_local
 
 log = Logger()
 
+#: Size at which a log file is rotated, in bytes, and how many older ones are kept.
+LOG_SIZE = 10 << 20
+LOG_FILES = 9
+#: How long a server under systemd or in Kubernetes drains by default, in seconds.
+DRAIN = 10.0
 #: The guarantee of each durability mode, for the log.
 _GUARANTEES = {
     "batch": "acknowledged messages are on disk",
@@ -59,13 +64,13 @@ _GUARANTEES = {
 
 
 class Options(usage.Options):
-    """The options of ``twistd fyrehose``.
+    """The options of ``twistd fyrehose``, which ``fyrehose serve`` has, too.
 
     After parsing, ``data-dir``, ``listen`` (pairs), ``option`` (by scope) and ``config`` hold the options as given, and
     ``resolved`` holds the resulting configuration.
     """
 
-    optParameters = [  # noqa: RUF012 - Twisted's name and type
+    optParameters: ClassVar[list[list[Any]]] = [
         ["data-dir", "d", None, "Directory of the journal.  [default: data]"],
         [
             "config",
@@ -78,11 +83,14 @@ class Options(usage.Options):
         ["durability", None, None, "When the journal is synced: batch, interval:MS or never.  [default: batch]"],
         ["max-streams", None, None, "Most streams that the server holds.  [default: 100000]"],
     ]
-    optFlags = [  # noqa: RUF012 - Twisted's name and type
+    optFlags: ClassVar[list[list[Any]]] = [
         ["quarantine", None, "Move damaged parts of the journal aside and start; subscribers are told of the gap."],
     ]
 
     resolved: Config
+    #: the command that is being run, for errors and for its help
+    command = "twistd fyrehose"
+    example = "twistd -n fyrehose --data-dir data"
 
     def __init__(self) -> None:
         usage.Options.__init__(self)
@@ -95,7 +103,7 @@ class Options(usage.Options):
         return textwrap.dedent(f"""\
             A durable message server with six protocols and one journal.  Without --listen it opens a listener of each
             protocol on loopback: {listeners}.  `fyrehose protocols` lists the options of each.
-            Example: twistd -n fyrehose --data-dir data --listen figg=tcp:8119:interface=127.0.0.1
+            Example: {self.example} --listen figg=tcp:8119:interface=127.0.0.1
             --option figg.max-connections=500""")
 
     def opt_listen(self, text: str) -> None:
@@ -151,7 +159,7 @@ class Options(usage.Options):
         twistd = self.parent
         if twistd is None or twistd.get("logger") or twistd.get("syslog"):
             return None
-        return partial(_log_observer, self.resolved.log_format, twistd)
+        return partial(_log_observer, self.command, self.resolved.log_format, twistd)
 
     def parseOptions(self, options: Any = None) -> None:
         try:
@@ -160,7 +168,7 @@ class Options(usage.Options):
             if self.parent is None:
                 raise
             # twistd would print its whole help before the error, and none of it on standard error.
-            sys.exit(f"twistd fyrehose: {error}")
+            sys.exit(f"{self.command}: {error}")
 
 
 def _usage(function: Any, *args: Any) -> Any:
@@ -170,17 +178,17 @@ def _usage(function: Any, *args: Any) -> Any:
         raise usage.UsageError(str(error)) from error
 
 
-def _log_observer(form: str, twistd: Any) -> FileLogObserver:
+def _log_observer(command: str, form: str, twistd: Any) -> FileLogObserver:
     """Return an observer that logs where twistd would, in format *form*; SIGUSR1 rotates the file, as in twistd."""
     from twisted.internet import reactor
 
     name = twistd.get("logfile")
     if name == "-" or (twistd.get("nodaemon") and not name):
         if not twistd.get("nodaemon"):
-            sys.exit("twistd fyrehose: a daemon cannot log to standard output; use --logfile FILE, or -n")
+            sys.exit(f"{command}: a daemon cannot log to standard output; use --logfile FILE, or -n")
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the default handler would end the process
         return logs.observer(form, sys.stdout)
-    file = LogFile.fromFullPath(name or "twistd.log")
+    file = LogFile.fromFullPath(name or "twistd.log", rotateLength=LOG_SIZE, maxRotatedFiles=LOG_FILES)
     signal.signal(signal.SIGUSR1, lambda number, frame: reactor.callFromThread(file.rotate))  # type: ignore[attr-defined]
     return logs.observer(form, file)
 
@@ -192,15 +200,25 @@ def makeService(options: Options) -> Server:
     # Timers must not depend on the wall clock, which may be set; this must precede the first timer.
     reactor.seconds = time.monotonic  # type: ignore[method-assign]
     try:
-        return Server(reactor, options.resolved, options.log_observer)
+        return Server(reactor, options.resolved, options.log_observer, options.command)
     except FyrehoseError as error:
-        sys.exit(f"twistd fyrehose: {error}")
+        sys.exit(f"{options.command}: {error}")
 
 
 class Server(Service):
-    """The top-level service of the process, which ends with a distinct exit status when the server cannot continue."""
+    """The top-level service of the process, which ends with a distinct exit status when the server cannot continue.
 
-    def __init__(self, reactor: Any, config: Config, log_observer: Callable[[], FileLogObserver] | None = None) -> None:
+    :param command: the command that was started, for errors
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        config: Config,
+        log_observer: Callable[[], FileLogObserver] | None = None,
+        command: str = Options.command,
+    ) -> None:
+        self.command = command
         self.log_observer = log_observer
         self.reactor = reactor
         self.config = config
@@ -276,7 +294,7 @@ class Server(Service):
 
     def _run(self) -> None:
         process.reduce_garbage_collection()
-        process.stop_on_signals(self.reactor)
+        process.stop_on_signals(self.reactor, self._drain)
         process.reload_on_hangup(self.reactor, self.reload)
         for warning in self.warnings:
             log.warn("{warning}", warning=warning)
@@ -294,6 +312,25 @@ class Server(Service):
             log.info("policy {file}: {rules} rules", file=self.config.policy_file, rules=rules)
         log.info("durability {mode}: {guarantee}", mode=durability, guarantee=_GUARANTEES[durability.mode])
         self.fyrehose.startService().addCallbacks(self._started, self._failed)
+
+    def _drain(self) -> float:
+        """Make ``/ready`` say 503, so that load balancers send new clients elsewhere.
+
+        :return: how long the server still serves everything, in seconds
+        """
+        seconds = self.config.server.drain
+        if seconds is None:
+            seconds = DRAIN if waits_for_stop(os.environ) and not os.isatty(0) else 0.0
+        if not self._serving or not seconds:
+            return 0.0
+        self._serving = False
+        self.fyrehose.broker.draining = True
+        self.manager.stopping("draining")
+        log.info(
+            "draining: /ready says 503, and the server stops in {seconds:g} s (server.drain); a second signal stops it",
+            seconds=seconds,
+        )
+        return seconds
 
     def _opened(self) -> None:
         assert self.journal.report is not None
@@ -316,7 +353,7 @@ class Server(Service):
     def _end_process(self, error: BaseException | None) -> None:
         if not self._ended:  # later errors are consequences of the first
             self._ended = True
-            process.say(f"twistd fyrehose: {error}")
+            process.say(f"{self.command}: {error}")
             process.exit_with(error.exit_status if isinstance(error, FyrehoseError) else 1)
         process.stop_reactor(self.reactor, "the server cannot continue")
 

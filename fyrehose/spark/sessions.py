@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fyrehose.errors import MissingExtra
+from fyrehose.extras import ARROW, SPARK
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,8 +80,8 @@ def session(
     :param conf: other Spark settings, which override those of this module
     :raises MissingExtra: PySpark or a Java is not installed
     """
-    if find_spec("pyspark") is None or find_spec("pyarrow") is None:
-        raise MissingExtra("Spark is not installed; pip install 'fyrehose[spark]'")
+    for each in (SPARK, ARROW):
+        each.require("Spark")
     from pyspark.sql import SparkSession
 
     running = SparkSession.getActiveSession()
@@ -139,7 +140,7 @@ def java_home(environ: Mapping[str, str]) -> Path:
     found = f" ({'; '.join(seen)})" if seen else ""
     raise MissingExtra(
         f"Spark needs Java {OLDEST_JAVA} or newer, and none was found{found}; "
-        "pip install 'fyrehose[spark]' installs one, or set JAVA_HOME"
+        f"{SPARK.command} installs one, or set JAVA_HOME"
     )
 
 

@@ -24,6 +24,7 @@ from rich.text import Text
 
 from fyrehose import errors
 from fyrehose.errors import FyrehoseError, MissingExtra
+from fyrehose.extras import SPARK
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,7 +58,7 @@ def in_a_line(error: Exception) -> FyrehoseError | None:
     if isinstance(error, OSError) and error.filename is not None:  # Such as a lake without write permission.
         return FyrehoseError(f"{error.filename}: {error.strerror}")
     if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("fyrehose"):
-        return MissingExtra(f"{error.name} is not installed; pip install 'fyrehose[spark]'")
+        return MissingExtra(f"{error.name} is not installed: {SPARK.command}")
     ours = own_error(error)
     if ours is None and type(error).__name__ in _MISTAKES:
         return FyrehoseError(str(error).strip().splitlines()[0])

@@ -15,7 +15,7 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.testing import MemoryReactorClock
 from twisted.python.failure import Failure
 
-from fyrehose.admin import plugin as plugin_module
+from fyrehose import extras
 from fyrehose.admin.metrics import registry
 from fyrehose.admin.plugin import plugin
 from fyrehose.admin.server import POLICY, Admin, AdminFactory, AdminService, make_admin
@@ -178,7 +178,14 @@ def test_health_and_readiness_follow_the_journal_and_need_no_token(
     watched.journal.state = state
     peer = connect(token=TOKEN)
     assert (peer.ask("/health")[0], peer.ask("/ready")[0]) == (health, ready), "without the token"
-    assert peer.json("/ready") == {"ok": ready == 200, "journal": state.value}
+    assert peer.json("/ready") == {"ok": ready == 200, "journal": state.value, "draining": False}
+
+
+def test_a_draining_server_is_healthy_but_not_ready(connect: Connect, watched: Any) -> None:
+    watched.broker.draining = True
+    peer = connect(token=TOKEN)
+    assert (peer.ask("/health")[0], peer.ask("/ready")[0]) == (200, 503)
+    assert peer.json("/ready") == {"ok": False, "journal": "writable", "draining": True}
 
 
 @pytest.mark.parametrize(
@@ -422,6 +429,6 @@ def test_public_endpoint_without_tls_and_token_is_refused(watched: Any) -> None:
 
 
 def test_missing_prometheus_client_is_reported(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugin_module, "find_spec", lambda name: None if "prometheus" in name else find_spec(name))
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if "prometheus" in name else find_spec(name))
     with pytest.raises(MissingExtra, match=r"fyrehose\[admin\]"):
         plugin.make_service(MemoryReactorClock(), watched.broker, plugin.default_endpoint, Settings())

@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from twisted.internet.task import Clock
 from zope.interface import implementer
 
+from fyrehose import extras
 from fyrehose.cli import exporting, main
 from fyrehose.errors import ConfigError, JournalGap
 from fyrehose.interfaces import IJournalObserver, JournalState
@@ -161,10 +162,10 @@ def test_format_option_overrides_the_suffix(data: Path, tmp_path: Path) -> None:
 
 
 def test_without_pyarrow_the_error_suggests_ndjson(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(exporting, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
     result = export(tmp_path, tmp_path / "all.parquet")
     assert result.exit_code == 1
-    assert "pip install fyrehose[spark]; or write --format ndjson" in result.stderr
+    assert "pip install 'fyrehose[spark]'; or write --format ndjson" in result.stderr
     assert exporting.format_of(Path("all.ndjson"), None) == "ndjson"
 
 

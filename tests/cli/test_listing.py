@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import attrs
 import pytest
 from click.testing import CliRunner
 
-from fyrehose import plugins
+from fyrehose import extras, plugins
 from fyrehose.cli import main
 from fyrehose.cli.listing import _shown
 
@@ -22,6 +24,20 @@ def test_every_protocol_is_listed() -> None:
     for name in plugins.names():
         assert plugins.load(name).default_endpoint in output
         assert plugins.load(name).description in output
+
+
+def test_what_is_not_installed_is_listed_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "not installed" not in listed()
+    hidden = ("zmq", "isal", "pyspark")
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name in hidden else find_spec(name))
+    _, _, missing = listed().partition("\nnot installed:\n")
+    assert missing.splitlines() == [
+        "  eventbus needs pyzmq: pip install 'fyrehose[eventbus]'",
+        "  lumberjack inflates two and a half times as fast with isal: pip install 'fyrehose[lumberjack]'",
+        "  fyrehose-spark needs pyspark: pip install 'fyrehose[spark]'",
+    ]
+    assert "not installed" not in listed("figg")
+    assert "pip install 'fyrehose[eventbus]'" in listed("eventbus")
 
 
 @pytest.mark.parametrize("name", plugins.names())

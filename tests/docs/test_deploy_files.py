@@ -10,6 +10,7 @@ from configparser import ConfigParser
 from pathlib import Path
 
 from fyrehose.cli.backup import backup
+from fyrehose.server.tap import DRAIN
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
@@ -25,7 +26,8 @@ def unit(name: str) -> ConfigParser:
 def test_the_unit_notifies_systemd_and_is_hardened() -> None:
     service = unit("fyrehose.service")["Service"]
     assert (service["Type"], service["ExecReload"]) == ("notify", "/bin/kill -HUP $MAINPID")
-    assert service["ExecStart"].split()[1:4] == ["-n", "--pidfile=", "fyrehose"]
+    assert service["ExecStart"].split()[:2] == ["/opt/fyrehose/bin/fyrehose", "serve"]
+    assert float(service["TimeoutStopSec"]) >= 3 * DRAIN, "a stop begins with draining, and then waits for the disk"
     assert set(service["RestartPreventExitStatus"].split()) == {"1", "3"}
     assert float(service["WatchdogSec"]) > 0
     assert {service[name] for name in ("DynamicUser", "NoNewPrivileges", "PrivateTmp", "ProtectHome")} == {"yes"}

@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[2]
 NEEDED = ("Makefile", "setup.cfg", "setup.py", "pyproject.toml", "README.md", "fyrehose", "twisted", "docs")
 #: Not run: `make test` runs this test.
 NOT_RUN = {"make test"}
+#: These run until the shell stops them.
+SERVERS = ("make run", "fyrehose serve")
 
 
 @attrs.frozen
@@ -107,8 +109,8 @@ class Shell:
     def run(self, step: Step) -> None:
         """Run *step*, and wait until it has ended and its expected output has appeared."""
         begin = len(self.lines)
-        if step.command == "make run":
-            self.write("make run 2>&1 &")
+        if step.command in SERVERS:
+            self.write(f"{step.command} 2>&1 &")
             self.until(begin, lambda output: any(line.endswith("serving") for line in output), step)
         else:
             self.write(f"{step.command}\necho status=$?")
@@ -134,7 +136,7 @@ class Shell:
         """Stop the server and the shell."""
         with self.process:  # which closes its pipes
             if self.process.poll() is None:
-                self.write("kill -TERM $(cat twistd.pid); kill $(jobs -p); wait; exit")
+                self.write("kill -TERM $(cat data/LOCK); kill $(jobs -p); wait; exit")
             try:
                 self.process.wait(30)
             except subprocess.TimeoutExpired:

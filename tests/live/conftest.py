@@ -83,7 +83,11 @@ def start(tmp_path: Path, lines_path: list[Path]) -> Iterator[Start]:
     servers: list[TwistdServer] = []
 
     def starter(
-        *words: str, ready: bool = True, command: tuple[str, ...] = (), before: tuple[str, ...] = ("-n",)
+        *words: str,
+        ready: bool = True,
+        command: tuple[str, ...] = (),
+        before: tuple[str, ...] = ("-n",),
+        name: tuple[str, ...] = ("fyrehose",),
     ) -> TwistdServer:
         root = Path(__file__).parents[2]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (root, *lines_path)))}
@@ -91,7 +95,7 @@ def start(tmp_path: Path, lines_path: list[Path]) -> Iterator[Start]:
         log.write_bytes(b"")
         with log.open("ab") as out, tmp_path.joinpath("errors").open("wb") as errors:
             process = subprocess.Popen(
-                [*command, str(TWISTD), *before, "fyrehose", *words],
+                [*command, str(TWISTD), *before, *name, *words],
                 cwd=tmp_path,
                 env=environment,
                 stdin=subprocess.DEVNULL,

@@ -201,7 +201,7 @@ def test_the_commands_of_the_page(start: Any, tmp_path: Path) -> None:
     (policy,) = re.findall(r"```toml\n(\[\[allow\]\].*?)```", page, re.DOTALL)
     tmp_path.joinpath("policy.toml").write_text(policy)
     section = page.partition("## TLS")[2].replace("\\\n", " ")
-    (serving,) = re.findall(r"twistd -n fyrehose (.*)", section)
+    (serving,) = re.findall(r"fyrehose serve (.*)", section)
     server = start(*serving.replace("tcp:8119", "tcp:0").split())
     (publishing,) = re.findall(r"fyrehose (publish .*)", section)
     words = shlex.split(publishing.replace("8119", str(server.port("figg"))))
@@ -303,9 +303,13 @@ def test_a_service_manager_and_a_log_of_objects(start: Any, tmp_path: Path, monk
         server.process.send_signal(signal.SIGTERM)
         while not told.startswith(b"STOPPING=1"):
             told = manager.recv(1000)
+        assert told == b"STOPPING=1\nSTATUS=draining"
+        server.process.send_signal(signal.SIGTERM)
         assert server.ended() == 0
     lines = [json.loads(line) for line in server.log.splitlines()]
-    assert [line["message"] for line in lines if line["module"] == "fyrehose.server.tap"][-1] == "reloaded"
+    messages = [line["message"] for line in lines if line["module"] == "fyrehose.server.tap"]
+    assert messages[-2] == "reloaded"
+    assert messages[-1].startswith("draining: /ready says 503, and the server stops in 10 s")
     assert "Server Shut Down." in [line["message"] for line in lines]
     assert all({"time", "level", "module", "message"} <= line.keys() for line in lines)
     listens = next(line for line in lines if "listens on" in line["message"])

@@ -9,6 +9,8 @@ import ssl
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,64 @@ def test_without_a_word_every_plugin_is_served(start: Any, tmp_path: Path) -> No
     for name in plugins.names():
         assert f"{name} ({plugins.load(name).default_endpoint}) listens on 127.0.0.1:" in server.log
     assert server.stop() == 0
+
+
+#: Runs ``fyrehose serve`` where the fixture starts twistd.
+SERVE = (
+    sys.executable,
+    "-c",
+    "import sys; from fyrehose.cli import main; sys.argv[:] = ['fyrehose', 'serve', *sys.argv[2:]]; main()",
+)
+
+
+def test_fyrehose_serve_runs_the_same_server(start: Any) -> None:
+    server = start("--listen", LINES, command=SERVE, before=(), name=())
+    publish(server.port("lines"), b"one")
+    assert not list(server.directory.glob("*.pid"))
+    assert server.stop() == 0
+    assert server.errors == ""
+    server = start("--listen", LINES, command=SERVE, before=(), name=())
+    assert kept(server.port("lines"), 1) == [b"one"]
+    second = start("--data-dir", "data", "--listen", LINES, command=SERVE, before=(), name=(), ready=False)
+    assert second.ended() == 5
+    assert second.errors.startswith(f"fyrehose serve: the journal {server.directory / 'data'} is in use by another")
+    assert second.errors.count("\n") == 1
+
+
+def get(url: str, timeout: float = 60) -> tuple[int, bytes]:
+    """Return the status and the body of the answer to a GET."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def test_a_draining_server_serves_everything_until_it_stops(start: Any) -> None:
+    server = start(
+        *(
+            "--listen",
+            LINES,
+            "--listen",
+            "admin=tcp:0:interface=127.0.0.1",
+            "--listen",
+            "http=tcp:0:interface=127.0.0.1",
+        ),
+        *("--option", "server.drain=1h"),
+    )
+    admin = f"http://127.0.0.1:{server.port('admin')}"
+    assert get(f"{admin}/ready")[0] == 200
+    reader = urllib.request.urlopen(f"http://127.0.0.1:{server.port('http')}/streams/log/live", timeout=60)
+    server.process.send_signal(signal.SIGTERM)
+    server.wait_for("draining: /ready says 503")
+    assert get(f"{admin}/ready")[0] == 503
+    assert get(f"{admin}/health")[0] == 200
+    publish(server.port("lines"), b"while it drains")
+    assert kept(server.port("lines"), 1) == [b"while it drains"]
+    assert server.stop() == 0, "a second signal"
+    events = reader.read()
+    assert b"while it drains" in events
+    assert b"event: ended\ndata: " in events
 
 
 def test_ctrl_c_is_a_stop_like_any_other(start: Any) -> None:

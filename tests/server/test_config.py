@@ -78,12 +78,54 @@ def test_a_configuration_file_is_read(tmp_path: Path) -> None:
     )
     assert read_file(path) == FromFile(
         data_dir="/srv/data",
-        policy="policy.toml",
+        policy=str(tmp_path / "policy.toml"),
         log_format="json",
         listen=[("figg", "tcp:8119"), ("figg/office", "tcp:8120"), ("backbone", "udp:1"), ("backbone", "udp:2")],
         options={"figg": {"max_connections": 500}, "journal": {"quarantine": True}},
         streams=StreamRules((StreamRule(names=("debug.*",), keep_age=86400.0),)),
     )
+
+
+def test_relative_paths_in_a_file_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "etc: fyrehose"
+    folder.mkdir()
+    folder.joinpath("fyrehose.toml").write_text(
+        """
+        data-dir = "data"
+        [listen]
+        figg = ["unix:figg", "unix:address=run/figg:mode=600", "unix:/run/figg"]
+        relink = 'ssl:7733:privateKey=server.key:certKey=/etc/server.pem'
+        [option.figg]
+        tls-certificate = "server.pem"
+        tls-key = "/etc/server.key"
+        [option."figg/office"]
+        tls-authorities = "clients.pem"
+        [option.admin]
+        token-file = ""
+        [option.eventbus]
+        server-key = "keys/server.key_secret"
+        client-keys = "any"
+        [option.unknown]
+        tls-certificate = "server.pem"
+        """
+    )
+    monkeypatch.chdir(tmp_path)
+    found = read_file(Path("etc: fyrehose", "fyrehose.toml"))
+    quoted = str(folder).replace(":", "\\:")
+    assert found.data_dir == str(folder / "data")
+    assert found.listen == [
+        ("figg", f"unix:{quoted}/figg"),
+        ("figg", f"unix:address={quoted}/run/figg:mode=600"),
+        ("figg", "unix:/run/figg"),
+        ("relink", f"ssl:7733:privateKey={quoted}/server.key:certKey=/etc/server.pem"),
+    ]
+    assert found.options == {
+        "figg": {"tls_certificate": str(folder / "server.pem"), "tls_key": "/etc/server.key"},
+        "figg/office": {"tls_authorities": str(folder / "clients.pem")},
+        "admin": {"token_file": ""},
+        "eventbus": {"server_key": str(folder / "keys/server.key_secret"), "client_keys": "any"},
+        "unknown": {"tls_certificate": "server.pem"},
+    }
 
 
 def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:

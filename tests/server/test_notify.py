@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from twisted.internet.task import Clock
 
-from fyrehose.server.notify import ServiceManager
+from fyrehose.server.notify import ServiceManager, waits_for_stop
 
 
 @pytest.fixture(params=["path", "abstract"])
@@ -50,7 +50,7 @@ def test_notifications_from_start_to_stop(listening: tuple[str, socket.socket]) 
     told.ready("serving")
     assert heard(manager) == [["READY=1", "STATUS=serving"]], "there is one watchdog"
     told.stopping()
-    assert heard(manager) == [["STOPPING=1"]]
+    assert heard(manager) == [["STOPPING=1", "STATUS=stopping"]]
     clock.advance(100)
     assert heard(manager) == []
     assert not clock.getDelayedCalls()
@@ -87,3 +87,16 @@ def test_a_missing_service_manager_is_logged_once(tmp_path: Path, log_lines: lis
     told.stopping()
     assert len(log_lines) == 1
     assert log_lines[0].startswith(f"cannot notify the service manager at {tmp_path / 'nowhere'}: ")
+
+
+@pytest.mark.parametrize(
+    ("environment", "waits"),
+    [
+        ({}, False),
+        ({"NOTIFY_SOCKET": "/run/systemd/notify"}, True),
+        ({"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, True),
+        ({"SUPERVISOR_ENABLED": "1"}, False),
+    ],
+)
+def test_systemd_and_kubernetes_wait_for_a_server_that_drains(environment: dict[str, str], waits: bool) -> None:
+    assert waits_for_stop(environment) is waits

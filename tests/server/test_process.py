@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from twisted.internet.error import ReactorNotRunning
+from twisted.internet.task import Clock
 
 from fyrehose.server import process
 
@@ -29,6 +30,13 @@ class FakeReactor:
         if "stopped" in self.told:
             raise ReactorNotRunning
         self.told.append("stopped")
+
+
+class DrainingReactor(FakeReactor):
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.callLater = self.clock.callLater
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +59,35 @@ def test_a_signal_stops_the_reactor_and_a_second_one_has_no_effect(
     assert reactor.told == ["called from a thread", "stopped", "called from a thread"]
     assert log_lines[0] == f"stopping: {number.name}"
     assert "still stopping" in log_lines[1]
+
+
+def test_sigterm_drains_before_the_reactor_stops(log_lines: list[str]) -> None:
+    reactor = DrainingReactor()
+    process.stop_on_signals(reactor, lambda: 5.0)
+    os.kill(os.getpid(), signal.SIGTERM)
+    reactor.clock.advance(4)
+    assert "stopped" not in reactor.told
+    reactor.clock.advance(1)
+    assert "stopped" in reactor.told
+    assert log_lines == ["stopping: SIGTERM"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_draining(number: signal.Signals, log_lines: list[str]) -> None:
+    reactor = DrainingReactor()
+    process.stop_on_signals(reactor, lambda: 5.0)
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), number)
+    assert "stopped" in reactor.told
+    assert not reactor.clock.getDelayedCalls()
+    assert log_lines == [f"stopping: {number.name}"]
+
+
+def test_ctrl_c_does_not_drain() -> None:
+    reactor = DrainingReactor()
+    process.stop_on_signals(reactor, lambda: 5.0)
+    os.kill(os.getpid(), signal.SIGINT)
+    assert "stopped" in reactor.told
 
 
 def test_a_background_job_still_ignores_sigint() -> None:

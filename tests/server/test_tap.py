@@ -194,7 +194,7 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     said: list[Any] = []
     monkeypatch.setattr(process, "exit_with", said.append)
     monkeypatch.setattr(process, "say", said.append)
-    monkeypatch.setattr(process, "stop_on_signals", lambda reactor: None)
+    monkeypatch.setattr(process, "stop_on_signals", lambda reactor, drain: None)
     monkeypatch.setattr(process, "reload_on_hangup", lambda reactor, reload: None)
     monkeypatch.setattr(process, "raise_descriptor_limit", lambda: 20_000)
     return said
@@ -427,6 +427,19 @@ class TestLog:
         finally:
             signal.signal(signal.SIGUSR1, kept)
 
+    def test_the_number_of_rotated_log_files_is_bounded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tap, "LOG_SIZE", 100)
+        kept = signal.getsignal(signal.SIGUSR1)
+        try:
+            observer = self.under(logfile=str(tmp_path / "log"))()
+            for n in range(100):
+                observer({"log_format": f"line {n} of the log", "log_time": 0.0, "log_namespace": "x"})
+            observer._outFile.close()
+        finally:
+            signal.signal(signal.SIGUSR1, kept)
+        assert len(list(tmp_path.iterdir())) == 1 + tap.LOG_FILES
+        assert "line 99 of the log" in (tmp_path / "log").read_text()
+
     def test_a_daemon_cannot_log_to_standard_output(self) -> None:
         with pytest.raises(SystemExit, match="a daemon cannot log to standard output"):
             self.under(logfile="-")()
@@ -469,4 +482,39 @@ def test_the_service_manager_is_notified(ending: list[Any], tmp_path: Path, monk
         assert manager.recv(1000) == b"READY=1\nSTATUS=serving"
         server.fyrehose.running = 0
         server.stopService()
-        assert manager.recv(1000) == b"STOPPING=1"
+        assert manager.recv(1000) == b"STOPPING=1\nSTATUS=stopping"
+
+
+class TestDraining:
+    """After SIGTERM the server serves everything for a while, and says that it is not ready."""
+
+    def serving(self, *words: str) -> Server:
+        server = Server(StoppingReactor(), parsed("--listen", "figg=unix:/run/figg", *words).resolved)
+        server.fyrehose.running = 1
+        server._started(None)
+        return server
+
+    def test_a_server_in_a_terminal_or_a_script_does_not_drain(self, ending: list[Any]) -> None:
+        server = self.serving()
+        assert server._drain() == 0
+        assert not server.fyrehose.broker.draining
+
+    def test_a_server_under_systemd_drains_for_ten_seconds(
+        self, ending: list[Any], monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
+    ) -> None:
+        monkeypatch.setenv("NOTIFY_SOCKET", "/nowhere")
+        monkeypatch.setattr(os, "isatty", lambda descriptor: False)
+        server = self.serving()
+        assert server._drain() == 10
+        assert server.fyrehose.broker.draining
+        assert any(line.startswith("draining: /ready says 503, and the server stops in 10 s") for line in log_lines)
+        assert self.serving("--option", "server.drain=0")._drain() == 0
+        monkeypatch.setattr(os, "isatty", lambda descriptor: True)
+        assert self.serving()._drain() == 0, "in a terminal"
+
+    def test_the_option_holds_everywhere_but_only_while_the_server_serves(self, ending: list[Any]) -> None:
+        server = self.serving("--option", "server.drain=3s")
+        assert server._drain() == 3
+        assert server._drain() == 0, "it drains already"
+        starting = Server(StoppingReactor(), parsed("--option", "server.drain=3s").resolved)
+        assert starting._drain() == 0, "no client uses it yet"

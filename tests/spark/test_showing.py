@@ -39,7 +39,7 @@ def test_errors_are_shown_in_one_line() -> None:
     assert isinstance(showing.in_a_line(RuntimeError("x\nfyrehose.errors.PublishError: no")), PublishError)
     assert showing.in_a_line(RuntimeError("a bug")) is None
     missing = ModuleNotFoundError("No module named 'deltalake'", name="deltalake")
-    assert str(showing.in_a_line(missing)) == "deltalake is not installed; pip install 'fyrehose[spark]'"
+    assert str(showing.in_a_line(missing)) == "deltalake is not installed: pip install 'fyrehose[spark]'"
     assert str(showing.in_a_line(PermissionError(13, "Permission denied", "/lake"))) == "/lake: Permission denied"
     assert showing.in_a_line(ConnectionResetError(104, "by whom")) is None
 

@@ -6,14 +6,14 @@ in: an endpoint string ``tcp:PORT[:interface=IP]`` and settings      out: a serv
 from __future__ import annotations
 
 import re
-from importlib.util import find_spec
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 import attrs
 from zope.interface import implementer
 
-from fyrehose.errors import ConfigError, MissingExtra
+from fyrehose.errors import ConfigError
+from fyrehose.extras import EVENTBUS, Extra
 from fyrehose.interfaces import IBroker, IClientPlugin
 from fyrehose.protocols.eventbus.encoding import PROTOCOL
 from fyrehose.protocols.eventbus.settings import Settings
@@ -24,15 +24,6 @@ if TYPE_CHECKING:
 
 
 _ENDPOINT = re.compile(r"tcp:(\d+)(?::interface=(.+))?", re.ASCII)
-
-
-def require_zmq() -> None:
-    """Check that pyzmq is installed.
-
-    :raises MissingExtra: it is not
-    """
-    if find_spec("zmq") is None:
-        raise MissingExtra(f"{PROTOCOL} needs pyzmq: pip install fyrehose[eventbus]")
 
 
 def parse_endpoint(endpoint: str) -> tuple[str, int]:
@@ -67,10 +58,11 @@ class EventBusPlugin:
     default_endpoint: str = "tcp:5556:interface=127.0.0.1"
     default_port: int = 5556
     settings: type[Settings] = Settings
+    extra: Extra = EVENTBUS
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> EventBusService:
         host, port = parse_endpoint(endpoint)
-        require_zmq()
+        EVENTBUS.require(PROTOCOL)
         from fyrehose.protocols.eventbus.service import EventBusService
 
         return EventBusService(reactor, broker, host, port, settings)
@@ -84,7 +76,7 @@ class EventBusPlugin:
         return self._client(reactor, host, port)
 
     def _client(self, reactor: Any, host: str, port: int, **options: Any) -> EventBusClient:
-        require_zmq()
+        EVENTBUS.require(PROTOCOL)
         from fyrehose.protocols.eventbus.client import EventBusClient
         from fyrehose.protocols.eventbus.client_session import Options
 

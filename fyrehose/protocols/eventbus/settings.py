@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import attrs
 
-from fyrehose.options import boolean, count, duration, name, option, size
+from fyrehose.options import FilePath, boolean, count, duration, file_path, name, option, size
 from fyrehose.protocols.eventbus.frames import Dialect
 from fyrehose.records import MAX_PAYLOAD
 
@@ -38,8 +38,12 @@ class Settings:
     """The options ``--option eventbus.NAME=VALUE``."""
 
     stream: str = option("eventbus", name, "the stream to publish to and broadcast from")
-    server_key: str = option("", str, "file of the server's CURVE key pair (NAME.key_secret); turns encryption on")
-    client_keys: str = option("", str, "directory of the public keys (NAME.key) of permitted clients, or any")
+    server_key: str = option(
+        "", file_path, "file of the server's CURVE key pair (NAME.key_secret); turns encryption on"
+    )
+    client_keys: str = option(
+        "", FilePath(("any",)), "directory of the public keys (NAME.key) of permitted clients, or any"
+    )
     sequence: Dialect = option(Dialect.BINARY, choice(Dialect), "encoding of broadcast sequences: binary or decimal")
     subtrees: Syntax = option(Syntax.TEXT, choice(Syntax), "syntax of subtrees: text or reference (commas, prefixes)")
     dedup: bool = option(False, boolean, "drop an event whose UUID was seen in the last 10 minutes (100,000 are kept)")

@@ -99,6 +99,7 @@ class LiveAnswer:
         self._subscription: ISubscription | None = None
         self._pending: deque[Run] = deque()
         self._paused = True
+        self._ended = False
 
     def start(self, subscription: ISubscription) -> None:
         """Start sending the records of *subscription*."""
@@ -106,6 +107,10 @@ class LiveAnswer:
         self.connection.session.send(b": from %d on\n\n" % (subscription.position + 1))
         self.connection.timers.start(KEEPALIVE, self._send_keepalive)
         self.connection.attach(self)
+
+    def close(self) -> None:
+        """Send the last event, because the server closes the connection; the client may connect again."""
+        self._send_ended({"error": "the server closes the connection; connect again to continue", "retry": True})
 
     def stop(self) -> None:
         """Stop sending records, and end the subscription."""
@@ -160,11 +165,15 @@ class LiveAnswer:
         self.connection.session.send(b"event: gap\nid: %d\ndata: %b\n\n" % (last, gap))
 
     def ended(self, reason: Exception) -> None:
-        error = json.dumps({"error": str(reason)}).encode()
-        self.connection.session.send(b"event: ended\ndata: %b\n\n" % error)
+        self._send_ended({"error": str(reason)})
         self.connection.finish()
 
     # Internals.
+
+    def _send_ended(self, reason: dict[str, object]) -> None:
+        if not self._ended:
+            self._ended = True
+            self.connection.session.send(b"event: ended\ndata: %b\n\n" % json.dumps(reason).encode())
 
     def _send_pending(self) -> None:
         self.connection.session.send(events((self._pending.popleft(),)))

@@ -255,6 +255,7 @@ class HttpProtocol(WebProtocol):
     def finish(self) -> None:
         """Close the connection, after completing a live answer."""
         if self.phase is Phase.OPEN and isinstance(self._streamed, LiveAnswer) and self.session.streaming:
+            self._streamed.close()
             self.session.end()
         super().finish()
 

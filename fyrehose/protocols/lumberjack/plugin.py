@@ -8,6 +8,7 @@ import attrs
 from twisted.internet.endpoints import HostnameEndpoint
 from zope.interface import implementer
 
+from fyrehose.extras import LUMBERJACK, Extra
 from fyrehose.interfaces import IBroker, IClientPlugin
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.tls import add_tls
@@ -28,6 +29,7 @@ class LumberjackPlugin:
     default_endpoint: str = "tcp:5044:interface=127.0.0.1"
     default_port: int = 5044
     settings: type[Settings] = Settings
+    extra: Extra = LUMBERJACK
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> TCPService:
         factory = LumberjackFactory(broker, settings, reactor)

@@ -57,10 +57,10 @@ class TestWithoutPyzmq:
 
     @pytest.fixture(autouse=True)
     def without(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("fyrehose.protocols.eventbus.plugin.find_spec", lambda name: None)
+        monkeypatch.setattr("fyrehose.extras.find_spec", lambda name: None)
 
     def test_missing_pyzmq_is_one_clear_error(self, broker: Broker) -> None:
-        with pytest.raises(MissingExtra, match=r"^eventbus needs pyzmq: pip install fyrehose\[eventbus\]$"):
+        with pytest.raises(MissingExtra, match=r"^eventbus needs pyzmq: pip install 'fyrehose\[eventbus\]'$"):
             plugin.make_service(MemoryReactorClock(), broker, plugin.default_endpoint, Settings())
 
     def test_clients_report_missing_pyzmq(self) -> None:

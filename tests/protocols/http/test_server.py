@@ -553,7 +553,9 @@ def test_live_get_ends_when_the_policy_forbids_it(make: Make) -> None:
     peer = server.connect()
     peer.ask("GET /streams/open/live")
     server.broker.guard.change(parse({"allow": [{"network": "10.0.0.0/8", "subscribe": "*"}]}))
-    assert b"event: ended" in peer.hear()
+    end = peer.hear()
+    assert end.count(b"event: ended\n") == 1
+    assert b"retry" not in end, "the same request would be refused"
     assert peer.transport.disconnecting
 
 
@@ -566,7 +568,10 @@ def test_stopping_server_answers_pending_requests_before_it_closes(make: Make) -
     uploader.protocol.dataReceived(b"2\r\na\n\r\n")
     drained = server.factory.drain()
     assert idle.transport.disconnecting
-    assert reader.hear().endswith(b"\r\n0\r\n\r\n")
+    end = reader.hear()
+    assert end.count(b"event: ended\n") == 1
+    assert b'"retry": true' in end, "the reader may connect again"
+    assert end.endswith(b"\r\n0\r\n\r\n")
     assert not publisher.transport.disconnecting
     server.journal.commit()
     answer = uploader.answer()

