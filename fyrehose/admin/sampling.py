@@ -176,8 +176,8 @@ def published_by_protocol(broker: Broker) -> Totals:
 
 
 def delivered_by_protocol(broker: Broker) -> Totals:
-    """Return the messages and bytes that were delivered, by protocol."""
-    return {protocol: (tally.messages, tally.bytes) for protocol, tally in broker.tallies().items()}
+    """Return the messages and bytes that were delivered to clients, by protocol."""
+    return {protocol: tally.delivered for protocol, tally in broker.tallies().items()}
 
 
 def _rates(before: Totals, after: Totals, elapsed: float) -> Rates:

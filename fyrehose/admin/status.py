@@ -69,7 +69,7 @@ class Status:
             "protocols": self.protocols(lags),
             "streams": self._streams(match, listed),
             "subscribers": {
-                "total": len(self.broker.cursors()),
+                "total": sum(tally.subscribers for tally in self.broker.tallies().values()),
                 "lag": lags.largest,
                 "lag_age": round(max(0.0, self.sampler.clock.seconds() - lags.started), 3),
                 "listed": [_subscriber(cursor) for cursor in lags.furthest_behind(listed)],
@@ -92,9 +92,10 @@ class Status:
 
     def subscribers_page(self, page: int, limit: int) -> dict[str, Any]:
         """Return page *page* (from 0) of the subscribers; a page has *limit* entries."""
-        cursors = self.broker.cursors()
+        cursors = (cursor for cursor in self.broker.cursors() if cursor.audience)
         listed = islice(cursors, page * limit, (page + 1) * limit)
-        return {"total": len(cursors), "page": page, "listed": [_subscriber(cursor) for cursor in listed]}
+        total = sum(tally.subscribers for tally in self.broker.tallies().values())
+        return {"total": total, "page": page, "listed": [_subscriber(cursor) for cursor in listed]}
 
     def ready(self) -> tuple[bool, str]:
         """Return whether the server accepts messages, and the state of the journal."""
@@ -144,7 +145,7 @@ class Status:
                     "delivered_bytes": delivered.get(protocol, (0, 0))[1],
                     "delivered_rate": delivered_rate[0],
                     "delivered_bytes_rate": delivered_rate[1],
-                    "subscribers": tallies[protocol].subscriptions if protocol in tallies else 0,
+                    "subscribers": tallies[protocol].subscribers if protocol in tallies else 0,
                     "lag": lags.protocols.get(protocol, 0),
                     "refused": refused[protocol],
                 }
@@ -215,6 +216,7 @@ def _subscriber(cursor: Cursor) -> dict[str, Any]:
     return {
         "protocol": protocol,
         "peer": peer,
+        "clients": cursor.audience,
         "stream": cursor.stream,
         "position": cursor.position,
         "lag": cursor.lag,

@@ -14,6 +14,7 @@ from fyrehose.core import fanout
 from fyrehose.core.broker import Broker
 from fyrehose.interfaces import JournalState
 from fyrehose.observe.listeners import Listener
+from fyrehose.testing import RecordingSink
 
 log = Logger()
 
@@ -71,6 +72,33 @@ def test_own_records_of_a_protocol_are_not_counted(watched: Any) -> None:
     assert set(watched.sampler.samples[-1].published) == {"figg", "relink"}
 
 
+class Relay(RecordingSink):
+    """A sink with clients of its own."""
+
+    subscriber = ("backbone", "clients")
+    audience = 0
+    sent = (0, 0)
+
+
+def test_without_any_client_nothing_is_delivered_and_there_is_no_subscriber(watched: Any) -> None:
+    relay = Relay()
+    watched.broker.subscribe("s", None, relay).resumeProducing()
+    for _ in range(100):
+        watched.publish(b"x")
+    watched.pass_time(1)
+    status = watched.status.complete()
+    backbone = by_name(status["protocols"])["backbone"]
+    assert (backbone["subscribers"], backbone["delivered_messages"], backbone["delivered_rate"]) == (0, 0, 0)
+    assert (status["subscribers"]["total"], status["subscribers"]["listed"]) == (0, [])
+    assert status["streams"]["listed"][0]["subscribers"] == 0
+    assert watched.status.subscribers_page(0, 10) == {"total": 0, "page": 0, "listed": []}
+    assert b'fyrehose_subscribers{protocol="backbone"} 0.0' in metrics.text(metrics.registry(watched.status, 10))
+    relay.audience, relay.sent = 3, (6, 9)
+    status = watched.status.complete()
+    assert (status["subscribers"]["total"], status["subscribers"]["listed"][0]["clients"]) == (3, 3)
+    assert by_name(status["protocols"])["backbone"]["delivered_messages"] == 6
+
+
 def test_protocols_are_listed_with_counts_and_rates(watched: Any) -> None:
     counters = watched.broker.counters
     counters.add("lumberjack", "connections", 3)
@@ -123,6 +151,7 @@ def test_subscribers_furthest_behind_are_listed_first(watched: Any) -> None:
         {
             "protocol": "figg",
             "peer": "10.0.0.1:5",
+            "clients": 1,
             "stream": "s",
             "position": 4,
             "lag": 6,
