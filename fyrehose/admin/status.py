@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import resource
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from heapq import nlargest
 from itertools import chain, islice
 from pathlib import Path
@@ -20,10 +20,19 @@ import attrs
 
 from fyrehose import __version__, kernels
 from fyrehose.admin.census import Lags
-from fyrehose.admin.sampling import Sampler, StreamRates, delivered_by_protocol, meters_of, published_by_protocol
+from fyrehose.admin.ends import Ends
+from fyrehose.admin.sampling import (
+    Sampler,
+    StreamRates,
+    delivered_by_protocol,
+    journal_status,
+    meters_of,
+    published_by_protocol,
+)
 from fyrehose.core.broker import Broker
 from fyrehose.core.fanout import Cursor
 from fyrehose.interfaces import JournalState
+from fyrehose.journal import holds
 from fyrehose.observe.meters import JournalStatus
 
 #: The default number of streams and of subscribers that an answer lists.
@@ -41,6 +50,7 @@ class Status:
     sampler: Sampler
     started: float
     rates: StreamRates
+    ends: Ends = attrs.field(default=attrs.Factory(lambda self: Ends(self.broker), takes_self=True))
 
     def complete(self, match: str = "", listed: int = LISTED) -> dict[str, Any]:
         """Return the complete status.
@@ -66,6 +76,7 @@ class Status:
             "reactor": {"lag": self._lag(), "lag_p99": self.sampler.recent_quantile(3, 0.99)},
             "journal": self.journal(),
             "listeners": self._listeners(),
+            "holds": self._holds(now),
             "protocols": self.protocols(lags),
             "streams": self._streams(match, listed),
             "subscribers": {
@@ -82,6 +93,7 @@ class Status:
         ends = self.broker.journal.ends()
         matching = _matching(ends, match)
         rate = self.rates.current()
+        self.ends.begin()
         listed = islice(matching, page * limit, (page + 1) * limit)
         return {
             "total": len(ends),
@@ -112,7 +124,23 @@ class Status:
         status = journal_status(self.broker)
         if status is not None:
             journal |= {name: value for name, value in attrs.asdict(status, recurse=False).items() if name != "meters"}
+            journal["written_rate"] = rate = self.sampler.written()
+            journal["full_in"] = None if rate is None else time_to_full(status, rate)
         return journal
+
+    def _holds(self, now: float) -> list[dict[str, Any]]:
+        """Return the retention holds, the one that is furthest behind first."""
+        status = journal_status(self.broker)
+        if status is None:
+            return []
+        return [
+            {
+                "name": hold.name,
+                "behind_bytes": max(0, status.position - hold.position),
+                "age": max(0.0, now - hold.time / 1e6),
+            }
+            for hold in holds.registered(Path(status.directory))
+        ]
 
     def _lag(self) -> float | None:
         return self.sampler.samples[-1].lag if self.sampler.samples else None
@@ -137,6 +165,9 @@ class Status:
                     "connections_peak": counters.peaks[protocol, "connections"],
                     "connections_total": counters.counts[protocol, "connections"],
                     "acknowledged": of_broker[protocol].publishes if protocol in of_broker else 0,
+                    "acknowledge_p50": self.sampler.recent_quantile(protocol, 0.5),
+                    "acknowledge_p99": self.sampler.recent_quantile(protocol, 0.99),
+                    "publishers": self.sampler.publishers(protocol),
                     "published_messages": published.get(protocol, (0, 0))[0],
                     "published_bytes": published.get(protocol, (0, 0))[1],
                     "published_rate": published_rate[0],
@@ -156,6 +187,7 @@ class Status:
         """Return the busiest streams, followed by the others in the order of their creation."""
         ends = self.broker.journal.ends()
         rate = self.rates.current()
+        self.ends.begin()
         matching = _matching(ends, match)
         growth = self.rates.growth
         busiest = nlargest(listed, _matching(growth, match), key=lambda stream: growth[stream])
@@ -169,11 +201,18 @@ class Status:
         }
 
     def _stream(self, stream: str, last: int, rate: float | None) -> dict[str, Any]:
+        first = self.broker.bounds(stream)[0]
+        end = self.ends.of(stream, first, last, bool(rate))
+        now = self.sampler.now()
         return {
             "name": stream,
-            "first": self.broker.bounds(stream)[0],
+            "first": first,
             "last": last,
             "rate": rate,
+            "bytes_rate": self.rates.bytes_rate(stream),
+            "bytes": None if end.mean is None else round(end.mean * (last - first + 1)),
+            "oldest_age": None if end.oldest is None else max(0.0, now - end.oldest),
+            "newest_age": 0.0 if rate else None if end.newest is None else max(0.0, now - end.newest),
             "subscribers": self.broker.subscribers(stream),
         }
 
@@ -203,12 +242,19 @@ def protocols_of(broker: Broker) -> list[str]:
     return sorted(active | broker.tallies().keys() - {""})
 
 
-def journal_status(broker: Broker) -> JournalStatus | None:
-    """Return the status of the journal; None if it is not open, or of a kind that has no status."""
-    status: Callable[[], JournalStatus] | None = getattr(broker.journal, "status", None)
-    if status is None or broker.journal.state in (JournalState.CLOSED, JournalState.FAILED):
+def time_to_full(status: JournalStatus, rate: float) -> float | None:
+    """Return after how many seconds the disk is full if the journal grows by *rate* bytes per second.
+
+    :return: None if it does not grow, or retention deletes segments before that
+    """
+    if status.free is None or rate <= 0:
         return None
-    return status()
+    room = max(0, status.free - status.min_free)
+    limits: list[float] = [status.keep_bytes] if status.keep_bytes else []
+    limits += [rate * status.keep_age] if status.keep_age else []
+    if limits and min(limits) - status.size < room:
+        return None
+    return room / rate
 
 
 def _subscriber(cursor: Cursor) -> dict[str, Any]:

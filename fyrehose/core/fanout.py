@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import attrs
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -70,8 +70,7 @@ class Tally:
         """Return the messages that were sent to clients since the server started, and their payload in bytes."""
         messages, size = self.messages, self.bytes
         for relay in self.relays:
-            sent = relay.sink.sent
-            messages, size = messages + sent[0], size + sent[1]
+            messages, size = messages + relay.sent[0], size + relay.sent[1]
         return messages, size
 
 
@@ -132,6 +131,13 @@ class Cursor:
         """Return the number of clients that receive the records: 1, unless the sink is a relay."""
         audience: int = getattr(self.sink, "audience", 1)
         return audience
+
+    @property
+    def sent(self) -> tuple[int, int]:
+        """Return the messages that a relay has sent to its clients, and their payload in bytes."""
+        relay: Any = self.sink
+        sent: tuple[int, int] = relay.sent
+        return sent
 
     def pauseProducing(self) -> None:
         self.paused = True
@@ -362,8 +368,8 @@ class Fanout:
         tally.subscriptions -= 1
         if cursor in tally.relays:
             tally.relays = tuple(relay for relay in tally.relays if relay is not cursor)
-            tally.messages += cursor.sink.sent[0]
-            tally.bytes += cursor.sink.sent[1]
+            tally.messages += cursor.sent[0]
+            tally.bytes += cursor.sent[1]
         place = cursor.place
         place.count -= 1
         if not place.count:

@@ -247,6 +247,20 @@ def test_events_send_history_and_then_a_status_per_second(connect: Connect, watc
     assert peer.transport.value() == b""
 
 
+def test_history_is_served_for_each_span(connect: Connect, watched: Any) -> None:
+    watched.publish(*[b"x"] * 1000)
+    watched.pass_time(25)
+    for span, step, count in (("5min", 1, 25), ("1h", 10, 3), ("24h", 300, 1)):
+        status, _, body = connect().ask(f"/api/history?span={span}")
+        found = json.loads(body)
+        assert (status, found["span"], found["step"]) == (200, span, step)
+        assert abs(len(found["samples"]) - count) <= 1
+        assert found["samples"][0]["published"]["http"][0] > 0
+    status, _, body = connect().ask("/api/history?span=1y")
+    assert status == 400
+    assert b"5min, 1h, 24h" in body
+
+
 def test_tail_sends_new_records(connect: Connect, watched: Any) -> None:
     watched.publish(b"one", stream="a/ä")
     peer = connect()
