@@ -61,7 +61,7 @@ class Sampler:
     #: the counts of every histogram at each sample of the last minute, by its key
     _counts: deque[dict[int | str, tuple[int, ...]]] = attrs.field(factory=lambda: deque(maxlen=RECENT), init=False)
     #: the producers of each protocol in the minute before the present one
-    _producers: dict[str, set[str | None]] = attrs.field(factory=dict, init=False)
+    _producers: dict[str, set[str]] = attrs.field(factory=dict, init=False)
     _minute: int = attrs.field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -112,7 +112,7 @@ class Sampler:
     def publishers(self, protocol: str) -> int:
         """Return the number of producers that have published with *protocol* in the last one or two minutes."""
         published = self.broker.published.get(protocol)
-        present = set() if published is None else published.producers
+        present: set[str] = set() if published is None else published.producers
         return len(present | self._producers.get(protocol, set()))
 
     def written(self) -> float | None:

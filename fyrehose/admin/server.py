@@ -1,6 +1,6 @@
 """The admin listener: serves the page, the metrics, and the state of the server as JSON.
 
-    GET /                           the page, and /page.css, /page.js, /icon.svg
+    GET /                           the page, and its style, scripts and icon
     GET /metrics                    metrics for Prometheus
     GET /health                     200, or 503 if the journal has failed
     GET /ready                      200 while the server accepts messages, else 503
@@ -66,7 +66,10 @@ _ADVICE = "allow it in the access policy, or set admin.token-file, whose token g
 FILES = {
     "": ("index.html", "text/html; charset=utf-8"),
     "page.css": ("page.css", "text/css; charset=utf-8"),
-    "page.js": ("page.js", "text/javascript; charset=utf-8"),
+    **{
+        name: (name, "text/javascript; charset=utf-8")
+        for name in ("page.js", "chart.js", "dom.js", "format.js", "tables.js", "tail.js")
+    },
     "icon.svg": ("icon.svg", "image/svg+xml"),
 }
 

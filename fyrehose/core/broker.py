@@ -62,14 +62,15 @@ class Published:
     """Totals of one source: publishes that became durable, their messages, and the bytes of payload.
 
     :ivar seconds: the time from each publish until it was durable, and therefore acknowledged, in seconds
-    :ivar producers: producers of these messages, since an observer emptied this set; at most :data:`MOST_PRODUCERS`
+    :ivar producers: producers of these messages, without the ports of addresses, since an observer emptied this set; at
+        most :data:`MOST_PRODUCERS`
     """
 
     publishes: int = 0
     messages: int = 0
     bytes: int = 0
     seconds: Histogram = attrs.field(factory=lambda: Histogram(SECONDS))
-    producers: set[str | None] = attrs.field(factory=set)
+    producers: set[str] = attrs.field(factory=set)
 
     def add(self, runs: Sequence[Run], seconds: float) -> None:
         """Count a publish of *runs* that became durable after *seconds*."""
@@ -79,7 +80,13 @@ class Published:
             self.messages += len(run.lengths) // 4
             self.bytes += len(run.payload)
             if len(self.producers) < MOST_PRODUCERS:
-                self.producers.add(run.producer)
+                self.producers.add(_without_port(run.producer))
+
+
+def _without_port(producer: str | None) -> str:
+    """Return *producer* without its port: a program that connects for each publish is one publisher."""
+    host, _, port = (producer or "").rpartition(":")
+    return host if host and port.rstrip(")").isdigit() else producer or ""
 
 
 @implementer(IBroker, IJournalObserver)

@@ -18,7 +18,7 @@ from twisted.python.failure import Failure
 from fyrehose.admin import plugin as plugin_module
 from fyrehose.admin.metrics import registry
 from fyrehose.admin.plugin import plugin
-from fyrehose.admin.server import POLICY, Admin, AdminFactory, AdminService, make_admin
+from fyrehose.admin.server import FILES, POLICY, Admin, AdminFactory, AdminService, make_admin
 from fyrehose.admin.settings import Settings
 from fyrehose.admin.tail import INTERVAL
 from fyrehose.core.policy import parse
@@ -98,6 +98,7 @@ def connect(watched: Any) -> Iterator[Connect]:
         ("/", "text/html", b"<title>Fyrehose</title>"),
         ("/page.css", "text/css", b"prefers-color-scheme"),
         ("/page.js", "text/javascript", b"EventSource"),
+        *((f"/{name}.js", "text/javascript", b"export") for name in ("chart", "dom", "format", "tables", "tail")),
         ("/icon.svg", "image/svg+xml", b"<svg"),
     ],
 )
@@ -111,7 +112,7 @@ def test_files_of_the_page_are_served(connect: Connect, path: str, kind: str, pa
 
 def test_page_never_renders_peer_data_as_markup_and_loads_no_foreign_files(connect: Connect) -> None:
     peer = connect()
-    for path in ("/", "/page.js", "/page.css"):
+    for path in ("/", *(f"/{name}" for name in FILES if name)):
         body = peer.ask(path)[2].replace(b"http://www.w3.org/2000/svg", b"")
         for word in (
             b"innerHTML",

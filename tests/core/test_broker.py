@@ -443,9 +443,9 @@ def test_time_until_a_publish_is_durable_is_measured_by_source() -> None:
 def test_producers_of_a_source_are_collected_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fyrehose.core.broker.MOST_PRODUCERS", 3)
     broker, _, _ = make()
-    for producer in ("a", "b", "a", "c", "d"):
+    for producer in ("10.0.0.1:5", "10.0.0.1:6", "[::1]:7", "x (10.0.0.1:8)", "x (10.0.0.1:9)", "d"):
         broker.publish([Run.of("s", [b"x"], source="test", producer=producer)])
-    assert broker.published["test"].producers == {"a", "b", "c"}
+    assert broker.published["test"].producers == {"10.0.0.1", "[::1]", "x (10.0.0.1"}
 
 
 def test_payload_by_stream_is_collected_only_for_an_observer() -> None:
