@@ -21,6 +21,7 @@ from fyrehose.identity import digest
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import PROOFS, SessionFactory
 from fyrehose.net.lifecycle import Phase
+from fyrehose.net.peers import producer_of
 from fyrehose.net.tcp import on
 from fyrehose.options import option, size
 from fyrehose.protocols.http.answers import LiveAnswer, ReadAnswer
@@ -142,7 +143,7 @@ class HttpProtocol(WebProtocol):
             event.stream,
             event.payloads,
             source=PROTOCOL,
-            producer=self.identity.name or self.address,
+            producer=producer_of(self.identity, self.address),
             content_type=event.content_type,
         )
 
