@@ -2,8 +2,8 @@
 
     {"stream": "log", "seq": 7, "time": 1763683200000000, "source": "figg", "payload": "..."}
 
-Times are microseconds since 1970 UTC.  Fields without a value, or whose value is not known, are omitted.  A payload that
-is not UTF-8 is encoded in ``payload_base64`` instead.
+Times are microseconds since 1970 UTC.  Fields that are unknown, or without a value, are omitted.  A payload that is not
+UTF-8 is encoded in ``payload_base64`` instead.
 """
 
 from __future__ import annotations

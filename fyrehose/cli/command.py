@@ -187,7 +187,7 @@ def publish(
 
 
 @main.command()
-@_protocol
+@click.option("--protocol", metavar="NAME", help="Protocol to use.  [default: http where it listens, else figg]")
 @click.option("--from", "place", type=Place(), default="127.0.0.1", help="Server address.  [default: 127.0.0.1]")
 @_tls
 @click.option("--stream", metavar="NAME", help="Stream to read (not with backbone).")
@@ -197,7 +197,7 @@ def publish(
 @click.option("--format", "form", type=click.Choice(["text", "json", "raw"]), default="text", show_default=True)
 @click.option("--timeout", type=Duration(), default="10s", show_default=True, help="How long to wait for the server.")
 def tail(
-    protocol: str,
+    protocol: str | None,
     place: tuple[str, int | None],
     tls: str | None,
     stream: str | None,
@@ -210,17 +210,19 @@ def tail(
     """Write the messages of a stream to standard output as they arrive.
 
     text: one message a line, escaped on a terminal.  json: one object a line, with "payload_base64" if the message is
-    not UTF-8.  raw: the messages without separators.  The exit status is 1 if messages are missing.
+    not UTF-8, and with the fields that the protocol carries: http carries all.  raw: the messages without separators.
+    The exit status is 1 if messages are missing.
 
     \b
         fyrehose tail --stream log
         fyrehose tail --stream log --since start --idle 1s | wc -l
-        fyrehose tail --protocol backbone --format json | jq .seq
+        fyrehose tail --stream log --format json | jq .producer
+        fyrehose tail --protocol backbone
     """
     from fyrehose.cli import formats, running, tailing
-    from fyrehose.cli.places import server
+    from fyrehose.cli.places import protocol_to_tail, server
 
-    at = server(protocol, place, tls)
+    at = server(protocol or protocol_to_tail(place), place, tls)
     status = running.run(
         lambda reactor: tailing.tail(
             reactor,

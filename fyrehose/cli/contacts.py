@@ -75,7 +75,8 @@ class Contacts:
         if self._failure:
             return f"the last attempt failed: {self._failure}; is the server running, and listening there?"
         if self._short:
-            return f"the server closed {self._short} connection{'s' * (self._short > 1)} at once; see its log"
+            closed = f"{self._short} connection{'s' * (self._short > 1)}"
+            return f"the server closed {closed} at once; check the port, and see its log"
         if self._unknown:
             return "the host name has no address"
         return "is the server running and reachable, and does its access policy allow this client?"
@@ -123,7 +124,7 @@ class Contacts:
             protocol, tls = self.name.partition(" at ")[0], "speak" if self.encrypted else "require"
             option = "" if self.encrypted else " (--tls)"
             self._refuse(
-                f"{self} closes each connection at once: is that the port of a {protocol} listener, and does it {tls} "
+                f"{self} closes each connection at once: is that a port of protocol {protocol}, and does it {tls} "
                 f"TLS{option}? See its log: its access policy may not allow {address} to {self.wanted}, or its "
                 "max-connections is reached"
             )

@@ -60,14 +60,14 @@ def test_watching_passes_all_events_to_the_client() -> None:
 def test_three_connections_closed_at_once_are_a_refusal(reason: Exception) -> None:
     server = Server()
     server.closes(reason=reason)
-    assert server.contacts.hint == "the server closed 1 connection at once; see its log"
+    assert server.contacts.hint == "the server closed 1 connection at once; check the port, and see its log"
     server.closes(reason=reason)
     assert (server.told, server.contacts.refused) == ([], None)
     server.closes(reason=reason)
     server.closes(reason=reason)
     (said,) = server.told
     assert said == (
-        "figg at h:1 closes each connection at once: is that the port of a figg listener, and does it require TLS "
+        "figg at h:1 closes each connection at once: is that a port of protocol figg, and does it require TLS "
         "(--tls)? See its log: its access policy may not allow 10.0.0.1 to read 's', or its max-connections is reached"
     )
     late: list[str] = []
