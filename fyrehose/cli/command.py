@@ -187,7 +187,7 @@ def publish(
 
 
 @main.command()
-@click.option("--protocol", metavar="NAME", help="Protocol to use.  [default: http where it listens, else figg]")
+@click.option("--protocol", metavar="NAME", help="[default: http where it listens, else figg]")
 @click.option("--from", "place", type=Place(), default="127.0.0.1", help="Server address.  [default: 127.0.0.1]")
 @_tls
 @click.option("--stream", metavar="NAME", help="Stream to read (not with backbone).")
@@ -209,15 +209,14 @@ def tail(
 ) -> None:
     """Write the messages of a stream to standard output as they arrive.
 
-    text: one message a line, escaped on a terminal.  json: one object a line, with "payload_base64" if the message is
-    not UTF-8, and with the fields that the protocol carries: http carries all.  raw: the messages without separators.
-    The exit status is 1 if messages are missing.
+    text: one message a line, escaped on a terminal.  json: one object a line with what the protocol carries, which is
+    everything with http; "payload_base64" if the message is not UTF-8.  raw: no separators.  Exit status 1: messages
+    are missing.
 
     \b
         fyrehose tail --stream log
         fyrehose tail --stream log --since start --idle 1s | wc -l
-        fyrehose tail --stream log --format json | jq .producer
-        fyrehose tail --protocol backbone
+        fyrehose tail --protocol backbone --format json | jq .seq
     """
     from fyrehose.cli import formats, running, tailing
     from fyrehose.cli.places import protocol_to_tail, server
