@@ -121,10 +121,13 @@ function drawArea(pen, frame, samples, floor, upper, colour, step) {
   let first = 0;
   const close = (end) => {
     const part = samples.slice(first, end);
-    if (part.length > 1) {
+    if (part.length) {
+      const begin = frame.x(part[0].time - step); // a sample covers the time before it
       pen.beginPath();
+      pen.lineTo(begin, frame.y(upper[first]));
       part.forEach((sample, i) => pen.lineTo(frame.x(sample.time), frame.y(upper[first + i])));
       for (let i = part.length - 1; i >= 0; i -= 1) pen.lineTo(frame.x(part[i].time), frame.y(floor[first + i]));
+      pen.lineTo(begin, frame.y(floor[first]));
       pen.closePath();
       pen.globalAlpha = .82;
       pen.fillStyle = colour;
