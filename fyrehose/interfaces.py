@@ -155,6 +155,10 @@ class ISink(Interface):
     """Receives the records of a subscription.
 
     A sink may have an attribute ``subscriber`` for operators: the protocol's name, and the address of the peer.
+
+    A relay is a sink that passes the records on to clients of its own.  It has an attribute ``audience``, the number of
+    these clients, and ``sent``, the number of messages that it has sent to them and their payload in bytes.  Operators
+    see these figures instead of those of the subscription.
     """
 
     def deliver(delivery: Any) -> None:

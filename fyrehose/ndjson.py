@@ -2,8 +2,8 @@
 
     {"stream": "log", "seq": 7, "time": 1763683200000000, "source": "figg", "payload": "..."}
 
-Times are microseconds since 1970 UTC.  Fields without a value are omitted.  A payload that is not UTF-8 is encoded in
-``payload_base64`` instead.
+Times are microseconds since 1970 UTC.  Fields that are unknown, or without a value, are omitted.  A payload that is not
+UTF-8 is encoded in ``payload_base64`` instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def fields(record: Record) -> dict[str, Any]:
         "stream": record.stream,
         "seq": record.seq or None,
         "time": record.time or None,
-        "source": record.source,
+        "source": record.source or None,
         "producer": record.producer,
         "topic": record.topic,
         "content_type": record.content_type,
@@ -55,9 +55,11 @@ def objects(run: Run) -> Iterator[bytes]:
         yield from map(as_object, run.records())
         return
     labels = {"producer": run.producer, "topic": run.topic, "content_type": run.content_type}
-    constants = {"time": run.time or None, "source": run.source, **labels}
-    common = json.dumps({name: value for name, value in constants.items() if value is not None}, ensure_ascii=False)
-    head, middle = f'{{"stream": {encode_basestring(run.stream)}, "seq": ', f", {common[1:-1]}, "
+    constants = {"time": run.time or None, "source": run.source or None, **labels}
+    known = {name: value for name, value in constants.items() if value is not None}
+    common = json.dumps(known, ensure_ascii=False)[1:-1]
+    head = f'{{"stream": {encode_basestring(run.stream)}, "seq": '
+    middle = f", {common}, " if known else ", "
     for seq, payload in enumerate(run.payloads(), run.first_seq):
         try:
             text = f'"payload": {encode_basestring(str(payload, "utf-8"))}}}'

@@ -9,7 +9,7 @@ from struct import pack
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fyrehose.ndjson import as_object, lines
+from fyrehose.ndjson import as_object, lines, objects
 from fyrehose.records import Run
 
 RUN = Run.of("s", [b"one", b"", b"two\nlines", b"\xff\x00"], source="figg").numbered(7, 0)
@@ -67,3 +67,10 @@ def test_runs_and_single_records_have_the_same_json(
 ) -> None:
     run = Run.of(stream, payloads, source="x", **labels).numbered(first, time)
     assert lines((run,)).split(b"\n")[:-1] == [as_object(record) for record in run.records()]
+
+
+def test_unknown_fields_are_omitted() -> None:
+    run = Run.of("s", [b"x"], source="").numbered(3, 0)
+    assert list(objects(run)) == [b'{"stream": "s", "seq": 3, "payload": "x"}']
+    [record] = run.records()
+    assert as_object(record) == b'{"stream": "s", "seq": 3, "payload": "x"}'

@@ -47,7 +47,7 @@ class Lags:
         """Take the lags of *cursors* into account."""
         protocols, streams, furthest = self.protocols, self.streams, self.furthest
         for cursor in cursors:
-            if cursor.stopped:
+            if cursor.stopped or not cursor.audience:  # A relay without clients is no subscriber.
                 continue
             place = cursor.place
             lag = place.last - cursor.position

@@ -15,8 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 
 from fyrehose import __version__, kernels
-from fyrehose.admin.sampling import meters_of
-from fyrehose.admin.status import Status, journal_status
+from fyrehose.admin.sampling import journal_status, meters_of, published_by_protocol
+from fyrehose.admin.status import Status
 from fyrehose.core.broker import Broker
 from fyrehose.interfaces import JournalState
 from fyrehose.observe.meters import Histogram
@@ -33,6 +33,7 @@ _PROTOCOLS: tuple[tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str,
     (CounterMetricFamily, "fyrehose_connections", "Client connections accepted.", "connections_total"),
     (GaugeMetricFamily, "fyrehose_connections_open", "Open client connections.", "connections"),
     (GaugeMetricFamily, "fyrehose_connections_peak", "Highest number of open client connections.", "connections_peak"),
+    (GaugeMetricFamily, "fyrehose_publishers", "Producers that published in the last minute or two.", "publishers"),
     (GaugeMetricFamily, "fyrehose_subscribers", "Live subscribers.", "subscribers"),
     (GaugeMetricFamily, "fyrehose_subscriber_lag_messages", "Lag of the subscriber furthest behind.", "lag"),
 )
@@ -100,6 +101,12 @@ class Exporter:
             for protocol in protocols:
                 family.add_metric((protocol["name"],), protocol[key])
             yield family
+        latency = HistogramMetricFamily(
+            "fyrehose_acknowledge_seconds", "Time until a publish is durable.", labels=("protocol",)
+        )
+        for name in published_by_protocol(self.broker):
+            latency.add_metric((name,), *_buckets(self.broker.published[name].seconds))
+        yield latency
 
     def _refusals(self) -> Iterator[Metric]:
         counters = self.broker.counters
@@ -167,10 +174,15 @@ def _by_stream(name: str, description: str) -> GaugeMetricFamily:
 
 
 def _histogram(name: str, description: str, histogram: Histogram) -> Metric:
+    family = HistogramMetricFamily(name, description)
+    family.add_metric((), *_buckets(histogram))
+    return family
+
+
+def _buckets(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
+    """Return the buckets of *histogram*, and the sum of its observations."""
     buckets, seen = [], 0
     for bound, count in zip([*map(str, histogram.bounds), "+Inf"], histogram.counts, strict=True):
         seen += count
         buckets.append((bound, float(seen)))
-    family = HistogramMetricFamily(name, description)
-    family.add_metric((), buckets, histogram.total)
-    return family
+    return buckets, histogram.total

@@ -1,6 +1,6 @@
 """Sample the counters of the server once per second: message rates, and the lag of the reactor.
 
-    counters, cursors, histograms -> one Sample per second -> rates, quantiles of the last minute
+    counters, cursors, histograms -> one Sample per second -> a History of rates, quantiles of the last minute
 
 Sampling adds no work per message; the cost of one sample grows with the number of protocols only.
 """
@@ -16,10 +16,10 @@ from twisted.internet.interfaces import IDelayedCall
 
 from fyrehose.admin.census import Census
 from fyrehose.core.broker import Broker
-from fyrehose.observe.meters import SECONDS, Histogram, JournalMeters
+from fyrehose.interfaces import JournalState
+from fyrehose.observe.history import History, Rates, Sample
+from fyrehose.observe.meters import SECONDS, Histogram, JournalMeters, JournalStatus
 
-#: The number of samples kept, which is also the time that they cover, in seconds.
-KEPT_SAMPLES = 300
 #: The time that :meth:`Sampler.recent_quantile` covers, in seconds.
 RECENT = 60
 #: Retired streams that :class:`StreamRates` may remember, beside as many as there are streams.
@@ -31,24 +31,7 @@ MAX_INTERVAL = 30.0
 #: The interval of the timer that measures the lag of the reactor, in seconds.
 TICK = 0.1
 
-Rates = dict[str, tuple[float, float]]
 Totals = Mapping[str, tuple[int, int]]
-
-
-@attrs.frozen(slots=True, kw_only=True)
-class Sample:
-    """The rates of one second.
-
-    :ivar time: end of the second, in seconds since 1970 UTC
-    :ivar published: messages and bytes published per second, by protocol; both count once they are durable
-    :ivar delivered: messages and bytes delivered per second, by protocol
-    :ivar lag: the largest delay of a timer, in seconds
-    """
-
-    time: float
-    published: Rates
-    delivered: Rates
-    lag: float
 
 
 @attrs.define(eq=False)
@@ -58,7 +41,7 @@ class Sampler:
     :ivar clock: the reactor, for timers and its monotonic clock
     :ivar now: the wall clock, in seconds since 1970 UTC
     :ivar lag: delays of timers, in seconds
-    :ivar samples: the last :data:`KEPT_SAMPLES` samples, the oldest first
+    :ivar history: the samples of the last minutes, of the last hour, and of the last day
     :ivar census: the lags of subscribers
     """
 
@@ -66,7 +49,7 @@ class Sampler:
     broker: Broker
     now: Callable[[], float]
     lag: Histogram = attrs.field(factory=lambda: Histogram(SECONDS))
-    samples: deque[Sample] = attrs.field(factory=lambda: deque(maxlen=KEPT_SAMPLES))
+    history: History = attrs.field(factory=History)
     census: Census = attrs.field(init=False)
     _watchers: set[Callable[[Sample], None]] = attrs.field(factory=set, init=False)
     _timer: IDelayedCall | None = attrs.field(default=None, init=False)
@@ -74,11 +57,20 @@ class Sampler:
     _sampled_at: float = attrs.field(default=0.0, init=False)
     _max_lag: float = attrs.field(default=0.0, init=False)
     _last_totals: tuple[Totals, Totals] = attrs.field(default=({}, {}), init=False)
-    #: the counts of every histogram at each sample of the last minute
-    _counts: deque[tuple[tuple[int, ...], ...]] = attrs.field(factory=lambda: deque(maxlen=RECENT), init=False)
+    _last_position: int | None = attrs.field(default=None, init=False)
+    #: the counts of every histogram at each sample of the last minute, by its key
+    _counts: deque[dict[int | str, tuple[int, ...]]] = attrs.field(factory=lambda: deque(maxlen=RECENT), init=False)
+    #: the producers of each protocol in the minute before the present one
+    _producers: dict[str, set[str]] = attrs.field(factory=dict, init=False)
+    _minute: int = attrs.field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.census = Census(self.broker, self.clock.seconds)
+
+    @property
+    def samples(self) -> deque[Sample]:
+        """Return the samples of the last five minutes, one per second, the oldest first."""
+        return self.history.spans["5min"].kept
 
     def start(self) -> None:
         """Start sampling."""
@@ -100,21 +92,33 @@ class Sampler:
         self._watchers.add(watcher)
         return lambda: self._watchers.discard(watcher)
 
-    def recent_quantile(self, which: int, share: float) -> float | None:
+    def recent_quantile(self, which: int | str, share: float) -> float | None:
         """Return a quantile of one histogram over the last minute, or None if it has no observations.
 
         :param which: 0: sizes of commits, in bytes; 1: durations of commits; 2: durations of syncs; 3: lag of the
-            reactor, all in seconds
+            reactor; the name of a protocol: time until its publishes are acknowledged; all of them in seconds
         :param share: from 0 to 1
         """
-        histograms = self._histograms()
-        if which >= len(histograms):
+        now = self._histograms().get(which)
+        if now is None:
             return None
-        now = histograms[which]
-        then = self._counts[0][which] if self._counts else (0,) * len(now.counts)
+        then = self._counts[0].get(which) if self._counts else None
         recent = Histogram(now.bounds)
-        recent.counts = [after - before for after, before in zip(now.counts, then, strict=True)]
+        recent.counts = [
+            after - before for after, before in zip(now.counts, then or (0,) * len(now.counts), strict=True)
+        ]
         return recent.quantile(share)
+
+    def publishers(self, protocol: str) -> int:
+        """Return the number of producers that have published with *protocol* in the last one or two minutes."""
+        published = self.broker.published.get(protocol)
+        present: set[str] = set() if published is None else published.producers
+        return len(present | self._producers.get(protocol, set()))
+
+    def written(self) -> float | None:
+        """Return the mean growth of the journal over the last hour in bytes per second; None if it is not known yet."""
+        samples = self.history.samples("1h")
+        return sum(sample.written for sample in samples) / len(samples) if samples else None
 
     def _arm(self) -> None:
         self._due = self.clock.seconds() + TICK
@@ -137,17 +141,37 @@ class Sampler:
             time=self.now(),
             published=_rates(self._last_totals[0], published, elapsed),
             delivered=_rates(self._last_totals[1], delivered, elapsed),
+            written=self._growth() / elapsed,
             lag=self._max_lag,
         )
         self._sampled_at, self._last_totals, self._max_lag = now, (published, delivered), 0.0
-        self.samples.append(sample)
-        self._counts.append(tuple(tuple(histogram.counts) for histogram in self._histograms()))
+        self.history.add(sample)
+        self._counts.append({key: tuple(histogram.counts) for key, histogram in self._histograms().items()})
+        if now // 60 != self._minute:
+            self._minute = int(now // 60)
+            self._producers = {protocol: each.producers for protocol, each in self.broker.published.items()}
+            for each in self.broker.published.values():
+                each.producers = set()
         for watcher in list(self._watchers):
             watcher(sample)
 
-    def _histograms(self) -> list[Histogram]:
+    def _growth(self) -> int:
+        """Return the bytes that were appended to the journal since the last call."""
+        status = journal_status(self.broker)
+        before, position = self._last_position, None if status is None else status.position
+        self._last_position = position
+        return 0 if before is None or position is None else position - before
+
+    def _histograms(self) -> dict[int | str, Histogram]:
         meters = meters_of(self.broker)
-        return [meters.commit_bytes, meters.commit_seconds, meters.sync_seconds, self.lag]
+        found: dict[int | str, Histogram] = {
+            0: meters.commit_bytes,
+            1: meters.commit_seconds,
+            2: meters.sync_seconds,
+            3: self.lag,
+        }
+        found.update((protocol, published.seconds) for protocol, published in self.broker.published.items())
+        return found
 
     def _totals(self) -> tuple[Totals, Totals]:
         return published_by_protocol(self.broker), delivered_by_protocol(self.broker)
@@ -160,6 +184,14 @@ def meters_of(broker: Broker) -> JournalMeters:
     """Return the meters of the journal; empty ones if a journal of another kind has none."""
     meters: JournalMeters = getattr(broker.journal, "meters", _NO_METERS)
     return meters
+
+
+def journal_status(broker: Broker) -> JournalStatus | None:
+    """Return the status of the journal; None if it is not open, or of a kind that has no status."""
+    status: Callable[[], JournalStatus] | None = getattr(broker.journal, "status", None)
+    if status is None or broker.journal.state in (JournalState.CLOSED, JournalState.FAILED):
+        return None
+    return status()
 
 
 def published_by_protocol(broker: Broker) -> Totals:
@@ -176,8 +208,8 @@ def published_by_protocol(broker: Broker) -> Totals:
 
 
 def delivered_by_protocol(broker: Broker) -> Totals:
-    """Return the messages and bytes that were delivered, by protocol."""
-    return {protocol: (tally.messages, tally.bytes) for protocol, tally in broker.tallies().items()}
+    """Return the messages and bytes that were delivered to clients, by protocol."""
+    return {protocol: tally.delivered for protocol, tally in broker.tallies().items()}
 
 
 def _rates(before: Totals, after: Totals, elapsed: float) -> Rates:
@@ -196,11 +228,13 @@ class StreamRates:
 
     :ivar seconds: the monotonic clock
     :ivar growth: the streams that grew between the last two updates, and by how many records
+    :ivar growth_bytes: the payload of these records, in bytes
     """
 
     seconds: Callable[[], float]
     broker: Broker
     growth: dict[str, int] = attrs.field(factory=dict, init=False)
+    growth_bytes: dict[str, int] = attrs.field(factory=dict, init=False)
     #: the last sequence number of each stream at the last update
     _last_seqs: dict[str, int] = attrs.field(factory=dict, init=False)
     #: time of the last update, and the interval between the last two, in seconds
@@ -219,6 +253,8 @@ class StreamRates:
             elapsed = None if self._updated_at is None else now - self._updated_at
             self._elapsed = None if elapsed is None or elapsed > MAX_INTERVAL else elapsed
             self._updated_at, self.broker.grown = now, set()
+            sizes, self.broker.grown_bytes = self.broker.grown_bytes, {}
+            self.growth_bytes = {} if self._elapsed is None else sizes
             if grown is None:
                 self._last_seqs = dict(ends)
             else:
@@ -232,6 +268,10 @@ class StreamRates:
         if elapsed is None:
             return lambda stream: None
         return lambda stream: growth.get(stream, 0) / elapsed
+
+    def bytes_rate(self, stream: str) -> float | None:
+        """Return the payload published to *stream* between the last two updates, in bytes per second; None: unknown."""
+        return None if self._elapsed is None else self.growth_bytes.get(stream, 0) / self._elapsed
 
     def _last_seq(self, stream: str) -> int:
         """Return the last number of *stream* at the last update; if it was created since, the one before its first."""

@@ -1,12 +1,13 @@
 """The admin listener: serves the page, the metrics, and the state of the server as JSON.
 
-    GET /                           the page, and /page.css, /page.js, /icon.svg
+    GET /                           the page, and its style, scripts and icon
     GET /metrics                    metrics for Prometheus
     GET /health                     200, or 503 if the journal has failed
     GET /ready                      200 while the server accepts messages and does not stop soon, else 503
     GET /api/status?match=&limit=   the status as JSON
     GET /api/streams?match=&page=&limit=    all streams in pages, in the order of their creation
     GET /api/subscribers?page=&limit=       all subscribers in pages, in the order of their creation
+    GET /api/history?span=          the rates of the last 5min, 1h or 24h as JSON
     GET /api/events?match=          the last minutes, then the status once per second, as server-sent events
     GET /api/streams/NAME/tail      the latest records of a stream, as server-sent events
 
@@ -30,7 +31,7 @@ from twisted.logger import Logger
 
 from fyrehose import errors
 from fyrehose.admin import metrics
-from fyrehose.admin.sampling import Sample, Sampler, StreamRates
+from fyrehose.admin.sampling import Sampler, StreamRates
 from fyrehose.admin.settings import PROTOCOL, Settings, read_token
 from fyrehose.admin.status import LISTED, Status
 from fyrehose.admin.tail import INTERVAL, Tail, as_event
@@ -42,6 +43,7 @@ from fyrehose.net.connections import SessionFactory
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.tcp import on
+from fyrehose.observe.history import SPANS, Sample
 from fyrehose.records import MAX_NAME
 from fyrehose.web.hosts import hosts_of, is_encrypted
 from fyrehose.web.server import WebProtocol, token_of
@@ -64,7 +66,10 @@ _ADVICE = "allow it in the access policy, or set admin.token-file, whose token g
 FILES = {
     "": ("index.html", "text/html; charset=utf-8"),
     "page.css": ("page.css", "text/css; charset=utf-8"),
-    "page.js": ("page.js", "text/javascript; charset=utf-8"),
+    **{
+        name: (name, "text/javascript; charset=utf-8")
+        for name in ("page.js", "chart.js", "dom.js", "format.js", "tables.js", "tail.js")
+    },
     "icon.svg": ("icon.svg", "image/svg+xml"),
 }
 
@@ -107,6 +112,7 @@ class Admin:
             return self.status.complete(match, limit)
         status = self.status.complete("", 0)
         status["streams"]["hidden"] = True
+        status["holds"] = []
         return status
 
     def status_event(self, sample: Sample, match: str, named: bool) -> bytes:
@@ -158,7 +164,9 @@ class AdminProtocol(WebProtocol):
         else:
             paths = "/, /metrics, /health, /ready or /api/status"
             if request.path[0] == "api":
-                paths = "/api/status, /api/streams, /api/subscribers, /api/events or /api/streams/NAME/tail"
+                paths = (
+                    "/api/status, /api/streams, /api/subscribers, /api/history, /api/events or /api/streams/NAME/tail"
+                )
             self._refuse(404, "no-such-path", f"unknown path; use {paths}")
 
     handlers = WebProtocol.handlers | on(Request, on_request)
@@ -202,6 +210,14 @@ class AdminProtocol(WebProtocol):
             limit, page = found
             self._respond(self.admin.status.subscribers_page(page, limit))
 
+    def _history(self, request: Request) -> None:
+        span = request.query.get("span", "1h")
+        if span not in SPANS:
+            self._refuse(400, "bad-query", f"invalid span {span[:80]!r}: expected {', '.join(SPANS)}")
+            return
+        samples = self.admin.status.sampler.history.samples(span)
+        self._respond({"span": span, "step": SPANS[span][0], "samples": [_sample(sample) for sample in samples]})
+
     def _events(self, request: Request) -> None:
         self._stream(request, lambda: self._watch(request, request.query.get("match", "")))
 
@@ -220,6 +236,7 @@ class AdminProtocol(WebProtocol):
         ("api", "status"): _status,
         ("api", "streams"): _streams,
         ("api", "subscribers"): _subscribers,
+        ("api", "history"): _history,
         ("api", "events"): _events,
         ("api", "streams", "NAME", "tail"): _latest,
     }
@@ -395,6 +412,7 @@ def _sample(sample: Sample) -> dict[str, Any]:
         "time": round(sample.time, 3),
         "published": {protocol: [round(rate, 1) for rate in rates] for protocol, rates in sample.published.items()},
         "delivered": {protocol: [round(rate, 1) for rate in rates] for protocol, rates in sample.delivered.items()},
+        "written": round(sample.written),
         "lag": round(sample.lag, 6),
     }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import resource
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from heapq import nlargest
 from itertools import chain, islice
 from pathlib import Path
@@ -20,10 +20,19 @@ import attrs
 
 from fyrehose import __version__, kernels
 from fyrehose.admin.census import Lags
-from fyrehose.admin.sampling import Sampler, StreamRates, delivered_by_protocol, meters_of, published_by_protocol
+from fyrehose.admin.ends import Ends
+from fyrehose.admin.sampling import (
+    Sampler,
+    StreamRates,
+    delivered_by_protocol,
+    journal_status,
+    meters_of,
+    published_by_protocol,
+)
 from fyrehose.core.broker import Broker
 from fyrehose.core.fanout import Cursor
 from fyrehose.interfaces import JournalState
+from fyrehose.journal import holds
 from fyrehose.observe.meters import JournalStatus
 
 #: The default number of streams and of subscribers that an answer lists.
@@ -41,6 +50,7 @@ class Status:
     sampler: Sampler
     started: float
     rates: StreamRates
+    ends: Ends = attrs.field(default=attrs.Factory(lambda self: Ends(self.broker), takes_self=True))
 
     def complete(self, match: str = "", listed: int = LISTED) -> dict[str, Any]:
         """Return the complete status.
@@ -66,10 +76,11 @@ class Status:
             "reactor": {"lag": self._lag(), "lag_p99": self.sampler.recent_quantile(3, 0.99)},
             "journal": self.journal(),
             "listeners": self._listeners(),
+            "holds": self._holds(now),
             "protocols": self.protocols(lags),
             "streams": self._streams(match, listed),
             "subscribers": {
-                "total": len(self.broker.cursors()),
+                "total": sum(tally.subscribers for tally in self.broker.tallies().values()),
                 "lag": lags.largest,
                 "lag_age": round(max(0.0, self.sampler.clock.seconds() - lags.started), 3),
                 "listed": [_subscriber(cursor) for cursor in lags.furthest_behind(listed)],
@@ -82,6 +93,7 @@ class Status:
         ends = self.broker.journal.ends()
         matching = _matching(ends, match)
         rate = self.rates.current()
+        self.ends.begin()
         listed = islice(matching, page * limit, (page + 1) * limit)
         return {
             "total": len(ends),
@@ -92,9 +104,10 @@ class Status:
 
     def subscribers_page(self, page: int, limit: int) -> dict[str, Any]:
         """Return page *page* (from 0) of the subscribers; a page has *limit* entries."""
-        cursors = self.broker.cursors()
+        cursors = (cursor for cursor in self.broker.cursors() if cursor.audience)
         listed = islice(cursors, page * limit, (page + 1) * limit)
-        return {"total": len(cursors), "page": page, "listed": [_subscriber(cursor) for cursor in listed]}
+        total = sum(tally.subscribers for tally in self.broker.tallies().values())
+        return {"total": total, "page": page, "listed": [_subscriber(cursor) for cursor in listed]}
 
     def ready(self) -> tuple[bool, str]:
         """Return whether clients should use the server, which accepts messages, and the state of the journal."""
@@ -111,7 +124,23 @@ class Status:
         status = journal_status(self.broker)
         if status is not None:
             journal |= {name: value for name, value in attrs.asdict(status, recurse=False).items() if name != "meters"}
+            journal["written_rate"] = rate = self.sampler.written()
+            journal["full_in"] = None if rate is None else time_to_full(status, rate)
         return journal
+
+    def _holds(self, now: float) -> list[dict[str, Any]]:
+        """Return the retention holds, the one that is furthest behind first."""
+        status = journal_status(self.broker)
+        if status is None:
+            return []
+        return [
+            {
+                "name": hold.name,
+                "behind_bytes": max(0, status.position - hold.position),
+                "age": max(0.0, now - hold.time / 1e6),
+            }
+            for hold in holds.registered(Path(status.directory))
+        ]
 
     def _lag(self) -> float | None:
         return self.sampler.samples[-1].lag if self.sampler.samples else None
@@ -136,6 +165,9 @@ class Status:
                     "connections_peak": counters.peaks[protocol, "connections"],
                     "connections_total": counters.counts[protocol, "connections"],
                     "acknowledged": of_broker[protocol].publishes if protocol in of_broker else 0,
+                    "acknowledge_p50": self.sampler.recent_quantile(protocol, 0.5),
+                    "acknowledge_p99": self.sampler.recent_quantile(protocol, 0.99),
+                    "publishers": self.sampler.publishers(protocol),
                     "published_messages": published.get(protocol, (0, 0))[0],
                     "published_bytes": published.get(protocol, (0, 0))[1],
                     "published_rate": published_rate[0],
@@ -144,7 +176,7 @@ class Status:
                     "delivered_bytes": delivered.get(protocol, (0, 0))[1],
                     "delivered_rate": delivered_rate[0],
                     "delivered_bytes_rate": delivered_rate[1],
-                    "subscribers": tallies[protocol].subscriptions if protocol in tallies else 0,
+                    "subscribers": tallies[protocol].subscribers if protocol in tallies else 0,
                     "lag": lags.protocols.get(protocol, 0),
                     "refused": refused[protocol],
                 }
@@ -155,6 +187,7 @@ class Status:
         """Return the busiest streams, followed by the others in the order of their creation."""
         ends = self.broker.journal.ends()
         rate = self.rates.current()
+        self.ends.begin()
         matching = _matching(ends, match)
         growth = self.rates.growth
         busiest = nlargest(listed, _matching(growth, match), key=lambda stream: growth[stream])
@@ -168,11 +201,18 @@ class Status:
         }
 
     def _stream(self, stream: str, last: int, rate: float | None) -> dict[str, Any]:
+        first = self.broker.bounds(stream)[0]
+        end = self.ends.of(stream, first, last, bool(rate))
+        now = self.sampler.now()
         return {
             "name": stream,
-            "first": self.broker.bounds(stream)[0],
+            "first": first,
             "last": last,
             "rate": rate,
+            "bytes_rate": self.rates.bytes_rate(stream),
+            "bytes": None if end.mean is None else round(end.mean * (last - first + 1)),
+            "oldest_age": None if end.oldest is None else max(0.0, now - end.oldest),
+            "newest_age": 0.0 if rate else None if end.newest is None else max(0.0, now - end.newest),
             "subscribers": self.broker.subscribers(stream),
         }
 
@@ -202,12 +242,19 @@ def protocols_of(broker: Broker) -> list[str]:
     return sorted(active | broker.tallies().keys() - {""})
 
 
-def journal_status(broker: Broker) -> JournalStatus | None:
-    """Return the status of the journal; None if it is not open, or of a kind that has no status."""
-    status: Callable[[], JournalStatus] | None = getattr(broker.journal, "status", None)
-    if status is None or broker.journal.state in (JournalState.CLOSED, JournalState.FAILED):
+def time_to_full(status: JournalStatus, rate: float) -> float | None:
+    """Return after how many seconds the disk is full if the journal grows by *rate* bytes per second.
+
+    :return: None if it does not grow, or retention deletes segments before that
+    """
+    if status.free is None or rate <= 0:
         return None
-    return status()
+    room = max(0, status.free - status.min_free)
+    limits: list[float] = [status.keep_bytes] if status.keep_bytes else []
+    limits += [rate * status.keep_age] if status.keep_age else []
+    if limits and min(limits) - status.size < room:
+        return None
+    return room / rate
 
 
 def _subscriber(cursor: Cursor) -> dict[str, Any]:
@@ -215,6 +262,7 @@ def _subscriber(cursor: Cursor) -> dict[str, Any]:
     return {
         "protocol": protocol,
         "peer": peer,
+        "clients": cursor.audience,
         "stream": cursor.stream,
         "position": cursor.position,
         "lag": cursor.lag,

@@ -202,7 +202,7 @@ def publish(
 
 
 @main.command(short_help="Follow a stream, or read it from its start.")
-@_protocol
+@click.option("--protocol", metavar="NAME", help="[default: http where it listens, else figg]")
 @click.option("--from", "place", type=Place(), default="127.0.0.1", help="Server address.  [default: 127.0.0.1]")
 @_tls
 @click.option("--stream", metavar="NAME", help="Stream to read (not with backbone).")
@@ -212,7 +212,7 @@ def publish(
 @click.option("--format", "form", type=click.Choice(["text", "json", "raw"]), default="text", show_default=True)
 @click.option("--timeout", type=Duration(), default="10s", show_default=True, help="How long to wait for the server.")
 def tail(
-    protocol: str,
+    protocol: str | None,
     place: tuple[str, int | None],
     tls: str | None,
     stream: str | None,
@@ -224,8 +224,9 @@ def tail(
 ) -> None:
     """Write the messages of a stream to standard output as they arrive.
 
-    text: one message a line, escaped on a terminal.  json: one object a line, with "payload_base64" if the message is
-    not UTF-8.  raw: the messages without separators.  The exit status is 1 if messages are missing.
+    text: one message a line, escaped on a terminal.  json: one object a line with what the protocol carries, which is
+    everything with http; "payload_base64" if the message is not UTF-8.  raw: no separators.  Exit status 1: messages
+    are missing.
 
     \b
         fyrehose tail --stream log
@@ -233,9 +234,9 @@ def tail(
         fyrehose tail --protocol backbone --format json | jq .seq
     """
     from fyrehose.cli import formats, running, tailing
-    from fyrehose.cli.places import server
+    from fyrehose.cli.places import protocol_to_tail, server
 
-    at = server(protocol, place, tls)
+    at = server(protocol or protocol_to_tail(place), place, tls)
     status = running.run(
         lambda reactor: tailing.tail(
             reactor,

@@ -26,6 +26,12 @@ from fyrehose.net.peers import host_of
 
 log = Logger()
 
+#: The first bytes by which servers of other protocols are recognised, and what they are.
+_FOREIGN = (
+    (b"HTTP/", "http", "an HTTP server, such as the http or the admin listener"),
+    (b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f", "eventbus", "a ZeroMQ socket, such as the eventbus listener"),
+    (b"\x15\x03", "", "a server that requires TLS; pass --tls"),
+)
 #: A connection that ends within SHORT seconds counts as closed at once; TIMES of them in a row are a refusal.
 SHORT, TIMES = 2.0, 3
 
@@ -69,7 +75,8 @@ class Contacts:
         if self._failure:
             return f"the last attempt failed: {self._failure}; is the server running, and listening there?"
         if self._short:
-            return f"the server closed {self._short} connection{'s' * (self._short > 1)} at once; see its log"
+            closed = f"{self._short} connection{'s' * (self._short > 1)}"
+            return f"the server closed {closed} at once; check the port, and see its log"
         if self._unknown:
             return "the host name has no address"
         return "is the server running and reachable, and does its access policy allow this client?"
@@ -94,6 +101,12 @@ class Contacts:
         self._made = True
         self._open += 1
 
+    def received(self, data: bytes) -> None:
+        """Record the first bytes that the server sent on a connection, which may belong to another protocol."""
+        for beginning, protocol, kind in _FOREIGN:
+            if data.startswith(beginning) and not self.name.startswith(f"{protocol} at ") and not self._lasted:
+                self._refuse(f"{self} is {kind}" + ("; check the port and --protocol" if protocol else ""))
+
     def lost(self, seconds: float, address: str, reason: Failure) -> None:
         """Record that a connection from our ``address`` ended after so many ``seconds``."""
         self._open -= 1
@@ -108,10 +121,12 @@ class Contacts:
         elif tls_error:
             self._refuse(f"TLS handshake with {self} failed: {tls_error}; see --tls")
         elif self._short == TIMES:
-            tls = "does it speak TLS?" if self.encrypted else "does it require TLS (--tls)?"
+            protocol, tls = self.name.partition(" at ")[0], "speak" if self.encrypted else "require"
+            option = "" if self.encrypted else " (--tls)"
             self._refuse(
-                f"{self} closes each connection at once; see its log: does its access policy allow {address} to "
-                f"{self.wanted}, is its max-connections reached, or {tls}"
+                f"{self} closes each connection at once: is that a port of protocol {protocol}, and does it {tls} "
+                f"TLS{option}? See its log: its access policy may not allow {address} to {self.wanted}, or its "
+                "max-connections is reached"
             )
 
     def _refuse(self, reason: str) -> None:
@@ -149,12 +164,19 @@ class _Connection(ProtocolWrapper):
     factory: _Factory
     _since = 0.0
     _ours = ""
+    _heard = False
 
     def connectionMade(self) -> None:
         self.factory.contacts.made()
         self._since = self.factory.seconds()
         self._ours = host_of(self.transport.getHost())  # type: ignore[union-attr]
         super().connectionMade()  # type: ignore[no-untyped-call]
+
+    def dataReceived(self, data: bytes) -> None:
+        if not self._heard:
+            self._heard = True
+            self.factory.contacts.received(data)
+        super().dataReceived(data)  # type: ignore[no-untyped-call]
 
     def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]
         super().connectionLost(reason)  # type: ignore[no-untyped-call]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from typing import Any
 
 import attrs
@@ -12,6 +13,9 @@ from fyrehose.cli.contacts import Contacts, Watching
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IClientPlugin
 from fyrehose.records import MAX_NAME
+
+#: How long to wait for a listener that may not be there, in seconds.
+PROBE = 1.0
 
 
 @attrs.frozen
@@ -77,6 +81,22 @@ class Server:
                 raise ConfigError(f"protocol {self.protocol} has no TLS; leave --tls out")
             reactor = Encrypted(reactor, self.host, self.tls)
         return Watching(reactor, self.contacts)
+
+
+def protocol_to_tail(place: tuple[str, int | None]) -> str:
+    """Return the protocol for ``tail`` without ``--protocol``: http where it listens, otherwise figg.
+
+    HTTP sends all columns of a record, and Figg the payload alone.
+    """
+    host, port = place
+    http: Any = plugins.load("http")
+    if port is not None:
+        return "http" if port == http.default_port else "figg"
+    try:
+        socket.create_connection((host, http.default_port), PROBE).close()
+    except OSError:
+        return "figg"
+    return "http"
 
 
 def server(protocol: str, place: tuple[str, int | None], tls: str | None = None) -> Server:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from fyrehose.cli.asking import HTTP_URL, Asker
-from fyrehose.cli.journal import escaped
+from fyrehose.cli.journal import WIDE, escaped
 from fyrehose.cli.listing import terminal
 from fyrehose.cli.watching import of_a_server, streams_table, with_rates
 from fyrehose.errors import FyrehoseError
@@ -85,7 +85,7 @@ def _all_streams(asker: Asker, match: str) -> list[dict[str, Any]]:
 
 def _show(listed: list[dict[str, Any]], matching: int) -> None:
     console = terminal()
-    console.print(streams_table(listed))
+    console.print(streams_table(listed, console.width >= WIDE))
     if matching > len(listed):
         console.print(f"{len(listed)} of {matching} streams; raise --limit, or pass a part of the name")
 

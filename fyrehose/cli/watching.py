@@ -23,6 +23,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 #: Columns that are text, besides the first.
 _TEXTS = ("stream", "cause", "endpoint", "encryption", "access", "state")
+#: Width from which the table of protocols has all columns.
+ALL_COLUMNS = 110
 #: The server knows a rate one second after the first request for it; how long to wait, in seconds.
 SECOND = 1.1
 
@@ -105,8 +107,8 @@ def with_rates(asker: Asker, match: str = "", limit: int = 200) -> dict[str, Any
 
 def _top(status: dict[str, Any], height: int) -> RenderableType:
     parts = _overview(status, everything=False)
-    room = max(3, (height - 12 - len(status["protocols"])) // 2)
-    parts += [Text(), streams_table(status["streams"]["listed"][:room])]
+    room = max(3, (height - 13 - len(status["protocols"])) // 2)
+    parts += [Text(), streams_table(status["streams"]["listed"][:room], terminal().width >= WIDE)]
     behind = [each for each in status["subscribers"]["listed"] if each["lag"] or each["paused"]][:room]
     if behind:
         parts += [Text(), _subscribers(behind)]
@@ -121,14 +123,17 @@ def _overview(status: dict[str, Any], everything: bool) -> list[RenderableType]:
         ("journal " + state, "green" if state == "writable" else "bold red"),
         f", durability {journal.get('durability', 'unknown')}",
     )
-    commits = f"commits: p50 {_time(journal['commit_p50'])}, p99 {_time(journal['commit_p99'])}"
+    commits = f"commits: half within {_time(journal['commit_p50'])}, 99% within {_time(journal['commit_p99'])}"
     disk = f"journal {_size(journal.get('size'))}, free disk {_size(journal.get('free'))}"
+    if journal.get("full_in") is not None:
+        disk += f", full in {_time(journal['full_in'])}"
     lines: list[RenderableType] = [
         head,
-        Text(f"{commits}; {disk}; memory {_size(memory['resident'])}; reactor lag {_time(status['reactor']['lag'])}"),
+        Text(f"{commits}; {disk}"),
+        Text(f"memory {_size(memory['resident'])}; longest pause of the server {_time(status['reactor']['lag'])}"),
         Text(f"streams: {status['streams']['total']}; subscribers: {found['total']}, at most {found['lag']} behind"),
         Text(),
-        _protocols(status["protocols"], terminal().width >= WIDE),
+        _protocols(status["protocols"], terminal().width),
     ]
     if everything and status.get("listeners"):
         lines += [Text(), _listeners(status["listeners"])]
@@ -142,19 +147,25 @@ def _overview(status: dict[str, Any], everything: bool) -> list[RenderableType]:
     return lines
 
 
-def _protocols(protocols: list[dict[str, Any]], wide: bool) -> Table:
+def _protocols(protocols: list[dict[str, Any]], width: int) -> Table:
     columns: list[tuple[str, str, Callable[[float | None], str]]] = [
-        ("client\nconnections", "connections", _count),
+        ("clients", "connections", _count),
+        ("publishers", "publishers", _count),
+        ("subscribers", "subscribers", _count),
         ("published\n/s", "published_rate", _count),
-        ("published", "published_messages", _count),
         ("published\nsize/s", "published_bytes_rate", _size),
+        ("published", "published_messages", _count),
+        ("99%\nwithin", "acknowledge_p99", _time),
         ("delivered\n/s", "delivered_rate", _count),
         ("delivered", "delivered_messages", _count),
-        ("subscribers", "subscribers", _count),
         ("refused", "refused", _count),
     ]
-    if not wide:  # The two columns that an 80-column terminal has no room for are in the JSON format.
-        columns = [column for column in columns if column[1] not in ("published_bytes_rate", "refused")]
+    # The columns that a narrow terminal has no room for are in the JSON format.
+    if width < ALL_COLUMNS:
+        columns = [column for column in columns if column[1] != "delivered_messages"]
+    if width < WIDE:
+        narrow = ("connections", "publishers", "subscribers", "published_rate", "acknowledge_p99", "delivered_rate")
+        columns = [column for column in columns if column[1] in narrow]
     table = _table("protocol", *(heading for heading, _, _ in columns))
     for each in protocols:
         table.add_row(each["name"], *(shown(each[key]) for _, key, shown in columns))
@@ -169,12 +180,19 @@ def _listeners(listeners: list[dict[str, Any]]) -> Table:
     return table
 
 
-def streams_table(listed: list[dict[str, Any]]) -> Table:
-    """Return a table of streams in the order in which the server lists them."""
-    table = _table("stream", "first", "last", "published\n/s", "subscribers")
+def streams_table(listed: list[dict[str, Any]], wide: bool = False) -> Table:
+    """Return a table of streams in the order in which the server lists them.
+
+    :param wide: also show sizes and ages, for which an 80-column terminal has no room
+    """
+    more = ("published\nsize/s", "size", "oldest", "newest") if wide else ()
+    table = _table("stream", "first", "last", "published\n/s", *more, "subscribers")
     for each in listed:
-        numbers = [str(each["first"]), str(each["last"]), _count(each["rate"]), _count(each["subscribers"])]
-        table.add_row(Text(escaped(each["name"])), *numbers)
+        numbers = [str(each["first"]), str(each["last"]), _count(each["rate"])]
+        if wide:
+            numbers += [_size(each["bytes_rate"]), _size(each["bytes"])]
+            numbers += [_time(each["oldest_age"]), _time(each["newest_age"])]
+        table.add_row(Text(escaped(each["name"])), *numbers, _count(each["subscribers"]))
     return table
 
 
@@ -186,7 +204,7 @@ def _subscribers(listed: list[dict[str, Any]]) -> Table:
             Text(escaped(each["stream"])),
             str(each["position"]),
             _count(each["lag"]),
-            "slow: waiting for its peer" if each["paused"] else "",
+            "waits for the client" if each["paused"] else "",
         )
     return table
 
@@ -213,7 +231,7 @@ def _size(number: float | None) -> str:
 def _time(seconds: float | None) -> str:
     if seconds is None:
         return "-"
-    if seconds < 1:
+    if 0 < seconds < 1:
         return f"{seconds * 1000:.3g} ms"
     if seconds < 100:
         return f"{seconds:.3g} s"

@@ -46,21 +46,47 @@ from fyrehose.interfaces import (
 )
 from fyrehose.observe.counters import Counters
 from fyrehose.observe.listeners import Listener
+from fyrehose.observe.meters import SECONDS, Histogram
 from fyrehose.records import MAX_NAME, MAX_PAYLOAD, MAX_PUBLISH, Run
 
 log = Logger()
 
+#: The most producers of one source that are counted.
+MOST_PRODUCERS = 10_000
 #: The largest valid ``max_streams``: a segment begins with one batch that holds the last number of every stream.
 MAX_STREAMS = 200_000
 
 
 @attrs.define(eq=False)
 class Published:
-    """Totals of one source: publishes that became durable, their messages, and the bytes of payload."""
+    """Totals of one source: publishes that became durable, their messages, and the bytes of payload.
+
+    :ivar seconds: the time from each publish until it was durable, and therefore acknowledged, in seconds
+    :ivar producers: producers of these messages, without the ports of addresses, since an observer emptied this set; at
+        most :data:`MOST_PRODUCERS`
+    """
 
     publishes: int = 0
     messages: int = 0
     bytes: int = 0
+    seconds: Histogram = attrs.field(factory=lambda: Histogram(SECONDS))
+    producers: set[str] = attrs.field(factory=set)
+
+    def add(self, runs: Sequence[Run], seconds: float) -> None:
+        """Count a publish of *runs* that became durable after *seconds*."""
+        self.publishes += 1
+        self.seconds.observe(seconds)
+        for run in runs:
+            self.messages += len(run.lengths) // 4
+            self.bytes += len(run.payload)
+            if len(self.producers) < MOST_PRODUCERS:
+                self.producers.add(_without_port(run.producer))
+
+
+def _without_port(producer: str | None) -> str:
+    """Return *producer* without its port: a program that connects for each publish is one publisher."""
+    host, _, port = (producer or "").rpartition(":")
+    return host if host and port.rstrip(")").isdigit() else producer or ""
 
 
 @implementer(IBroker, IJournalObserver)
@@ -96,6 +122,8 @@ class Broker:
     published: dict[str, Published] = attrs.field(factory=dict, init=False)
     #: streams that grew since an observer emptied this set; None: no observer needs them
     grown: set[str] | None = attrs.field(default=None, init=False)
+    #: payload published to each of these streams, in bytes, while ``grown`` is a set; the observer empties it, too
+    grown_bytes: dict[str, int] = attrs.field(factory=dict, init=False)
     #: subscriptions of peers, by address
     subscriptions: Subscriptions = attrs.field(init=False)
     _new_streams: NewStreams = attrs.field(init=False)
@@ -146,6 +174,7 @@ class Broker:
         :param peer: the peer whose limits new streams of *runs* count against; None: the server, which has none
         """
         new: list[str] = []
+        counted, began = runs, self.clock.seconds()
         try:
             self._check_open()
             for run in runs:
@@ -171,7 +200,7 @@ class Broker:
                 del self._largest[stream]
             return fail(refusal)
         durable: Deferred[None] = self.journal.append(runs, firsts)
-        return durable.addCallback(self._acknowledged, runs, firsts)
+        return durable.addCallback(self._acknowledged, counted, firsts, began)
 
     def subscribe(self, stream: str, after: int | None, sink: ISink) -> ISubscription:
         return self.subscribe_as(None, stream, after, sink)
@@ -229,7 +258,7 @@ class Broker:
         return self._fanout.tallies
 
     def subscribers(self, stream: str) -> int:
-        """Return the number of subscriptions to *stream*."""
+        """Return the number of clients that receive the records of *stream*."""
         return self._fanout.subscribers(stream)
 
     def restrict(self, stream: str, max_payload: int) -> None:
@@ -288,18 +317,16 @@ class Broker:
                 self._largest.setdefault(stream, self._max_payload(stream))
         return failure
 
-    def _acknowledged(self, _: None, runs: Sequence[Run], firsts: tuple[int, ...]) -> tuple[int, ...]:
-        count = size = 0
-        for run in runs:
-            count += len(run.lengths) // 4
-            size += len(run.payload)
+    def _acknowledged(self, _: None, runs: Sequence[Run], firsts: tuple[int, ...], began: float) -> tuple[int, ...]:
         if runs:
             published = self.published.get(runs[0].source)
             if published is None:
                 published = self.published[runs[0].source] = Published()
-            published.publishes += 1
-            published.messages += count
-            published.bytes += size
+            published.add(runs, self.clock.seconds() - began)
+            if self.grown is not None:
+                grown = self.grown_bytes
+                for run in runs:
+                    grown[run.stream] = grown.get(run.stream, 0) + len(run.payload)
         return firsts
 
     def _check_open(self) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import attrs
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -48,14 +48,30 @@ class Tally:
 
     :ivar protocol: the name of the protocol; empty for sinks without one
     :ivar subscriptions: subscriptions at present
-    :ivar messages: messages delivered since the server started, including those to subscriptions that have ended
+    :ivar messages: messages delivered since the server started, including those to subscriptions that have ended, but
+        without those to relays
     :ivar bytes: the payload of these messages, in bytes
+    :ivar relays: the subscriptions whose sinks have clients of their own, see :class:`fyrehose.interfaces.ISink`
     """
 
     protocol: str
     subscriptions: int = 0
     messages: int = 0
     bytes: int = 0
+    relays: tuple[Cursor, ...] = ()
+
+    @property
+    def subscribers(self) -> int:
+        """Return the number of clients that receive messages at present."""
+        return self.subscriptions + sum(relay.audience - 1 for relay in self.relays)
+
+    @property
+    def delivered(self) -> tuple[int, int]:
+        """Return the messages that were sent to clients since the server started, and their payload in bytes."""
+        messages, size = self.messages, self.bytes
+        for relay in self.relays:
+            messages, size = messages + relay.sent[0], size + relay.sent[1]
+        return messages, size
 
 
 @attrs.define(eq=False, weakref_slot=False)
@@ -109,6 +125,19 @@ class Cursor:
     def subscriber(self) -> tuple[str, str]:
         """Return the name of the protocol, and the peer; empty where the sink has none."""
         return _subscriber(self.sink)
+
+    @property
+    def audience(self) -> int:
+        """Return the number of clients that receive the records: 1, unless the sink is a relay."""
+        audience: int = getattr(self.sink, "audience", 1)
+        return audience
+
+    @property
+    def sent(self) -> tuple[int, int]:
+        """Return the messages that a relay has sent to its clients, and their payload in bytes."""
+        relay: Any = self.sink
+        sent: tuple[int, int] = relay.sent
+        return sent
 
     def pauseProducing(self) -> None:
         self.paused = True
@@ -165,14 +194,19 @@ class Fanout:
             place = self._places[stream] = Place(stream, last, self)
         cursor = Cursor(position, sink, place, tally, owner)
         tally.subscriptions += 1
+        if hasattr(sink, "audience"):
+            tally.relays = (*tally.relays, cursor)
         place.count += 1
         self.cursors[cursor] = None
         return cursor
 
     def subscribers(self, stream: str) -> int:
-        """Return the number of cursors of *stream*."""
+        """Return the number of clients that receive the records of *stream*."""
         place = self._places.get(stream)
-        return 0 if place is None else place.count
+        if place is None:
+            return 0
+        relays = (relay for tally in self.tallies.values() for relay in tally.relays if relay.place is place)
+        return place.count + sum(relay.audience - 1 for relay in relays)
 
     def durable(self, ends: Mapping[str, int]) -> None:
         """Resume the cursors that wait at the end of streams that grew.
@@ -295,8 +329,9 @@ class Fanout:
                 cursor.sink.skipped(expected, delivery.first_seq - 1)
             cursor.delivered += delivery.count
             tally = cursor.tally
-            tally.messages += delivery.count
-            tally.bytes += delivery.payload_size
+            if cursor not in tally.relays:
+                tally.messages += delivery.count
+                tally.bytes += delivery.payload_size
             cursor.sink.deliver(delivery)
         except Exception as failure:
             log.failure("a subscription to stream {stream!r} ends: its sink failed", stream=cursor.stream)
@@ -329,7 +364,12 @@ class Fanout:
         if cursor not in self.cursors:
             return
         del self.cursors[cursor]
-        cursor.tally.subscriptions -= 1
+        tally = cursor.tally
+        tally.subscriptions -= 1
+        if cursor in tally.relays:
+            tally.relays = tuple(relay for relay in tally.relays if relay is not cursor)
+            tally.messages += cursor.sent[0]
+            tally.bytes += cursor.sent[1]
         place = cursor.place
         place.count -= 1
         if not place.count:

@@ -437,6 +437,9 @@ class FileJournal:
             free=self._free,
             held_by=self._keeper.held_by,
             broken_holds=self._keeper.broken_holds,
+            keep_bytes=self.settings.keep_bytes,
+            keep_age=self.settings.keep_age,
+            min_free=self.settings.min_free,
             meters=self.meters,
         )
 

@@ -36,6 +36,17 @@ def identity_at(address: IAddress | None) -> Identity:
     return Identity() if host is None else Identity(host=str(host))
 
 
+def producer_of(identity: Identity, address: str) -> str:
+    """Return the producer of what a peer publishes: ``10.0.0.1:5000``, or with a certificate ``NAME (10.0.0.1:5000)``.
+
+    :param address: the address of the peer, with its port
+    """
+    if identity.name is None:
+        return address
+    place = f" ({address})"
+    return identity.name[: MAX_NAME - len(place)] + place
+
+
 def certificate_names(transport: Any) -> tuple[str, ...]:
     """Return the names in the verified certificate of the peer: its common names, then its alternative names.
 

@@ -18,7 +18,7 @@ from twisted.python.failure import Failure
 from fyrehose import extras
 from fyrehose.admin.metrics import registry
 from fyrehose.admin.plugin import plugin
-from fyrehose.admin.server import POLICY, Admin, AdminFactory, AdminService, make_admin
+from fyrehose.admin.server import FILES, POLICY, Admin, AdminFactory, AdminService, make_admin
 from fyrehose.admin.settings import Settings
 from fyrehose.admin.tail import INTERVAL
 from fyrehose.core.policy import parse
@@ -98,6 +98,7 @@ def connect(watched: Any) -> Iterator[Connect]:
         ("/", "text/html", b"<title>Fyrehose</title>"),
         ("/page.css", "text/css", b"prefers-color-scheme"),
         ("/page.js", "text/javascript", b"EventSource"),
+        *((f"/{name}.js", "text/javascript", b"export") for name in ("chart", "dom", "format", "tables", "tail")),
         ("/icon.svg", "image/svg+xml", b"<svg"),
     ],
 )
@@ -111,7 +112,7 @@ def test_files_of_the_page_are_served(connect: Connect, path: str, kind: str, pa
 
 def test_page_never_renders_peer_data_as_markup_and_loads_no_foreign_files(connect: Connect) -> None:
     peer = connect()
-    for path in ("/", "/page.js", "/page.css"):
+    for path in ("/", *(f"/{name}" for name in FILES if name)):
         body = peer.ask(path)[2].replace(b"http://www.w3.org/2000/svg", b"")
         for word in (
             b"innerHTML",
@@ -252,6 +253,20 @@ def test_events_send_history_and_then_a_status_per_second(connect: Connect, watc
     peer.leave()
     watched.pass_time(1)
     assert peer.transport.value() == b""
+
+
+def test_history_is_served_for_each_span(connect: Connect, watched: Any) -> None:
+    watched.publish(*[b"x"] * 1000)
+    watched.pass_time(25)
+    for span, step, count in (("5min", 1, 25), ("1h", 10, 3), ("24h", 300, 1)):
+        status, _, body = connect().ask(f"/api/history?span={span}")
+        found = json.loads(body)
+        assert (status, found["span"], found["step"]) == (200, span, step)
+        assert abs(len(found["samples"]) - count) <= 1
+        assert found["samples"][0]["published"]["http"][0] > 0
+    status, _, body = connect().ask("/api/history?span=1y")
+    assert status == 400
+    assert b"5min, 1h, 24h" in body
 
 
 def test_tail_sends_new_records(connect: Connect, watched: Any) -> None:

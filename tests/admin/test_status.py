@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +11,14 @@ from twisted.logger import Logger
 
 from fyrehose import __version__
 from fyrehose.admin import census, metrics
+from fyrehose.admin.status import time_to_full
 from fyrehose.core import fanout
 from fyrehose.core.broker import Broker
 from fyrehose.interfaces import JournalState
+from fyrehose.journal import holds
 from fyrehose.observe.listeners import Listener
+from fyrehose.observe.meters import JournalMeters, JournalStatus
+from fyrehose.testing import MemoryJournal, RecordingSink
 
 log = Logger()
 
@@ -71,6 +76,81 @@ def test_own_records_of_a_protocol_are_not_counted(watched: Any) -> None:
     assert set(watched.sampler.samples[-1].published) == {"figg", "relink"}
 
 
+class Relay(RecordingSink):
+    """A sink with clients of its own."""
+
+    subscriber = ("backbone", "clients")
+    audience = 0
+    sent = (0, 0)
+
+
+def test_without_any_client_nothing_is_delivered_and_there_is_no_subscriber(watched: Any) -> None:
+    relay = Relay()
+    watched.broker.subscribe("s", None, relay).resumeProducing()
+    for _ in range(100):
+        watched.publish(b"x")
+    watched.pass_time(1)
+    status = watched.status.complete()
+    backbone = by_name(status["protocols"])["backbone"]
+    assert (backbone["subscribers"], backbone["delivered_messages"], backbone["delivered_rate"]) == (0, 0, 0)
+    assert (status["subscribers"]["total"], status["subscribers"]["listed"]) == (0, [])
+    assert status["streams"]["listed"][0]["subscribers"] == 0
+    assert watched.status.subscribers_page(0, 10) == {"total": 0, "page": 0, "listed": []}
+    assert b'fyrehose_subscribers{protocol="backbone"} 0.0' in metrics.text(metrics.registry(watched.status, 10))
+    relay.audience, relay.sent = 3, (6, 9)
+    status = watched.status.complete()
+    assert (status["subscribers"]["total"], status["subscribers"]["listed"][0]["clients"]) == (3, 3)
+    assert by_name(status["protocols"])["backbone"]["delivered_messages"] == 6
+
+
+def test_publishers_and_the_time_until_acknowledgement_are_shown_by_protocol(watched: Any) -> None:
+    watched.journal.auto = False
+    watched.publish(b"x")
+    watched.clock.advance(0.02)
+    watched.journal.commit()
+    [http] = watched.status.complete()["protocols"]
+    assert (http["publishers"], http["acknowledge_p50"], http["acknowledge_p99"]) == (1, 0.025, 0.025)
+    watched.pass_time(180)
+    [http] = watched.status.complete()["protocols"]
+    assert (http["publishers"], http["acknowledge_p50"]) == (0, None)
+    assert b'fyrehose_acknowledge_seconds_bucket{le="0.025",protocol="http"} 1.0' in metrics.text(
+        metrics.registry(watched.status, 10)
+    )
+
+
+def journal_with(**figures: Any) -> JournalStatus:
+    fields: dict[str, Any] = {"directory": "d", "durability": "batch", "position": 0, "durable": 0, "segments": 1}
+    fields |= {"size": 1_000, "free": 10_000, "held_by": "", "broken_holds": 0, "meters": JournalMeters()}
+    return JournalStatus(**{**fields, **figures})
+
+
+@pytest.mark.parametrize(
+    ("figures", "rate", "seconds"),
+    [
+        ({}, 10.0, 1_000.0),
+        ({"min_free": 4_000}, 10.0, 600.0),
+        ({"min_free": 40_000}, 10.0, 0.0),
+        ({}, 0.0, None),
+        ({"free": None}, 10.0, None),
+        ({"keep_bytes": 5_000}, 10.0, None),
+        ({"keep_bytes": 50_000}, 10.0, 1_000.0),
+        ({"keep_age": 60.0}, 10.0, None),
+        ({"keep_age": 6_000.0}, 10.0, 1_000.0),
+    ],
+)
+def test_time_to_a_full_disk_follows_from_growth_and_retention(
+    figures: dict[str, Any], rate: float, seconds: float | None
+) -> None:
+    assert time_to_full(journal_with(**figures), rate) == seconds
+
+
+def test_retention_holds_are_listed(watched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    holds.update(tmp_path, "archive", 400, now=990_000_000)
+    figures = journal_with(directory=str(tmp_path), position=1_000)
+    monkeypatch.setattr(MemoryJournal, "status", lambda self: figures, raising=False)
+    assert watched.status.complete()["holds"] == [{"name": "archive", "behind_bytes": 600, "age": 10.0}]
+
+
 def test_protocols_are_listed_with_counts_and_rates(watched: Any) -> None:
     counters = watched.broker.counters
     counters.add("lumberjack", "connections", 3)
@@ -101,7 +181,17 @@ def test_busiest_streams_are_listed_first(watched: Any) -> None:
     streams = watched.status.complete(listed=2)["streams"]
     assert (streams["total"], streams["matching"]) == (5, 5)
     assert [stream["name"] for stream in streams["listed"]] == ["s3", "s0"]
-    assert streams["listed"][0] == {"name": "s3", "first": 1, "last": 10, "rate": 9.0, "subscribers": 1}
+    assert streams["listed"][0] == {
+        "name": "s3",
+        "first": 1,
+        "last": 10,
+        "rate": 9.0,
+        "bytes_rate": 9.0,
+        "bytes": 10,
+        "oldest_age": 1000.0,
+        "newest_age": 0.0,
+        "subscribers": 1,
+    }
 
 
 def test_streams_are_filtered_by_a_part_of_the_name(watched: Any) -> None:
@@ -123,6 +213,7 @@ def test_subscribers_furthest_behind_are_listed_first(watched: Any) -> None:
         {
             "protocol": "figg",
             "peer": "10.0.0.1:5",
+            "clients": 1,
             "stream": "s",
             "position": 4,
             "lag": 6,
@@ -157,7 +248,8 @@ def test_pages_list_all_streams_in_order_of_creation(watched: Any) -> None:
     pages = [watched.status.streams_page("S", page, 2) for page in range(4)]
     assert [[stream["name"] for stream in page["listed"]] for page in pages] == [["s0", "s2"], ["s4", "s1"], ["s3"], []]
     assert [(page["total"], page["matching"], page["page"]) for page in pages] == [(6, 5, n) for n in range(4)]
-    assert pages[0]["listed"][0] == {"name": "s0", "first": 1, "last": 1, "rate": None, "subscribers": 0}
+    first = pages[0]["listed"][0]
+    assert (first["name"], first["first"], first["last"], first["rate"]) == ("s0", 1, 1, None)
 
 
 def test_pages_list_all_subscribers_in_order_of_creation(watched: Any) -> None:

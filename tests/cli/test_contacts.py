@@ -36,12 +36,12 @@ class Server:
         self.watching.connectTCP("h", 1, self.factory, 30)
         return self.reactor.tcpClients.pop()[2]
 
-    def closes(self, seconds: float = 0.0, reason: Exception = DONE) -> None:
+    def closes(self, seconds: float = 0.0, reason: Exception = DONE, sends: bytes = b"a word") -> None:
         """A connection that ends after so long."""
         protocol = self.dial().buildProtocol(None)
         protocol.wrappedProtocol.connectionLost = self.lost.append
         protocol.makeConnection(StringTransport())
-        protocol.dataReceived(b"a word")
+        protocol.dataReceived(sends)
         self.reactor.advance(seconds)
         protocol.connectionLost(Failure(reason))
 
@@ -60,15 +60,15 @@ def test_watching_passes_all_events_to_the_client() -> None:
 def test_three_connections_closed_at_once_are_a_refusal(reason: Exception) -> None:
     server = Server()
     server.closes(reason=reason)
-    assert server.contacts.hint == "the server closed 1 connection at once; see its log"
+    assert server.contacts.hint == "the server closed 1 connection at once; check the port, and see its log"
     server.closes(reason=reason)
     assert (server.told, server.contacts.refused) == ([], None)
     server.closes(reason=reason)
     server.closes(reason=reason)
     (said,) = server.told
     assert said == (
-        "figg at h:1 closes each connection at once; see its log: does its access policy allow 10.0.0.1 to read 's', "
-        "is its max-connections reached, or does it require TLS (--tls)?"
+        "figg at h:1 closes each connection at once: is that a port of protocol figg, and does it require TLS "
+        "(--tls)? See its log: its access policy may not allow 10.0.0.1 to read 's', or its max-connections is reached"
     )
     late: list[str] = []
     server.contacts.watch(lambda: late.append("told"))
@@ -79,7 +79,34 @@ def test_refusal_over_tls_asks_whether_the_server_speaks_tls() -> None:
     server = Server(encrypted=True)
     for _ in range(3):
         server.closes()
-    assert server.told[0].endswith("is its max-connections reached, or does it speak TLS?")
+    assert "does it speak TLS? See" in server.told[0]
+
+
+@pytest.mark.parametrize(
+    ("beginning", "said"),
+    [
+        (
+            b"HTTP/1.1 400 Bad Request",
+            "an HTTP server, such as the http or the admin listener; check the port and --protocol",
+        ),
+        (
+            b"\xff" + bytes(7) + b"\x01\x7f\x03",
+            "a ZeroMQ socket, such as the eventbus listener; check the port and --protocol",
+        ),
+        (b"\x15\x03\x01\x00\x02\x02\x16", "a server that requires TLS; pass --tls"),
+    ],
+)
+def test_server_of_another_protocol_is_recognised_by_its_first_bytes(beginning: bytes, said: str) -> None:
+    server = Server()
+    server.closes(sends=beginning)
+    assert server.told == [f"figg at h:1 is {said}"]
+
+
+def test_an_http_server_is_expected_where_http_is_spoken() -> None:
+    server = Server()
+    server.contacts.name = "http at h:1"
+    server.closes(SHORT, sends=b"HTTP/1.1 200 OK")
+    assert server.told == []
 
 
 def test_client_keeps_retrying_once_a_connection_has_lasted(log_lines: list[str]) -> None:

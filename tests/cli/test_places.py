@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fyrehose.cli.places import Server, server
+from fyrehose.cli.places import Server, protocol_to_tail, server
 from fyrehose.errors import ConfigError
 
 
@@ -63,5 +64,21 @@ def test_invalid_stream_name_is_refused(stream: str) -> None:
 
 
 def test_protocol_without_clients_is_refused() -> None:
-    with pytest.raises(ConfigError, match="protocol http has no command-line client"):
-        server("http", ("h", None))
+    with pytest.raises(ConfigError, match="protocol admin has no command-line client"):
+        server("admin", ("h", None))
+
+
+def test_tail_uses_http_where_it_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[tuple[str, int]] = []
+
+    def connect(address: tuple[str, int], timeout: float) -> socket.socket:
+        tried.append(address)
+        if address[0] == "without":
+            raise ConnectionRefusedError
+        return socket.socket()
+
+    monkeypatch.setattr("fyrehose.cli.places.socket.create_connection", connect)
+    assert [protocol_to_tail((host, None)) for host in ("with", "without")] == ["http", "figg"]
+    assert tried == [("with", 8117), ("without", 8117)]
+    assert [protocol_to_tail(("h", port)) for port in (8117, 8119, 1234)] == ["http", "figg", "figg"]
+    assert len(tried) == 2, "a port says which protocol it is"

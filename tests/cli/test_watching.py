@@ -16,6 +16,7 @@ from fyrehose.errors import FyrehoseError
 
 def status(**changes: Any) -> dict[str, Any]:
     stream = {"name": "orders\x1b[2J", "first": 1, "last": 123456, "rate": 7.25, "subscribers": 2}
+    stream |= {"bytes_rate": 2_048.0, "bytes": 1 << 20, "oldest_age": 90_061.0, "newest_age": 0.0}
     subscriber = {
         "protocol": "figg",
         "peer": "10.0.0.1:5",
@@ -33,7 +34,9 @@ def status(**changes: Any) -> dict[str, Any]:
         "published_bytes_rate": 2e6,
         "delivered_rate": None,
         "delivered_messages": 0,
+        "publishers": 2,
         "subscribers": 0,
+        "acknowledge_p99": 0.025,
         "refused": 5,
     }
     made = {
@@ -48,6 +51,7 @@ def status(**changes: Any) -> dict[str, Any]:
             "commit_p99": 2.5,
             "size": 1 << 30,
             "free": 1 << 40,
+            "full_in": 90_061.0,
         },
         "protocols": [protocol],
         "listeners": [
@@ -91,8 +95,8 @@ def test_streams_are_listed_as_a_table(asked: list[Any]) -> None:
     said = run("streams", "ord", "--limit", "7", "--url", "http://elsewhere:1")
     assert asked == [("http://elsewhere:1", "ord", 7)]
     _, head, line, more = said.splitlines()
-    assert head.split() == ["stream", "first", "last", "/s", "subscribers"]
-    assert line.split() == ["orders\\x1b[2J", "1", "123456", "7.2", "2"]
+    assert head.split() == ["stream", "first", "last", "/s", "size/s", "size", "oldest", "newest", "subscribers"]
+    assert " ".join(line.split()) == "orders\\x1b[2J 1 123456 7.2 2.0 KiB 1.0 MiB 1 d 1 h 0 s 2"
     assert more == "1 of 3 streams; raise --limit, or pass a part of the name"
     assert asked[0][0] == "http://elsewhere:1"
 
@@ -145,16 +149,26 @@ def test_stats_shows_the_whole_status(asked: list[Any]) -> None:
     said = " ".join(run("stats").split())
     for part in (
         "fyrehose 1.2.3, up 1 d 1 h, journal writable, durability batch",
-        "commits: p50 0.25 ms, p99 2.5 s",
-        "journal 1.0 GiB, free disk 1.0 TiB; memory 47.7 MiB; reactor lag 2 ms",
+        "commits: half within 0.25 ms, 99% within 2.5 s; journal 1.0 GiB, free disk 1.0 TiB, full in 1 d 1 h",
+        "memory 47.7 MiB; longest pause of the server 2 ms",
         "streams: 9; subscribers: 1, at most 1234 behind",
-        "lumberjack 3 1,500 10 1.9 MiB - 0 0 5",
+        "lumberjack 3 2 0 1,500 1.9 MiB 10 25 ms - 5",
         "figg/a tcp:8119 none this machine 4",
         "lumberjack too-large 5",
-        "figg 10.0.0.1:5 orders 4 1,234 slow: waiting for its peer",
+        "figg 10.0.0.1:5 orders 4 1,234 waits for the client",
     ):
         assert part in said
     assert json.loads(run("stats", "--format", "json")) == status()
+
+
+@pytest.mark.parametrize(
+    ("columns", "numbers"), [("80", "3 2 0 1,500 25 ms -"), ("110", "3 2 0 1,500 1.9 MiB 10 25 ms - 0 5")]
+)
+def test_protocols_have_the_columns_that_fit(asked: list[Any], columns: str, numbers: str) -> None:
+    result = CliRunner().invoke(main, ["stats"], env={"COLUMNS": columns})
+    lines = result.output.splitlines()
+    [line] = [" ".join(line.split()) for line in lines if line.startswith("lumberjack  ") and "too-large" not in line]
+    assert line == f"lumberjack {numbers}"
 
 
 def test_failed_journal_without_durability_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +181,7 @@ def test_top_stops_after_count_updates(asked: list[Any]) -> None:
     said = run("top", "--count", "3")
     assert len(asked) == 3
     assert "orders\\x1b[2J" in said
-    assert "slow: waiting for its peer" in said
+    assert "waits for the client" in said
     lines = run("top", "--count", "2", "--format", "json").splitlines()
     assert [json.loads(line) for line in lines] == [status(), status()]
 

@@ -422,3 +422,36 @@ class TestRetiring:
         assert broker.publish(drafts(b"c", stream="new")).result == (8,)
         assert broker.publish(drafts(b"c")).result == (3,), "this one is remembered"
         assert broker.publish(drafts(b"y", stream="kept")).result == (2,)
+
+
+def test_a_protocols_own_records_do_not_count_as_published() -> None:
+    broker, _, _ = make()
+    broker.publish(drafts(b"a"), [Run.of(".links", [b"own", b"records"], source="test-links")])
+    published = broker.published["test"]
+    assert (published.publishes, published.messages, published.bytes) == (1, 1, 1)
+
+
+def test_time_until_a_publish_is_durable_is_measured_by_source() -> None:
+    broker, journal, clock = make(auto=False)
+    broker.publish(drafts(b"a"))
+    clock.advance(0.2)
+    journal.commit()
+    seconds = broker.published["test"].seconds
+    assert (seconds.count, seconds.total) == (1, 0.2)
+
+
+def test_producers_of_a_source_are_collected_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fyrehose.core.broker.MOST_PRODUCERS", 3)
+    broker, _, _ = make()
+    for producer in ("10.0.0.1:5", "10.0.0.1:6", "[::1]:7", "x (10.0.0.1:8)", "x (10.0.0.1:9)", "d"):
+        broker.publish([Run.of("s", [b"x"], source="test", producer=producer)])
+    assert broker.published["test"].producers == {"10.0.0.1", "[::1]", "x (10.0.0.1"}
+
+
+def test_payload_by_stream_is_collected_only_for_an_observer() -> None:
+    broker, _, _ = make()
+    broker.publish(drafts(b"a"))
+    assert broker.grown_bytes == {}
+    broker.grown = set()
+    broker.publish([*drafts(b"abc"), *drafts(b"d", stream="t"), *drafts(b"e")])
+    assert broker.grown_bytes == {"s": 4, "t": 1}

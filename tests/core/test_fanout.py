@@ -527,3 +527,29 @@ def test_resuming_many_times_within_a_turn_costs_one_read(monkeypatch: pytest.Mo
     server.settle()
     assert sink.payloads == [b"w", b"x", b"y"]
     assert subscription.delivered == 3
+
+
+class Relay(RecordingSink):
+    """A sink that passes records on to clients of its own."""
+
+    subscriber = ("protocol", "2 clients")
+    audience = 2
+    sent = (0, 0)
+
+
+def test_a_relay_counts_its_clients_and_the_messages_that_it_sent_to_them(server: Server) -> None:
+    relay = Relay()
+    _, subscription = server.subscribe(sink=relay)
+    server.subscribe(sink=Named())
+    server.publish(b"abc", b"d")
+    server.settle()
+    tally = server.broker.tallies()["protocol"]
+    assert tally.delivered == (2, 4), "the relay has sent nothing yet"
+    assert (tally.subscribers, server.broker.subscribers("s"), server.broker.subscribers("t")) == (3, 3, 0)
+    relay.sent, relay.audience = (3, 7), 0
+    assert tally.delivered == (5, 11)
+    assert (tally.subscribers, server.broker.subscribers("s")) == (1, 1)
+    assert [cursor.audience for cursor in server.broker.cursors()] == [0, 1]
+    subscription.stopProducing()
+    assert tally.delivered == (5, 11)
+    assert (tally.subscribers, server.broker.subscribers("s")) == (1, 1)

@@ -20,7 +20,11 @@ pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 FYREHOSE = str(Path(sys.executable).with_name("fyrehose"))
 ROOT = Path(__file__).parents[2]
-BOTH = ("--listen", "figg=tcp:0:interface=127.0.0.1", "--listen", "backbone=udp:0:interface=127.0.0.1")
+BOTH = (
+    *("--listen", "figg=tcp:0:interface=127.0.0.1"),
+    *("--listen", "backbone=udp:0:interface=127.0.0.1"),
+    *("--listen", "http=tcp:0:interface=127.0.0.1"),
+)
 #: A tree of source files, and files that are no text at all.
 FILES = [
     *sorted(str(path) for path in (ROOT / "fyrehose").rglob("*.py")),
@@ -118,14 +122,27 @@ def test_arguments_and_standard_input(server: Server) -> None:
 def test_json(server: Server) -> None:
     server.publish("text", data=b"")
     server.publish(data=b"\xff\x00\n")
-    for protocol, stream in (("figg", "backbone"), ("backbone", None)):
+    for protocol, stream in (("figg", "backbone"), ("backbone", None), ("http", "backbone")):
         words = ("--since", "start", "--count", "2", "--format", "json")
         first, second = map(json.loads, server.tail(*words, protocol=protocol, stream=stream).splitlines())
         assert (first["stream"], first["seq"], first["payload"]) == ("backbone", 1, "text")
         assert (second["seq"], second["payload_base64"]) == (2, "/wA=")
+        known = {"source", "time", "producer", "producer_seq"} & first.keys()
+        assert known == ({"source", "time", "producer", "producer_seq"} if protocol == "http" else set())
 
 
-@pytest.mark.parametrize(("protocol", "stream"), [("figg", "backbone"), ("backbone", None)])
+def test_tail_of_a_port_of_another_protocol_is_an_error(server: Server) -> None:
+    server.publish("x")
+    for protocol, port in (("figg", "http"), ("http", "figg")):
+        command = [FYREHOSE, "tail", "--protocol", protocol, "--from", f"127.0.0.1:{server.running.port(port)}"]
+        ended = subprocess.run(
+            [*command, "--stream", "backbone", "--since", "start", "--idle", "1s"], capture_output=True, check=False
+        )
+        assert (ended.returncode, ended.stdout) == (1, b"")
+        assert b"check the port and --protocol" in ended.stderr or b"a port of protocol http" in ended.stderr
+
+
+@pytest.mark.parametrize(("protocol", "stream"), [("figg", "backbone"), ("backbone", None), ("http", "backbone")])
 def test_tail_follows_new_messages(server: Server, protocol: str, stream: str | None) -> None:
     server.publish("before")
     command = [*server.words("tail", protocol, stream), "--count", "3"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 import struct
@@ -89,6 +90,12 @@ class Page:
             (row) => [...row.cells].map((cell) => cell.textContent))"""
         return {cells[0]: cells[1:] for cells in self.browser.execute_script(script, table)}
 
+    def cell(self, table: str, row: str, column: str) -> str:
+        """Return the cell below *column* in the row of *table* that begins with *row*; "" if there is none."""
+        script = """return [...document.querySelectorAll(arguments[0] + " th")].map((head) => head.textContent)"""
+        heads = self.browser.execute_script(script, table)
+        return self.rows(table).get(row, [""] * len(heads))[heads.index(column) - 1]
+
     def until(self, seen: Callable[[], Any]) -> Any:
         """What ``seen`` gives, as soon as it is something."""
         deadline = time.monotonic() + PATIENCE
@@ -122,11 +129,14 @@ def test_lumberjack_is_seen_while_it_flows(page: Page) -> None:
     page.until(lambda: page.find("#streams").get_property("hidden"))
     page.lumberjack(500)
     cells = page.until(lambda: page.rows("#protocols").get("lumberjack"))
-    page.until(lambda: page.rows("#protocols")["lumberjack"][2] == "500")
-    assert len(cells) == 8
-    page.until(lambda: page.rows("#streams").get("lumberjack", [""])[0] == "500")
+    page.until(lambda: page.cell("#protocols", "lumberjack", "published") == "500")
+    assert len(cells) == 11
+    assert page.cell("#protocols", "lumberjack", "publishers") == "1"
+    assert "ms" in page.cell("#protocols", "lumberjack", "acknowledged in")
+    page.until(lambda: page.cell("#streams", "lumberjack", "last number") == "500")
     page.lumberjack(300)
-    page.until(lambda: page.rows("#streams")["lumberjack"][0] == "800")
+    page.until(lambda: page.cell("#streams", "lumberjack", "messages") == "800")
+    assert "KiB" in page.cell("#streams", "lumberjack", "size")
     drawn = (
         "const pen = document.getElementById('chart-published').getContext('2d');"
         "return pen.getImageData(60, 30, 800, 100).data.some(Boolean)"
@@ -151,7 +161,7 @@ def test_listeners_are_listed(page: Page) -> None:
 def test_names_that_cannot_be_seen_are_written_out(page: Page) -> None:
     page.post(" a\u202eb\x1b[2J\n", b"x")
     page.until(lambda: r"\u{20}a\u{202e}b\u{1b}[2J\u{a}" in page.rows("#streams"))
-    page.find("#streams button").click()
+    page.find("#streams td button").click()
     page.until(lambda: "x" in page.find("#tail").text)
     assert page.errors() == []
 
@@ -159,7 +169,7 @@ def test_names_that_cannot_be_seen_are_written_out(page: Page) -> None:
 def test_a_stream_is_followed_as_text_json_and_hex(page: Page) -> None:
     page.post("orders", b'{"order": 1, "of": "\xc3\xa4"}', "application/json")
     page.until(lambda: "orders" in page.rows("#streams"))
-    page.find("#streams button").click()
+    page.find("#streams td button").click()
     page.until(lambda: '{"order": 1, "of": "ä"}' in page.find("#tail").text)
     page.post("orders", b"\xff\x00not json")
     page.until(lambda: "not json" in page.find("#tail").text)
@@ -170,7 +180,7 @@ def test_a_stream_is_followed_as_text_json_and_hex(page: Page) -> None:
     page.find("#tail-pause").click()
     page.find("#tail-clear").click()
     page.post("orders", b"while it is paused")
-    page.until(lambda: page.rows("#streams")["orders"][0] == "3")
+    page.until(lambda: page.cell("#streams", "orders", "last number") == "3")
     assert "No new messages" in page.find("#tail").text
     page.find("#tail-pause").click()
     page.post("orders", b"and after")
@@ -181,7 +191,7 @@ def test_a_stream_is_followed_as_text_json_and_hex(page: Page) -> None:
 def test_what_peers_say_is_text_and_nothing_else(page: Page) -> None:
     page.post(MARKUP, MARKUP.encode())
     page.until(lambda: MARKUP in page.rows("#streams"))
-    page.find("#streams button").click()
+    page.find("#streams td button").click()
     page.until(lambda: MARKUP in page.find("#tail").text)
     assert page.find("#tail-stream").get_property("value") == MARKUP
     assert not page.browser.find_elements("css selector", "main img")
@@ -198,6 +208,57 @@ def test_streams_are_found_by_a_part_of_their_name(page: Page) -> None:
     assert "2 of 3" in page.find("#streams-count").text
 
 
+def test_tables_are_sorted_by_the_column_that_is_clicked(page: Page) -> None:
+    for name, messages in (("b", 3), ("a", 9), ("c", 1)):
+        page.post(name, b"\n".join([b"1"] * messages), "application/x-ndjson")
+    page.until(lambda: list(page.rows("#streams")) == ["a", "b", "c"])
+    page.find("#streams th:nth-child(4) button").click()
+    assert list(page.rows("#streams")) == ["a", "b", "c"]
+    page.find("#streams th:nth-child(4) button").click()
+    assert list(page.rows("#streams")) == ["c", "b", "a"]
+    assert page.find("#streams th:nth-child(4)").get_attribute("aria-sort") == "ascending"
+    page.post("c", b"\n".join([b"1"] * 50), "application/x-ndjson")
+    page.until(lambda: list(page.rows("#streams")) == ["b", "a", "c"])
+    assert page.errors() == []
+
+
+def test_the_tail_is_searched_and_shows_times(page: Page) -> None:
+    page.post("log", b"alpha\nBeta beta\ngamma", "application/x-ndjson")
+    page.until(lambda: "log" in page.rows("#streams"))
+    page.find("#streams td button").click()
+    page.until(lambda: "gamma" in page.find("#tail").text)
+    page.find("#tail-search").send_keys("beta")
+    page.until(lambda: page.find("#tail-found").text == "1 of 3 messages")
+    assert "alpha" not in page.find("#tail").text
+    assert [mark.text for mark in page.browser.find_elements("css selector", "#tail mark")] == ["Beta", "beta"]
+    assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d\d\d", page.find("#tail div:not([hidden]) time").text)
+    page.post("log", b"another beta\nnone", "application/x-ndjson")
+    page.until(lambda: page.find("#tail-found").text == "2 of 5 messages")
+    assert page.errors() == []
+
+
+def test_charts_show_an_hour_and_a_day_without_series_that_are_zero(page: Page) -> None:
+    page.post("s", b"x" * 50)
+    legend = 'return [...document.querySelectorAll("#chart-published")][0].parentElement.querySelector("ul").innerText'
+    page.until(lambda: "http" in page.browser.execute_script(legend))
+    for span in ("1h", "24h", "5min"):
+        page.find(f"input[value='{span}']").find_element("xpath", "..").click()
+        page.until(lambda: "http" in page.browser.execute_script(legend))
+        assert "lumberjack" not in page.browser.execute_script(legend)
+    assert page.errors() == []
+
+
+def test_one_spike_does_not_rule_the_axis(page: Page) -> None:
+    script = """const done = arguments[1];
+        import("./chart.js").then((chart) => done(chart.axisMaximum(arguments[0])), (error) => done(String(error)))"""
+    usual = [100.0] * 50
+    assert page.browser.execute_async_script(script, [*usual, 5_000.0]) == 200
+    assert page.browser.execute_async_script(script, [*usual, 250.0]) == 400
+    assert page.browser.execute_async_script(script, [0.0] * 50 + [5_000.0]) == 6_000, "it is not among others"
+    assert page.browser.execute_async_script(script, []) == 1
+    assert page.errors() == []
+
+
 def test_light_dark_and_on_a_phone(page: Page) -> None:
     page.lumberjack(5)
     page.until(lambda: page.rows("#streams"))
@@ -208,12 +269,15 @@ def test_light_dark_and_on_a_phone(page: Page) -> None:
         )
         colours.append(page.find("html").value_of_css_property("background-color"))
     assert len(set(colours)) == 2
-    size = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+    size = {"width": 400, "height": 844, "deviceScaleFactor": 2, "mobile": True}
     page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:
         wide = "return document.documentElement.scrollWidth"
-        page.until(lambda: page.browser.execute_script(wide) == 390)
+        page.until(lambda: page.browser.execute_script(wide) == 400)
         assert page.find("#tile-published").is_displayed()
+        beyond = """return [...document.querySelectorAll("td, .tile, figure, .tail")].filter(
+            (each) => each.offsetParent && each.getBoundingClientRect().right > 400).length"""
+        assert page.browser.execute_script(beyond) == 0, "no column is cut off"
     finally:
         page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
         page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
@@ -230,7 +294,7 @@ def test_a_server_that_has_gone_and_comes_back(page: Page, start: Any) -> None:
     page.until(lambda: page.find("#connection").text == "live")
     page.until(lambda: not page.find("#alarm").is_displayed())
     page.post("s", b"x")
-    page.until(lambda: page.rows("#streams").get("s", [""])[0] == "2")
+    page.until(lambda: page.cell("#streams", "s", "last number") == "2")
 
 
 def test_a_token_is_a_password_in_a_browser(start: Any, browser: Any, tmp_path: Path) -> None:

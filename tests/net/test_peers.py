@@ -11,7 +11,8 @@ from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
 from twisted.internet.testing import StringTransport
 
 from fyrehose.identity import Identity
-from fyrehose.net.peers import MOST_NAMES, certificate_names, host_of, identify, identity_at
+from fyrehose.net.peers import MOST_NAMES, certificate_names, host_of, identify, identity_at, producer_of
+from fyrehose.records import MAX_NAME
 from fyrehose.testing.certificates import Authority
 
 
@@ -71,3 +72,12 @@ def test_identity_by_address_alone() -> None:
     assert identity_at(IPv4Address("TCP", "10.0.0.1", 5)) == Identity(host="10.0.0.1")
     for nothing in (UNIXAddress("/run/figg"), None):
         assert identity_at(nothing) == Identity(), "it is on this machine"
+
+
+def test_producer_is_the_address_after_the_name_of_the_certificate() -> None:
+    assert producer_of(Identity(host="10.0.0.1"), "10.0.0.1:5000") == "10.0.0.1:5000"
+    named = Identity(host="10.0.0.1", certificates=("writer-7", "alias"))
+    assert producer_of(named, "10.0.0.1:5000") == "writer-7 (10.0.0.1:5000)"
+    long = producer_of(Identity(certificates=("x" * 255,)), "10.0.0.1:5000")
+    assert len(long) == MAX_NAME
+    assert long.endswith("x (10.0.0.1:5000)")

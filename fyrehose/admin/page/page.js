@@ -1,286 +1,188 @@
-// The page of a Fyrehose server.  Data from peers (stream names, addresses, payloads) is inserted as text, never as
-// markup.
-"use strict";
+// The page of a Fyrehose server: shows the samples and the status that the server sends each second.
+import { Chart, SPANS } from "./chart.js";
+import { $, element, protocolLabel, setText } from "./dom.js";
+import { age, bytes, count, plural, seconds, visible, whole, within } from "./format.js";
+import { Table } from "./tables.js";
+import { beginTail, follow, offer } from "./tail.js";
 
-const SPAN = 300; // time span of the charts, in seconds
-const KEPT = 500; // the most messages that the tail keeps
-const $ = (id) => document.getElementById(id);
-const state = { samples: [], names: [], tail: null, stream: "", form: "text", paused: false, kept: [] };
+const state = { span: "5min", samples: { "5min": [], "1h": [], "24h": [] }, fetching: 0 };
+const number = (label, key, show = count, more = {}) => (
+  { label, number: true, value: (item) => item[key], show: (item) => show(item[key]), ...more });
 
-// Format numbers for people.
-
-function count(n) {
-  if (n === null || n === undefined) return "–";
-  if (n < 10 && n % 1) return n.toFixed(1);
-  if (n < 100000) return Math.round(n).toLocaleString("en");
-  for (const [unit, size] of [["G", 1e9], ["M", 1e6], ["k", 1e3]]) {
-    if (n >= size) return (n / size).toPrecision(3) + unit;
-  }
-  return String(n);
-}
-
-function bytes(n) {
-  if (n === null || n === undefined) return "–";
-  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-  let unit = 0;
-  while (n >= 1024 && unit < units.length - 1) { n /= 1024; unit += 1; }
-  return (unit && n < 100 ? n.toPrecision(3) : Math.round(n)) + " " + units[unit];
-}
-
-function seconds(n) {
-  if (n === null || n === undefined) return "–";
-  if (n < 0.001) return Math.round(n * 1e6) + " µs";
-  if (n < 1) return Number((n * 1e3).toPrecision(3)) + " ms";
-  return Number(n.toPrecision(3)) + " s";
-}
-
-function within(n) { return n === null || n === undefined ? "–" : "≤ " + seconds(n); }
-
-function uptime(n) {
-  const days = Math.floor(n / 86400), hours = Math.floor(n / 3600) % 24, minutes = Math.floor(n / 60) % 60;
-  if (days) return `up ${days} d ${hours} h`;
-  if (hours) return `up ${hours} h ${minutes} min`;
-  return minutes ? `up ${minutes} min` : `up ${Math.floor(n)} s`;
-}
-
-// Helpers for the document.
-
-function setText(id, text) { if ($(id).textContent !== text) $(id).textContent = text; }
-
-function createElement(tag, text, kind) {
-  const made = document.createElement(tag);
-  if (text !== undefined) made.textContent = text;
-  if (kind) made.className = kind;
-  return made;
-}
-
-function colour(name) {
-  const at = state.names.indexOf(name);
-  return getComputedStyle(document.documentElement).getPropertyValue("--c" + (at < 0 ? 7 : at % 8)).trim();
-}
-
-// Fill a table with rows of cells; a cell is text, [text, class] or an element.  Existing rows are reused, so that the
-// focus and the selection of the user stay.
-function fillTable(id, rows) {
-  const body = $(id).tBodies[0];
-  while (body.rows.length > rows.length) body.deleteRow(-1);
-  rows.forEach((cells, r) => {
-    const row = body.rows[r] || body.insertRow();
-    cells.forEach((cell, c) => {
-      const at = row.cells[c] || row.insertCell();
-      if (cell instanceof Node) {
-        if (!at.firstChild || !at.firstChild.isEqualNode(cell)) at.replaceChildren(cell);
-        return;
-      }
-      const [text, kind] = Array.isArray(cell) ? cell : [cell, ""];
-      if (at.textContent !== text) at.textContent = text;
-      if (at.className !== kind) at.className = kind;
-      if (c === 0) at.title = text;
-    });
-  });
-  $(id).hidden = !rows.length;
-  const empty = $(id).closest("section").querySelector(".empty");
-  if (empty) empty.hidden = rows.length > 0;
-}
-
-// Charts: messages per second as stacked areas, one per protocol.
-
-class Chart {
-  constructor(id, side) {
-    this.canvas = $(id);
-    this.side = side;
-    this.at = null;
-    this.canvas.addEventListener("pointermove", (event) => { this.at = event.offsetX; this.draw(); });
-    this.canvas.addEventListener("pointerleave", () => { this.at = null; this.draw(); });
-    new ResizeObserver(() => this.draw()).observe(this.canvas);
-  }
-
-  draw() {
-    const width = this.canvas.clientWidth, height = this.canvas.clientHeight, scale = window.devicePixelRatio || 1;
-    if (!width) return;
-    if (this.canvas.width !== Math.round(width * scale) || this.canvas.height !== Math.round(height * scale)) {
-      this.canvas.width = Math.round(width * scale);
-      this.canvas.height = Math.round(height * scale);
-    }
-    const pen = this.canvas.getContext("2d");
-    pen.setTransform(scale, 0, 0, scale, 0, 0);
-    pen.clearRect(0, 0, width, height);
-    const style = getComputedStyle(document.documentElement);
-    const ink = style.getPropertyValue("--dim").trim(), line = style.getPropertyValue("--line").trim();
-    const samples = state.samples, side = this.side;
-    const names = state.names.filter((name) => samples.some((each) => each[side][name] && each[side][name][0] > 0));
-    const total = (each) => names.reduce((sum, name) => sum + ((each[side][name] || [0])[0]), 0);
-    const most = axisMaximum(Math.max(1, ...samples.map(total)));
-    const left = 46, right = 8, top = 24, bottom = 20;
-    const last = samples.length ? samples[samples.length - 1].time : 0;
-    const x = (time) => width - right - (last - time) / SPAN * (width - left - right);
-    const y = (value) => height - bottom - value / most * (height - top - bottom);
-
-    pen.font = "11px system-ui, sans-serif";
-    pen.lineWidth = 1;
-    for (let i = 0; i <= 4; i += 1) {
-      const value = most * i / 4;
-      pen.strokeStyle = line;
-      pen.beginPath(); pen.moveTo(left, Math.round(y(value)) + .5); pen.lineTo(width - right, Math.round(y(value)) + .5); pen.stroke();
-      pen.fillStyle = ink; pen.textAlign = "right";
-      pen.fillText(count(value), left - 6, y(value) + 4);
-    }
-    for (let minute = 0; minute <= SPAN / 60; minute += 1) {
-      pen.textAlign = minute ? "center" : "right";
-      pen.fillText(minute ? `-${minute} min` : "now", minute ? x(last - minute * 60) : width - right, height - 5);
-    }
-
-    let floor = samples.map(() => 0);
-    for (const name of names) {
-      const upper = samples.map((each, i) => floor[i] + ((each[side][name] || [0])[0]));
-      pen.beginPath();
-      samples.forEach((each, i) => (i ? pen.lineTo(x(each.time), y(upper[i])) : pen.moveTo(x(each.time), y(upper[i]))));
-      pen.strokeStyle = colour(name); pen.lineWidth = 1.6; pen.stroke();
-      for (let i = samples.length - 1; i >= 0; i -= 1) pen.lineTo(x(samples[i].time), y(floor[i]));
-      pen.globalAlpha = .3; pen.fillStyle = colour(name); pen.fill(); pen.globalAlpha = 1;
-      floor = upper;
-    }
-
-    let shown = samples[samples.length - 1];
-    if (this.at !== null && samples.length) {
-      const wanted = last - (width - right - this.at) / (width - left - right) * SPAN;
-      shown = samples.reduce((best, each) => (Math.abs(each.time - wanted) < Math.abs(best.time - wanted) ? each : best));
-      pen.strokeStyle = ink; pen.beginPath(); pen.moveTo(x(shown.time), top); pen.lineTo(x(shown.time), height - bottom); pen.stroke();
-    }
-    let legend = left;
-    pen.textAlign = "left";
-    const brief = names.length * 100 > width - left;
-    for (const name of names) {
-      const text = brief ? name : `${name} ${count((shown[side][name] || [0])[0])}`;
-      pen.fillStyle = colour(name); pen.fillRect(legend, 4, 9, 9);
-      pen.fillStyle = ink; pen.fillText(text, legend + 13, 12);
-      legend += pen.measureText(text).width + 28;
-    }
-    if (this.at !== null && shown) {
-      pen.textAlign = "right"; pen.fillText(new Date(shown.time * 1000).toLocaleTimeString(), width - right, 12);
-    }
-    if (!names.length) { pen.fillStyle = ink; pen.textAlign = "left"; pen.fillText("no messages in the last five minutes", left, 12); }
-  }
-}
-
-// Round n up to 1, 2, 4 or 8 times a power of ten, for the axis of a chart.
-function axisMaximum(n) {
-  const power = 10 ** Math.floor(Math.log10(n));
-  return power * ([1, 2, 4, 8, 10].find((each) => each * power >= n) || 10);
-}
-
-// Show the samples and the status that the server sends each second.
-
-function addSample(sample) {
-  state.samples.push(sample);
-  while (state.samples.length && sample.time - state.samples[0].time > SPAN) state.samples.shift();
-  for (const name of [...Object.keys(sample.published), ...Object.keys(sample.delivered)]) addProtocol(name);
-}
-
-function addProtocol(name) {
-  if (name && !state.names.includes(name)) { state.names.push(name); state.names.sort(); }
-}
+const COLUMNS = {
+  protocols: [
+    { label: "protocol", value: (each) => each.name, show: (each) => protocolLabel(each.name) },
+    number("clients", "connections", count, { title: "Connections that are open" }),
+    number("publishers", "publishers", count, { title: "Addresses and named producers that published in the last one or two minutes" }),
+    number("subscribers", "subscribers", count, { title: "Clients that receive messages" }),
+    number("published/s", "published_rate"),
+    number("size/s", "published_bytes_rate", bytes),
+    number("published", "published_messages", count, { title: "Messages since the server started" }),
+    number("acknowledged in", "acknowledge_p99", within, {
+      title: "Half of the publishes of the last minute, and 99% of them, were acknowledged within these times",
+      show: acknowledged, kind: () => "long" }),
+    number("delivered/s", "delivered_rate"),
+    number("delivered", "delivered_messages", count, { title: "Messages sent to subscribers since the server started" }),
+    number("behind", "lag", count, { title: "Messages that the subscriber furthest behind has not received yet" }),
+    number("refused", "refused", count, { kind: (each) => (each.refused ? "bad" : "dim") }),
+  ],
+  streams: [
+    // The server's own streams, whose names begin with a dot, come last.
+    { label: "stream", value: (each) => (each.name[0] === "." ? "\uffff" : "") + each.name, show: (each) => streamButton(each.name) },
+    number("messages/s", "rate"),
+    number("size/s", "bytes_rate", bytes),
+    { label: "messages", number: true, title: "Messages that are kept", value: (each) => each.last - each.first + 1, show: (each) => whole(each.last - each.first + 1) },
+    number("size", "bytes", (n) => (n === null || n === undefined ? "–" : "≈ " + bytes(n)), { title: "Estimated from the newest messages" }),
+    number("oldest", "oldest_age", age, { title: "Age of the oldest message" }),
+    number("newest", "newest_age", age, { title: "Age of the newest message" }),
+    number("first number", "first", whole),
+    number("last number", "last", whole),
+    number("subscribers", "subscribers"),
+  ],
+  subscribers: [
+    { label: "client", value: (each) => each.peer, show: (each) => protocolLabel(visible(`${each.protocol} ${each.peer}`), each.protocol) },
+    { label: "stream", value: (each) => visible(each.stream) },
+    number("at number", "position", whole),
+    number("behind", "lag", count, { kind: (each) => (each.lag > 10000 ? "bad" : "") }),
+    number("delivered", "delivered"),
+    { label: "state", value: (each) => (each.paused ? "waits for the client" : "up to date"), kind: (each) => (each.paused ? "" : "dim") },
+  ],
+  listeners: [
+    { label: "listener", value: (each) => each.name, show: (each) => protocolLabel(each.name, each.protocol) },
+    { label: "endpoint", value: (each) => each.endpoint },
+    { label: "encryption", value: (each) => each.encryption || "none", kind: (each) => (each.encryption ? "" : "dim") },
+    { label: "access", value: (each) => each.access },
+    number("clients", "connections"),
+  ],
+  refusals: [
+    { label: "protocol", value: (each) => each.protocol, show: (each) => protocolLabel(each.protocol) },
+    { label: "cause", value: (each) => each.cause },
+    number("count", "count"),
+  ],
+  holds: [
+    { label: "held by", value: (each) => each.name },
+    number("behind", "behind_bytes", bytes),
+    number("last update", "age", age),
+  ],
+};
+const KEYS = {
+  protocols: (each) => each.name,
+  streams: (each) => each.name,
+  subscribers: (each) => `${each.protocol} ${each.peer} ${each.stream}`,
+  listeners: (each) => `${each.name} ${each.endpoint}`,
+  refusals: (each) => `${each.protocol} ${each.cause}`,
+  holds: (each) => each.name,
+};
+const tables = {};
+let charts = [];
+let source = null;
 
 function showStatus(status) {
   const journal = status.journal, protocols = status.protocols.filter((each) => each.name !== "admin");
-  protocols.forEach((each) => addProtocol(each.name));
-  const sum = (key) => protocols.reduce((total, each) => total + (each[key] || 0), 0);
+  showHeader(status, journal);
+  showTiles(status, journal, protocols);
+  tables.protocols.show(protocols);
+  const streams = status.streams;
+  setText("streams-count", streams.hidden
+    ? `${count(streams.total)}; names are hidden: set admin.token-file, or let this machine subscribe to * in the access policy`
+    : streams.matching > streams.listed.length || streams.matching !== streams.total
+      ? `${count(streams.listed.length)} of ${count(streams.total)}` : count(streams.total));
+  tables.streams.show(streams.listed);
+  offer(streams.listed.map((each) => each.name));
+  setText("subscribers-count", status.subscribers.total > status.subscribers.listed.length && status.subscribers.listed.length
+    ? `${count(status.subscribers.total)}, those furthest behind first` : count(status.subscribers.total));
+  tables.subscribers.show(unique(status.subscribers.listed));
+  tables.listeners.show(status.listeners || []);
+  tables.refusals.show(status.refusals);
+  tables.holds.show(status.holds || []);
+  showJournal(journal, status);
+}
+
+// One connection may subscribe to a stream twice; rows need keys of their own.
+function unique(listed) {
+  const seen = new Map();
+  return listed.map((each) => {
+    const key = KEYS.subscribers(each), again = (seen.get(key) || 0) + 1;
+    seen.set(key, again);
+    return again === 1 ? each : { ...each, peer: `${each.peer} (${again})` };
+  });
+}
+
+function showHeader(status, journal) {
   setText("version", status.version + (status.kernels === "native" ? "" : " · pure-Python kernels"));
   setText("journal-state", journal.state);
   $("journal-state").className = "pill " + journal.state;
   setText("durability", journal.durability ? "durability " + journal.durability : "");
-  setText("uptime", uptime(status.uptime));
+  setText("uptime", "up " + age(status.uptime));
+  showAlarm(journal.state === "writable" ? "" : `The journal is ${journal.state}: publishing is refused.`);
+}
+
+function showTiles(status, journal, protocols) {
+  const sum = (key) => protocols.reduce((total, each) => total + (each[key] || 0), 0);
   const rate = sum("published_rate");
   document.title = `${count(rate)}/s · Fyrehose` + (journal.state === "writable" ? "" : ` (${journal.state})`);
-  showAlarm(journal.state === "writable" ? "" : `The journal is ${journal.state}: publishing is refused.`);
-
-  setText("tile-published", count(rate) + " /s");
-  setText("tile-published-bytes", bytes(sum("published_bytes_rate")) + "/s · " + count(sum("published_messages")) + " in total");
-  setText("tile-delivered", count(sum("delivered_rate")) + " /s");
-  setText("tile-delivered-bytes", bytes(sum("delivered_bytes_rate")) + "/s · " + count(sum("delivered_messages")) + " in total");
+  setText("tile-published", count(rate));
+  setText("tile-published-bytes", `${bytes(sum("published_bytes_rate"))}/s from ${plural(sum("publishers"), "publisher")}`);
+  setText("tile-delivered", count(sum("delivered_rate")));
+  setText("tile-delivered-bytes", `${bytes(sum("delivered_bytes_rate"))}/s to ${plural(status.subscribers.total, "subscriber")}`);
   setText("tile-lag", count(status.subscribers.lag));
-  setText("tile-subscribers", `${count(status.subscribers.total)} subscribers`);
+  setText("tile-subscribers", status.subscribers.total ? "messages behind" : "no subscribers");
   setText("tile-commit", within(journal.commit_p50));
-  setText("tile-sync", `p99 ${within(journal.commit_p99)} · sync p50 ${within(journal.sync_p50)}`);
+  setText("tile-sync", journal.commit_p99 === null ? "no commits in the last minute" : `99% ${within(journal.commit_p99)}`);
   setText("tile-disk", bytes(journal.free));
-  setText("tile-journal", `journal ${bytes(journal.size)}`);
+  setText("tile-journal", journal.full_in === null || journal.full_in === undefined ? `journal ${bytes(journal.size)}` : `full in ${age(journal.full_in)}`);
+  $("tile-disk").className = journal.full_in !== null && journal.full_in !== undefined && journal.full_in < 86400 ? "bad" : "";
   setText("tile-memory", bytes(status.memory.resident));
-  setText("tile-reactor", `reactor lag ${seconds(status.reactor.lag)}`);
-
-  fillTable("protocols", protocols.map((each) => [
-    protocolLabel(each.name), [count(each.connections), "n"], [count(each.published_rate), "n"], [count(each.published_messages), "n"],
-    [count(each.delivered_rate), "n"], [count(each.delivered_messages), "n"], [count(each.subscribers), "n"],
-    [count(each.lag), "n"], [count(each.refused), each.refused ? "n bad" : "n"],
-  ]));
-  const streams = status.streams;
-  setText("streams-count", streams.matching > streams.listed.length || streams.matching !== streams.total
-    ? `${count(streams.listed.length)} of ${count(streams.total)}` : count(streams.total));
-  // The server lists the busiest streams; sorting them by name keeps each row in its place.
-  streams.listed.sort((a, b) => (a.name < b.name ? -1 : 1));
-  if (streams.hidden) {
-    setText("streams-count", `${count(streams.total)}; names are hidden: set admin.token-file, or let this machine ` +
-      "subscribe to * in the access policy");
-  }
-  fillTable("streams", streams.listed.map((each) => [
-    streamButton(each.name), [each.last.toLocaleString("en"), "n"], [count(each.rate), "n"],
-    [each.first.toLocaleString("en"), "n"], [count(each.subscribers), "n"],
-  ]));
-  offerStreams(streams.listed.map((each) => each.name));
-  setText("subscribers-count", count(status.subscribers.total));
-  fillTable("subscribers", status.subscribers.listed.map((each) => [
-    escapeInvisible(`${each.protocol} ${each.peer}`), escapeInvisible(each.stream), [each.position.toLocaleString("en"), "n"],
-    [count(each.lag), each.lag > 10000 ? "n bad" : "n"], [each.paused ? "waiting for the peer" : "", "dim"],
-  ]));
-  fillTable("listeners", (status.listeners || []).map((each) => [
-    protocolLabel(each.name, each.protocol), each.endpoint, [each.encryption || "none", each.encryption ? "" : "dim"], each.access,
-    [count(each.connections), "n"],
-  ]));
-  fillTable("refusals", status.refusals.map((each) => [each.protocol, each.cause, [count(each.count), "n"]]));
-  showJournal(journal, status);
+  setText("tile-reactor", `longest pause ${seconds(status.reactor.lag)}`);
 }
 
-function protocolLabel(name, protocol = name) {
-  const made = createElement("span");
-  const swatch = createElement("i", undefined, "swatch");
-  swatch.style.background = colour(protocol);
-  made.append(swatch, name);
-  return made;
-}
-
-// Replace invisible characters, and those that change the direction of text, by their code points.
-function escapeInvisible(name) {
-  return name.replace(/[\p{C}\p{Zl}\p{Zp}]|^\s|\s$/gu, (sign) => `\\u{${sign.codePointAt(0).toString(16)}}`);
+function acknowledged(each) {
+  return each.acknowledge_p50 === null ? "–" : `${within(each.acknowledge_p50)} · 99% ${within(each.acknowledge_p99)}`;
 }
 
 function streamButton(name) {
-  const made = createElement("button", escapeInvisible(name));
+  const made = element("button", visible(name));
   made.type = "button";
-  made.title = name;
+  made.title = `Follow ${visible(name)} below`;
   made.dataset.stream = name;
   return made;
 }
 
 function showJournal(journal, status) {
+  const known = journal.size !== undefined;
   const facts = [
-    ["state", journal.state],
-    ["durability", journal.durability],
     ["directory", journal.directory],
-    ["durable", journal.durable === undefined ? undefined : `${journal.durable.toLocaleString("en")} of ${journal.position.toLocaleString("en")} bytes appended`],
-    ["segments", journal.segments === undefined ? undefined : `${count(journal.segments)}, ${bytes(journal.size)}`],
-    ["commits", `${count(journal.commits)}; last minute: p50 ${seconds(journal.commit_p50)} / ${bytes(journal.commit_bytes_p50)}, p99 ${seconds(journal.commit_p99)} / ${bytes(journal.commit_bytes_p99)}`],
-    ["syncs", `last minute: p50 ${seconds(journal.sync_p50)}, p99 ${seconds(journal.sync_p99)}`],
+    ["size", known ? `${bytes(journal.size)} in ${plural(journal.segments, "segment")}` : undefined],
+    ["retention", known ? retention(journal) : undefined],
+    ["disk", known ? `${bytes(journal.free)} free; ${fullness(journal)}` : undefined],
+    ["not durable yet", known ? bytes(journal.position - journal.durable) : undefined],
+    ["commits in the last minute", journal.commit_p50 === null ? "none" : `half ${within(journal.commit_p50)} and ${bytes(journal.commit_bytes_p50)}, 99% ${within(journal.commit_p99)} and ${bytes(journal.commit_bytes_p99)}`],
+    ["syncs in the last minute", journal.sync_p50 === null ? "none" : `half ${within(journal.sync_p50)}, 99% ${within(journal.sync_p99)}`],
+    ["commits in total", whole(journal.commits)],
     ["retention held by", journal.held_by || undefined],
     ["retention holds broken", journal.broken_holds ? count(journal.broken_holds) : undefined],
-    ["memory budget used", `${bytes(status.memory.budget_used)} of ${bytes(status.memory.budget)}`],
-    ["reactor lag", `${seconds(status.reactor.lag)}; last minute: p99 ${seconds(status.reactor.lag_p99)}`],
+    ["buffers", `${bytes(status.memory.budget_used)} of ${bytes(status.memory.budget)}`],
+    ["pauses of the server", `99% ${within(status.reactor.lag_p99)} in the last minute`],
   ].filter(([, text]) => text !== undefined);
   const list = $("journal");
   while (list.children.length > 2 * facts.length) list.lastChild.remove();
   facts.forEach(([name, text], i) => {
-    if (!list.children[2 * i]) list.append(createElement("dt"), createElement("dd"));
+    if (!list.children[2 * i]) list.append(element("dt"), element("dd"));
     list.children[2 * i].textContent = name;
     list.children[2 * i + 1].textContent = text;
   });
+}
+
+function retention(journal) {
+  const limits = [];
+  if (journal.keep_bytes) limits.push(`the newest ${bytes(journal.keep_bytes)}`);
+  if (journal.keep_age) limits.push(`the last ${age(journal.keep_age)}`);
+  return limits.length ? `keeps ${limits.join(", of these ")}` : "keeps everything";
+}
+
+function fullness(journal) {
+  if (journal.full_in !== null) return `full in ${age(journal.full_in)} at ${bytes(journal.written_rate)}/s`;
+  return journal.written_rate ? "retention keeps it from filling up" : "the journal does not grow";
 }
 
 function showAlarm(text) {
@@ -288,113 +190,30 @@ function showAlarm(text) {
   setText("alarm", text);
 }
 
-// The tail of a stream.
-
-function offerStreams(names) {
-  const select = $("tail-stream");
-  const wanted = state.stream && !names.includes(state.stream) ? [state.stream, ...names] : names;
-  const there = [...select.options].slice(1).map((option) => option.value);
-  if (there.length === wanted.length && [...there].sort().join("\n") === [...wanted].sort().join("\n")) return;
-  if (document.activeElement === select) return; // do not change the list while the user has it open
-  select.replaceChildren(select.options[0], ...[...wanted].sort().map((name) => {
-    const option = createElement("option", escapeInvisible(name));
-    option.value = name;
-    return option;
-  }));
-  select.value = state.stream;
+function addSample(sample) {
+  const samples = state.samples["5min"];
+  samples.push(sample);
+  while (sample.time - samples[0].time > SPANS["5min"].length) samples.shift();
 }
 
-function followStream(stream) {
-  if (state.tail) state.tail.close();
-  state.tail = null;
-  state.stream = stream;
-  if ([...$("tail-stream").options].every((option) => option.value !== stream)) {
-    const option = createElement("option", escapeInvisible(stream));
-    option.value = stream;
-    $("tail-stream").append(option);
+function drawCharts() { charts.forEach((chart) => chart.draw()); }
+
+// Show another span.  Its samples are fetched now, and again whenever there is a new one.
+async function showSpan(span) {
+  state.span = span;
+  clearTimeout(state.fetching);
+  drawCharts();
+  if (span === "5min") return;
+  try {
+    const answer = await fetch(`api/history?span=${span}`);
+    if (answer.ok) state.samples[span] = (await answer.json()).samples;
+  } catch (error) {
+    // The server does not answer, which the page says already; the next attempt follows.
   }
-  $("tail-stream").value = stream;
-  clear(stream ? "No messages yet." : "Choose a stream here, or in the list above.");
-  if (!stream) return;
-  state.tail = new EventSource(`api/streams/${encodeURIComponent(stream)}/tail`);
-  state.tail.addEventListener("records", (event) => {
-    if (!state.paused) appendRecords(JSON.parse(event.data));
-  });
-  state.tail.addEventListener("error", (event) => {
-    // The browser reconnects by itself, except when the server refuses the request.
-    if (event.target.readyState === EventSource.CLOSED) {
-      clear("This stream cannot be shown: allow it in the access policy, or set admin.token-file.");
-    }
-  });
-  state.tail.addEventListener("ended", (event) => {
-    state.tail.close();
-    clear(JSON.parse(event.data).error);
-  });
+  if (state.span !== span) return;
+  drawCharts();
+  state.fetching = setTimeout(() => showSpan(span), Math.min(SPANS[span].step, 30) * 1000);
 }
-
-function clear(text) {
-  state.kept = [];
-  $("tail").replaceChildren(createElement("p", text, "empty"));
-}
-
-function appendRecords(update) {
-  const tail = $("tail");
-  const following = tail.scrollHeight - tail.scrollTop - tail.clientHeight < 40;
-  if (!state.kept.length) tail.replaceChildren();
-  if (update.skipped) state.kept.push({ skipped: update.skipped });
-  state.kept.push(...update.records);
-  const fresh = (update.skipped ? [{ skipped: update.skipped }] : []).concat(update.records);
-  tail.append(...fresh.map(recordRow));
-  while (state.kept.length > KEPT) { state.kept.shift(); tail.firstChild.remove(); }
-  if (following) tail.scrollTop = tail.scrollHeight;
-}
-
-function recordRow(record) {
-  if (record.skipped) {
-    const skip = createElement("div", undefined, "skip");
-    skip.append(createElement("span", `… ${record.skipped.toLocaleString("en")} messages not shown …`));
-    return skip;
-  }
-  const made = createElement("div");
-  const time = new Date(record.time / 1000);
-  const seq = createElement("span", String(record.seq), "seq");
-  seq.title = time.toLocaleString() + (record.topic ? `\n${record.topic}` : "") + (record.content_type ? `\n${record.content_type}` : "");
-  const from = createElement("span", [record.source, record.producer].filter(Boolean).join(" "), "from");
-  from.title = from.textContent;
-  made.append(seq, from, createElement("pre", payloadText(record)));
-  return made;
-}
-
-function payloadText(record) {
-  const raw = Uint8Array.from(atob(record.payload), (each) => each.charCodeAt(0));
-  const more = record.size > raw.length ? ` … (${bytes(record.size)})` : "";
-  if (state.form === "hex") return hex(raw) + more;
-  const text = new TextDecoder().decode(raw);
-  if (state.form === "json" && !more) {
-    try {
-      return JSON.stringify(JSON.parse(text), null, 2);
-    } catch (error) {
-      return text; // show text that is not JSON as it is
-    }
-  }
-  return text + more;
-}
-
-function hex(raw) {
-  const lines = [], wide = window.innerWidth < 780 ? 8 : 16;
-  for (let at = 0; at < Math.max(1, raw.length); at += wide) {
-    const part = [...raw.slice(at, at + wide)];
-    const codes = part.map((each) => each.toString(16).padStart(2, "0")).join(" ").padEnd(3 * wide);
-    const signs = part.map((each) => (each > 31 && each < 127 ? String.fromCharCode(each) : ".")).join("");
-    lines.push(`${at.toString(16).padStart(4, "0")}  ${codes} ${signs}`);
-  }
-  return lines.join("\n");
-}
-
-// Connect to the server and handle input.
-
-let charts = [];
-let source = null;
 
 function connect() {
   if (source) source.close();
@@ -408,39 +227,27 @@ function connect() {
     if (source.readyState === EventSource.CLOSED) setTimeout(connect, 3000);
   });
   source.addEventListener("history", (event) => {
-    state.samples = [];
+    state.samples["5min"] = [];
     JSON.parse(event.data).forEach(addSample);
-    charts.forEach((chart) => chart.draw());
+    drawCharts();
   });
-  source.addEventListener("sample", (event) => {
-    addSample(JSON.parse(event.data));
-    charts.forEach((chart) => chart.draw());
-  });
+  source.addEventListener("sample", (event) => { addSample(JSON.parse(event.data)); if (state.span === "5min") drawCharts(); });
   source.addEventListener("status", (event) => showStatus(JSON.parse(event.data)));
 }
 
 function begin() {
-  charts = [new Chart("chart-published", "published"), new Chart("chart-delivered", "delivered")];
+  for (const [id, columns] of Object.entries(COLUMNS)) tables[id] = new Table(id, columns, KEYS[id]);
+  const samples = () => ({ span: state.span, samples: state.samples[state.span] });
+  charts = [new Chart("chart-published", "published", samples), new Chart("chart-delivered", "delivered", samples)];
   let typing = 0;
   $("filter").addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(connect, 300); });
   $("streams").addEventListener("click", (event) => {
-    const button = event.target.closest("button");
-    if (button) { followStream(button.dataset.stream); $("tail").scrollIntoView({ block: "nearest" }); }
+    const button = event.target.closest("td button");
+    if (button) { follow(button.dataset.stream); $("tail").scrollIntoView({ block: "nearest" }); }
   });
-  $("tail-stream").addEventListener("change", (event) => followStream(event.target.value));
-  $("tail-clear").addEventListener("click", () => clear("No new messages."));
-  $("tail-pause").addEventListener("click", () => {
-    state.paused = !state.paused;
-    $("tail-pause").setAttribute("aria-pressed", String(state.paused));
-  });
-  for (const input of document.getElementsByName("form")) {
-    input.addEventListener("change", () => {
-      state.form = input.value;
-      if (state.kept.length) $("tail").replaceChildren(...state.kept.map(recordRow));
-      $("tail").scrollTop = $("tail").scrollHeight;
-    });
-  }
-  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach((chart) => chart.draw()));
+  for (const input of document.getElementsByName("span")) input.addEventListener("change", () => showSpan(input.value));
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawCharts);
+  beginTail();
   connect();
 }
 

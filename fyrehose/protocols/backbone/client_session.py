@@ -211,7 +211,8 @@ class ClientSession(Session[Run | Lost | Confirmed | Unconfirmed | Found | Backb
         end, count, first, lengths, payload = backbone.scan_delivers(view, at, len(view), segment)
         if not count:
             return at
-        run = Run(stream="backbone", source="backbone", lengths=lengths, payload=payload, first_seq=first)
+        # DELIVER does not say by which protocol a record was published.
+        run = Run(stream="backbone", source="", lengths=lengths, payload=payload, first_seq=first)
         if not self._options.subscribe:
             events.append(Dropped(source=source, cause="not-subscribed"))
         elif source != self._server and not self.repair.was_requested(run.first_seq, run.last_seq):

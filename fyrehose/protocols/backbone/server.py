@@ -24,13 +24,13 @@ from zope.interface import implementer
 from fyrehose.errors import FyrehoseError, JournalCorrupt
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, ISink, ISubscription
-from fyrehose.protocols.backbone.frames import MAX_DATA, Address
+from fyrehose.protocols.backbone.frames import HEADER, MAX_DATA, Address
 from fyrehose.protocols.backbone.protocol import TrainProtocol
 from fyrehose.protocols.backbone.replays import Replays
 from fyrehose.protocols.backbone.server_session import Pushed, Replay, ServerSession
 from fyrehose.protocols.backbone.session import Dropped
 from fyrehose.protocols.backbone.settings import Settings
-from fyrehose.protocols.backbone.trains import Delivers, serialize_delivers
+from fyrehose.protocols.backbone.trains import Delivers, Train, serialize_delivers
 from fyrehose.protocols.backbone.udp import is_local
 from fyrehose.records import Delivery, Run
 
@@ -87,6 +87,7 @@ class BackboneProtocol(TrainProtocol):
         self._pushed: dict[Address, list[Pushed]] = {}
         self._in_flight = 0
         self._published = 0
+        self._sent = (0, 0)
         self._subscription: ISubscription | None = None
         self._replays = Replays()
         self._replaying: IDelayedCall | None = None
@@ -183,7 +184,15 @@ class BackboneProtocol(TrainProtocol):
 
     @property
     def subscriber(self) -> tuple[str, str]:
-        return PROTOCOL, "all subscribers"
+        return PROTOCOL, f"{self.audience} client{'s' * (self.audience != 1)}"
+
+    @property
+    def audience(self) -> int:
+        return self.subscribers
+
+    @property
+    def sent(self) -> tuple[int, int]:
+        return self._sent
 
     def deliver(self, delivery: Delivery) -> None:
         now = self.reactor.seconds()
@@ -196,6 +205,7 @@ class BackboneProtocol(TrainProtocol):
                 for train in self._session.ration(client, delivers.trains, delivery.last_seq):
                     self.send(train, destination)
                     self.counters.add(PROTOCOL, "delivers", train.count)
+                    self._count_sent(train)
             self.flush()
         self._check_drained()
 
@@ -274,12 +284,18 @@ class BackboneProtocol(TrainProtocol):
             for train in delivers.trains:
                 if rates.spend(destination[0], train.size, now):
                     self.send(train, destination)
+                    self._count_sent(train)
                     sent += train.count
                 else:
                     self._drop(Dropped(source=destination, cause="destination-rate", count=train.count))
         self.counters.add(PROTOCOL, "delivers", sent)
         if delivers.left_out:
             self.counters.add(PROTOCOL, "too-large-for-a-datagram", delivers.left_out)
+
+    def _count_sent(self, train: Train) -> None:
+        """Count a train of DELIVERs that one client was sent."""
+        messages, size = self._sent
+        self._sent = (messages + train.count, size + train.size - HEADER * train.count)
 
     # Answers from the server's own journal, which takes turns with the clients that receive FORWARDs.
 
@@ -315,6 +331,7 @@ class BackboneProtocol(TrainProtocol):
             # A slice is sent completely, even beyond the rate; the next slice waits for the debt.
             self._session.sent_bytes.charge(destination[0], train.size, now)
             self.send(train, destination)
+            self._count_sent(train)
         self.flush()
         self.counters.add(PROTOCOL, "replayed", delivers.count)
         return wanted[-1].last_seq

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from ipaddress import ip_address
@@ -73,6 +73,7 @@ class Connections:
     most: int = sys.maxsize
     #: by port and descriptor: another port may have reused a descriptor before the monitor reports the end of the first
     _open: dict[tuple[int, int], Connection] = attrs.field(factory=dict, init=False)
+    _counts: Counter[int] = attrs.field(factory=Counter, init=False)  #: open connections by port
     _refused: dict[Connection, None] = attrs.field(factory=dict, init=False)
     _networks: dict[str, dict[Connection, None]] = attrs.field(factory=dict, init=False)
     _admitted: OrderedDict[_Admission, None] = attrs.field(factory=OrderedDict, init=False)
@@ -87,6 +88,10 @@ class Connections:
         """The number of refused connections that may stay open."""
         return min(REFUSED, self.most // 16)
 
+    def count(self, port: int) -> int:
+        """Return the number of connections of *port*."""
+        return self._counts[port]
+
     def of(self, port: int) -> list[tuple[str, int]]:
         """Return the connections of *port*: the address and the descriptor of each."""
         return [(each.host, each.descriptor) for each in self._open.values() if each.port == port]
@@ -98,6 +103,7 @@ class Connections:
         """
         self.disconnected(port, descriptor)  # a connection whose end was not reported
         new = self._open[port, descriptor] = Connection(port, descriptor, peer_of(port, descriptor))
+        self._counts[port] += 1
         group = self._networks.setdefault(network_of(new.host), {})
         group[new] = None
         if len(self._open) - len(self._refused) <= self.most - self.refused_limit:
@@ -112,6 +118,7 @@ class Connections:
     def disconnected(self, port: int, descriptor: int) -> Connection | None:
         """Remove and return a connection; return None if it is unknown."""
         gone = self._open.pop((port, descriptor), None)
+        self._counts[port] -= gone is not None
         if gone is not None and gone.refused:
             del self._refused[gone]
         elif gone is not None:

@@ -40,7 +40,7 @@ def event_frames(run: Run, dialect: Dialect) -> Iterator[Frames]:
 def runs_of(events: Sequence[Broadcast]) -> Iterator[Run]:
     """Yield consecutive events with the same topic and producer as runs; unpack data that is one msgpack byte string.
 
-    The time of a run is the producer's timestamp, because the protocol does not send the time of acceptance.
+    The source and the time of acceptance stay unknown, because the protocol does not send them.
     """
 
     def kind(item: tuple[int, Broadcast]) -> tuple[str, bytes, int]:
@@ -55,13 +55,12 @@ def runs_of(events: Sequence[Broadcast]) -> Iterator[Run]:
         yield Run.of(
             PROTOCOL,
             [unpack_msgpack_bytes(bytes(event.data)) for event in row],
-            source=PROTOCOL,
+            source="",
             producer=labels[0].producer,
             topic=row[0].topic,
             event_ids=None if None in ids else b"".join(each for each in ids if each is not None),
             event_times=None if None in times else pack(f"<{len(times)}q", *times),
             first_seq=row[0].sequence,
-            time=times[0] or 0,
         )
 
 

@@ -101,6 +101,7 @@ class EventBusServer:
         # Broadcasting: the delivery that is being sent, and the memory of large events.
         self._subscription: ISubscription | None = None
         self._outgoing: Iterator[Frames] | None = None
+        self._sent = (0, 0)
         self._pumping: IDelayedCall | None = None
         self._lent = Lent(BROADCAST_MEMORY)
         # Snapshots.
@@ -209,7 +210,15 @@ class EventBusServer:
 
     @property
     def subscriber(self) -> tuple[str, str]:
-        return PROTOCOL, "all subscribers"
+        return PROTOCOL, f"{self.audience} client{'s' * (self.audience != 1)}"
+
+    @property
+    def audience(self) -> int:
+        return self._connections.count(self._number + 1)
+
+    @property
+    def sent(self) -> tuple[int, int]:
+        return self._sent
 
     def deliver(self, delivery: Delivery) -> None:
         assert self._subscription is not None
@@ -306,6 +315,9 @@ class EventBusServer:
                 self._pumping = self._clock.callLater(0, self._pump)
                 break
         self._broker.counters.add(PROTOCOL, "broadcasts", sent)
+        # ZeroMQ does not tell which connections the filter by topic lets an event pass to.
+        audience = self.audience
+        self._sent = (self._sent[0] + sent * audience, self._sent[1] + size * audience)
         if self._pumping is None:
             self._outgoing = None
             if self._subscription is not None:

@@ -216,8 +216,14 @@ class FiggClient:
             self._connection.resume()
 
     def shortfall(self, complete: bool) -> str:
-        """Return "": one connection delivers the messages in order, so none can be missing at the end."""
-        return ""
+        """Return which subscription the server has not confirmed; "" if it has confirmed them all.
+
+        One connection delivers the messages in order, so none can be missing at the end of a confirmed subscription.
+        """
+        waiting = [topic for topic, subscription in self._subscriptions.items() if not subscription.attached]
+        if complete or not waiting:
+            return ""
+        return f"the server has not confirmed the subscription to {waiting[0]!r}; is the port that of a figg listener?"
 
     def close(self) -> Deferred[None]:
         """Disconnect now; unacknowledged publishes fail with :class:`~fyrehose.errors.Closed`.
@@ -281,9 +287,8 @@ class FiggClient:
         seen = subscription.offset or 0
         if event.last <= seen:
             return
-        run = Run(
-            stream=event.topic, source="figg", lengths=event.lengths, payload=event.payload, first_seq=event.first
-        )
+        # DATA does not say by which protocol a message was published, so the source stays unknown.
+        run = Run(stream=event.topic, source="", lengths=event.lengths, payload=event.payload, first_seq=event.first)
         subscription.offset = event.last
         _call(subscription.take, run.slice(max(seen - event.first + 1, 0), len(run)))
 

@@ -21,6 +21,7 @@ from fyrehose.errors import Closed, Forbidden, PublishError, ReadOnly, RemotePro
 from fyrehose.interfaces import ISink, ISubscription
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
+from fyrehose.net.peers import producer_of
 from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import count, option, size
@@ -105,7 +106,7 @@ class FiggProtocol(SessionProtocol):
             Run(
                 stream=run.topic,
                 source=PROTOCOL,
-                producer=self.address,
+                producer=producer_of(self.identity, self.address),
                 producer_seq=run.numbers,
                 lengths=run.lengths,
                 payload=run.payload,

@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
+from twisted.internet.endpoints import HostnameEndpoint
 from zope.interface import implementer
 
-from fyrehose.interfaces import IBroker, IProtocolPlugin
+from fyrehose.interfaces import IBroker, IClientPlugin
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.tls import add_tls
+from fyrehose.protocols.http.client import HttpTailer
 from fyrehose.protocols.http.server import HttpFactory, Settings
 from fyrehose.protocols.http.session import PROTOCOL
 
 
-@implementer(IProtocolPlugin)
+@implementer(IClientPlugin)
 @attrs.frozen
 class HttpPlugin:
     """The protocol plugin of HTTP."""
@@ -22,11 +24,19 @@ class HttpPlugin:
     name: str = PROTOCOL
     description: str = "HTTP: publish, read and follow streams with curl, as NDJSON and server-sent events"
     default_endpoint: str = "tcp:8117:interface=127.0.0.1"
+    default_port: int = 8117
     settings: type[Settings] = Settings
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> TCPService:
         factory = HttpFactory(broker, settings, reactor, endpoint)
         return TCPService(reactor, PROTOCOL, endpoint, factory, add_tls(PROTOCOL, endpoint, factory, settings, reactor))
+
+    def publisher(self, reactor: Any, host: str, port: int, window: int) -> None:
+        """Return None: any HTTP client can publish, and other protocols do so faster."""
+
+    def tailer(self, reactor: Any, host: str, port: int) -> HttpTailer:
+        authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return HttpTailer(reactor, HostnameEndpoint(reactor, host, port), authority)
 
 
 plugin = HttpPlugin()

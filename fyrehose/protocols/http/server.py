@@ -21,9 +21,11 @@ from fyrehose.identity import digest
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import PROOFS, SessionFactory
 from fyrehose.net.lifecycle import Phase
+from fyrehose.net.peers import producer_of
 from fyrehose.net.tcp import on
 from fyrehose.options import option, size
 from fyrehose.protocols.http.answers import LiveAnswer, ReadAnswer
+from fyrehose.protocols.http.documents import by_content_type
 from fyrehose.protocols.http.session import (
     EVENTS,
     NDJSON,
@@ -138,18 +140,19 @@ class HttpProtocol(WebProtocol):
             self._authenticate(event.request)
         upload = self._upload
         upload.pending += 1
-        run = Run.of(
-            event.stream,
-            event.payloads,
-            source=PROTOCOL,
-            producer=self.identity.name or self.address,
-            content_type=event.content_type,
-        )
+        producer = producer_of(self.identity, self.address)
+        runs = [
+            Run.of(event.stream, messages, source=PROTOCOL, producer=producer, content_type=content_type)
+            for content_type, messages in by_content_type(event.content_type, event.payloads)
+        ]
+        wrong = sum(len(run) for run in runs if run.content_type != event.content_type)
+        if wrong:
+            self.broker.counters.add(PROTOCOL, "not-json", wrong)
 
         def durable(firsts: tuple[int, ...]) -> None:
-            upload.add_durable(firsts[0], len(run))
+            upload.add_durable(firsts[0], sum(map(len, runs)))  # Runs of one stream have consecutive numbers.
 
-        self.publish([run], durable)
+        self.publish(runs, durable)
 
     def on_publish_end(self, event: PublishEnd) -> None:
         """Answer a complete body, as soon as all of its messages are durable."""

@@ -89,7 +89,8 @@ class RelinkReader(RelinkClient):
             self._report_lost(before + 1, seq - 1)
         payload, content_type = (parts[1], None) if len(parts) == 2 else (join(parts[1:]), CONTENT_TYPE)
         return self._call_take(
-            Run.of(self._stream, [payload], source="relink", content_type=content_type, first_seq=seq)
+            # The channel does not say by which protocol a record was published.
+            Run.of(self._stream, [payload], source="", content_type=content_type, first_seq=seq)
         )
 
     def _set_start(self, seq: int) -> None:

@@ -57,6 +57,19 @@ def test_push_is_delivered_to_every_subscriber_and_its_publisher(make_world: Mak
     assert world.count("delivers") == 6
 
 
+def test_datagrams_to_clients_count_as_delivered(make_world: Make) -> None:
+    world = make_world()
+    world.send(Push(data=b"abc"))
+    tally = world.broker.tallies()["backbone"]
+    assert (tally.subscribers, tally.delivered) == (0, (0, 0)), "there is no client"
+    world.send(keep_alive(), keep_alive())
+    world.send(keep_alive(), keep_alive(), source=OTHER)
+    world.send(Push(data=b"abcd"), Push(data=b""))
+    assert (tally.subscribers, tally.delivered) == (2, (4, 8))
+    [cursor] = world.broker.cursors()
+    assert cursor.subscriber == ("backbone", "2 clients")
+
+
 def test_push_is_recorded_with_its_source(make_world: Make) -> None:
     world = make_world(stream="news")
     world.send(Push(data=b"one"), Push(data=b"two"))

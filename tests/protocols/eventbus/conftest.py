@@ -121,6 +121,9 @@ class FakeConnections:
     def of(self, port: int) -> list[tuple[str, int]]:
         return self.world.subscribers
 
+    def count(self, port: int) -> int:
+        return len(self.world.subscribers)
+
     def close(self, port: int, host: str, descriptor: int) -> None:
         self.world.ended.append((host, descriptor))
 

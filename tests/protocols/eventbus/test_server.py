@@ -46,6 +46,16 @@ class TestPublishing:
         assert world.sequences() == list(range(1, 201))
         assert (world.count("pubs"), world.count("broadcasts")) == (200, 200)
 
+    def test_broadcasts_count_as_delivered_to_each_connected_subscriber(self, world: World, make_event: Any) -> None:
+        world.publish(*make_event(1, data=b"abc"))
+        tally = world.broker.tallies()["eventbus"]
+        assert (tally.subscribers, tally.delivered) == (0, (0, 0))
+        world.subscribers = [("10.0.0.1", 7), ("10.0.0.2", 8)]
+        world.publish(*make_event(2, data=b"abcd"))
+        assert (tally.subscribers, tally.delivered) == (2, (2, 8))
+        [cursor] = world.broker.cursors()
+        assert cursor.subscriber == ("eventbus", "2 clients")
+
     def test_decimal_sequences_by_option(self, make_world: Any, make_event: Any) -> None:
         world = make_world()
         world = make_world(sequence=type(world.settings.sequence)("decimal"))

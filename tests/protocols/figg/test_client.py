@@ -445,6 +445,15 @@ def test_plugin_makes_clients_that_publish_and_tail() -> None:
     assert (plugin.default_port, publisher.window, tailer.shortfall(False)) == (8119, 5, "")
 
 
+def test_a_subscription_that_the_server_has_not_confirmed_is_a_shortfall() -> None:
+    bench = connected()
+    bench.client.subscribe("t", bench.take, 0)
+    assert "has not confirmed the subscription to 't'" in bench.client.shortfall(False)
+    assert bench.client.shortfall(True) == ""
+    bench.say(Attached(topic="t", offset=0), data(1, b"x"))
+    assert bench.client.shortfall(False) == ""
+
+
 def test_missing_stream_is_refused() -> None:
     client = FiggClient(Clock(), Endpoint())
     for call in (
@@ -461,6 +470,7 @@ def test_runs_have_the_topic_and_the_offsets() -> None:
     runs: list[Run] = []
     bench.client.subscribe("t", runs.append, 7)
     bench.say(Attached(topic="t", offset=7), data(8, b"a"), data(9, b"b"))
+    assert {run.source for run in runs} == {""}, "DATA does not say where a message came from"
     assert [(run.stream, record.seq, record.payload) for run in runs for record in run.records()] == [
         ("t", 8, b"a"),
         ("t", 9, b"b"),

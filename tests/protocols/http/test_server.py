@@ -161,6 +161,17 @@ def test_published_lines_are_read_back_unchanged(server: Server) -> None:
     assert {line["content_type"] for line in answer.lines} == {"application/json"}
 
 
+def test_lines_that_are_not_json_have_no_content_type(server: Any) -> None:
+    peer = server.connect()
+    answer = peer.ask("POST /streams/s", "Content-Type: application/x-ndjson", body=b'{"a": 1}\nno json\n2')
+    assert answer.json == {"stream": "s", "count": 3, "first": 1, "last": 3}
+    lines = peer.ask("GET /streams/s").lines
+    assert [line.get("content_type") for line in lines] == ["application/json", None, "application/json"]
+    assert peer.ask("POST /streams/s", "Content-Type: application/json", body=b"{").json["last"] == 4
+    assert "content_type" not in peer.ask("GET /streams/s?from=4").lines[0]
+    assert server.broker.counters.counts["http", "not-json"] == 2
+
+
 def test_answer_lists_ranges_if_others_published_in_between(make: Make) -> None:
     server = make()
     peer = server.connect()

@@ -1,0 +1,95 @@
+"""Read the ages and the mean size of a stream's records from its two ends, for the list of streams.
+
+    first and last number of a stream -> at most a few reads per answer -> times of the two ends, mean size
+
+The journal keeps no size and no time for each stream.  A result is kept until the end it was read from moves, so a page
+that is open costs few reads; an answer whose reads are used up leaves the others unknown until the next one.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import attrs
+
+from fyrehose.core.broker import Broker
+from fyrehose.errors import JournalError
+
+#: The most reads for one answer; each takes about as long as a delivery.
+READS = 24
+#: The most streams whose ends are remembered.
+KEPT = 2_000
+#: The records at the end of a stream, and their bytes, from which the mean size is computed.
+RECORDS = 64
+BYTES = 64 << 10
+
+
+@attrs.define(slots=True)
+class End:
+    """What is known about the records of a stream.
+
+    :ivar first: the first number when ``oldest`` was read; 0: not yet
+    :ivar last: the last number when ``newest`` was read; 0: not yet
+    :ivar oldest: when the server accepted the oldest record, in seconds since 1970 UTC
+    :ivar newest: the same for the newest one
+    :ivar mean: the mean size of the newest records, in bytes
+    """
+
+    first: int = 0
+    last: int = 0
+    oldest: float | None = None
+    newest: float | None = None
+    mean: float | None = None
+
+
+@attrs.define(eq=False)
+class Ends:
+    """Reads the ends of the streams of *broker*."""
+
+    broker: Broker
+    _left: int = attrs.field(default=0, init=False)
+    _known: OrderedDict[str, End] = attrs.field(factory=OrderedDict, init=False)
+
+    def begin(self) -> None:
+        """Allow :data:`READS` reads for the next answer."""
+        self._left = READS
+
+    def of(self, stream: str, first: int, last: int, grows: bool) -> End:
+        """Return what is known about *stream*, whose records have the numbers *first* to *last*.
+
+        :param grows: the stream grows at present, so that its newest record is not looked up
+        """
+        end = self._known.get(stream)
+        if end is None:
+            end = self._known[stream] = End()
+        self._known.move_to_end(stream)
+        if len(self._known) > KEPT:
+            self._known.popitem(last=False)
+        if first > last:
+            end.first = end.last = 0
+            end.oldest = end.newest = end.mean = None
+            return end
+        try:
+            if end.first != first and self._left > 0:
+                self._read_oldest(stream, end, first)
+            if end.last != last and (end.mean is None or not grows) and self._left > 0:
+                self._read_newest(stream, end, first, last)
+        except JournalError:
+            # Retention may delete the records meanwhile, and damage is reported to those who read the stream.
+            end.oldest = end.newest = end.mean = None
+        return end
+
+    def _read_oldest(self, stream: str, end: End, first: int) -> None:
+        self._left -= 1
+        runs = self.broker.read(stream, first, 1)
+        end.first, end.oldest = first, runs[0].time / 1e6 if runs else None
+
+    def _read_newest(self, stream: str, end: End, first: int, last: int) -> None:
+        self._left -= 1
+        runs = self.broker.read(stream, max(first, last - RECORDS + 1), BYTES)
+        count, size = sum(map(len, runs)), sum(len(run.payload) for run in runs)
+        end.mean = size / count if count else None
+        if runs and runs[-1].last_seq < last:  # the records are so large that the newest one is not among them
+            self._left -= 1
+            runs = self.broker.read(stream, last, 1)
+        end.last, end.newest = last, runs[-1].time / 1e6 if runs else None
