@@ -87,6 +87,7 @@ class Pipeline:
 def plot(gold: Gold, file: Path) -> None:
     """Draw requests for each minute and status, and errors for each minute and host."""
     import matplotlib
+    import pandas
 
     matplotlib.use("Agg")
     from matplotlib import dates, pyplot
@@ -95,21 +96,16 @@ def plot(gold: Gold, file: Path) -> None:
     for axis, (name, table) in zip(axes, gold.tables.items(), strict=True):
         rows = table.delta.to_pandas()
         groups = rows.columns[1]
-        wide = rows.pivot_table(index="minute", columns=groups, values=name, fill_value=0).sort_index()
-        wide = wide.reindex(_minutes(wide.index), fill_value=0) if len(wide) else wide
-        axis.stackplot(wide.index, wide.to_numpy().T, labels=[str(label) for label in wide.columns], step="post")
-        axis.set_title(f"{name} per minute, by {groups}")
-        if len(wide.columns):
-            axis.legend(loc="upper left")
+        wide = rows.pivot_table(index="minute", columns=groups, values=name, aggfunc="sum", fill_value=0)
         axis.xaxis.set_major_formatter(dates.ConciseDateFormatter(axis.xaxis.get_major_locator()))
+        axis.set_title(f"{name} per minute, by {groups}")
+        if len(wide):
+            end = wide.index[-1] + pandas.Timedelta(minutes=1)  # so that the last minute has a width
+            wide = wide.reindex(pandas.date_range(wide.index[0], end, freq="min"), fill_value=0)
+            axis.stackplot(wide.index, wide.to_numpy().T, labels=[str(label) for label in wide.columns], step="post")
+            axis.legend(loc="upper left")
     figure.savefig(file)
     pyplot.close(figure)
-
-
-def _minutes(index: object) -> object:
-    import pandas
-
-    return pandas.date_range(index[0], index[-1], freq="min")  # type: ignore[index]
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
