@@ -92,7 +92,12 @@ def _leaves(path: tuple[str, ...], kind: DataType) -> Iterator[Field]:
         for field in kind.fields:
             yield from _leaves((*path, field.name), field.dataType)
     elif path and not isinstance(kind, NullType):
-        types = {LongType: "bigint", DoubleType: "double", DecimalType: "double", BooleanType: "boolean"}
+        types: dict[type[DataType], str] = {
+            LongType: "bigint",
+            DoubleType: "double",
+            DecimalType: "double",
+            BooleanType: "boolean",
+        }
         yield Field(path, types.get(type(kind), "string"))
 
 

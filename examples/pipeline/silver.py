@@ -139,4 +139,4 @@ def _watermark(rows: pa.Table) -> int:
     if not rows.num_rows:
         return 0
     newest = min(compute.max(rows[name]).as_py() for name in ("event_time", "time"))
-    return max(0, (newest - LATENESS - _EPOCH) // _MICRO)
+    return max(0, int((newest - LATENESS - _EPOCH) // _MICRO))
