@@ -94,5 +94,9 @@ def test_a_soak() -> None:
     assert " 0 violations" in run("soak.py", "--minutes", "0.05", "--every", "1", "--kills")
 
 
+def test_pipeline_has_every_event_once_after_kills() -> None:
+    assert "3 kills (3 driver): 0 problems" in run("pipeline_kill.py", "--warm", "--count", "3", "--busy", "3")
+
+
 def test_a_server_is_fuzzed_at_every_listener() -> None:
     assert "; 0 problems" in run("fuzz_listeners.py", "150")

@@ -1,0 +1,48 @@
+"""The commands of docs/pipelines.md, from a server that stores events to a plot of gold."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "pipelines.md").read_text()
+
+
+def test_commands_of_the_page_fill_tables_from_a_running_server(start: Callable[..., Any], tmp_path: Path) -> None:
+    server = start("--data-dir", "data", "--listen", "lumberjack=tcp:0:interface=127.0.0.1")
+    (block,) = (
+        found for found in re.findall(r"^```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if "make run" in found
+    )
+    serve, install, publish, fill = block.splitlines()
+    assert serve.startswith("make run ")
+    assert "pip install" in install
+    # The same programs, of this environment; the server listens on a free port.
+    publish = publish.replace(".venv/bin/fyrehose", f"{sys.executable} -c 'from fyrehose.cli import main; main()'")
+    publish = publish.replace("20000", "2000") + f" --to 127.0.0.1:{server.port('lumberjack')}"
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for command in (publish, fill):
+        command = command.replace(".venv/bin/python", sys.executable)
+        ended = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, f"{command}: {ended.stdout}{ended.stderr}"
+    silver = DeltaTable(str(tmp_path / "tables" / "silver")).to_pyarrow_table()
+    assert sorted(silver["seq"].to_pylist()) == list(range(1, 2001))
+    assert silver["host.name"].null_count == 0
+    rescued = silver["http.response.status_code"].null_count
+    assert silver["rescued"].null_count == 2000 - rescued
+    (shown,) = re.findall(r"^```python\n(.*?DeltaTable\(\"tables/requests\".*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    shown = shown.replace("tables/requests", str(tmp_path / "tables" / "requests"))
+    ended = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True)
+    assert "minute" in ended.stdout
+    gold = DeltaTable(str(tmp_path / "tables" / "requests")).to_pyarrow_table()
+    assert sum(gold["requests"].to_pylist()) == 2000 - rescued
+    assert (tmp_path / "gold.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,268 @@
+#!/usr/bin/env python3
+"""Kills the example pipeline again and again, with ``kill -9``, and checks that silver has every event exactly once.
+
+    pipeline_kill.py [--warm] [--count N] [--seed S] [--directory DIR] [--busy SECONDS]
+
+A journal is written all the time, with events as Filebeat sends them: some are sent twice, some are late, fields appear
+and change their types.  ``examples/pipeline/pipeline.py --follow`` starts, and after a random time one of its processes
+is killed: the driver, which is in Python and commits, or the JVM.  If the pipeline survives that, it is killed as a
+whole before the next one starts.  With --warm only drivers are killed, and all use one JVM, which saves most of the
+time.  In the end the pipeline runs once undisturbed.  Then silver must have each event of the journal once, with its
+values, and gold must have the counts of silver; both are read with delta-rs, without Spark.
+
+The status is 1 if anything is missing, doubled or different; the directory is kept then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from deltalake import DeltaTable
+from pyspark.java_gateway import launch_gateway
+from spark_kill import descendants, end, kind_of, rounds
+
+from fyrehose.journal.files import Files
+from fyrehose.journal.offline.places import Directory
+from fyrehose.journal.recovery import recover
+from fyrehose.journal.writer import Writer
+from fyrehose.records import Run
+from fyrehose.spark.columns import arrow_schema
+from fyrehose.spark.plan import Planner
+from fyrehose.spark.reading import PartReader
+from fyrehose.spark.selection import Selection
+from fyrehose.spark.sessions import LOCAL, java_home
+
+PIPELINE = Path(__file__).parents[2] / "examples" / "pipeline" / "pipeline.py"
+COLUMNS = ("stream", "seq", "payload")
+#: Lateness of some events, beyond what the pipeline accepts.
+LATE = timedelta(hours=2)
+
+
+def write(directory: Path, seed: int) -> None:
+    """Write to a journal until somebody ends this process."""
+    dice = random.Random(seed)
+    directory.mkdir(parents=True, exist_ok=True)
+    writer = Writer(directory, recover(directory, Files()), 256 << 10, True)
+    writer.open(time.time_ns() // 1000)
+    number, last = 2, {"lumberjack": event(dice, 1), "web": event(dice, 2)}
+    while True:
+        now = time.time_ns() // 1000
+        runs = []
+        for stream in last:
+            payloads = []
+            for _ in range(dice.randint(1, 10)):
+                number += 1
+                payloads.append(event(dice, number))
+            # An event that is sent again comes from the same host, with the same number, over another connection.
+            sent_again, last[stream] = last[stream], payloads[0]
+            for port, sent in ((number % 50_000, payloads), (50_001, [sent_again] if dice.random() < 0.2 else [])):
+                runs += [
+                    Run.of(stream, [one], source="lumberjack", producer=f"10.0.0.1:{port}", producer_seq=place)
+                    for place, one in enumerate(sent, 1)
+                ]
+        numbered, ends = [], dict(writer.streams.ends)
+        for run in runs:
+            first = ends.get(run.stream, 0) + 1
+            numbered.append(run.numbered(first, now))
+            ends[run.stream] = first + len(run) - 1
+        writer.commit([numbered], now, now)
+        time.sleep(0.1)
+
+
+def event(dice: random.Random, number: int) -> bytes:
+    """Return an event that no other equals."""
+    at = datetime.now(UTC) - (LATE if dice.random() < 0.05 else timedelta(seconds=dice.random() * 100))
+    fields: dict[str, Any] = {
+        "@timestamp": at.isoformat(),
+        "id": number,
+        "host": {"name": f"h{number % 3}"},
+        "http": {"response": {"status_code": "odd" if dice.random() < 0.02 else dice.choice([200, 404, 500])}},
+    }
+    if number % 7 == 0:
+        fields["labels"] = {f"l{number // 1000}": number}
+    return json.dumps(fields).encode()
+
+
+class Starter:
+    """Starts pipelines, with a JVM for each, or one for all of them."""
+
+    def __init__(self, directory: Path, warm: bool) -> None:
+        self.journal, self.tables, self.log = directory / "journal", directory / "tables", directory / "log"
+        # For small rounds, compiling each query takes longer than running it.
+        settings = LOCAL | {"spark.sql.codegen.wholeStage": "false", "spark.master": "local[2]"}
+        conf = directory / "conf"
+        conf.mkdir(parents=True, exist_ok=True)
+        conf.joinpath("spark-defaults.conf").write_text("".join(f"{key} {value}\n" for key, value in settings.items()))
+        quick = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", "SPARK_CONF_DIR": str(conf)}
+        self.environ = {**os.environ, **quick, "SPARK_LOCAL_IP": "127.0.0.1"}
+        self.gateway: Any = None
+        self.started = False
+        if warm:
+            os.environ.update(self.environ, JAVA_HOME=str(java_home(os.environ)))
+            self.gateway = launch_gateway()
+            where = self.gateway.gateway_parameters
+            self.environ |= {"PYSPARK_GATEWAY_PORT": str(where.port), "PYSPARK_GATEWAY_SECRET": where.auth_token}
+            self.environ["PYSPARK_PYTHON"] = sys.executable
+
+    def start(self, *more: str) -> subprocess.Popen[bytes]:
+        """Start a pipeline in a session of its own, so that it can be ended as a whole."""
+        if self.gateway is not None and self.started:
+            # What the last driver left in the JVM.
+            self.gateway.jvm.org.apache.spark.SparkContext.getOrCreate().stop()
+        self.started = True
+        command = [sys.executable, str(PIPELINE), str(self.journal), str(self.tables), "--memory", "1g", *more]
+        with self.log.open("ab") as output:
+            return subprocess.Popen(command, stdout=output, stderr=output, env=self.environ, start_new_session=True)
+
+    def disturb(self, pipeline: subprocess.Popen[bytes], dice: random.Random) -> str:
+        """Kill the driver or its JVM, and return which."""
+        if self.gateway is None and dice.random() < 0.5:
+            for pid, line in descendants(pipeline.pid).items():
+                if kind_of(line) == "jvm":
+                    os.kill(pid, signal.SIGKILL)
+                    return "jvm"
+        pipeline.kill()
+        return "driver"
+
+    def stop(self) -> None:
+        """End the JVM that all used."""
+        if self.gateway is not None:
+            self.gateway.shutdown()
+            self.gateway.proc.kill()
+
+
+def durable(journal: Path) -> dict[bytes, tuple[str, int]]:
+    """Return the events of the journal, with the stream and the number under which each was received first."""
+    place, everything, schema = Directory(journal), Selection(), arrow_schema(COLUMNS)
+    rows = [
+        row
+        for part in Planner(place).parts()
+        for batch in PartReader(place, part, everything, schema).read()
+        for row in batch.to_pylist()
+    ]
+    found: dict[bytes, tuple[str, int]] = {}
+    for row in sorted(rows, key=lambda row: row["seq"]):
+        found.setdefault(row["payload"], (row["stream"], row["seq"]))
+    return found
+
+
+def compare(journal: Path, tables: Path) -> list[str]:
+    """Return what is wrong with silver and gold."""
+    expected = durable(journal)
+    rows = DeltaTable(str(tables / "silver")).to_pyarrow_table().to_pylist()
+    found = Counter((row["stream"], row["seq"]) for row in rows)
+    problems = [f"silver has {key} {count} times" for key, count in found.items() if count > 1]
+    problems += [f"silver lacks {key}" for key in set(expected.values()) - set(found)]
+    problems += [f"silver has {key}, which was sent again or never" for key in set(found) - set(expected.values())]
+    ids = {place: json.loads(payload)["id"] for payload, place in expected.items()}
+    problems += [
+        f"silver has another id for {row['stream']} {row['seq']}"
+        for row in rows
+        if row["id"] != ids.get((row["stream"], row["seq"]))
+    ]
+    odd = sum(1 for row in rows if row["rescued"] is not None)
+    late = sum(1 for row in rows if row["late"])
+    counted = Counter(
+        (row["event_time"].replace(second=0, microsecond=0), row["http.response.status_code"])
+        for row in rows
+        if not row["late"] and row["http.response.status_code"] is not None
+    )
+    gold = DeltaTable(str(tables / "requests")).to_pyarrow_table().to_pylist()
+    if len(gold) != len(counted) or {(row["minute"], row["status"]): row["requests"] for row in gold} != counted:
+        problems.append(f"gold has {sum(row['requests'] for row in gold)} requests, silver {counted.total()}")
+    print(
+        f"{len(expected)} events are durable, {len(rows)} are in silver ({odd} rescued, {late} late, "
+        f"{len(rows[0]) if rows else 0} columns), {counted.total()} requests in gold",
+        flush=True,
+    )
+    if not (rows and odd and counted):
+        problems.append("the run was too short to show anything")
+    return problems
+
+
+def lives(args: argparse.Namespace, starter: Starter) -> Counter[str]:
+    """Start and kill the pipeline, and return how often each kind of process was killed."""
+    dice, kinds, pipeline, silver = random.Random(args.seed), Counter[str](), None, starter.tables / "silver"
+    try:
+        for number in range(args.count):
+            before = rounds(silver)
+            pipeline = starter.start("--follow", "--every", "0.1s")
+            # Not before the first round of this life, so that it is worth killing; but neither wait for ever.
+            patience = time.monotonic() + 300
+            while rounds(silver) <= before and pipeline.poll() is None and time.monotonic() < patience:
+                time.sleep(0.05)
+            time.sleep(dice.uniform(0, args.busy))
+            kind = starter.disturb(pipeline, dice)
+            kinds[kind] += 1
+            survived = False
+            try:
+                pipeline.wait(dice.uniform(0.5, 3))
+            except subprocess.TimeoutExpired:
+                survived = True
+            end(pipeline)
+            made = rounds(silver) - before
+            how = "survived" if survived else "ended"
+            print(f"{number + 1}: killed {kind}; {made} commits to silver in this life; it {how}", flush=True)
+    finally:
+        if pipeline is not None:
+            end(pipeline)
+    return kinds
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--warm", action="store_true", help="one JVM for all")
+    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--busy", type=float, default=12.0, help="kill within so many seconds after the first round")
+    parser.add_argument("--directory", type=Path)
+    parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.write:
+        write(args.write, args.seed)
+    directory = args.directory or Path(tempfile.mkdtemp(prefix="fyrehose-pipeline-kill-"))
+    starter = Starter(directory, args.warm)
+    journal = starter.journal
+    writer = subprocess.Popen([sys.executable, __file__, "--write", str(journal), "--seed", str(args.seed)])
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # takes its processes along
+    try:
+        while not list(journal.glob("*.segment")):
+            if writer.poll() is not None:
+                sys.exit("nobody writes")
+            time.sleep(0.1)
+        kinds = lives(args, starter)
+        writer.kill()
+        writer.wait()
+        status = starter.start().wait()
+    finally:
+        writer.kill()
+        writer.wait()
+        starter.stop()
+    problems = [] if status == 0 else [f"the last pipeline ended with {status}: see {starter.log}"]
+    problems += compare(journal, starter.tables)
+    for problem in problems[:20]:
+        print(problem)
+    how = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    print(f"{args.count} kills ({how}): {len(problems)} problems")
+    if problems:
+        print(f"kept: {directory}")
+        return 1
+    shutil.rmtree(directory, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
