@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "docs" / "examples" / "relink-publisher"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "relink-publisher"
 FYREHOSE = Path(sys.executable).with_name("fyrehose")
 #: How many lines the client gets between two kills of the server.
 BETWEEN = 2_000
