@@ -324,7 +324,7 @@ def test_refused_clients_get_in_when_there_is_room(serve: Any, bus: Bus) -> None
     first = [bus.snapshot() for _ in range(19)]
     for socket in first:
         assert bus.sync(socket=socket) == [[b"SYNCEND", b"", bytes(8)]]
-    others = [bus.snapshot() for _ in range(30)]
+    others = [bus.snapshot() for _ in range(15)]
     for socket in others:
         socket.send_multipart([b"SYNCSTART", b"", bytes(8)])
     server.wait_for("too-many-connections from 127.0.0.1 at SNAPSHOT (port")
