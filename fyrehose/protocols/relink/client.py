@@ -34,6 +34,7 @@ from fyrehose.protocols.relink.client_session import ConnectorSession
 from fyrehose.protocols.relink.connection import Connection
 from fyrehose.protocols.relink.events import Unknown, UnknownOutcome
 from fyrehose.protocols.relink.handshake import Hello, Terms
+from fyrehose.protocols.relink.handshake_events import Linked, LinkUnknown, SessionEvent
 from fyrehose.protocols.relink.inbox import Inbox, OnMessage
 from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.link import Link
@@ -356,12 +357,12 @@ class RelinkClient:
             self._handle(event)
         self._notify_room_waiters()
 
-    def _handle(self, event: events.Event) -> None:
+    def _handle(self, event: SessionEvent) -> None:
         link = self.link
         match event:
-            case events.Linked():
+            case Linked():
                 self._linked(event)
-            case events.Refused():
+            case LinkUnknown():
                 self._refused(event)
             case events.Resumed():
                 self._announce_link()
@@ -384,7 +385,7 @@ class RelinkClient:
             case events.Ended():
                 self._link_ended()
 
-    def _linked(self, event: events.Linked) -> None:
+    def _linked(self, event: Linked) -> None:
         self._attempts = 0
         if event.lost is not None and not self._listener_forgot(event.lost):
             return
@@ -396,7 +397,7 @@ class RelinkClient:
             return
         self._announce_link()
 
-    def _refused(self, event: events.Refused) -> None:
+    def _refused(self, event: LinkUnknown) -> None:
         """Reconnect for a new link, because the listener no longer knows the required one."""
         self._attempts = 0
         if event.lost is None or not self._listener_forgot(event.lost):

@@ -10,8 +10,9 @@ from twisted.internet.protocol import Protocol
 
 from fyrehose.errors import Closed, LocalProtocolError
 from fyrehose.protocols.relink.client import backoff
-from fyrehose.protocols.relink.events import HelloReceived, Resulted, UnknownOutcome
+from fyrehose.protocols.relink.events import Resulted, UnknownOutcome
 from fyrehose.protocols.relink.frames import Ack, Op
+from fyrehose.protocols.relink.handshake_events import HelloReceived
 from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.server_session import ListenerSession
