@@ -25,6 +25,7 @@ from zope.interface import implementer
 
 from fyrehose.errors import Closed, ConfigError, FyrehoseError, LocalProtocolError, PublishError
 from fyrehose.interfaces import IPublisher, ITailer
+from fyrehose.net.clients import Watchers
 from fyrehose.observe.counters import Counters
 from fyrehose.protocols.backbone.client_session import (
     BackboneLost,
@@ -99,7 +100,7 @@ class BackboneClient(TrainProtocol):
     _session: ClientSession | None = attrs.field(default=None, init=False)
     _timer: IDelayedCall | None = attrs.field(default=None, init=False)
     _connected: Deferred[None] | None = attrs.field(default=None, init=False)
-    _waiting: list[tuple[Callable[[], bool], Deferred[None]]] = attrs.field(factory=list, init=False)
+    _watchers: Watchers = attrs.field(factory=Watchers, init=False)
     _paused: bool = attrs.field(default=False, init=False)
     _closed: bool = attrs.field(default=False, init=False)
 
@@ -170,12 +171,12 @@ class BackboneClient(TrainProtocol):
     def ready(self) -> Deferred[None]:
         """Return a Deferred that fires when the window has room for another publish."""
         pushes = self._running().pushes
-        return self._when(lambda: pushes.has_room)
+        return self._watchers.when(lambda: pushes.has_room)
 
     def drained(self) -> Deferred[None]:
         """Return a Deferred that fires when every publish so far is confirmed or has failed."""
         pushes = self._running().pushes
-        return self._when(lambda: pushes.idle)
+        return self._watchers.when(lambda: pushes.idle)
 
     def pause(self) -> None:
         """Stop receiving records: close the port, until :meth:`resume` opens another and requests what was missed."""
@@ -234,9 +235,7 @@ class BackboneClient(TrainProtocol):
             self._closed = True
             self._stop()
             closed = Closed("the client was closed")
-            waiting, self._waiting = self._waiting, []
-            for _, deferred in waiting:
-                deferred.errback(closed)
+            self._watchers.fail(closed)
             if self._connected is not None and not self._connected.called:
                 self._connected.errback(closed)
         return succeed(None)
@@ -254,10 +253,7 @@ class BackboneClient(TrainProtocol):
         for train, destination in session.data_to_send():
             self.send(train, destination)
         self.flush()
-        for entry in [*self._waiting]:
-            if entry in self._waiting and entry[0]():
-                self._waiting.remove(entry)
-                entry[1].callback(None)
+        self._watchers.notify()
         if self._session is session:
             now = self.reactor.seconds()
             self._arm(max(session.next_due(now) - now, 0.0))
@@ -322,13 +318,6 @@ class BackboneClient(TrainProtocol):
             self._timer = self.reactor.callLater(delay, self._tick)
         elif timer.getTime() > self.reactor.seconds() + delay:
             timer.reset(delay)
-
-    def _when(self, condition: Callable[[], bool]) -> Deferred[None]:
-        if condition():
-            return succeed(None)
-        waiting: Deferred[None] = Deferred()
-        self._waiting.append((condition, waiting))
-        return waiting
 
     # Events.
 

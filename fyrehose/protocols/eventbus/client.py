@@ -32,6 +32,7 @@ from zope.interface import implementer
 
 from fyrehose.errors import Closed, ConfigError, LocalProtocolError, PublishError
 from fyrehose.interfaces import IPublisher, ITailer
+from fyrehose.net.clients import Watchers
 from fyrehose.protocols.eventbus.client_session import (
     ClientSession,
     Event,
@@ -141,7 +142,7 @@ class EventBusClient:
     _own_topics: set[str] = attrs.field(factory=set, init=False)
     _timer: IDelayedCall | None = attrs.field(default=None, init=False)
     _connected: Deferred[None] | None = attrs.field(default=None, init=False)
-    _ready: list[Deferred[None]] = attrs.field(factory=list, init=False)
+    _watchers: Watchers = attrs.field(factory=Watchers, init=False)
     _paused: bool = attrs.field(default=False, init=False)
     _closed: bool = attrs.field(default=False, init=False)
 
@@ -245,11 +246,8 @@ class EventBusClient:
 
     def ready(self) -> Deferred[None]:
         """Return a Deferred that fires when the window has room for another publish."""
-        if len(self._running().pubs) < self.options.window:
-            return succeed(None)
-        waiting: Deferred[None] = Deferred()
-        self._ready.append(waiting)
-        return waiting
+        pubs = self._running().pubs
+        return self._watchers.when(lambda: len(pubs) < self.options.window)
 
     def pause(self) -> None:
         """Stop reading; the server does not wait, and may drop broadcasts, which :meth:`resume` requests again."""
@@ -289,10 +287,10 @@ class EventBusClient:
             port.close(LINGER)
         if self._session is not None:
             self._handle(self._session.pubs.abandon())
+        reason = Closed("the client was closed")
+        self._watchers.fail(reason)
         if self._connected is not None and not self._connected.called:
-            self._ready.append(self._connected)
-        for waiting in self._ready:
-            waiting.errback(Closed("the client was closed"))
+            self._connected.errback(reason)
         return deferToThreadPool(self.reactor, self.reactor.getThreadPool(), self._context.term)
 
     # Sockets.
@@ -397,8 +395,7 @@ class EventBusClient:
                 del self._unsent[key]
         except Full:
             pass  # sent again when the socket has room or is connected
-        while self._ready and not self._closed and len(session.pubs) < self.options.window:
-            self._ready.pop(0).callback(None)
+        self._watchers.notify()
         if not self._closed:
             delay = max(session.next_due() - self.reactor.seconds(), 0.01)
             self._timer = by_then(self.reactor, self._timer, delay, self._tick)

@@ -104,6 +104,16 @@ def test_ready_fires_when_the_window_has_room(make_client: Any) -> None:
     assert outcome(client.ready()) == ["done"]
 
 
+def test_callback_of_ready_that_closes_the_client_fails_the_others(make_client: Any) -> None:
+    client, wire = make_client(limits=Limits(window=1))
+    client.send(b"0")
+    first = client.ready()
+    second = outcome(client.ready())
+    first.addCallback(lambda _: outcome(client.close()))
+    wire.pump()
+    assert second == [Closed]
+
+
 def test_channel_can_be_closed_and_reopened(make_client: Any) -> None:
     client, wire = make_client()
     for payload in (b"0", b"1"):
