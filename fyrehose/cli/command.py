@@ -165,7 +165,7 @@ def publish(
         fyrehose publish --protocol relink --stream s --transaction 50 --file f
     """
     from fyrehose.cli import publishing, running, sources
-    from fyrehose.cli.places import server
+    from fyrehose.cli.servers import server
 
     if whole:
         source = sources.whole_files([*files, *messages])
@@ -218,7 +218,7 @@ def tail(
         fyrehose tail --protocol backbone --format json | jq .seq
     """
     from fyrehose.cli import formats, running, tailing
-    from fyrehose.cli.places import server
+    from fyrehose.cli.servers import server
 
     at = server(protocol, place, tls)
     status = running.run(
