@@ -29,16 +29,16 @@ from fyrehose.net.clients import Watchers
 from fyrehose.observe.counters import Counters
 from fyrehose.protocols.backbone.client_session import (
     BackboneLost,
+    BackboneOptions,
     ClientSession,
     Confirmed,
     Event,
     Found,
-    Options,
     Unconfirmed,
 )
 from fyrehose.protocols.backbone.frames import Address
 from fyrehose.protocols.backbone.protocol import TrainProtocol
-from fyrehose.protocols.backbone.repair import Lost
+from fyrehose.protocols.backbone.repair import RecordsSkipped
 from fyrehose.protocols.backbone.udp import UDPPort, host_towards
 from fyrehose.records import Run
 
@@ -72,7 +72,7 @@ class BackboneClient(TrainProtocol):
     """A client of one backbone, which has one stream: *stream* is None in all calls.
 
     :ivar reactor: provides timers and readers, and resolves ``host`` if it is a name
-    :ivar options: the roles of the client: see :class:`~.client_session.Options`
+    :ivar options: the roles of the client: see :class:`~.client_session.BackboneOptions`
     :ivar on_alive: called with True when the backbone answers (again), with False when it has not answered for 5 s
     :ivar persistent: wait for a backbone that does not answer at first, instead of failing after 5 s
     :ivar bind: the address to bind; None: the address that faces the server, and any free port
@@ -85,7 +85,7 @@ class BackboneClient(TrainProtocol):
     reactor: Any
     host: str
     port: int
-    options: Options = attrs.field(factory=Options, kw_only=True)
+    options: BackboneOptions = attrs.field(factory=BackboneOptions, kw_only=True)
     on_alive: Callable[[bool], object] = attrs.field(default=_ignore, kw_only=True)
     persistent: bool = attrs.field(default=False, kw_only=True)
     bind: Address | None = attrs.field(default=None, kw_only=True)
@@ -335,7 +335,7 @@ class BackboneClient(TrainProtocol):
             event.handle.callback(event.seq)
         elif isinstance(event, Unconfirmed):
             event.handle.errback(PushUnconfirmed("no DELIVER of the push arrived: it may or may not be published"))
-        elif isinstance(event, Lost):
+        elif isinstance(event, RecordsSkipped):
             self._given_up = [*self._given_up[-MOST_NAMED:], (event.first, event.last)]
             self._gap(event.first, event.last)
         elif isinstance(event, Found):

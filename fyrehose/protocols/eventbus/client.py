@@ -1,6 +1,7 @@
 """A client of the event bus for programs: subscribe without gaps, publish with confirmation.
 
-    client = EventBusClient(reactor, "127.0.0.1", 5556, options=Options(subtrees=("/a/",), after=0), on_events=print)
+    options = EventBusOptions(subtrees=("/a/",), after=0)
+    client = EventBusClient(reactor, "127.0.0.1", 5556, options=options, on_events=print)
     await client.connect()
     seq = await client.publish_event("/a/b/", msgpack.packb({"n": 1}))
     await client.close()
@@ -36,10 +37,10 @@ from fyrehose.net.clients import Watchers
 from fyrehose.protocols.eventbus.client_session import (
     ClientSession,
     Event,
+    EventBusOptions,
     Events,
+    EventsExpired,
     Ignored,
-    Lost,
-    Options,
     Restarted,
     Silent,
     Synchronised,
@@ -117,7 +118,7 @@ class EventBusClient:
     reactor: Any
     host: str
     port: int
-    options: Options = attrs.field(factory=Options, kw_only=True)
+    options: EventBusOptions = attrs.field(factory=EventBusOptions, kw_only=True)
     on_events: Callable[[tuple[Broadcast, ...]], object] = attrs.field(default=_ignore, kw_only=True)
     on_late: Callable[[tuple[Broadcast, ...]], object] | None = attrs.field(default=None, kw_only=True)
     on_lost: Callable[[int, int], object] = attrs.field(default=_ignore, kw_only=True)
@@ -270,7 +271,7 @@ class EventBusClient:
 
     @property
     def position(self) -> int | None:
-        """The sequence up to which every event was passed to the program; pass it as ``Options.after`` to resume."""
+        """The sequence up to which every event was passed to the program; to resume, pass it as option ``after``."""
         return None if self._session is None else self._session.position
 
     def close(self) -> Deferred[None]:
@@ -415,7 +416,7 @@ class EventBusClient:
                 event.handle.callback(event.sequence)
             case Unconfirmed():
                 event.handle.errback(PubUnconfirmed("no BROADCAST of it arrived: it may or may not be published"))
-            case Lost():
+            case EventsExpired():
                 self.on_lost(event.first, event.last)
             case Synchronised():
                 self._set_alive(True)
