@@ -22,13 +22,13 @@ from typing import TypeVar
 
 import attrs
 
-from fyrehose.kernels import columns
+from fyrehose.kernels import buffers, columns
 
 if sys.byteorder != "little":  # pragma: no cover - no such machine in sight
     raise ImportError("fyrehose needs a little-endian machine, because columns hold native integers")
 
 T = TypeVar("T")
-Buffer = bytes | bytearray | memoryview
+Buffer = buffers.Buffer
 
 #: The last number of a stream (48 bits, the width of the backbone's SEQUENCE).
 LAST_SEQ = (1 << 48) - 1

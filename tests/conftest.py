@@ -20,6 +20,17 @@ settings.register_profile("fyrehose", deadline=None)
 settings.load_profile("fyrehose")
 
 
+#: True after the reactor was stopped, which nothing but a signal does before the end of the run.
+stopped: list[bool] = []
+reactor.addSystemEventTrigger("before", "shutdown", stopped.append, True)  # type: ignore[attr-defined]
+
+
+def pytest_runtest_setup() -> None:
+    """End the run after SIGTERM, for example of timeout(1): without a reactor all other tests would fail, too."""
+    if stopped:
+        pytest.exit("a signal has stopped the reactor", pytest.ExitCode.INTERRUPTED)
+
+
 def pytest_collection_finish() -> None:
     # Imported modules stay alive, so the collection after each test can skip them.
     gc.collect()

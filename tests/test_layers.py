@@ -1,7 +1,7 @@
 """The direction of imports between modules, and the folders of their tests.
 
 Imports are read, not run: those of the module, of the packages that it lies in, and of everything of Fyrehose that it
-imports in turn.  What stands under TYPE_CHECKING does not count.
+imports in turn.  What stands under TYPE_CHECKING counts only for cycles.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -48,13 +49,16 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def imported(source: str, package: str) -> set[str]:
-    """Return the dotted names that *source* imports at run time, attributes included as if they were modules."""
+def imported(source: str, package: str, types: bool = False) -> set[str]:
+    """Return the dotted names that *source* imports, attributes included as if they were modules.
+
+    :param types: include the imports for type checking only
+    """
     found: set[str] = set()
     stack: list[ast.AST] = [ast.parse(source)]
     while stack:
         node = stack.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if not types and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             only_for_types = ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
             stack.extend(node.orelse if only_for_types else [*node.body, *node.orelse])
             continue
@@ -70,11 +74,11 @@ def imported(source: str, package: str) -> set[str]:
 
 
 @cache
-def imports_of(module: str) -> frozenset[str]:
+def imports_of(module: str, types: bool = False) -> frozenset[str]:
     """Return the imports of *module*: modules of Fyrehose by their names, others as they are written."""
     path = MODULES[module]
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    names = imported(path.read_text(encoding="utf-8"), package)
+    names = imported(path.read_text(encoding="utf-8"), package, types)
     return frozenset(name for name in names if not name.startswith("fyrehose") or name in MODULES)
 
 
@@ -184,6 +188,28 @@ def layer(module: str) -> int:
 def test_modules_import_only_what_is_below_them(module: str) -> None:
     there = {name for name in imports_of(module) if name in MODULES and name not in ("fyrehose", *ancestors(module))}
     assert {name for name in there if layer(name) > layer(module)} == set()
+
+
+def cycle(graph: Mapping[str, set[str]]) -> list[str]:
+    """Return a cycle of *graph*; an empty list if there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_modules_import_each_other_in_one_direction_only() -> None:
+    """Imports for type checking count, too: modules that name each other are understood only together."""
+    graph = {
+        module: {name for name in imports_of(module, types=True) if name in MODULES} - {module, *ancestors(module)}
+        for module in MODULES
+    }
+    assert cycle(graph) == []
+
+
+def test_cycles_are_found() -> None:
+    assert set(cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}})) == {"b", "c"}
 
 
 def test_the_journal_and_the_broker_do_not_import_each_other() -> None:
@@ -296,6 +322,10 @@ def test_every_test_has_a_module() -> None:
 )
 def test_reading_imports(source: str, names: set[str]) -> None:
     assert imported(source, "fyrehose.journal") == names
+
+
+def test_imports_for_type_checking_are_read_on_request() -> None:
+    assert "zmq" in imported("if TYPE_CHECKING:\n import zmq", "fyrehose", types=True)
 
 
 def test_indirect_imports_count() -> None:

@@ -180,7 +180,7 @@ def publish(
         fyrehose publish --protocol relink --stream s --transaction 50 --file f
     """
     from fyrehose.cli import publishing, running, sources
-    from fyrehose.cli.places import server
+    from fyrehose.cli.servers import server
 
     if whole:
         source = sources.whole_files([*files, *messages])
@@ -234,7 +234,7 @@ def tail(
         fyrehose tail --protocol backbone --format json | jq .seq
     """
     from fyrehose.cli import formats, running, tailing
-    from fyrehose.cli.places import protocol_to_tail, server
+    from fyrehose.cli.servers import protocol_to_tail, server
 
     at = server(protocol or protocol_to_tail(place), place, tls)
     status = running.run(

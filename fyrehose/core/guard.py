@@ -10,7 +10,7 @@ publisher that is no longer allowed is refused at its next publish.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 import attrs
@@ -18,20 +18,52 @@ from twisted.internet.defer import Deferred, fail
 from zope.interface import implementer
 
 from fyrehose.core.budget import Budget
+from fyrehose.core.fanout import Cursor, Owner
 from fyrehose.core.policy import OPEN, Policy, Rule
+from fyrehose.core.quotas import Subscriptions
 from fyrehose.errors import Forbidden
 from fyrehose.identity import Action, Identity, network_of
 from fyrehose.interfaces import IBroker, ISink, ISubscription
 from fyrehose.observe.counters import Counters
 from fyrehose.records import Run
 
-if TYPE_CHECKING:
-    from fyrehose.core.broker import Broker
-
 #: The most cached verdicts for one identity and action; beyond that the cache is cleared.
 MOST_VERDICTS = 1_024
 
 _VERBS = {Action.PUBLISH: "publish into", Action.SUBSCRIBE: "read", Action.ADMINISTER: "administer"}
+
+
+class Unguarded(Protocol):
+    """The broker of the server itself, as the brokers of its peers use it."""
+
+    @property
+    def counters(self) -> Counters: ...
+
+    @property
+    def budget(self) -> Budget: ...
+
+    @property
+    def subscriptions(self) -> Subscriptions: ...
+
+    def identified(self, identity: Identity) -> IBroker: ...
+
+    def publish(
+        self, runs: Sequence[Run], own: Sequence[Run] = (), peer: Identity | None = None
+    ) -> Deferred[tuple[int, ...]]: ...
+
+    def subscribe_as(self, owner: Owner | None, stream: str, after: int | None, sink: ISink) -> Cursor: ...
+
+    def cursors(self) -> Collection[Cursor]: ...
+
+    def exists(self, stream: str) -> bool: ...
+
+    def bounds(self, stream: str) -> tuple[int, int]: ...
+
+    def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]: ...
+
+    def restrict(self, stream: str, max_payload: int) -> None: ...
+
+    def retire(self, streams: Sequence[str], by: str = "the server") -> Deferred[None]: ...
 
 
 @attrs.define(eq=False)
@@ -41,7 +73,7 @@ class Guard:
     policy: Policy = OPEN
     _brokers: WeakValueDictionary[Identity, Guarded] = attrs.field(factory=WeakValueDictionary, init=False)
 
-    def identified(self, broker: Broker, identity: Identity) -> Guarded:
+    def identified(self, broker: Unguarded, identity: Identity) -> Guarded:
         """Return *broker* restricted to the actions that *identity* may do."""
         guarded = self._brokers.get(identity)
         if guarded is None:
@@ -60,7 +92,7 @@ class Guard:
         return sum(_end_forbidden(broker) for broker in {guarded.broker for guarded in brokers})
 
 
-def _end_forbidden(broker: Broker) -> int:
+def _end_forbidden(broker: Unguarded) -> int:
     """End the subscriptions that the policy no longer allows; return how many."""
     ended = 0
     for cursor in list(broker.cursors()):
@@ -77,7 +109,7 @@ class Guarded:
     """The broker as the peers of one identity may use it."""
 
     identity: Identity
-    broker: Broker
+    broker: Unguarded
     _guard: Guard
     #: the rules of the policy that apply to this identity, once they were looked up
     _rules: tuple[Rule, ...] | None = attrs.field(default=None, init=False)
@@ -99,8 +131,7 @@ class Guarded:
 
     def identified(self, identity: Identity) -> IBroker:
         """Return the broker of another peer, which inherits nothing from this one."""
-        found: IBroker = self.broker.identified(identity)
-        return found
+        return self.broker.identified(identity)
 
     def admit(self, proofs: Collection[str]) -> None:
         policy = self._guard.policy
@@ -121,8 +152,7 @@ class Guarded:
         for run in runs:
             if not verdicts.get(run.stream) and not self.permits(Action.PUBLISH, run.stream):
                 return fail(self.refusal(Action.PUBLISH, run.stream))
-        published: Deferred[tuple[int, ...]] = self.broker.publish(runs, own, self.identity)
-        return published
+        return self.broker.publish(runs, own, self.identity)
 
     def subscribe(self, stream: str, after: int | None, sink: ISink) -> ISubscription:
         self.check(Action.SUBSCRIBE, stream)
@@ -143,13 +173,11 @@ class Guarded:
 
     def bounds(self, stream: str) -> tuple[int, int]:
         self.check(Action.SUBSCRIBE, stream)
-        bounds: tuple[int, int] = self.broker.bounds(stream)
-        return bounds
+        return self.broker.bounds(stream)
 
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
         self.check(Action.SUBSCRIBE, stream)
-        runs: tuple[Run, ...] = self.broker.read(stream, start, max_bytes)
-        return runs
+        return self.broker.read(stream, start, max_bytes)
 
     def restrict(self, stream: str, max_payload: int) -> None:
         self.broker.restrict(stream, max_payload)
@@ -158,8 +186,7 @@ class Guarded:
         for stream in streams:
             if not self.permits(Action.ADMINISTER, stream):
                 return fail(self.refusal(Action.ADMINISTER, stream))
-        retired: Deferred[None] = self.broker.retire(streams, str(self.identity))
-        return retired
+        return self.broker.retire(streams, str(self.identity))
 
     def clear_verdicts(self) -> None:
         """Clear the cached verdicts, because the policy has changed."""

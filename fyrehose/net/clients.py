@@ -21,29 +21,29 @@ log = Logger()
 class Watchers:
     """Deferreds that fire when their conditions hold, such as "the window has room"."""
 
-    _waiting: list[tuple[Callable[[], bool], Deferred[None]]] = attrs.field(factory=list, init=False)
+    #: the conditions, in the order of the calls of when()
+    _waiting: dict[Deferred[None], Callable[[], bool]] = attrs.field(factory=dict, init=False)
 
     def when(self, condition: Callable[[], bool]) -> Deferred[None]:
         """Return a Deferred that fires as soon as *condition* returns True; at once if it does so now."""
         if condition():
             return succeed(None)
         watcher: Deferred[None] = Deferred()
-        self._waiting.append((condition, watcher))
+        self._waiting[watcher] = condition
         return watcher
 
     def notify(self) -> None:
         """Fire the Deferreds whose conditions hold now; call this after a change."""
-        waiting, self._waiting = self._waiting, []
-        for condition, watcher in waiting:
-            if condition():
+        for watcher, condition in list(self._waiting.items()):
+            # A callback may have failed the rest, because it has closed the client.
+            if watcher in self._waiting and condition():
+                del self._waiting[watcher]
                 watcher.callback(None)
-            else:
-                self._waiting.append((condition, watcher))
 
     def fail(self, reason: Exception) -> None:
         """Fail all Deferreds that have not fired with *reason*."""
-        waiting, self._waiting = self._waiting, []
-        for _, watcher in waiting:
+        waiting, self._waiting = self._waiting, {}
+        for watcher in waiting:
             watcher.errback(reason)
 
 

@@ -10,7 +10,7 @@ address with the most connections.  So silent connections, however many, never b
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IAddress, IReactorTime
@@ -22,11 +22,9 @@ from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker
 from fyrehose.net.crowds import Crowd
 from fyrehose.net.holding import Holding, RefusedConnection
-from fyrehose.net.peers import host_of, identity_at
+from fyrehose.net.peers import PROOFS, host_of, identity_at
 from fyrehose.net.sockets import ACCEPTS, READ
-
-if TYPE_CHECKING:
-    from fyrehose.net.tcp import SessionProtocol, TCPSettings
+from fyrehose.net.tcp import SessionProtocol, TCPSettings
 
 #: The most connections that are checked to find an idle one when the listener is full.
 LOOKS = 200
@@ -36,10 +34,6 @@ MOST_HELD = 1_000
 READS = 32 << 20
 #: The fewest bytes that a connection reads at once, however many connections there are.
 LEAST_READ = 16 << 10
-#: The kinds of proof that a peer may send after it was accepted: a certificate, with TLS.
-PROOFS = frozenset({"certificate"})
-
-
 #: The most connections that are closing to make room: those of two turns of the reactor.
 CLOSING = 2 * ACCEPTS
 

@@ -15,6 +15,8 @@ from fyrehose.records import MAX_NAME
 
 #: The most names of one certificate that are considered, so that a certificate with very many cannot cost much time.
 MOST_NAMES = 100
+#: The kinds of proof that a peer may send after it was accepted: a certificate, with TLS.
+PROOFS = frozenset({"certificate"})
 
 
 def host_of(address: IAddress | None) -> str:

@@ -32,12 +32,11 @@ from fyrehose.core.inflight import InFlight
 from fyrehose.errors import Broken, Forbidden, FyrehoseError, ReadOnly, RemoteProtocolError
 from fyrehose.identity import Identity
 from fyrehose.interfaces import IBroker, ISubscription
-from fyrehose.net.connections import PROOFS, SessionFactory
 from fyrehose.net.handshakes import Handshake
 from fyrehose.net.holding import LONGEST
 from fyrehose.net.incoming import SLOWEST, FrameWatch, Reading
 from fyrehose.net.lifecycle import TRANSITIONS, Phase, Timers
-from fyrehose.net.peers import identify
+from fyrehose.net.peers import PROOFS, identify
 from fyrehose.options import count, duration, option
 from fyrehose.records import Run
 
@@ -97,6 +96,7 @@ class SessionProtocol(TwistedProtocol):
     Subclasses fill ``handlers``, call :meth:`flush` after the session has data to send, and may use all public names.
     They override :meth:`settled`, :meth:`refused` and :meth:`hang_up` to add to the end of a publish or connection.
 
+    :param factory: the :class:`~fyrehose.net.connections.SessionFactory` that has built it
     :ivar phase: what the connection still does; changed only by the methods of this class
     :ivar writable: whether data can be sent: the connection is neither closing nor held nor lost
     :ivar in_flight: calls of the broker that are not settled yet, such as publishes
@@ -119,8 +119,8 @@ class SessionProtocol(TwistedProtocol):
     in_flight: InFlight
     _handshake: Handshake
 
-    def __init__(self, factory: SessionFactory, session: Session) -> None:
-        self.factory: Any = factory
+    def __init__(self, factory: Any, session: Session) -> None:
+        self.factory = factory
         self.session = session
         self.broker: IBroker = factory.broker
         self.clock = factory.clock

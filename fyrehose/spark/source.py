@@ -67,7 +67,7 @@ _NO_LIMIT = 1 << 62
 
 
 @attrs.frozen
-class Options:
+class SourceOptions:
     """Parsed options of the source."""
 
     place: Place
@@ -82,7 +82,7 @@ class Options:
     max_bytes: int | None
 
     @classmethod
-    def of(cls, options: Mapping[str, str]) -> Options:
+    def of(cls, options: Mapping[str, str]) -> SourceOptions:
         """Parse the options.
 
         :raises ConfigError: an option is invalid, or ``path`` is missing
@@ -115,11 +115,11 @@ class FyrehoseDataSource(DataSource):
         return GAPS if self.options.get("table") == "gaps" else RECORDS
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        options = Options.of(self.options)
+        options = SourceOptions.of(self.options)
         return GapReader(options) if options.table == "gaps" else RecordReader(options, checked(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        options = Options.of(self.options)
+        options = SourceOptions.of(self.options)
         if options.table == "gaps":
             raise ConfigError("the table of gaps cannot be read as a stream; use spark.read")
         return StreamReader(options, checked(schema))
@@ -153,7 +153,7 @@ class ExtentPartition(InputPartition):
 class RecordReader(DataSourceReader):
     """Reader of the records that the journal has when the query is planned."""
 
-    def __init__(self, options: Options, schema: pa.Schema) -> None:
+    def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         self.options = options
         self.schema = schema
 
@@ -173,7 +173,7 @@ class RecordReader(DataSourceReader):
 class GapReader(DataSourceReader):
     """Reader of the table of gaps."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SourceOptions) -> None:
         self.options = options
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -189,7 +189,7 @@ class GapReader(DataSourceReader):
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reader of records in micro-batches."""
 
-    def __init__(self, options: Options, schema: pa.Schema) -> None:
+    def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         self.options = options
         self.schema = schema
         #: position at which a query with the trigger availableNow ends

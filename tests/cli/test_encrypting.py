@@ -11,7 +11,7 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.protocols.tls import TLSMemoryBIOFactory
 
 from fyrehose.cli.encrypting import Encrypted
-from fyrehose.cli.places import server
+from fyrehose.cli.servers import server
 from fyrehose.errors import ConfigError
 from fyrehose.testing.certificates import Authority
 

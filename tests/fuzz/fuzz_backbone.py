@@ -23,7 +23,13 @@ with harness.instrumented("fyrehose.protocols.backbone", "fyrehose.kernels.pure"
     from fyrehose.kernels import backbone as kernel
     from fyrehose.kernels.pure import backbone as pure
     from fyrehose.protocols.backbone import frames
-    from fyrehose.protocols.backbone.client_session import ClientSession, Confirmed, Lost, Options, Unconfirmed
+    from fyrehose.protocols.backbone.client_session import (
+        BackboneOptions,
+        ClientSession,
+        Confirmed,
+        RecordsSkipped,
+        Unconfirmed,
+    )
     from fyrehose.protocols.backbone.server_session import Pushed, Replay, ServerSession
     from fyrehose.protocols.backbone.session import Dropped
     from fyrehose.protocols.backbone.settings import Settings
@@ -140,7 +146,7 @@ def client(data: bytes) -> None:
     """What a client hands out rises; what it pushed is settled once."""
     dice = harness.Dice(data)
     after = dice.choice((None, None, 0, 3))
-    options = Options(subscribe=not dice.one_in(9), store=dice.choice((0, 300)), window=3, retries=1)
+    options = BackboneOptions(subscribe=not dice.one_in(9), store=dice.choice((0, 300)), window=3, retries=1)
     session = ClientSession(SERVER, SOURCES[1], options, Random(1), 0.0, after)
     now, pushed, position = 0.0, 0, -1
     settled: set[int] = set()
@@ -161,7 +167,7 @@ def client(data: bytes) -> None:
             if isinstance(event, Run):
                 assert event.first_seq > position
                 position = event.last_seq
-            elif isinstance(event, Lost):
+            elif isinstance(event, RecordsSkipped):
                 assert event.last >= event.first > position
                 position = event.last
             elif isinstance(event, Confirmed | Unconfirmed):

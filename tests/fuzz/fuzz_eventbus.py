@@ -20,7 +20,7 @@ import harness
 
 with harness.instrumented("fyrehose.protocols.eventbus"):
     from fyrehose.errors import RemoteProtocolError
-    from fyrehose.protocols.eventbus.client_session import ClientSession, Options
+    from fyrehose.protocols.eventbus.client_session import ClientSession, EventBusOptions
     from fyrehose.protocols.eventbus.encoding import PROTOCOL, event_frames
     from fyrehose.protocols.eventbus.frames import (
         MAX_LABEL,
@@ -187,7 +187,7 @@ class Fuzzer:
     def client(self) -> None:
         """What a client holds back has a limit."""
         random = self.random
-        options = Options(subtrees=random.choice([(), ("/a/",)]), after=random.choice([None, 0, 7]))
+        options = EventBusOptions(subtrees=random.choice([(), ("/a/",)]), after=random.choice([None, 0, 7]))
         session = ClientSession(options, Random(1), self.now)
         session.connected(self.now)
         while random:

@@ -41,6 +41,7 @@ with harness.instrumented("fyrehose.protocols.relink", "fyrehose.kernels.pure"):
         Operation,
     )
     from fyrehose.protocols.relink.handshake import Hello, Terms, pack_reply, pack_version
+    from fyrehose.protocols.relink.handshake_events import HelloReceived
     from fyrehose.protocols.relink.limits import Limits
     from fyrehose.protocols.relink.link import Link
     from fyrehose.protocols.relink.server_session import ListenerSession
@@ -213,7 +214,7 @@ class Fuzzer:
         for chunks in ([bytes(data)], self.pieces(bytes(data))):
             session = ListenerSession(self.limits)
             got = [event for chunk in chunks for event in session.receive_data(chunk)]
-            found.append([e if isinstance(e, events.HelloReceived) else str(e.error) for e in got])  # type: ignore[union-attr]
+            found.append([e if isinstance(e, HelloReceived) else str(e.error) for e in got])  # type: ignore[union-attr]
         assert found[0] == found[1], data.hex()
 
     def disks(self) -> None:

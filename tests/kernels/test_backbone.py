@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from struct import pack
 from types import ModuleType
 
 import pytest
@@ -10,24 +9,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fyrehose.kernels.pure import backbone as pure
+from fyrehose.testing.kernels import column, native_kernel
 
-try:
-    from fyrehose.kernels.native import backbone as native
-except ImportError:
-    native = None
-
-KERNELS = [
-    pytest.param(pure, id="pure"),
-    pytest.param(
-        native, id="native", marks=pytest.mark.skipif(native is None, reason="the native kernels are not built")
-    ),
-]
-both = pytest.mark.parametrize("kernel", KERNELS)
+native = native_kernel("backbone")
 only_native = pytest.mark.skipif(native is None, reason="the native kernels are not built")
-
-
-def column(*lengths: int) -> bytes:
-    return pack(f"<{len(lengths)}I", *lengths)
 
 
 def push(data: bytes, length: int | None = None) -> bytes:
@@ -38,7 +23,6 @@ def deliver(seq: int, data: bytes) -> bytes:
     return b"\x01" + len(data).to_bytes(2, "big") + seq.to_bytes(6, "big") + data
 
 
-@both
 def test_datagrams_match_their_golden_bytes(kernel: ModuleType) -> None:
     assert kernel.encode_pushes(column(2, 0), b"hi") == bytes.fromhex("020002000000000000 6869 020000000000000000")
     assert kernel.encode_delivers(0x010203040506, column(1), b"x") == bytes.fromhex("010001010203040506 78")
@@ -46,7 +30,6 @@ def test_datagrams_match_their_golden_bytes(kernel: ModuleType) -> None:
     assert kernel.encode_pushes(b"", b"") == b""
 
 
-@both
 def test_train_is_scanned_into_columns(kernel: ModuleType) -> None:
     train = push(b"one") + push(b"two") + push(b"3")
     assert kernel.scan_pushes(train, 0, len(train), 12) == (len(train), 3, column(3, 3, 1), b"onetwo3")
@@ -54,7 +37,6 @@ def test_train_is_scanned_into_columns(kernel: ModuleType) -> None:
     assert kernel.scan_delivers(train, 0, len(train), 12) == (len(train), 3, 7, column(3, 3, 0), b"onetwo")
 
 
-@both
 def test_scan_stops_before_other_datagrams(kernel: ModuleType) -> None:
     good = push(b"ok!")
     for bad in (deliver(1, b"abc"), push(b"abc", 4), push(b"abc", 12), b"\x40" + good[1:], good[:8]):
@@ -70,7 +52,6 @@ def test_scan_stops_before_other_datagrams(kernel: ModuleType) -> None:
     assert kernel.scan_delivers(b"", 0, 0, 1) == (0, 0, 0, b"", b"")
 
 
-@both
 def test_total_lengths_are_accepted_by_option_only(kernel: ModuleType) -> None:
     datagram = push(b"abc", 12)
     assert kernel.scan_pushes(datagram, 0, 12, 12)[1] == 0
@@ -78,7 +59,6 @@ def test_total_lengths_are_accepted_by_option_only(kernel: ModuleType) -> None:
     assert kernel.scan_pushes(push(b"abc", 11), 0, 12, 12, True)[1] == 0
 
 
-@both
 def test_largest_datagram_is_scanned_and_encoded(kernel: ModuleType) -> None:
     data = bytes(pure.MAX_DATA)
     datagram = kernel.encode_pushes(column(len(data)), data)
@@ -94,7 +74,6 @@ def test_largest_datagram_is_scanned_and_encoded(kernel: ModuleType) -> None:
         assert scan(larger, 0, len(larger), len(larger))[1] == 0
 
 
-@both
 def test_length_field_must_match_the_datagram(kernel: ModuleType) -> None:
     for size in range(40):
         for said in range(300):
@@ -103,7 +82,6 @@ def test_length_field_must_match_the_datagram(kernel: ModuleType) -> None:
             assert taken == (size >= 9 and said == size - 9), (size, said)
 
 
-@both
 @pytest.mark.parametrize(
     ("start", "stop", "segment"), [(0, 13, 12), (-1, 12, 12), (5, 4, 12), (0, 12, 0), (0, 12, -1), (13, 13, 1)]
 )
@@ -113,7 +91,6 @@ def test_invalid_bounds_are_refused(kernel: ModuleType, start: int, stop: int, s
             scan(push(b"abc"), start, stop, segment)
 
 
-@both
 def test_columns_that_do_not_match_are_refused(kernel: ModuleType) -> None:
     for lengths, payload in ((column(3), b"ab"), (column(3), b"abcd"), (b"", b"a"), (column(1, 2), b"ab")):
         with pytest.raises(ValueError, match="add up"):
@@ -129,7 +106,6 @@ def test_columns_that_do_not_match_are_refused(kernel: ModuleType) -> None:
     assert kernel.encode_delivers(pure.LAST_SEQ - 2, column(0, 0, 0), b"")[18:] == b"\x01\0\0" + b"\xff" * 6
 
 
-@both
 def test_trains_are_cut_where_the_size_changes_and_where_a_call_is_full(kernel: ModuleType) -> None:
     cut = kernel.cut_trains
     assert cut(column(1, 1, 1), 65_507, 64) == [(30, 10)]

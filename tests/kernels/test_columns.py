@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from struct import pack
 from types import ModuleType
 
 import pytest
@@ -12,29 +11,14 @@ from hypothesis import strategies as st
 from fyrehose.kernels.pure import columns as pure
 from fyrehose.kernels.pure import figg
 from fyrehose.records import MAX_NAME
+from fyrehose.testing.kernels import column, native_kernel
 
-try:
-    from fyrehose.kernels.native import columns as native
-except ImportError:
-    native = None
-
-KERNELS = [
-    pytest.param(pure, id="pure"),
-    pytest.param(
-        native, id="native", marks=pytest.mark.skipif(native is None, reason="the native kernels are not built")
-    ),
-]
-both = pytest.mark.parametrize("kernel", KERNELS)
+native = native_kernel("columns")
 only_native = pytest.mark.skipif(native is None, reason="the native kernels are not built")
 
 ALL = (1 << 64) - 1
 
 
-def column(*lengths: int) -> bytes:
-    return pack(f"<{len(lengths)}I", *lengths)
-
-
-@both
 @pytest.mark.parametrize(
     ("start", "stop", "most", "found"),
     [
@@ -54,14 +38,12 @@ def test_span_ends_before_the_limit(
     assert kernel.span(column(10, 20, 0, 30), start, stop, most) == found
 
 
-@both
 @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (0, 3), (2, 1), (3, 3)])
 def test_missing_records_are_refused(kernel: ModuleType, start: int, stop: int) -> None:
     with pytest.raises(IndexError):
         kernel.span(column(1, 2), start, stop, ALL)
 
 
-@both
 def test_invalid_columns_are_refused(kernel: ModuleType) -> None:
     with pytest.raises(TypeError):
         kernel.span(b"12345", 0, 1, ALL)

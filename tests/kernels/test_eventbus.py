@@ -10,19 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fyrehose.kernels.pure import eventbus as pure
+from fyrehose.testing.kernels import native_kernel
 
-try:
-    from fyrehose.kernels.native import eventbus as native
-except ImportError:
-    native = None
-
-KERNELS = [
-    pytest.param(pure, id="pure"),
-    pytest.param(
-        native, id="native", marks=pytest.mark.skipif(native is None, reason="the native kernels are not built")
-    ),
-]
-both = pytest.mark.parametrize("kernel", KERNELS)
+native = native_kernel("eventbus")
 only_native = pytest.mark.skipif(native is None, reason="the native kernels are not built")
 
 UUID = b"7d444840-9dc0-41d1-b245-5ffdce74fad2"
@@ -75,7 +65,6 @@ NO_TIMES = [
 NO_UUIDS = [b"", UUID.upper(), UUID[:-1], UUID + b"0", UUID.replace(b"-", b""), b"g" + UUID[1:], b"/" + UUID[1:]]
 
 
-@both
 @pytest.mark.parametrize(("timestamp", "micros"), TIMES)
 def test_labels_match_their_golden_bytes_both_ways(kernel: ModuleType, timestamp: bytes, micros: int) -> None:
     assert read(kernel, event(timestamp)) == ("/a/", "me", ID, micros)
@@ -83,7 +72,6 @@ def test_labels_match_their_golden_bytes_both_ways(kernel: ModuleType, timestamp
     assert kernel.rows(7, pack("<q", micros + 999), ID, 0, 1, True) == [(b"7", timestamp, UUID)]
 
 
-@both
 @pytest.mark.parametrize(
     "frames",
     [
@@ -104,14 +92,12 @@ def test_unusual_labels_are_not_parsed(kernel: ModuleType, frames: list[bytes]) 
     assert read(kernel, frames) is None
 
 
-@both
 def test_limits_are_inclusive(kernel: ModuleType) -> None:
     labels = [b"x" * 255, b"y" * 64, b"z" * 64]
     found = read(kernel, [*labels, *event()[3:5], bytes(1_000)])
     assert found == ("x" * 255, "z" * 64, ID, 1_714_558_830_123_000)
 
 
-@both
 def test_rows_are_formatted_from_unaligned_columns(kernel: ModuleType) -> None:
     times = memoryview(b"?" + pack("<3q", 0, 1_000, 2_000))[1:]
     ids = memoryview(b"?" + bytes(16) + ID + bytes(16))[1:]
@@ -120,7 +106,6 @@ def test_rows_are_formatted_from_unaligned_columns(kernel: ModuleType) -> None:
     assert kernel.rows(1, times, ids, 3, 3, False) == kernel.rows(1, b"", b"", 0, 0, False) == []
 
 
-@both
 @pytest.mark.parametrize(
     ("times", "ids", "start", "stop"),
     [

@@ -10,27 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fyrehose.kernels.pure import figg as pure
+from fyrehose.testing.kernels import column, native_kernel
 
-try:
-    from fyrehose.kernels.native import figg as native
-except ImportError:
-    native = None
-
-KERNELS = [
-    pytest.param(pure, id="pure"),
-    pytest.param(
-        native, id="native", marks=pytest.mark.skipif(native is None, reason="the native kernels are not built")
-    ),
-]
-both = pytest.mark.parametrize("kernel", KERNELS)
+native = native_kernel("figg")
 only_native = pytest.mark.skipif(native is None, reason="the native kernels are not built")
 
 PUBLISH, DATA = 5, 7
 MOST = 1 << 30
-
-
-def column(*lengths: int) -> bytes:
-    return pack(f"<{len(lengths)}I", *lengths)
 
 
 def frame(number: int, data: bytes, topic: bytes = b"t", kind: int = PUBLISH, version: int = 1) -> bytes:
@@ -38,7 +24,6 @@ def frame(number: int, data: bytes, topic: bytes = b"t", kind: int = PUBLISH, ve
     return pack(">HHI", kind, version, len(payload)) + payload
 
 
-@both
 def test_frames_match_their_golden_bytes(kernel: ModuleType) -> None:
     encoded = kernel.frames(DATA, b"ab", 0x0102030405060708, column(1, 0), b"x")
     assert encoded == bytes.fromhex(
@@ -68,7 +53,6 @@ OTHER = [
 ]
 
 
-@both
 @pytest.mark.parametrize(
     "other", [*OTHER, frame(3, b"data", topic=b"u"), frame(3, b"data", topic=b"tt"), frame(4, b"data")]
 )
@@ -77,7 +61,6 @@ def test_scan_stops_before_other_frames(kernel: ModuleType, other: bytes) -> Non
     assert kernel.scan(good + other, 0, PUBLISH, 100, MOST) == (len(good), b"t", 1, 2, column(3, 0), b"one")
 
 
-@both
 def test_scan_is_bounded_but_never_empty(kernel: ModuleType) -> None:
     many = b"".join(frame(i, b"x" * 100) for i in range(1, 11))
     assert kernel.scan(many, 0, PUBLISH, MOST, 350)[3] == 3
@@ -86,7 +69,6 @@ def test_scan_is_bounded_but_never_empty(kernel: ModuleType) -> None:
     assert kernel.scan(many, 0, PUBLISH, MOST, 1)[3] == 1
 
 
-@both
 def test_numbers_do_not_overflow(kernel: ModuleType) -> None:
     last = (1 << 64) - 1
     assert kernel.scan(frame(last, b"a") + frame(0, b"b"), 0, PUBLISH, MOST, MOST)[3] == 1
@@ -95,7 +77,6 @@ def test_numbers_do_not_overflow(kernel: ModuleType) -> None:
     assert kernel.frames(DATA, b"t", last, column(1), b"a") == frame(last, b"a", kind=DATA)
 
 
-@both
 def test_topic_of_255_bytes_is_the_longest(kernel: ModuleType) -> None:
     topic = b"t" * 255
     wire = frame(1, b"a", topic)
@@ -104,7 +85,6 @@ def test_topic_of_255_bytes_is_the_longest(kernel: ModuleType) -> None:
     assert kernel.scan(frame(1, b"a", topic + b"t"), 0, PUBLISH, MOST, MOST)[3] == 0
 
 
-@both
 @pytest.mark.parametrize(
     ("topic", "lengths", "payload"),
     [(b"", column(1), b"a"), (b"t" * 256, column(1), b"a"), (b"t", column(2), b"a"), (b"t", b"\1\0\0", b"a")],
@@ -116,7 +96,6 @@ def test_columns_that_do_not_match_are_refused(
         kernel.frames(DATA, topic, 1, lengths, payload)
 
 
-@both
 def test_gather_groups_frames_by_topic(kernel: ModuleType) -> None:
     wire = frame(1, b"one", b"a") + frame(2, b"", b"b") + frame(3, b"three", b"a") + frame(4, b"four", b"b")
     assert kernel.gather(wire, 0, PUBLISH, 100, MOST) == (
@@ -130,7 +109,6 @@ def test_gather_groups_frames_by_topic(kernel: ModuleType) -> None:
     assert kernel.gather(frame(7, b"x") + frame(8, b"y"), 0, PUBLISH, 100, MOST)[2] == [("t", 7, column(1, 1), b"xy")]
 
 
-@both
 @pytest.mark.parametrize("other", [*OTHER, frame(3, b"data", b"\xff"), frame(0, b"data", b"u")])
 def test_gather_stops_before_other_frames(kernel: ModuleType, other: bytes) -> None:
     good = frame(1, b"one") + frame(2, b"")
@@ -139,7 +117,6 @@ def test_gather_stops_before_other_frames(kernel: ModuleType, other: bytes) -> N
         assert kernel.gather(other, 0, PUBLISH, 100, MOST)[2] == [] or other == frame(0, b"data", b"u")
 
 
-@both
 def test_gather_is_bounded_but_never_empty(kernel: ModuleType) -> None:
     many = b"".join(frame(i, b"x" * 100, b"%d" % (i % 3)) for i in range(1, 11))
     assert kernel.gather(many, 0, PUBLISH, MOST, 350)[1] == 3

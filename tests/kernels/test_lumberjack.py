@@ -11,28 +11,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fyrehose.kernels.pure import lumberjack as pure
+from fyrehose.testing.kernels import column, native_kernel
 
-try:
-    from fyrehose.kernels.native import lumberjack as native
-except ImportError:
-    native = None
-
-KERNELS = [
-    pytest.param(pure, id="pure"),
-    pytest.param(
-        native, id="native", marks=pytest.mark.skipif(native is None, reason="the native kernels are not built")
-    ),
-]
-both = pytest.mark.parametrize("kernel", KERNELS)
+native = native_kernel("lumberjack")
 only_native = pytest.mark.skipif(native is None, reason="the native kernels are not built")
 
 ONE, TWO = ord("1"), ord("2")
 ALL = 1 << 40
 BEAT = (b"@metadata", b"beat")
-
-
-def column(*lengths: int) -> bytes:
-    return pack(f"<{len(lengths)}I", *lengths)
 
 
 def wide(*sequences: int) -> bytes:
@@ -43,7 +29,6 @@ def json_frame(sequence: int, document: bytes, version: bytes = b"2") -> bytes:
     return version + b"J" + pack(">II", sequence, len(document)) + document
 
 
-@both
 def test_frames_match_their_golden_bytes(kernel: ModuleType) -> None:
     golden = bytes.fromhex("324a 00000001 00000002 7b7d 324a 00000002 00000000")
     assert kernel.frames(TWO, 1, column(2, 0), b"{}") == golden
@@ -56,7 +41,6 @@ def test_frames_match_their_golden_bytes(kernel: ModuleType) -> None:
     assert kernel.frames(255, 0xFFFFFFFF, column(0), b"") == b"\xffJ" + b"\xff" * 4 + bytes(4)
 
 
-@both
 def test_sequences_that_roll_over_repeat_or_jump_are_a_column(kernel: ModuleType) -> None:
     for sequences in [(0xFFFFFFFF, 0), (5, 5), (1, 3), (9, 1), (0xFFFFFFFE, 0xFFFFFFFF, 0, 1)]:
         data = b"".join(json_frame(sequence, b"x") for sequence in sequences)
@@ -64,7 +48,6 @@ def test_sequences_that_roll_over_repeat_or_jump_are_a_column(kernel: ModuleType
         assert (end, count, said, last) == (len(data), len(sequences), wide(*sequences), sequences[-1])
 
 
-@both
 def test_scan_ends_before_other_frames(kernel: ModuleType) -> None:
     good = json_frame(1, b"ok") + json_frame(2, b"fine")
     others = [
@@ -83,7 +66,6 @@ def test_scan_ends_before_other_frames(kernel: ModuleType) -> None:
     assert kernel.scan(b"", 0, TWO, 4, ALL, 9) == (0, 0, 0, 0, b"", b"")
 
 
-@both
 def test_scan_is_bounded_but_never_empty(kernel: ModuleType) -> None:
     data = json_frame(1, b"aaaa") + json_frame(2, b"bb") + json_frame(3, b"c")
     assert kernel.scan(data, 0, TWO, ALL, 3, 9)[1] == 1
@@ -92,7 +74,6 @@ def test_scan_is_bounded_but_never_empty(kernel: ModuleType) -> None:
     assert kernel.scan(data, 0, TWO, ALL, ALL, 0)[1] == 0
 
 
-@both
 @pytest.mark.parametrize(
     ("version", "first", "lengths", "payload"),
     [
@@ -156,13 +137,11 @@ TOPICS = [
 ]
 
 
-@both
 @pytest.mark.parametrize(("document", "topic"), TOPICS)
 def test_topic_is_found_at_its_path(kernel: ModuleType, document: bytes, topic: bytes | None) -> None:
     assert kernel.find(document, BEAT) == topic
 
 
-@both
 def test_topic_is_searched_in_a_limited_number_of_bytes(kernel: ModuleType) -> None:
     document = b'{"m":"' + b"x" * 100 + b'","beat":"late"}'
     lengths = column(len(document))
@@ -172,7 +151,6 @@ def test_topic_is_searched_in_a_limited_number_of_bytes(kernel: ModuleType) -> N
     assert kernel.find(document, ()) is None
 
 
-@both
 def test_split_ends_a_segment_where_topic_or_json_look_changes(kernel: ModuleType) -> None:
     documents = [b'{"t":"a"}', b'{"t":"a","x":1}', b'{"t":"b"}', b'{"t":""}', b"{}", b"", b"nonsense", b'{"t":"a"}']
     lengths = column(*map(len, documents))
@@ -187,7 +165,6 @@ def test_split_ends_a_segment_where_topic_or_json_look_changes(kernel: ModuleTyp
     assert kernel.split(b"", b"", (b"t",), 4096) == []
 
 
-@both
 @pytest.mark.parametrize(
     ("document", "looks"),
     [
@@ -213,7 +190,6 @@ def test_documents_look_like_json_by_their_ends(kernel: ModuleType, document: by
     assert kernel.split(column(len(document)), document, (), 0) == [(1, None, looks)]
 
 
-@both
 @pytest.mark.parametrize(("lengths", "payload"), [(b"123", b""), (column(1), b""), (column(1), b"ab")])
 def test_columns_that_do_not_add_up_are_refused_by_split(kernel: ModuleType, lengths: bytes, payload: bytes) -> None:
     with pytest.raises(ValueError, match="add up"):

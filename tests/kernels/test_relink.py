@@ -10,27 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fyrehose.kernels.pure import relink as pure
+from fyrehose.testing.kernels import column, native_kernel
 
-try:
-    from fyrehose.kernels.native import relink as native
-except ImportError:
-    native = None
-
-KERNELS = [
-    pytest.param(pure, id="pure"),
-    pytest.param(
-        native, id="native", marks=pytest.mark.skipif(native is None, reason="the native kernels are not built")
-    ),
-]
-both = pytest.mark.parametrize("kernel", KERNELS)
+native = native_kernel("relink")
 only_native = pytest.mark.skipif(native is None, reason="the native kernels are not built")
 
 SIZES = (0, 1, 2, 4, 8)
 MOST = 1 << 30
-
-
-def column(*lengths: int) -> bytes:
-    return pack(f"<{len(lengths)}I", *lengths)
 
 
 def frame(data: bytes, channel: int = 3, id_size: int = 1, first: int = 0x11, parts: int = 1) -> bytes:
@@ -39,7 +25,6 @@ def frame(data: bytes, channel: int = 3, id_size: int = 1, first: int = 0x11, pa
     return head + bytes(-len(head) & 7) + data + bytes(-len(data) & 7)
 
 
-@both
 @pytest.mark.parametrize(
     ("id_size", "channel", "head"),
     [
@@ -57,7 +42,6 @@ def test_messages_match_their_golden_bytes(kernel: ModuleType, id_size: int, cha
     assert kernel.gather(wire, 0, id_size, MOST, MOST, 9) == (len(wire), [(channel, column(3, 0), b"abc")])
 
 
-@both
 @pytest.mark.parametrize("id_size", SIZES)
 def test_large_payloads_are_framed_with_large_sizes(kernel: ModuleType, id_size: int) -> None:
     data = b"x" * 65_536
@@ -68,7 +52,6 @@ def test_large_payloads_are_framed_with_large_sizes(kernel: ModuleType, id_size:
     assert kernel.gather(wire, 0, id_size, MOST, MOST, 9) == (len(small), [(0, column(65_535), data[1:])])
 
 
-@both
 @pytest.mark.parametrize(
     "other",
     [
@@ -92,7 +75,6 @@ def test_gather_stops_before_other_packets(kernel: ModuleType, other: bytes) -> 
     assert kernel.gather(other, 0, 1, 104, MOST, 9) == (0, [])
 
 
-@both
 def test_gather_groups_messages_by_channel(kernel: ModuleType) -> None:
     wire = b"".join(
         frame(data, channel, 2) for channel, data in ((9, b"a"), (500, b"bc"), (9, b""), (0, b"d"), (9, b"e"))
@@ -106,7 +88,6 @@ def test_gather_groups_messages_by_channel(kernel: ModuleType) -> None:
     assert kernel.gather(wire, 0, 2, MOST, MOST, 0) == kernel.gather(wire, 0, 2, MOST, MOST, 9, 0) == (0, [])
 
 
-@both
 def test_number_of_channels_is_bounded(kernel: ModuleType) -> None:
     ids = [(number * 0x9E3779B97F4A7C15) % (1 << 64) for number in range(kernel.CHANNELS + 1)]
     wire = b"".join(frame(b"%d" % channel, channel, 8) for channel in ids)
@@ -115,7 +96,6 @@ def test_number_of_channels_is_bounded(kernel: ModuleType) -> None:
     assert [(channel, data) for channel, _, data in runs] == [(channel, b"%d" % channel) for channel in ids[:-1]]
 
 
-@both
 def test_padding_is_ignored_and_counts_for_the_largest(kernel: ModuleType) -> None:
     wire = bytearray(frame(b"12345"))
     for at in (3, 6, 7, 13, 14, 15):
@@ -124,7 +104,6 @@ def test_padding_is_ignored_and_counts_for_the_largest(kernel: ModuleType) -> No
     assert kernel.gather(wire, 0, 1, 7, MOST, 9) == (0, [])
 
 
-@both
 def test_gather_is_bounded_but_never_empty(kernel: ModuleType) -> None:
     many = (frame(b"x" * 100) + frame(b"y" * 100, channel=4)) * 5
     assert kernel.gather(many, 0, 1, MOST, 350, 99)[1] == [
@@ -136,7 +115,6 @@ def test_gather_is_bounded_but_never_empty(kernel: ModuleType) -> None:
     assert kernel.gather(many, 0, 1, MOST, 199, 99)[1] == [(3, column(100), b"x" * 100)]
 
 
-@both
 @pytest.mark.parametrize(
     ("id_size", "channel", "lengths", "payload"),
     [
@@ -155,7 +133,6 @@ def test_invalid_columns_are_refused(
         kernel.frames(id_size, channel, lengths, payload)
 
 
-@both
 @pytest.mark.parametrize("id_size", [-1, 3, 5, 9])
 def test_invalid_id_sizes_are_refused(kernel: ModuleType, id_size: int) -> None:
     with pytest.raises(ValueError, match="channel ids have"):

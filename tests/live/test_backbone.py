@@ -20,7 +20,7 @@ from fyrehose.core.sequencer import Sequencer
 from fyrehose.interfaces import IJournal
 from fyrehose.journal.journal import FileJournal
 from fyrehose.protocols.backbone.client import BackboneClient
-from fyrehose.protocols.backbone.client_session import Options
+from fyrehose.protocols.backbone.client_session import BackboneOptions
 from fyrehose.protocols.backbone.plugin import plugin
 from fyrehose.protocols.backbone.settings import Settings
 from fyrehose.records import Run
@@ -345,7 +345,7 @@ async def test_the_client_publishes_and_subscribes_and_a_late_one_catches_up(tmp
     journal = FileJournal(reactor, tmp_path)
     server = await Server.start(journal)
     live: list[Run] = []
-    client = BackboneClient(reactor, *server.address, options=Options(retries=3))
+    client = BackboneClient(reactor, *server.address, options=BackboneOptions(retries=3))
     client.subscribe(None, live.append)
     await client.connect()
     published = []
@@ -412,7 +412,7 @@ async def test_the_protocol_serves_any_udp_port_on_any_reactor(name: str, kind: 
         assert program.stdout is not None
         running, port = program.stdout.readline().split()
         assert running == kind
-        writer = BackboneClient(reactor, "127.0.0.1", int(port), options=Options(retries=3, window=50))
+        writer = BackboneClient(reactor, "127.0.0.1", int(port), options=BackboneOptions(retries=3, window=50))
         late: list[bytes] = []
         reader = BackboneClient(reactor, "127.0.0.1", int(port))
         reader.subscribe(None, lambda run: late.extend(map(bytes, run.payloads())), 0)

@@ -26,7 +26,7 @@ from twisted.internet.task import deferLater
 from zmq.auth import create_certificates, load_certificate
 
 from fyrehose.protocols.eventbus.client import EventBusClient
-from fyrehose.protocols.eventbus.client_session import Options
+from fyrehose.protocols.eventbus.client_session import EventBusOptions
 from fyrehose.protocols.eventbus.sockets import Keys, load_public
 from fyrehose.testing import until
 
@@ -324,7 +324,7 @@ def test_refused_clients_get_in_when_there_is_room(serve: Any, bus: Bus) -> None
     first = [bus.snapshot() for _ in range(19)]
     for socket in first:
         assert bus.sync(socket=socket) == [[b"SYNCEND", b"", bytes(8)]]
-    others = [bus.snapshot() for _ in range(30)]
+    others = [bus.snapshot() for _ in range(15)]
     for socket in others:
         socket.send_multipart([b"SYNCSTART", b"", bytes(8)])
     server.wait_for("too-many-connections from 127.0.0.1 at SNAPSHOT (port")
@@ -568,7 +568,7 @@ class TestKeys:
             reactor,
             "127.0.0.1",
             bus.port,
-            options=Options(after=0),
+            options=EventBusOptions(after=0),
             server_key=load_public(str(server / "one.key")),
             keys=Keys.load(str(clients / "one.key_secret")),
         )
@@ -601,14 +601,14 @@ async def test_our_client_through_restarts_and_kills(serve: Any, bus: Bus) -> No
         reactor,
         "127.0.0.1",
         bus.port,
-        options=Options(after=0, quiet=2.0, answer=3.0),
+        options=EventBusOptions(after=0, quiet=2.0, answer=3.0),
         on_events=lambda events: got.extend(each.sequence for each in events),
     )
     publisher = EventBusClient(
         reactor,
         "127.0.0.1",
         bus.port,
-        options=Options(subscribe=False, window=100, confirm=1.0, retries=60),
+        options=EventBusOptions(subscribe=False, window=100, confirm=1.0, retries=60),
         topics=("/a/",),
     )
     await gatherResults([follower.connect(), publisher.connect()])
@@ -639,7 +639,7 @@ async def test_one_of_our_clients_pauses_and_goes_on(serve: Any, bus: Bus) -> No
         reactor,
         "127.0.0.1",
         bus.port,
-        options=Options(after=0),
+        options=EventBusOptions(after=0),
         on_events=lambda events: got.extend(each.sequence for each in events),
     )
     await client.connect()

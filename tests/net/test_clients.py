@@ -51,6 +51,20 @@ def test_failed_watchers_get_the_reason() -> None:
     waiting.addErrback(lambda failure: None)
 
 
+def test_callback_that_closes_the_client_fails_the_other_watchers() -> None:
+    """None of them may fire after that, and none may wait forever."""
+    watchers, open_ = Watchers(), [False]
+    first, second = (watchers.when(lambda: open_[0]) for _ in range(2))
+    third = watchers.when(lambda: False)
+    first.addCallback(lambda _: watchers.fail(Closed("the client was closed")))
+    open_[0] = True
+    watchers.notify()
+    for waiting in (second, third):
+        with pytest.raises(Closed):
+            raise waiting.result.value  # type: ignore[attr-defined]
+        waiting.addErrback(lambda failure: None)
+
+
 class Session:
     """Turns each byte into an event; 0 violates the protocol."""
 

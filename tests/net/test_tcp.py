@@ -28,10 +28,11 @@ from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import Broken, RemoteProtocolError
 from fyrehose.identity import Identity
 from fyrehose.interfaces import ISink, JournalState
-from fyrehose.net.connections import PROOFS, SessionFactory
+from fyrehose.net.connections import SessionFactory
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.holding import FIRST, RefusedConnection
 from fyrehose.net.incoming import Reading
+from fyrehose.net.peers import PROOFS
 from fyrehose.net.tcp import FULL_GRACE, LINGER, MOST_UNREAD, SessionProtocol, TCPSettings, on
 from fyrehose.records import Delivery, Run
 from fyrehose.testing import MemoryJournal, Transport

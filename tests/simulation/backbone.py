@@ -22,7 +22,7 @@ from world import Host, Lane, Violation, World
 
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.backbone.client import BackboneClient, PushUnconfirmed
-from fyrehose.protocols.backbone.client_session import Options
+from fyrehose.protocols.backbone.client_session import BackboneOptions
 from fyrehose.protocols.backbone.frames import Deliver, KeepAlive, KeepAliveAck, Push, decode
 from fyrehose.protocols.backbone.server import BackboneProtocol
 from fyrehose.protocols.backbone.settings import Settings
@@ -168,7 +168,7 @@ class Client:
         self.client = BackboneClient(
             world.clock,
             *SERVER,
-            options=Options(**options),
+            options=BackboneOptions(**options),
             bind=(self.host, port),
             random=Random(world.random.random()),
             open_port=lambda port, protocol, interface, _: Port(side.lane, protocol, (interface, port)),

@@ -21,7 +21,7 @@ from world import Host, Violation, World
 from zeromq import ClientPort, Message, ServerPort
 
 from fyrehose.protocols.eventbus.client import EventBusClient, PubUnconfirmed
-from fyrehose.protocols.eventbus.client_session import Options
+from fyrehose.protocols.eventbus.client_session import EventBusOptions
 from fyrehose.protocols.eventbus.frames import SYNC, Broadcast, Dialect, Subtrees, Sync, SyncEnd, SyncStart
 from fyrehose.protocols.eventbus.server import EventBusServer
 from fyrehose.protocols.eventbus.settings import Settings
@@ -189,7 +189,7 @@ class SimulatedClient(EventBusClient):
 class Client:
     """One that publishes, and reads from a number on, from now on, or not at all."""
 
-    def __init__(self, side: EventBus, number: int, options: Options) -> None:
+    def __init__(self, side: EventBus, number: int, options: EventBusOptions) -> None:
         self.side, self.name, self.options = side, f"eventbus-{number}", options
         self.subtrees = Subtrees.of(options.subtrees)
         world = side.world
@@ -347,7 +347,7 @@ class EventBus:
             "recheck": dice.choice((2.0, 60.0)),
             "dialect": dice.choice((Dialect.BINARY, Dialect.DECIMAL)),
         }
-        client = Client(self, self.made, Options(after=after, **{**choice, **options}))
+        client = Client(self, self.made, EventBusOptions(after=after, **{**choice, **options}))
         self.clients.append(client)
         return client
 

@@ -17,7 +17,7 @@ from fyrehose.errors import ConfigError, JournalCorrupt
 from fyrehose.records import Run
 from fyrehose.spark.columns import arrow_schema
 from fyrehose.spark.showing import own_error
-from fyrehose.spark.source import FyrehoseDataSource, Options, StreamReader, checked, with_holes
+from fyrehose.spark.source import FyrehoseDataSource, SourceOptions, StreamReader, checked, with_holes
 
 SEQ = arrow_schema(("seq",))
 Opener = Callable[..., Any]
@@ -31,7 +31,7 @@ def brief(rows: list[Any]) -> list[tuple[str, int, bytes]]:
 
 
 def test_options() -> None:
-    options = Options.of({"path": "/j", "gaps": "skip", "partitionBytes": "8M", "maxRowsPerBatch": "10"})
+    options = SourceOptions.of({"path": "/j", "gaps": "skip", "partitionBytes": "8M", "maxRowsPerBatch": "10"})
     assert (options.skip_gaps, options.piece, options.max_rows, options.latest) == (True, 8 << 20, 10, False)
     for wrong in (
         {},
@@ -44,7 +44,7 @@ def test_options() -> None:
         {"path": "/j", "end": "earliest"},
     ):
         with pytest.raises(ConfigError):
-            Options.of(wrong)
+            SourceOptions.of(wrong)
     with pytest.raises(ConfigError, match="cannot be read as a stream"):
         FyrehoseDataSource({"path": "/j", "table": "gaps"}).streamReader(None)  # type: ignore[arg-type]
 
@@ -52,7 +52,7 @@ def test_options() -> None:
 def test_micro_batches_follow_on_each_other(written: Opener) -> None:
     journal = written()
     journal.fill(100)
-    reader = StreamReader(Options.of({"path": str(journal.directory), "maxRowsPerBatch": "50"}), SEQ)
+    reader = StreamReader(SourceOptions.of({"path": str(journal.directory), "maxRowsPerBatch": "50"}), SEQ)
     assert reader.getDefaultReadLimit() == ReadMaxRows(50)
     offset, batches = reader.initialOffset(), 0
     while (end := reader.latestOffset(offset, ReadMaxRows(50))) != offset:
@@ -70,7 +70,7 @@ def test_micro_batches_follow_on_each_other(written: Opener) -> None:
 def test_a_checkpoint_of_another_journal_is_no_silence(written: Opener) -> None:
     journal = written()
     journal.fill(5)
-    options = Options.of({"path": str(journal.directory)})
+    options = SourceOptions.of({"path": str(journal.directory)})
     beyond = {"position": options.place.view().mark + 8}
     with pytest.raises(JournalCorrupt, match="it is another journal"):
         StreamReader(options, SEQ).latestOffset(beyond, ReadAllAvailable())
@@ -81,13 +81,13 @@ def test_a_checkpoint_of_another_journal_is_no_silence(written: Opener) -> None:
 def test_what_comes_after_the_target_is_for_the_next_run(written: Opener) -> None:
     journal = written()
     journal.fill(5)
-    reader = StreamReader(Options.of({"path": str(journal.directory)}), SEQ)
+    reader = StreamReader(SourceOptions.of({"path": str(journal.directory)}), SEQ)
     reader.prepareForTriggerAvailableNow()
     target = reader.reportLatestOffset()
     journal.fill(5)
     assert reader.latestOffset(reader.initialOffset(), ReadAllAvailable()) == target
     assert reader.latestOffset(target, ReadAllAvailable()) == target
-    latest = StreamReader(Options.of({"path": str(journal.directory), "start": "latest"}), SEQ)
+    latest = StreamReader(SourceOptions.of({"path": str(journal.directory), "start": "latest"}), SEQ)
     assert latest.initialOffset() == reader.reportLatestOffset() != target
 
 

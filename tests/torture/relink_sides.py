@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fyrehose.errors import Broken
 from fyrehose.protocols.relink import events, snapshot
 from fyrehose.protocols.relink.frames import Ack, Op
+from fyrehose.protocols.relink.handshake_events import HelloReceived, Linked, LinkUnknown
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.messages import column_of
 from fyrehose.protocols.relink.receiving import ReceiveChannel
@@ -193,7 +194,7 @@ class Side:
         for event in found:
             getattr(self, f"on_{type(event).__name__.lower()}")(event)
 
-    def on_helloreceived(self, event: events.HelloReceived) -> None:
+    def on_helloreceived(self, event: HelloReceived) -> None:
         world, hello = self.world, event.hello
         if hello.terms != world.terms:
             raise Violation("other terms arrived than were sent")
@@ -219,7 +220,7 @@ class Side:
             self.saved = snapshot.save(self.link)
         self.take(self.session.accept(self.link, resumed=False))
 
-    def on_linked(self, event: events.Linked) -> None:
+    def on_linked(self, event: Linked) -> None:
         if event.lost is not None:
             old = event.lost
             if self.leaving and old.shutdown_ever_sent and not old.sending:
@@ -240,7 +241,7 @@ class Side:
         for channel in link.sending:
             self.world.next_incarnation(self, channel)
 
-    def on_refused(self, event: events.Refused) -> None:
+    def on_linkunknown(self, event: LinkUnknown) -> None:
         raise Violation("refused without having required anything")
 
     def on_resumed(self, event: events.Resumed) -> None:

@@ -13,10 +13,11 @@ from typing import Any
 
 from relink_sides import CHANNELS, Connection, Side, Violation, WorldLink
 
-from fyrehose.protocols.relink import events, snapshot
+from fyrehose.protocols.relink import snapshot
 from fyrehose.protocols.relink.client_session import ConnectorSession
 from fyrehose.protocols.relink.frames import Ack, Op
 from fyrehose.protocols.relink.handshake import Hello, Terms
+from fyrehose.protocols.relink.handshake_events import HelloReceived, Linked
 from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.server_session import ListenerSession
@@ -122,7 +123,7 @@ class World:
             found = session.receive_data(chunk)
             fresh = session is side.session
             side.take(found if fresh else [event for event in found if not fresh and _harmless(event)])
-            if any(isinstance(event, (events.HelloReceived, events.Linked)) for event in found):
+            if any(isinstance(event, (HelloReceived, Linked)) for event in found):
                 side.take(session.receive_data(b""))
 
     def cut(self) -> None:
@@ -312,7 +313,7 @@ class World:
 
 def _harmless(event: Any) -> bool:
     """What a connection may still say that has been replaced by one that has not asked for the link yet."""
-    return not isinstance(event, (events.HelloReceived, events.Linked))
+    return not isinstance(event, (HelloReceived, Linked))
 
 
 def _channels(link: Link) -> str:

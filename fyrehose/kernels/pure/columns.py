@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from fyrehose.records import Buffer
+from fyrehose.kernels.buffers import Buffer
 
 
 def span(lengths: Buffer, start: int, stop: int, most: int) -> tuple[int, int]:

@@ -12,10 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
 from struct import Struct, pack, unpack
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from fyrehose.records import Buffer
+from fyrehose.kernels.buffers import Buffer
 
 #: type, version, size of what follows these eight bytes, size of the topic
 _HEAD = Struct(">HHII")

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 from itertools import accumulate, pairwise
 from struct import Struct, pack, unpack
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from fyrehose.records import Buffer
+from fyrehose.kernels.buffers import Buffer
 
 #: version, type, sequence, length
 _HEAD = Struct(">BBII")

@@ -16,10 +16,8 @@ from __future__ import annotations
 
 from itertools import accumulate, pairwise
 from struct import Struct, unpack
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from fyrehose.records import Buffer
+from fyrehose.kernels.buffers import Buffer
 
 #: First byte of a message on one channel, with a small and with a large size vector.
 _SMALL, _LARGE = 0x11, 0x51

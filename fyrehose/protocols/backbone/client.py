@@ -25,19 +25,20 @@ from zope.interface import implementer
 
 from fyrehose.errors import Closed, ConfigError, FyrehoseError, LocalProtocolError, PublishError
 from fyrehose.interfaces import IPublisher, ITailer
+from fyrehose.net.clients import Watchers
 from fyrehose.observe.counters import Counters
 from fyrehose.protocols.backbone.client_session import (
     BackboneLost,
+    BackboneOptions,
     ClientSession,
     Confirmed,
     Event,
     Found,
-    Options,
     Unconfirmed,
 )
 from fyrehose.protocols.backbone.frames import Address
 from fyrehose.protocols.backbone.protocol import TrainProtocol
-from fyrehose.protocols.backbone.repair import Lost
+from fyrehose.protocols.backbone.repair import RecordsSkipped
 from fyrehose.protocols.backbone.udp import UDPPort, host_towards
 from fyrehose.records import Run
 
@@ -71,7 +72,7 @@ class BackboneClient(TrainProtocol):
     """A client of one backbone, which has one stream: *stream* is None in all calls.
 
     :ivar reactor: provides timers and readers, and resolves ``host`` if it is a name
-    :ivar options: the roles of the client: see :class:`~.client_session.Options`
+    :ivar options: the roles of the client: see :class:`~.client_session.BackboneOptions`
     :ivar on_alive: called with True when the backbone answers (again), with False when it has not answered for 5 s
     :ivar persistent: wait for a backbone that does not answer at first, instead of failing after 5 s
     :ivar bind: the address to bind; None: the address that faces the server, and any free port
@@ -84,7 +85,7 @@ class BackboneClient(TrainProtocol):
     reactor: Any
     host: str
     port: int
-    options: Options = attrs.field(factory=Options, kw_only=True)
+    options: BackboneOptions = attrs.field(factory=BackboneOptions, kw_only=True)
     on_alive: Callable[[bool], object] = attrs.field(default=_ignore, kw_only=True)
     persistent: bool = attrs.field(default=False, kw_only=True)
     bind: Address | None = attrs.field(default=None, kw_only=True)
@@ -99,7 +100,7 @@ class BackboneClient(TrainProtocol):
     _session: ClientSession | None = attrs.field(default=None, init=False)
     _timer: IDelayedCall | None = attrs.field(default=None, init=False)
     _connected: Deferred[None] | None = attrs.field(default=None, init=False)
-    _waiting: list[tuple[Callable[[], bool], Deferred[None]]] = attrs.field(factory=list, init=False)
+    _watchers: Watchers = attrs.field(factory=Watchers, init=False)
     _paused: bool = attrs.field(default=False, init=False)
     _closed: bool = attrs.field(default=False, init=False)
 
@@ -170,12 +171,12 @@ class BackboneClient(TrainProtocol):
     def ready(self) -> Deferred[None]:
         """Return a Deferred that fires when the window has room for another publish."""
         pushes = self._running().pushes
-        return self._when(lambda: pushes.has_room)
+        return self._watchers.when(lambda: pushes.has_room)
 
     def drained(self) -> Deferred[None]:
         """Return a Deferred that fires when every publish so far is confirmed or has failed."""
         pushes = self._running().pushes
-        return self._when(lambda: pushes.idle)
+        return self._watchers.when(lambda: pushes.idle)
 
     def pause(self) -> None:
         """Stop receiving records: close the port, until :meth:`resume` opens another and requests what was missed."""
@@ -234,9 +235,7 @@ class BackboneClient(TrainProtocol):
             self._closed = True
             self._stop()
             closed = Closed("the client was closed")
-            waiting, self._waiting = self._waiting, []
-            for _, deferred in waiting:
-                deferred.errback(closed)
+            self._watchers.fail(closed)
             if self._connected is not None and not self._connected.called:
                 self._connected.errback(closed)
         return succeed(None)
@@ -254,10 +253,7 @@ class BackboneClient(TrainProtocol):
         for train, destination in session.data_to_send():
             self.send(train, destination)
         self.flush()
-        for entry in [*self._waiting]:
-            if entry in self._waiting and entry[0]():
-                self._waiting.remove(entry)
-                entry[1].callback(None)
+        self._watchers.notify()
         if self._session is session:
             now = self.reactor.seconds()
             self._arm(max(session.next_due(now) - now, 0.0))
@@ -323,13 +319,6 @@ class BackboneClient(TrainProtocol):
         elif timer.getTime() > self.reactor.seconds() + delay:
             timer.reset(delay)
 
-    def _when(self, condition: Callable[[], bool]) -> Deferred[None]:
-        if condition():
-            return succeed(None)
-        waiting: Deferred[None] = Deferred()
-        self._waiting.append((condition, waiting))
-        return waiting
-
     # Events.
 
     def _handle(self, events: list[Event]) -> None:
@@ -346,7 +335,7 @@ class BackboneClient(TrainProtocol):
             event.handle.callback(event.seq)
         elif isinstance(event, Unconfirmed):
             event.handle.errback(PushUnconfirmed("no DELIVER of the push arrived: it may or may not be published"))
-        elif isinstance(event, Lost):
+        elif isinstance(event, RecordsSkipped):
             self._given_up = [*self._given_up[-MOST_NAMED:], (event.first, event.last)]
             self._gap(event.first, event.last)
         elif isinstance(event, Found):

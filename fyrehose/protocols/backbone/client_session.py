@@ -2,7 +2,7 @@
 
     every second     KEEPALIVE -> KEEPALIVE-ACK with the same token; after 5 s without one the backbone is lost
     the first ACK    another KEEPALIVE at once, because the server holds DELIVERs back until the second
-    DELIVER          -> Run, in order; a gap -> REQUESTs -> Run or Lost
+    DELIVER          -> Run, in order; a gap -> REQUESTs -> Run or RecordsSkipped
     push             -> PUSH -> its DELIVER -> Confirmed; Unconfirmed if none arrives
     FORWARD          -> DELIVERs of stored records, directly to the requester
 
@@ -36,9 +36,9 @@ from fyrehose.protocols.backbone.frames import (
 )
 from fyrehose.protocols.backbone.pushes import Pushes
 from fyrehose.protocols.backbone.rates import Rates
-from fyrehose.protocols.backbone.repair import Lost, Repair
+from fyrehose.protocols.backbone.repair import RecordsSkipped, Repair
 from fyrehose.protocols.backbone.session import Dropped, Session
-from fyrehose.protocols.backbone.store import Store
+from fyrehose.protocols.backbone.store import RecentRuns
 from fyrehose.protocols.backbone.trains import serialize_delivers, serialize_pushes, single
 from fyrehose.records import Run
 
@@ -59,7 +59,7 @@ SOON = 0.05
 
 
 @attrs.frozen(kw_only=True)
-class Options:
+class BackboneOptions:
     """The roles and limits of a client.
 
     :ivar subscribe: receive DELIVERs; without them no push can be confirmed
@@ -107,10 +107,10 @@ class BackboneLost:
 
 #: A Run has records in order, each once.  Its ``stream`` and ``source`` are always "backbone" and its ``time`` is 0,
 #: because a DELIVER has none of these.
-Event = Run | Lost | Confirmed | Unconfirmed | Found | BackboneLost | Dropped
+Event = Run | RecordsSkipped | Confirmed | Unconfirmed | Found | BackboneLost | Dropped
 
 
-class ClientSession(Session[Run | Lost | Confirmed | Unconfirmed | Found | BackboneLost]):
+class ClientSession(Session[Run | RecordsSkipped | Confirmed | Unconfirmed | Found | BackboneLost]):
     """The protocol state of a client.
 
     :param server: the address of the backbone
@@ -124,7 +124,13 @@ class ClientSession(Session[Run | Lost | Confirmed | Unconfirmed | Found | Backb
     """
 
     def __init__(
-        self, server: Address, address: Address, options: Options, random: Random, now: float, after: int | None = None
+        self,
+        server: Address,
+        address: Address,
+        options: BackboneOptions,
+        random: Random,
+        now: float,
+        after: int | None = None,
     ) -> None:
         super().__init__()
         self._server = server
@@ -136,7 +142,7 @@ class ClientSession(Session[Run | Lost | Confirmed | Unconfirmed | Found | Backb
             self._flags |= Flags.NOJOURNAL
         self._after = after
         self.repair = Repair(after)
-        self._store = Store(options.store)
+        self._store = RecentRuns(options.store)
         pace = Rates(options.pace, max(64, options.pace // 50), most=1)
         self.pushes = Pushes(options.window, options.window_bytes, options.timeout, options.retries, pace)
         self._requests = Rates(REQUESTS, REQUESTS / 2, most=1)
@@ -187,7 +193,9 @@ class ClientSession(Session[Run | Lost | Confirmed | Unconfirmed | Found | Backb
         if len(payload) > MAX_DATA:
             raise LocalProtocolError(f"{len(payload)} bytes do not fit into a datagram; the maximum is {MAX_DATA}")
         if not self._options.subscribe:
-            raise LocalProtocolError("a client without Options.subscribe cannot publish: no DELIVER would confirm it")
+            raise LocalProtocolError(
+                "a client without BackboneOptions.subscribe cannot publish: no DELIVER would confirm it"
+            )
         if self._after is not None:
             raise LocalProtocolError(
                 "a client that subscribes after a sequence cannot publish, because old records would confirm its "

@@ -18,7 +18,7 @@ from zope.interface import implementer
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IBroker, IClientPlugin
 from fyrehose.protocols.backbone.client import BackboneClient
-from fyrehose.protocols.backbone.client_session import Options
+from fyrehose.protocols.backbone.client_session import BackboneOptions
 from fyrehose.protocols.backbone.frames import Address
 from fyrehose.protocols.backbone.server import PROTOCOL, BackboneProtocol
 from fyrehose.protocols.backbone.settings import Settings
@@ -97,7 +97,7 @@ class BackbonePlugin:
         return BackboneService(port, protocol)
 
     def publisher(self, reactor: Any, host: str, port: int, window: int) -> BackboneClient:
-        options = Options(window=window, retries=RETRIES)
+        options = BackboneOptions(window=window, retries=RETRIES)
         return BackboneClient(reactor, host, port, options=options, persistent=True)
 
     def tailer(self, reactor: Any, host: str, port: int) -> BackboneClient:

@@ -55,7 +55,7 @@ class Gap:
 
 
 @attrs.frozen(kw_only=True, slots=True)
-class Lost:
+class RecordsSkipped:
     """The records ``first`` to ``last`` were requested in vain, and are skipped."""
 
     first: int
@@ -146,12 +146,12 @@ class Repair:
             self._tail_requested_to = min(self.highest + MAX_SEQUENCES, LAST_SEQ)
         return ranges
 
-    def give_up(self, now: float) -> list[Lost | Run]:
+    def give_up(self, now: float) -> list[RecordsSkipped | Run]:
         """Give up gaps that were requested often enough; return each, followed by the runs that it held back."""
-        passed: list[Lost | Run] = []
+        passed: list[RecordsSkipped | Run] = []
         while self._gaps and self._exhausted(self._gaps[0]) and self._gaps[0].due <= now:
             gap = self._gaps.pop(0)
-            passed.append(Lost(first=gap.first, last=gap.last))
+            passed.append(RecordsSkipped(first=gap.first, last=gap.last))
             passed.extend(self._drain())
         return passed
 

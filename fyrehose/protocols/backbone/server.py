@@ -21,6 +21,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from fyrehose.core.inflight import InFlight
 from fyrehose.errors import FyrehoseError, JournalCorrupt
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, ISink, ISubscription
@@ -85,7 +86,6 @@ class BackboneProtocol(TrainProtocol):
         self._identified = lru_cache(HOSTS)(lambda host: broker.identified(Identity(host=host)))
         self._journal_behind = False
         self._pushed: dict[Address, list[Pushed]] = {}
-        self._in_flight = 0
         self._published = 0
         self._sent = (0, 0)
         self._subscription: ISubscription | None = None
@@ -120,6 +120,7 @@ class BackboneProtocol(TrainProtocol):
         self._address: Address = (host.host, host.port)
         self._draining = None
         self._account = self._broker.budget.account(self)
+        self._in_flight = InFlight(self._account, self._failed, self._check_drained)
         self._subscription = self._broker.subscribe(self._settings.stream, None, self)
         self._subscription.resumeProducing()
 
@@ -250,8 +251,6 @@ class BackboneProtocol(TrainProtocol):
         large = sum(event.large for events in pushed.values() for event in events)
         if large:
             self.counters.add(PROTOCOL, "fragmented-pushes", large)
-        self._in_flight += 1
-        self._account.hold(size)
 
         def durable(firsts: tuple[int, ...]) -> None:
             self._published = max(self._published, firsts[-1] + len(runs[-1]) - 1)
@@ -261,13 +260,10 @@ class BackboneProtocol(TrainProtocol):
             cause = type(failure.value).__name__
             self._drop(Dropped(source=source, cause=cause, detail=str(failure.value), count=count))
 
-        def settle(result: Any) -> Any:
-            self._in_flight -= 1
-            self._account.release(size)
-            self._check_drained()
-            return result
+        self._in_flight.track(self._broker.publish(runs), durable, refused, size)
 
-        self._broker.publish(runs).addCallbacks(durable, refused).addBoth(settle)
+    def _failed(self, failure: Failure) -> None:
+        log.failure("{protocol}: publishing failed; please report this bug", failure, protocol=PROTOCOL)
 
     def _run(self, source: Address, events: list[Pushed]) -> Run:
         lengths, payload = events[0].lengths, events[0].payload
@@ -340,7 +336,7 @@ class BackboneProtocol(TrainProtocol):
         if self._draining is None:
             return
         delivered = self._subscription is None or self._subscription.position >= self._published
-        if delivered and not self._in_flight and not self.waiting:
+        if delivered and not self._in_flight.count and not self.waiting:
             self._end_drain()
 
     def _end_drain(self) -> None:

@@ -14,7 +14,7 @@ _first_seq = attrgetter("first_seq")
 
 
 @attrs.define(eq=False)
-class Store:
+class RecentRuns:
     """The latest runs, in order, not overlapping; the oldest are removed first.
 
     :ivar limit: maximum size, in bytes; 0: store nothing

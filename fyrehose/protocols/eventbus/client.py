@@ -1,6 +1,7 @@
 """A client of the event bus for programs: subscribe without gaps, publish with confirmation.
 
-    client = EventBusClient(reactor, "127.0.0.1", 5556, options=Options(subtrees=("/a/",), after=0), on_events=print)
+    options = EventBusOptions(subtrees=("/a/",), after=0)
+    client = EventBusClient(reactor, "127.0.0.1", 5556, options=options, on_events=print)
     await client.connect()
     seq = await client.publish_event("/a/b/", msgpack.packb({"n": 1}))
     await client.close()
@@ -32,13 +33,14 @@ from zope.interface import implementer
 
 from fyrehose.errors import Closed, ConfigError, LocalProtocolError, PublishError
 from fyrehose.interfaces import IPublisher, ITailer
+from fyrehose.net.clients import Watchers
 from fyrehose.protocols.eventbus.client_session import (
     ClientSession,
     Event,
+    EventBusOptions,
     Events,
+    EventsExpired,
     Ignored,
-    Lost,
-    Options,
     Restarted,
     Silent,
     Synchronised,
@@ -116,7 +118,7 @@ class EventBusClient:
     reactor: Any
     host: str
     port: int
-    options: Options = attrs.field(factory=Options, kw_only=True)
+    options: EventBusOptions = attrs.field(factory=EventBusOptions, kw_only=True)
     on_events: Callable[[tuple[Broadcast, ...]], object] = attrs.field(default=_ignore, kw_only=True)
     on_late: Callable[[tuple[Broadcast, ...]], object] | None = attrs.field(default=None, kw_only=True)
     on_lost: Callable[[int, int], object] = attrs.field(default=_ignore, kw_only=True)
@@ -141,7 +143,7 @@ class EventBusClient:
     _own_topics: set[str] = attrs.field(factory=set, init=False)
     _timer: IDelayedCall | None = attrs.field(default=None, init=False)
     _connected: Deferred[None] | None = attrs.field(default=None, init=False)
-    _ready: list[Deferred[None]] = attrs.field(factory=list, init=False)
+    _watchers: Watchers = attrs.field(factory=Watchers, init=False)
     _paused: bool = attrs.field(default=False, init=False)
     _closed: bool = attrs.field(default=False, init=False)
 
@@ -245,11 +247,8 @@ class EventBusClient:
 
     def ready(self) -> Deferred[None]:
         """Return a Deferred that fires when the window has room for another publish."""
-        if len(self._running().pubs) < self.options.window:
-            return succeed(None)
-        waiting: Deferred[None] = Deferred()
-        self._ready.append(waiting)
-        return waiting
+        pubs = self._running().pubs
+        return self._watchers.when(lambda: len(pubs) < self.options.window)
 
     def pause(self) -> None:
         """Stop reading; the server does not wait, and may drop broadcasts, which :meth:`resume` requests again."""
@@ -272,7 +271,7 @@ class EventBusClient:
 
     @property
     def position(self) -> int | None:
-        """The sequence up to which every event was passed to the program; pass it as ``Options.after`` to resume."""
+        """The sequence up to which every event was passed to the program; to resume, pass it as option ``after``."""
         return None if self._session is None else self._session.position
 
     def close(self) -> Deferred[None]:
@@ -289,10 +288,10 @@ class EventBusClient:
             port.close(LINGER)
         if self._session is not None:
             self._handle(self._session.pubs.abandon())
+        reason = Closed("the client was closed")
+        self._watchers.fail(reason)
         if self._connected is not None and not self._connected.called:
-            self._ready.append(self._connected)
-        for waiting in self._ready:
-            waiting.errback(Closed("the client was closed"))
+            self._connected.errback(reason)
         return deferToThreadPool(self.reactor, self.reactor.getThreadPool(), self._context.term)
 
     # Sockets.
@@ -397,8 +396,7 @@ class EventBusClient:
                 del self._unsent[key]
         except Full:
             pass  # sent again when the socket has room or is connected
-        while self._ready and not self._closed and len(session.pubs) < self.options.window:
-            self._ready.pop(0).callback(None)
+        self._watchers.notify()
         if not self._closed:
             delay = max(session.next_due() - self.reactor.seconds(), 0.01)
             self._timer = by_then(self.reactor, self._timer, delay, self._tick)
@@ -418,7 +416,7 @@ class EventBusClient:
                 event.handle.callback(event.sequence)
             case Unconfirmed():
                 event.handle.errback(PubUnconfirmed("no BROADCAST of it arrived: it may or may not be published"))
-            case Lost():
+            case EventsExpired():
                 self.on_lost(event.first, event.last)
             case Synchronised():
                 self._set_alive(True)

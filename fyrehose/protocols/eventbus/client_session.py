@@ -7,8 +7,8 @@
 ``position`` is the sequence up to which every event that the client wants was delivered or is lost.  Consecutive
 broadcasts advance it.  A client without subtrees notices a gap at once: it holds the events after the gap back until a
 SYNCSTART from ``position`` has filled it.  With subtrees gaps are normal, so the client repeats its SYNCSTART every
-``Options.recheck`` seconds; events that no broadcast brought are delivered late.  The client also sends a SYNCSTART
-after silence, after a new connection, and after it had to drop held broadcasts.
+``EventBusOptions.recheck`` seconds; events that no broadcast brought are delivered late.  The client also sends a
+SYNCSTART after silence, after a new connection, and after it had to drop held broadcasts.
 
 A broadcast whose sequence is not greater than the last one comes from another server, or from one that has lost its
 journal.  Then the client requests everything again.
@@ -58,7 +58,7 @@ class Target(Enum):
 
 
 @attrs.frozen(kw_only=True)
-class Options:
+class EventBusOptions:
     """Options of a client.
 
     :ivar subtrees: topics to subscribe to, such as ``("/a/", "/b/c/")``; empty: all
@@ -94,7 +94,7 @@ class Events:
 
 
 @attrs.frozen(slots=True, kw_only=True)
-class Lost:
+class EventsExpired:
     """The server no longer keeps the events ``first`` to ``last``; only noticed by a client without subtrees."""
 
     first: int
@@ -125,7 +125,7 @@ class Ignored:
     cause: str
 
 
-Event = Events | Lost | Synchronised | Restarted | Silent | Ignored | Confirmed | Unconfirmed
+Event = Events | EventsExpired | Synchronised | Restarted | Silent | Ignored | Confirmed | Unconfirmed
 
 
 class ClientSession:
@@ -137,7 +137,7 @@ class ClientSession:
     :raises LocalProtocolError: a server would refuse ``options.subtrees``
     """
 
-    def __init__(self, options: Options, random: Random, now: float) -> None:
+    def __init__(self, options: EventBusOptions, random: Random, now: float) -> None:
         self.options = options
         self.position: int | None = options.after if options.subscribe else None
         self._subtrees = Subtrees.of(options.subtrees)
@@ -297,7 +297,7 @@ class ClientSession:
         if seq <= self.position:
             return
         if seq > self.position + 1 and not self.options.subtrees:
-            self._emit(Lost(first=self.position + 1, last=seq - 1))
+            self._emit(EventsExpired(first=self.position + 1, last=seq - 1))
         self.position = seq
         if seq in self._ahead:
             return  # it was handed out when it was broadcast
@@ -342,7 +342,7 @@ class ClientSession:
         missing = seq > self.position + 1 and not self.options.subtrees
         if missing and seq <= self._covered:
             # The broadcast arrived before the request, so the answer would have had the missing events.
-            self._emit(Lost(first=self.position + 1, last=seq - 1))
+            self._emit(EventsExpired(first=self.position + 1, last=seq - 1))
             self.position = seq - 1
         self._deliver(broadcast)
 

@@ -8,7 +8,7 @@ peer reconnects.  ZeroMQ's thread may close a descriptor at any time, and the nu
 
     accepted(port, descriptor) -> admitted, or refused: in both cases open until disconnected(port, descriptor)
 
-in: monitor events, ZAP decisions      out: the connections to refuse and to close
+in: monitor events, ZAP decisions      out: the connections to close
 """
 
 from __future__ import annotations
@@ -43,15 +43,13 @@ class Connection:
     :ivar port: the port that accepted it
     :ivar host: the address of the peer
     :ivar refused: it is closed soon
-    :ivar unanswered: it is refused, and the ZAP handler has not been asked about it
-    :ivar ending: the call that closes it
+    :ivar ending: the call that closes it, if it is kept open for a while
     """
 
     port: int
     descriptor: int
     host: str
     refused: bool = False
-    unanswered: bool = False
     ending: IDelayedCall | None = None
 
     def close(self) -> None:
@@ -110,7 +108,7 @@ class Connections:
             return None
         largest = max(self._networks.values(), key=len)
         victim = new if 2 * len(group) - 1 >= len(largest) else next(reversed(largest))
-        victim.refused, victim.unanswered = True, victim is new
+        victim.refused = True
         self._refused[victim] = None
         self._release(victim)
         return victim
@@ -132,17 +130,18 @@ class Connections:
                 each.ending.cancel()
             self.disconnected(each.port, each.descriptor)
 
-    def refuse(self, host: str) -> bool:
-        """Return whether the ZAP handler has to refuse a connection from *host*.
+    def refused_until(self, host: str) -> float:
+        """Return when the last refused connection from *host* that is kept open will be closed; 0 if there is none.
 
-        A ZAP request has the address of the peer and no descriptor.  If several connections from one address are
-        waiting, another one than intended may be refused; its client reconnects.
+        :return: a time of the reactor's clock, in seconds
         """
         host = _plain(host)
-        waiting = next((each for each in self._refused if each.unanswered and each.host == host), None)
-        if waiting is not None:
-            waiting.unanswered = False
-        return waiting is not None
+        times = (
+            each.ending.getTime()
+            for each in reversed(self._refused)  # the last one is closed last
+            if each.host == host and each.ending is not None and each.ending.active()
+        )
+        return next(times, 0)
 
     def too_many_refused(self) -> bool:
         """Return whether more refused connections are open than :attr:`refused_limit`."""

@@ -78,9 +78,9 @@ class EventBusPlugin:
     def _client(self, reactor: Any, host: str, port: int, **options: Any) -> EventBusClient:
         EVENTBUS.require(PROTOCOL)
         from fyrehose.protocols.eventbus.client import EventBusClient
-        from fyrehose.protocols.eventbus.client_session import Options
+        from fyrehose.protocols.eventbus.client_session import EventBusOptions
 
-        return EventBusClient(reactor, host, port, options=Options(**options))
+        return EventBusClient(reactor, host, port, options=EventBusOptions(**options))
 
 
 plugin = EventBusPlugin()

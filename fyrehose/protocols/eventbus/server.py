@@ -20,6 +20,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from fyrehose.core.inflight import InFlight
 from fyrehose.errors import (
     FyrehoseError,
     InvalidName,
@@ -94,7 +95,7 @@ class EventBusServer:
         self._session = ServerSession(settings)
         # Publishing: the events that are not durable yet, and those that a full disk has refused.
         self._account = broker.budget.account(self)
-        self._in_flight = 0
+        self._in_flight = InFlight(self._account, self._failed, self._check_stopped)
         self._published = 0
         self._unwritten: list[Batch] = []
         self._retrying: IDelayedCall | None = None
@@ -167,7 +168,6 @@ class EventBusServer:
         if batch is not None:
             self._broker.counters.add(PROTOCOL, "pubs", batch.count)
             self._broker.counters.add(PROTOCOL, "pub-bytes", batch.size)
-            self._account.hold(batch.size)
             self._publish(batch)
         if self._stopping and self._collector.drained():
             self._stop_reading()
@@ -239,45 +239,38 @@ class EventBusServer:
     # Publishing.
 
     def _publish(self, batch: Batch) -> None:
-        self._in_flight += 1
-        self._broker.publish(batch.runs).addCallbacks(
-            self._durable, self._refused, callbackArgs=(batch,), errbackArgs=(batch,)
-        )
+        published = self._broker.publish(batch.runs)
+        self._in_flight.track(published, partial(self._durable, batch), partial(self._refused, batch), batch.size)
 
-    def _durable(self, firsts: tuple[int, ...], batch: Batch) -> None:
+    def _durable(self, batch: Batch, firsts: tuple[int, ...]) -> None:
         self._published = max(self._published, firsts[-1] + len(batch.runs[-1]) - 1)
-        self._settle(batch)
 
-    def _settle(self, batch: Batch) -> None:
-        self._in_flight -= 1
-        self._account.release(batch.size)
-        self._check_stopped()
+    def _failed(self, failure: Failure) -> None:
+        log.failure("{protocol}: publishing failed; please report this bug", failure, protocol=PROTOCOL)
 
-    def _refused(self, failure: Failure, batch: Batch) -> None:
+    def _refused(self, batch: Batch, failure: Failure) -> None:
         failure.trap(FyrehoseError)
         error = failure.value
         if isinstance(error, PayloadTooLarge | InvalidName) and batch.count > 1:
             # One event that is refused must not affect the others: publish them separately.
             for part in batch.parts():
-                self._account.hold(part.size)
                 self._publish(part)
-            self._settle(batch)
             return
         self._broker.counters.refuse(log, PROTOCOL, type(error).__name__, f"{batch.count} events", str(error))
         if isinstance(error, ReadOnly) and not self._stopping:
             # Plain clients do not resend: keep the batch, pause COLLECTOR, and retry until the disk has room.
-            self._in_flight -= 1
+            self._account.hold(batch.size)
             self._unwritten.append(batch)
             self._retrying = by_then(self._clock, self._retrying, FULL_WAIT, self._retry)
             self._update_reading()
         else:
             self._session.failed(batch)
-            self._settle(batch)
 
     def _retry(self) -> None:
         kept, self._unwritten = self._unwritten, []
         for batch in kept:
             self._publish(batch)
+            self._account.release(batch.size)
         self._update_reading()
 
     def _update_reading(self) -> None:
@@ -448,7 +441,7 @@ class EventBusServer:
 
     def _check_stopped(self) -> None:
         """Finish stopping if all events that were read are durable and broadcast."""
-        if not self._reading_ended or self._in_flight or self._outgoing is not None:
+        if not self._reading_ended or self._in_flight.count or self._outgoing is not None:
             return
         if self._subscription is None or self._subscription.position >= self._published:
             self._stop_now()

@@ -15,7 +15,7 @@ from twisted.application.service import Service
 from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import CannotListenError
-from twisted.internet.interfaces import IListeningPort
+from twisted.internet.interfaces import IDelayedCall, IListeningPort
 from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 from zope.interface import implementer
@@ -28,7 +28,7 @@ from fyrehose.protocols.eventbus.handshakes import BAD, LEFT, TIMEOUT, Handshake
 from fyrehose.protocols.eventbus.server import EventBusServer
 from fyrehose.protocols.eventbus.settings import Settings
 from fyrehose.protocols.eventbus.sockets import HANDSHAKE, Context, Keys, Socket, address, load_clients, make_socket
-from fyrehose.protocols.eventbus.zap import ADDRESS, DOMAINS, TOO_MANY, Authenticator
+from fyrehose.protocols.eventbus.zap import ADDRESS, DOMAINS, Authenticator, address_of
 from fyrehose.protocols.eventbus.zmqport import (
     ACCEPTED,
     ALL,
@@ -63,6 +63,10 @@ LINGER = 1_000
 NAMES = ("SNAPSHOT", "PUBLISHER", "COLLECTOR")
 #: How long a refused connection is kept open, in seconds, because its client reconnects as soon as it is closed.
 HOLD = 1.0
+#: How long after that a ZAP request is answered that may be that of the refused connection, in seconds.
+MARGIN = 0.01
+#: The cause that counts refused connections.
+TOO_MANY = "too-many-connections"
 #: What the log says of a handshake that has failed.
 FAILURES = {
     TIMEOUT: f"it has not completed the handshake within {HANDSHAKE // 1000} s",
@@ -113,6 +117,8 @@ class EventBusService(Service):
         self._port = port
         self._server: EventBusServer | None = None
         self._ports: list[ZMQPort] = []
+        #: the delayed answers to ZAP requests
+        self._delayed: set[IDelayedCall] = set()
 
     def startService(self) -> Deferred[ListeningPorts]:
         """Bind the ports and serve.
@@ -123,10 +129,11 @@ class EventBusService(Service):
         self._context = zmq.Context()
         self._connections = Connections(self._settings.max_connections)
         # The ZAP handler first: without one, ZeroMQ would admit every connection.
-        handler = self._context.socket(zmq.REP)
+        # A ROUTER may answer one request while others wait, and none whose connection has ended.
+        handler = self._context.socket(zmq.ROUTER)
         handler.bind(ADDRESS)
         zap = ZMQPort(self._reactor, handler)
-        zap.receive = partial(self._authenticate, zap)
+        zap.receive = partial(self._zap_request_received, zap)
         self._ports = [zap]
         sockets = self._make_sockets(self._context)
         try:
@@ -237,27 +244,30 @@ class EventBusService(Service):
         if event == CONNECTED:
             handshakes.succeeded()
         elif event == ACCEPTED:
-            handshakes.accepted(value)
-            self._accepted(port, value)
+            if self._admits(port, value):
+                handshakes.accepted(value)
         elif event == DISCONNECTED:
             self._disconnected(port, value, handshakes.ended(value))
         else:
             handshakes.failed(value, protocol=event == FAILED_PROTOCOL, refused=event == FAILED_AUTH)
         self._broker.counters.gauge(PROTOCOL, "connections", len(self._connections) - before)
 
-    def _accepted(self, port: int, descriptor: int) -> None:
+    def _admits(self, port: int, descriptor: int) -> bool:
+        """Process a new connection; return False if it is refused, because the server is full."""
         connections = self._connections
         self._broker.counters.add(PROTOCOL, "connections")
         refused = connections.accepted(port, descriptor)
         if refused is None:
-            return
+            return True
         detail = f"max-connections is {self._settings.max_connections}; the client reconnects until there is room"
         self._broker.counters.refuse(log, PROTOCOL, TOO_MANY, self._where(refused.port, refused.host), detail)
         # A connection that makes room for another one is closed now; a refused new one is kept open for HOLD seconds.
-        if refused.unanswered and not connections.too_many_refused():
+        is_new = (refused.port, refused.descriptor) == (port, descriptor)
+        if is_new and not connections.too_many_refused():
             refused.ending = self._reactor.callLater(HOLD, refused.close)
         else:
             refused.close()
+        return not is_new
 
     def _disconnected(self, port: int, descriptor: int, cause: str | None) -> None:
         """Process the end of a connection.
@@ -278,23 +288,43 @@ class EventBusService(Service):
     def _where(self, port: int, host: str) -> str:
         return f"{host} at {NAMES[port - self._port]} (port {port})"
 
-    def _authenticate(self, zap: ZMQPort, question: list[bytes], count: int) -> None:
-        """Answer a ZAP request, by which ZeroMQ asks whether to admit a connection."""
+    def _zap_request_received(self, zap: ZMQPort, frames: list[bytes], count: int) -> None:
+        """Process a ZAP request, by which ZeroMQ asks whether to admit a connection.
+
+        A request has the address of the peer, and no descriptor.  So while a refused connection from that address is
+        kept open, any request may be its own, and is answered when that connection has been closed: an answer that
+        refuses could meet another client, and one that admits could let the refused client send a request that is
+        lost when its connection is closed.
+        """
         # A connection is reported to its monitor before the ZAP request; read those events first.
         for port in self._ports:
             port.process_events()
-        answer = self._authenticator.answer(question, refused=self._connections.refuse)
-        if answer.cause == TOO_MANY:
-            pass  # counted when the connection was accepted
-        elif answer.cause is not None:
+        envelope, question = frames[:2], frames[2:]
+        until = self._connections.refused_until(address_of(question))
+        if not until:
+            self._authenticate(zap, envelope, question)
+            return
+
+        def answer() -> None:
+            self._delayed.discard(call)
+            self._authenticate(zap, envelope, question)
+
+        call = self._reactor.callLater(until - self._reactor.seconds() + MARGIN, answer)
+        self._delayed.add(call)
+
+    def _authenticate(self, zap: ZMQPort, envelope: list[bytes], question: list[bytes]) -> None:
+        answer = self._authenticator.answer(question)
+        if answer.cause is not None:
             detail = "{} may not {}".format(*answer.wanted) if answer.wanted is not None else ""
             number = self._port + 2 if answer.wanted and answer.wanted[1] is Action.PUBLISH else self._port
             self._broker.counters.refuse(log, PROTOCOL, answer.cause, self._where(number, answer.address), detail)
         elif answer.wanted is not None:
             self._connections.admit(*answer.wanted)
-        zap.send(answer.frames)
+        zap.send([*envelope, *answer.frames])
 
     def _close(self) -> Deferred[None]:
+        while self._delayed:
+            self._delayed.pop().cancel()
         self._broker.counters.gauge(PROTOCOL, "connections", -len(self._connections))
         self._connections.clear()
         ports, self._ports = self._ports, []

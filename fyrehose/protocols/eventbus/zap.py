@@ -3,8 +3,7 @@
     request   version  request id  domain  address  identity  mechanism  credentials...
     reply     version  request id  status  text  user id  metadata
 
-A libzmq client that is answered with status 400 never reconnects.  After status 300, a temporary failure, it waits
-until the connection is closed, and reconnects.
+A libzmq client that is answered with status 400 never reconnects.
 
 in: the frames of a request      out: the frames of the reply, and the cause if the connection is refused
 """
@@ -24,9 +23,6 @@ ADDRESS = "inproc://zeromq.zap.01"
 DOMAINS = {Action.PUBLISH: b"eventbus.publish", Action.SUBSCRIBE: b"eventbus.subscribe"}
 
 VERSION = b"1.0"
-
-#: The only cause that is answered with status 300, a temporary failure.
-TOO_MANY = "too-many-connections"
 
 
 @attrs.frozen(slots=True, kw_only=True)
@@ -58,25 +54,18 @@ class Authenticator:
     clients: frozenset[bytes] | None = None
     curve: bool = False
 
-    def answer(self, frames: Sequence[bytes], *, refused: Callable[[str], bool] = lambda address: False) -> Answer:
-        """Return the answer to a ZAP request; never raises.
-
-        :param refused: returns whether a connection from an address has to be refused, because the server is full
-        """
+    def answer(self, frames: Sequence[bytes]) -> Answer:
+        """Return the answer to a ZAP request; never raises."""
         request = frames[1] if len(frames) > 1 else b""
         action = next((action for action, domain in DOMAINS.items() if frames[2:3] == [domain]), None)
         if len(frames) < 6 or frames[0] != VERSION or action is None:
             return Answer(frames=_reply(request, b"500", b"not ZAP 1.0"), cause="bad-zap-request", address="?")
-        address = frames[3].decode("ascii", "replace")
-        if refused(address):
-            cause: str | None = TOO_MANY
-        else:
-            cause = self._key_refusal(frames[5], frames[6:]) if self.curve else None
+        address = address_of(frames)
+        cause = self._key_refusal(frames[5], frames[6:]) if self.curve else None
         identity = Identity(host=address, key=z85.encode(frames[6]).decode() if self.curve and not cause else None)
         if cause is None and not self.may(identity, action):
             cause = "Forbidden"
-        status = b"200" if cause is None else b"300" if cause == TOO_MANY else b"400"
-        reply = _reply(request, status, (cause or "OK").encode())
+        reply = _reply(request, b"200" if cause is None else b"400", (cause or "OK").encode())
         return Answer(frames=reply, cause=cause, address=address, wanted=(identity, action))
 
     def may(self, identity: Identity, action: Action) -> bool:
@@ -90,6 +79,11 @@ class Authenticator:
         if self.clients is not None and z85.encode(credentials[0]) not in self.clients:
             return "unknown-key"
         return None
+
+
+def address_of(frames: Sequence[bytes]) -> str:
+    """Return the address of the peer that a ZAP request is about."""
+    return frames[3].decode("ascii", "replace") if len(frames) > 3 else "?"
 
 
 def _reply(request: bytes, status: bytes, text: bytes) -> list[bytes]:

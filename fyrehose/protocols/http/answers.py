@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import attrs
 from zope.interface import implementer
 
 from fyrehose import ndjson
 from fyrehose.errors import FyrehoseError
-from fyrehose.interfaces import ISink, ISubscription
-from fyrehose.protocols.http.session import PROTOCOL
+from fyrehose.interfaces import IBroker, ISink, ISubscription
+from fyrehose.net.lifecycle import Timers
+from fyrehose.protocols.http.session import PROTOCOL, HttpSession
 from fyrehose.records import Delivery, Run
-
-if TYPE_CHECKING:
-    from fyrehose.protocols.http.server import HttpProtocol
 
 #: Interval of the comments that keep a live answer alive, in seconds; some proxies close idle connections after 30.
 KEEPALIVE = 15.0
@@ -32,12 +30,35 @@ TURN_BYTES = 256 << 10
 TURN_RECORDS = 2_000
 
 
+class Connection(Protocol):
+    """The connection that an answer is sent to, which is an HttpProtocol."""
+
+    broker: IBroker
+    session: HttpSession
+    timers: Timers
+
+    @property
+    def subscriber(self) -> tuple[str, str]: ...
+
+    def attach(self, subscription: ISubscription) -> None: ...
+
+    def detach(self, subscription: ISubscription) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def finish(self) -> None: ...
+
+    def complete_answer(self) -> None: ...
+
+    def abort_answer(self, reason: Exception) -> None: ...
+
+
 @implementer(ISubscription)
 @attrs.define(eq=False)
 class ReadAnswer:
     """The answer to a GET: records *next* to *last*, at most *left* of them, a part in each turn of the reactor."""
 
-    connection: HttpProtocol
+    connection: Connection
     stream: str
     next: int
     last: int
@@ -94,7 +115,7 @@ class LiveAnswer:
     several turns of the reactor, and the subscription stays paused until all of them are sent.
     """
 
-    def __init__(self, connection: HttpProtocol) -> None:
+    def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._subscription: ISubscription | None = None
         self._pending: deque[Run] = deque()

@@ -19,9 +19,9 @@ from fyrehose import errors
 from fyrehose.errors import FyrehoseError
 from fyrehose.identity import digest
 from fyrehose.interfaces import IBroker
-from fyrehose.net.connections import PROOFS, SessionFactory
+from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
-from fyrehose.net.peers import producer_of
+from fyrehose.net.peers import PROOFS, producer_of
 from fyrehose.net.tcp import on
 from fyrehose.options import option, size
 from fyrehose.protocols.http.answers import LiveAnswer, ReadAnswer

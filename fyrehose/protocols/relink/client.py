@@ -29,11 +29,13 @@ from zope.interface import implementer
 
 from fyrehose.errors import Closed, ConfigError, LocalProtocolError
 from fyrehose.interfaces import IPublisher
+from fyrehose.net.clients import Watchers
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.client_session import ConnectorSession
 from fyrehose.protocols.relink.connection import Connection
 from fyrehose.protocols.relink.events import Unknown, UnknownOutcome
 from fyrehose.protocols.relink.handshake import Hello, Terms
+from fyrehose.protocols.relink.handshake_events import Linked, LinkUnknown, SessionEvent
 from fyrehose.protocols.relink.inbox import Inbox, OnMessage
 from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.link import Link
@@ -94,7 +96,7 @@ class RelinkClient:
     _service: ClientService | None = attrs.field(default=None, init=False)
     _connection: Connection | None = attrs.field(default=None, init=False)
     _connected: Deferred[None] = attrs.field(factory=Deferred, init=False)
-    _room_waiters: list[tuple[int, Deferred[None]]] = attrs.field(factory=list, init=False)
+    _watchers: Watchers = attrs.field(factory=Watchers, init=False)
     _ended: Deferred[None] | None = attrs.field(default=None, init=False)
     _closing: bool = attrs.field(default=False, init=False)
     _attempts: int = attrs.field(default=0, init=False)
@@ -178,10 +180,7 @@ class RelinkClient:
         """
         if self._closing:
             raise LocalProtocolError("the client is closed")
-        if self.room(channel):
-            return succeed(None)
-        self._room_waiters.append((channel, Deferred()))
-        return self._room_waiters[-1][1]
+        return self._watchers.when(lambda: not self._closing and self.room(channel) > 0)
 
     when_room = ready  #: the same for transactions, also where a subclass waits for more
 
@@ -295,11 +294,10 @@ class RelinkClient:
         """Fail everything that waits for the listener with *error*."""
         waiting = [deferred for channel in self._channels.values() for deferred in channel.abandon()]
         self._inbox.clear()
-        if self._closing:
-            waiting += [deferred for _, deferred in self._room_waiters]
-            self._room_waiters.clear()
         for deferred in waiting:
             deferred.errback(error)
+        if self._closing:
+            self._watchers.fail(error)
 
     def flush_soon(self) -> None:
         """Write pending packets at the end of this turn of the reactor."""
@@ -354,14 +352,14 @@ class RelinkClient:
             if self._closing and self._ended is None:
                 return  # The client has ended; events of a link that was made meanwhile have no effect.
             self._handle(event)
-        self._notify_room_waiters()
+        self._watchers.notify()
 
-    def _handle(self, event: events.Event) -> None:
+    def _handle(self, event: SessionEvent) -> None:
         link = self.link
         match event:
-            case events.Linked():
+            case Linked():
                 self._linked(event)
-            case events.Refused():
+            case LinkUnknown():
                 self._refused(event)
             case events.Resumed():
                 self._announce_link()
@@ -384,7 +382,7 @@ class RelinkClient:
             case events.Ended():
                 self._link_ended()
 
-    def _linked(self, event: events.Linked) -> None:
+    def _linked(self, event: Linked) -> None:
         self._attempts = 0
         if event.lost is not None and not self._listener_forgot(event.lost):
             return
@@ -396,7 +394,7 @@ class RelinkClient:
             return
         self._announce_link()
 
-    def _refused(self, event: events.Refused) -> None:
+    def _refused(self, event: LinkUnknown) -> None:
         """Reconnect for a new link, because the listener no longer knows the required one."""
         self._attempts = 0
         if event.lost is None or not self._listener_forgot(event.lost):
@@ -438,12 +436,3 @@ class RelinkClient:
             self._connection.abort()
         if self.link is not None:
             self._drop_link(self.link)
-
-    def _notify_room_waiters(self) -> None:
-        """Fire the Deferreds of :meth:`ready` whose channels have room again."""
-        rooms, self._room_waiters = self._room_waiters, []
-        for channel, waiting in rooms:
-            if self.room(channel) > 0:
-                waiting.callback(None)
-            else:
-                self._room_waiters.append((channel, waiting))

@@ -13,8 +13,8 @@ from automat import TypeMachineBuilder
 
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.relink import handshake
-from fyrehose.protocols.relink.events import Refused
 from fyrehose.protocols.relink.handshake import Hello
+from fyrehose.protocols.relink.handshake_events import LinkUnknown
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.session import Inputs, Session
 
@@ -93,7 +93,7 @@ def give_up(_: Inputs, session: ConnectorSession, epoch: int) -> None:
     if session.link is not None:
         session.link.over = True
     session.fenced()
-    session.report(Refused(lost=session.link))
+    session.report(LinkUnknown(lost=session.link))
 
 
 _resync.upon(Inputs.resume).to(_open).returns(None)

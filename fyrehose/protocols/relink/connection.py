@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from typing import Protocol as Structural
 
+from twisted.internet.interfaces import IReactorTime
 from twisted.internet.protocol import Protocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -12,11 +14,8 @@ from twisted.python.failure import Failure
 from fyrehose.errors import Broken
 from fyrehose.net.lifecycle import Timers
 from fyrehose.protocols.relink.client_session import ConnectorSession
-from fyrehose.protocols.relink.events import Linked
+from fyrehose.protocols.relink.handshake_events import Linked
 from fyrehose.protocols.relink.keepalive import KeepAlive
-
-if TYPE_CHECKING:
-    from fyrehose.protocols.relink.client import RelinkClient
 
 log = Logger()
 
@@ -30,13 +29,27 @@ DROP_AFTER = 45.0
 LINGER = 5.0
 
 
+class Client(Structural):
+    """The client that a connection belongs to."""
+
+    clock: IReactorTime
+
+    def connection_made(self, connection: Connection) -> ConnectorSession: ...
+
+    def connection_gone(self, connection: Connection) -> None: ...
+
+    def protocol_broken(self) -> None: ...
+
+    def handle(self, found: Sequence[Any]) -> None: ...
+
+
 class Connection(Protocol):
     """The Twisted protocol of a connector: decodes packets, passes events to the client, and sends pings."""
 
     transport: Any
     session: ConnectorSession
 
-    def __init__(self, client: RelinkClient) -> None:
+    def __init__(self, client: Client) -> None:
         self.client = client
         self._over = False
         self._reading = True

@@ -9,8 +9,9 @@ An endpoint object belongs to one connection; everything that outlives the conne
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import attrs
 from twisted.python.failure import Failure
@@ -23,12 +24,9 @@ from fyrehose.protocols.relink.frames import Ack
 from fyrehose.protocols.relink.linklog import Anchors
 from fyrehose.protocols.relink.messages import Messages, Parts, Piece, parts_of, piece_of
 from fyrehose.protocols.relink.names import SEQ_SIZE, Place
-from fyrehose.protocols.relink.registry import Entry
+from fyrehose.protocols.relink.registry import Entry, Registry
 from fyrehose.protocols.relink.tables import Sending
 from fyrehose.records import Column, Delivery, Run
-
-if TYPE_CHECKING:
-    from fyrehose.protocols.relink.server import RelinkProtocol
 
 PROTOCOL = "relink"
 #: Largest number of gaps in the part of a stream that a subscriber has not consumed.
@@ -50,10 +48,44 @@ def stream_seq(anchors: Anchors, channel_seq: int) -> int:
     return seq + channel_seq - begin
 
 
+#: Called when a write is refused for good, before :meth:`Shell.write` returns; returns whether that is handled.
+Refused = Callable[[PublishError], bool]
+
+
+class Shell(Protocol):
+    """The connection that an endpoint belongs to, which is a RelinkProtocol."""
+
+    broker: IBroker
+    registry: Registry
+
+    @property
+    def subscriber(self) -> tuple[str, str]: ...
+
+    def write(self, runs: Sequence[Run], staged: Mapping[int, int | None], refused: Refused | None = None) -> None: ...
+
+    def handle_events(self, found: Sequence[object]) -> None: ...
+
+    def end_link(self, error: PublishError) -> None: ...
+
+    def reject(self, error: RemoteProtocolError) -> None: ...
+
+    def count_refusal(self, cause: str, detail: str) -> None: ...
+
+    def attach(self, subscription: ISubscription) -> None: ...
+
+    def detach(self, subscription: ISubscription) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def flush_soon(self) -> None: ...
+
+    def finish(self) -> None: ...
+
+
 class Endpoint:
     """Base of the endpoints: handles the link's events on one connection."""
 
-    def __init__(self, protocol: RelinkProtocol, entry: Entry, place: Place) -> None:
+    def __init__(self, protocol: Shell, entry: Entry, place: Place) -> None:
         self.protocol = protocol
         self.entry = entry
         self.link = entry.link
@@ -72,7 +104,7 @@ class Endpoint:
 class Publishing(Endpoint):
     """Publish the peer's messages to a stream."""
 
-    def __init__(self, protocol: RelinkProtocol, entry: Entry, place: Place) -> None:
+    def __init__(self, protocol: Shell, entry: Entry, place: Place) -> None:
         super().__init__(protocol, entry, place)
         #: messages of plain channels from the current read: channel -> first sequence number, messages
         self._plain: dict[int, tuple[int, list[Piece]]] = {}
@@ -235,7 +267,7 @@ class Subscribing(Endpoint):
     room.
     """
 
-    def __init__(self, protocol: RelinkProtocol, entry: Entry, place: Place) -> None:
+    def __init__(self, protocol: Shell, entry: Entry, place: Place) -> None:
         super().__init__(protocol, entry, place)
         self._subscription: ISubscription | None = None
         self._transport_ready = False

@@ -1,4 +1,4 @@
-"""Events that a session returns to its owner, and errors of messages whose link was lost or that were refused.
+"""Events that a link returns to its owner, and errors of messages whose link was lost or that were refused.
 
 Sequence numbers in events never wrap; on the wire they are the low 32 bits (3.1).  :class:`fyrehose.errors.Broken` is
 the last event of a peer that violates the protocol; its link is lost.
@@ -7,41 +7,12 @@ the last event of a peer that violates the protocol; its link is lost.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import attrs
 
 from fyrehose.errors import Broken, PublishError
 from fyrehose.protocols.relink.frames import Ack
-from fyrehose.protocols.relink.handshake import Hello
 from fyrehose.protocols.relink.messages import Messages
-
-if TYPE_CHECKING:
-    from fyrehose.protocols.relink.link import Link
-
-
-@attrs.frozen(kw_only=True, slots=True)
-class HelloReceived:
-    """Listener: the connector has sent its part of the handshake (1); call ``accept`` or ``refuse`` of the session."""
-
-    hello: Hello
-
-
-@attrs.frozen(kw_only=True, slots=True)
-class Linked:
-    """The handshake is complete; if ``resumed``, the link is the old one, and :class:`Resumed` follows."""
-
-    link: Link
-    resumed: bool
-    #: connector: the old link, if the listener no longer knew it (see Link.unknown)
-    lost: Link | None = None
-
-
-@attrs.frozen(kw_only=True, slots=True)
-class Refused:
-    """Connector: the listener does not know the old link, which the handshake required."""
-
-    lost: Link | None
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -128,22 +99,7 @@ class Ended:
     """Both peers have sent shutdown, and no channel is left: the link has ended in good order."""
 
 
-Event = (
-    HelloReceived
-    | Linked
-    | Refused
-    | Resumed
-    | Received
-    | Decided
-    | Resulted
-    | Consumed
-    | Rewound
-    | Closed
-    | Finished
-    | PeerShutdown
-    | Ended
-    | Broken
-)
+Event = Resumed | Received | Decided | Resulted | Consumed | Rewound | Closed | Finished | PeerShutdown | Ended | Broken
 
 
 @attrs.frozen(kw_only=True, slots=True)

@@ -8,7 +8,7 @@ A link stays when its connection is lost.  A peer that violates the protocol los
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from twisted.logger import Logger
@@ -32,7 +32,8 @@ from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.protocols.relink import events
-from fyrehose.protocols.relink.endpoints import PROTOCOL, Publishing, Subscribing, first_anchor
+from fyrehose.protocols.relink.endpoints import PROTOCOL, Publishing, Refused, Subscribing, first_anchor
+from fyrehose.protocols.relink.handshake_events import HelloReceived, Linked
 from fyrehose.protocols.relink.keepalive import KeepAlive
 from fyrehose.protocols.relink.names import Place, parse
 from fyrehose.protocols.relink.registry import Entry, Registry
@@ -40,9 +41,6 @@ from fyrehose.protocols.relink.server_session import ListenerSession
 from fyrehose.protocols.relink.settings import Settings
 from fyrehose.records import Run
 
-#: Called when a write is refused for good, before :meth:`RelinkProtocol.write` returns; returns whether that is
-#: handled.
-Refused = Callable[[PublishError], bool]
 #: Refusals that a retry cannot avoid; the broker raises them at once, before anything else is written.
 PERMANENT_REFUSALS = (InvalidName, NewStreamForbidden, PayloadTooLarge, StreamFull, TooManyStreams)
 #: Events that concern only the endpoint of a link.
@@ -112,7 +110,7 @@ class RelinkProtocol(SessionProtocol):
 
     # The handshake.
 
-    def hello_received(self, event: events.HelloReceived) -> None:
+    def hello_received(self, event: HelloReceived) -> None:
         """Check the connector's request, then resume its link, refuse it, or create a new one."""
         try:
             place = parse(event.hello.terms)
@@ -123,7 +121,7 @@ class RelinkProtocol(SessionProtocol):
         self.reading.pauseProducing()  # Read nothing more until the registry has decided about the link.
         self.registry.when_open().addCallback(lambda _: self._find_link(event, place)).addErrback(self.failed)
 
-    def _find_link(self, event: events.HelloReceived, place: Place) -> None:
+    def _find_link(self, event: HelloReceived, place: Place) -> None:
         hello, registry = event.hello, self.registry
         certificate = getattr(self.transport, "getPeerCertificate", lambda: None)()
         identity = b"" if certificate is None else bytes(certificate.digest("sha256"))
@@ -175,7 +173,7 @@ class RelinkProtocol(SessionProtocol):
         if self.phase is Phase.OPEN:
             self.received(self.session.receive_data(b""))
 
-    def linked(self, event: events.Linked) -> None:
+    def linked(self, event: Linked) -> None:
         """Complete the handshake, and start messaging on a new link."""
         self.timers.stop(self._handshake_timed_out)
         self._keepalive.start()
@@ -233,8 +231,8 @@ class RelinkProtocol(SessionProtocol):
 
     handlers = (
         on(Broken, broken)
-        | on(events.HelloReceived, hello_received)
-        | on(events.Linked, linked)
+        | on(HelloReceived, hello_received)
+        | on(Linked, linked)
         | on(events.Ended, link_ended)
         | dict.fromkeys(LINK_EVENTS, link_event)
     )

@@ -11,20 +11,20 @@ from automat import NoTransition, TypeMachineBuilder
 
 from fyrehose.errors import LocalProtocolError
 from fyrehose.protocols.relink import handshake
-from fyrehose.protocols.relink.events import Event, HelloReceived
+from fyrehose.protocols.relink.handshake_events import HelloReceived, SessionEvent
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.session import Inputs, Session
 
 
 @attrs.define(eq=False)
 class ListenerSession(Session):
-    """Session of the listener.  Its owner looks up links: see :class:`~.events.HelloReceived`."""
+    """Session of the listener.  Its owner looks up links: see :class:`~.HelloReceived`."""
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         self._machine = MACHINE(self)
 
-    def accept(self, link: Link, *, resumed: bool) -> list[Event]:
+    def accept(self, link: Link, *, resumed: bool) -> list[SessionEvent]:
         """Answer the hello with *link*; call ``receive_data(b"")`` afterwards.
 
         :raises LocalProtocolError: the link is attached to another connection

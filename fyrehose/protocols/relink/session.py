@@ -18,8 +18,8 @@ from automat import NoTransition
 from fyrehose.errors import Broken, RemoteProtocolError
 from fyrehose.protocols.relink import handshake
 from fyrehose.protocols.relink.decoder import Decoder
-from fyrehose.protocols.relink.events import Event, Linked
 from fyrehose.protocols.relink.frames import RESUME
+from fyrehose.protocols.relink.handshake_events import Linked, SessionEvent
 from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.link import Link
 
@@ -60,7 +60,7 @@ class Session:
     _closed: bool = attrs.field(default=False, init=False)
     _decoder: Decoder = attrs.field(init=False)
     _to_send: list[bytes] = attrs.field(factory=list, init=False)
-    _events: list[Event] = attrs.field(factory=list, init=False)
+    _events: list[SessionEvent] = attrs.field(factory=list, init=False)
     _machine: Inputs = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -89,7 +89,7 @@ class Session:
         """Whether received bytes may hold another packet."""
         return self.linked and self._decoder.ready
 
-    def receive_data(self, data: bytes) -> list[Event]:
+    def receive_data(self, data: bytes) -> list[SessionEvent]:
         """Return the events that *data* completes."""
         if self._closed:
             return []
@@ -109,7 +109,7 @@ class Session:
             self._events.append(Broken(error=error))
         return self._take_events()
 
-    def fenced(self) -> list[Event]:
+    def fenced(self) -> list[SessionEvent]:
         """Detach the link; nothing that this connection has received or still receives has an effect (L4)."""
         if self.linked and self.link is not None:
             self.link.detach()
@@ -152,13 +152,13 @@ class Session:
         link.attach(resumed=resumed)
         self.report(Linked(link=link, resumed=resumed, lost=lost))
 
-    def report(self, event: Event) -> None:
+    def report(self, event: SessionEvent) -> None:
         """Add *event* to those that are returned next."""
         self._events.append(event)
 
     # Private.
 
-    def _take_events(self) -> list[Event]:
+    def _take_events(self) -> list[SessionEvent]:
         found, self._events = self._events, []
         return found
 

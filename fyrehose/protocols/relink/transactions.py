@@ -7,7 +7,7 @@ the results of earlier transactions, which arrive later, in order.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import attrs
 from twisted.internet.defer import Deferred, DeferredLock, maybeDeferred, succeed
@@ -15,11 +15,9 @@ from twisted.internet.defer import Deferred, DeferredLock, maybeDeferred, succee
 from fyrehose.errors import LocalProtocolError
 from fyrehose.protocols.relink.events import Uncommitted, UnknownOutcome
 from fyrehose.protocols.relink.frames import Ack, Op
+from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.parts import Parts, parts_of
-
-if TYPE_CHECKING:
-    from fyrehose.protocols.relink.client import RelinkClient
 
 
 @attrs.define(eq=False)
@@ -71,6 +69,17 @@ class Channel:
                 done.callback(None)
 
 
+class Client(Protocol):
+    """The client that a transaction belongs to."""
+
+    limits: Limits
+    link: Link | None
+
+    def when_room(self, channel: int) -> Deferred[None]: ...
+
+    def flush_soon(self) -> None: ...
+
+
 @attrs.define(eq=False)
 class Transaction:
     """One transaction of one channel.
@@ -81,7 +90,7 @@ class Transaction:
     commits at the end of the block, and waits for the result; an exception rolls back.
     """
 
-    _client: RelinkClient
+    _client: Client
     _state: Channel
     channel: int
     count: int = attrs.field(default=0, init=False)

@@ -15,7 +15,7 @@ from twisted.internet.task import Clock
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.protocols.backbone.client import BackboneClient
-from fyrehose.protocols.backbone.client_session import Options
+from fyrehose.protocols.backbone.client_session import BackboneOptions
 from fyrehose.protocols.backbone.frames import Address, Frame, decode
 from fyrehose.protocols.backbone.server import BackboneProtocol
 from fyrehose.protocols.backbone.settings import Settings
@@ -182,7 +182,7 @@ class World:
         client = BackboneClient(
             self.clock,
             *self.address,
-            options=Options(**settings),
+            options=BackboneOptions(**settings),
             bind=(f"10.0.1.{n}", 5000),
             random=Random(n),
             open_port=self.network.open,

@@ -10,11 +10,11 @@ import pytest
 from fyrehose.errors import LocalProtocolError
 from fyrehose.protocols.backbone.client_session import (
     BackboneLost,
+    BackboneOptions,
     ClientSession,
     Confirmed,
     Event,
     Found,
-    Options,
     Unconfirmed,
 )
 from fyrehose.protocols.backbone.frames import (
@@ -30,7 +30,7 @@ from fyrehose.protocols.backbone.frames import (
     Request,
     decode,
 )
-from fyrehose.protocols.backbone.repair import PAUSES, Lost
+from fyrehose.protocols.backbone.repair import PAUSES, RecordsSkipped
 from fyrehose.protocols.backbone.session import Dropped
 from fyrehose.records import LAST_SEQ, Run
 
@@ -47,7 +47,7 @@ def causes(events: list[Event]) -> list[str]:
 class Bench:
     def __init__(self, after: int | None = None, **options: object) -> None:
         self.now = 100.0
-        known: Any = Options(**options)  # type: ignore[arg-type]
+        known: Any = BackboneOptions(**options)  # type: ignore[arg-type]
         self.session = ClientSession(SERVER, SELF, known, Random(1), self.now, after)
 
     def receive(self, *frames: Frame | bytes, source: Address = SERVER) -> list[Event]:
@@ -206,7 +206,7 @@ def test_unavailable_range_is_reported_and_skipped() -> None:
             if isinstance(frame, KeepAlive):
                 bench.receive(KeepAliveAck(token=frame.token))
             requests += isinstance(frame, Request) and frame.first == 2
-    assert events == [Lost(first=2, last=4), *[e for e in events if isinstance(e, Run)]]
+    assert events == [RecordsSkipped(first=2, last=4), *[e for e in events if isinstance(e, Run)]]
     assert delivered(events) == [(5, b"5")]
     assert requests == len(PAUSES)
 
@@ -396,7 +396,7 @@ def test_invalid_pushes_are_refused() -> None:
         joined(after=0).session.push(b"a", "a")
     with pytest.raises(LocalProtocolError, match="65499 bytes do not fit"):
         joined().session.push(bytes(MAX_DATA + 1), "a")
-    with pytest.raises(LocalProtocolError, match=r"without Options\.subscribe"):
+    with pytest.raises(LocalProtocolError, match=r"without BackboneOptions\.subscribe"):
         joined(subscribe=False).session.push(b"a", "a")
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fyrehose.protocols.backbone import repair
 from fyrehose.protocols.backbone.frames import MAX_SEQUENCES
-from fyrehose.protocols.backbone.repair import PAUSES, Gap, Lost, Repair
+from fyrehose.protocols.backbone.repair import PAUSES, Gap, RecordsSkipped, Repair
 from fyrehose.records import LAST_SEQ, Run
 
 
@@ -84,10 +84,10 @@ def test_gap_is_requested_repeatedly_and_then_given_up() -> None:
     assert asked == [(0.0, [(2, 3), (5, 6)]), (0.5, []), (1.0, [(2, 3), (5, 6)]), (2.9, []), (3.0, []), (99.0, [])]
     assert order.give_up(2.9) == []
     passed = order.give_up(3.0)
-    assert [each if isinstance(each, Lost) else seqs([each]) for each in passed] == [
-        Lost(first=2, last=3),
+    assert [each if isinstance(each, RecordsSkipped) else seqs([each]) for each in passed] == [
+        RecordsSkipped(first=2, last=3),
         [4],
-        Lost(first=5, last=6),
+        RecordsSkipped(first=5, last=6),
         [7],
     ]
     assert (order.position, order.missing) == (7, [])
@@ -105,7 +105,10 @@ def test_a_gap_is_not_given_up_before_those_below_it() -> None:
     due = order.next_due()
     assert due is not None
     passed = order.give_up(20.0)
-    assert [each for each in passed if isinstance(each, Lost)] == [Lost(first=1, last=2), Lost(first=4, last=4)]
+    assert [each for each in passed if isinstance(each, RecordsSkipped)] == [
+        RecordsSkipped(first=1, last=2),
+        RecordsSkipped(first=4, last=4),
+    ]
 
 
 def test_streaming_answer_is_not_requested_again() -> None:
@@ -229,7 +232,7 @@ def test_rest_of_an_answer_is_requested_as_often_as_any_gap() -> None:
     assert order.give_up(0.35) == []
     assert order.due(0.35, 9) == [(6, 10)]
     assert order.due(1.35, 9) == []
-    assert order.give_up(1.35)[0] == Lost(first=6, last=10)
+    assert order.give_up(1.35)[0] == RecordsSkipped(first=6, last=10)
 
 
 def test_gap_at_the_end_of_an_answer_is_part_of_the_request() -> None:
@@ -385,7 +388,7 @@ def test_any_loss_reordering_and_repetition_is_repaired(seed: int, total: int, a
         arrivals = []
         now += 0.05
         for passed in order.give_up(now):
-            assert not isinstance(passed, Lost), "another request would have been answered"
+            assert not isinstance(passed, RecordsSkipped), "another request would have been answered"
         for first, last in order.due(now, most):
             if random.random() < 0.9:
                 come(first, min(last, total))

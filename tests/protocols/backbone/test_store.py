@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fyrehose.protocols.backbone.store import Store
+from fyrehose.protocols.backbone.store import RecentRuns
 from fyrehose.records import Run
 
 
@@ -10,7 +10,7 @@ def run(first: int, *payloads: bytes) -> Run:
     return Run.of("backbone", payloads, source="backbone").numbered(first, 0)
 
 
-def read(store: Store, first: int, last: int) -> list[tuple[int, bytes]]:
+def read(store: RecentRuns, first: int, last: int) -> list[tuple[int, bytes]]:
     return [
         (part.first_seq + i, bytes(payload))
         for part in store.read(first, last)
@@ -19,7 +19,7 @@ def read(store: Store, first: int, last: int) -> list[tuple[int, bytes]]:
 
 
 def test_read_returns_exactly_the_range() -> None:
-    store = Store(1_000)
+    store = RecentRuns(1_000)
     store.add(run(5, b"5", b"6", b"7"))
     store.add(run(1, b"1", b"2"))  # repaired later
     assert read(store, 0, 99) == [(1, b"1"), (2, b"2"), (5, b"5"), (6, b"6"), (7, b"7")]
@@ -30,7 +30,7 @@ def test_read_returns_exactly_the_range() -> None:
 
 
 def test_oldest_runs_are_removed_first() -> None:
-    store = Store(100)
+    store = RecentRuns(100)
     for seq in range(1, 50):
         store.add(run(seq, bytes(6)))  # 10 with its length
         assert store.size <= 100
@@ -38,6 +38,6 @@ def test_oldest_runs_are_removed_first() -> None:
 
 
 def test_run_larger_than_the_limit_is_not_stored() -> None:
-    store = Store(0)
+    store = RecentRuns(0)
     store.add(run(1, b""))
     assert (store.size, read(store, 1, 1)) == (0, [])

@@ -13,7 +13,7 @@ from zope.interface.verify import verifyObject
 from fyrehose.errors import Closed, ConfigError, LocalProtocolError
 from fyrehose.interfaces import IPublisher, ITailer
 from fyrehose.protocols.eventbus.client import EventBusClient, PubUnconfirmed
-from fyrehose.protocols.eventbus.client_session import Options
+from fyrehose.protocols.eventbus.client_session import EventBusOptions
 from fyrehose.protocols.eventbus.zmqport import CONNECTED, DISCONNECTED
 
 TIME = b"2024-05-01T10:20:30.123Z"
@@ -38,7 +38,7 @@ class Bus:
             self.reactor,
             options.pop("host", "127.0.0.1"),
             5556,
-            options=Options(**options),
+            options=EventBusOptions(**options),
             on_events=lambda events: self.reported.extend(event.sequence for event in events),
             on_lost=lambda first, last: self.reported.append((first, last)),
             on_restart=lambda: self.reported.append("restart"),
@@ -120,7 +120,7 @@ def test_streams_are_topics(make_bus: Any) -> None:
 
 def test_prepared_topics_are_subscribed_at_once(fake_zmq: Any) -> None:
     fake = fake_zmq("client")
-    client = EventBusClient(Reactor(), "127.0.0.1", 5556, options=Options(subscribe=False))
+    client = EventBusClient(Reactor(), "127.0.0.1", 5556, options=EventBusOptions(subscribe=False))
     client.prepare("notes")
     client.connect().addErrback(lambda failure: failure.trap(Closed))
     assert fake.ports[0].socket.subscriptions == [b"/notes/"]
@@ -186,7 +186,7 @@ def test_publish_fires_with_the_sequence(make_bus: Any) -> None:
     assert bus.publisher.socket.subscriptions == [b"/p/"]
     assert bus.collector.sent == [[b"/p/", b"null", b"tests", TIME, str(uuid).encode(), b"data"]]
     bus.publisher.get([b"/p/", b"9", b"tests", TIME, str(uuid).encode(), b"data"])
-    assert bus.reported == [True], "without Options.subscribe only confirmations are processed"
+    assert bus.reported == [True], "without EventBusOptions.subscribe only confirmations are processed"
     assert len(bus.client._session.pubs) == 0
     results: list[int] = []
     published.addCallback(results.append)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from fyrehose.errors import LocalProtocolError
 from fyrehose.protocols.eventbus.client_session import (
     ClientSession,
+    EventBusOptions,
     Events,
+    EventsExpired,
     Ignored,
-    Lost,
-    Options,
     Restarted,
     Silent,
     Synchronised,
@@ -49,7 +49,7 @@ def sequences(events: Sequence[Any]) -> list[int]:
 
 
 def session(**options: Any) -> ClientSession:
-    return ClientSession(Options(**options), Random(1), 0.0)
+    return ClientSession(EventBusOptions(**options), Random(1), 0.0)
 
 
 def requests(one: ClientSession) -> list[tuple[Target, int]]:
@@ -168,30 +168,33 @@ class TestGaps:
         one = ready(after=0)
         one.receive_broadcasts([broadcast(1), broadcast(9)], 1)
         events = one.receive_syncs([sync(6), end(9)], 1)
-        assert [event for event in events if isinstance(event, Lost)] == [Lost(first=2, last=5), Lost(first=7, last=8)]
+        assert [event for event in events if isinstance(event, EventsExpired)] == [
+            EventsExpired(first=2, last=5),
+            EventsExpired(first=7, last=8),
+        ]
         assert sequences(events) == [6, 9]
         one = ready(after=0)
         one.receive_broadcasts([broadcast(1), broadcast(9)], 1)
         events = one.receive_syncs([end(1)], 1)
-        assert events[0] == Lost(first=2, last=8), "the answer to a later request had none of them"
+        assert events[0] == EventsExpired(first=2, last=8), "the answer to a later request had none of them"
         assert sequences(events) == [9]
 
     def test_events_and_what_is_lost_come_in_the_order_of_their_numbers(self) -> None:
         one = session(after=0)
         one.connected(0)
         events = one.receive_syncs([sync(1), sync(3), sync(4), sync(9), end(9)], 1)
-        said = [event if isinstance(event, Lost) else sequences([event]) for event in events[:-1]]
-        assert said == [[1], Lost(first=2, last=2), [3, 4], Lost(first=5, last=8), [9]]
+        said = [event if isinstance(event, EventsExpired) else sequences([event]) for event in events[:-1]]
+        assert said == [[1], EventsExpired(first=2, last=2), [3, 4], EventsExpired(first=5, last=8), [9]]
 
     @pytest.mark.parametrize(
         ("answer", "lost"),
-        [([1], [Lost(first=2, last=2)]), ([2], []), ([2, 3], []), ([2, 3, 4], [])],
+        [([1], [EventsExpired(first=2, last=2)]), ([2], []), ([2, 3], []), ([2, 3, 4], [])],
     )
-    def test_what_is_held_goes_on_where_the_answer_ends(self, answer: list[int], lost: list[Lost]) -> None:
+    def test_what_is_held_goes_on_where_the_answer_ends(self, answer: list[int], lost: list[EventsExpired]) -> None:
         one = ready(after=0)
         assert sequences(one.receive_broadcasts([broadcast(1), broadcast(3), broadcast(4)], 1)) == [1]
         events = one.receive_syncs([*map(sync, answer), end(answer[-1])], 1)
-        assert [event for event in events if isinstance(event, Lost)] == lost
+        assert [event for event in events if isinstance(event, EventsExpired)] == lost
         assert sequences(events) == ([3, 4] if lost else [2, 3, 4])
         assert events[-1] == Synchronised(position=4)
 
@@ -283,7 +286,7 @@ class TestTime:
     def test_clients_do_not_ask_all_at_once(self) -> None:
         dues = []
         for seed in range(200):
-            one = ClientSession(Options(after=0, quiet=100), Random(seed), 0.0)
+            one = ClientSession(EventBusOptions(after=0, quiet=100), Random(seed), 0.0)
             one.connected(0)
             one.receive_syncs([end(0)], 0)
             dues.append(one.next_due())
@@ -439,7 +442,7 @@ class TestPublishing:
 
 
 def test_defaults() -> None:
-    options = Options()
+    options = EventBusOptions()
     assert (options.subscribe, options.after, options.window, options.retries) == (True, None, 1_000, 5)
     assert (options.confirm, options.quiet, options.recheck, options.answer) == (5.0, 15.0, 60.0, 10.0)
 
@@ -472,7 +475,7 @@ STEPS = st.lists(
 class Link:
     """A client session and a server with a network between them that loses broadcasts."""
 
-    def __init__(self, world: Any, options: Options) -> None:
+    def __init__(self, world: Any, options: EventBusOptions) -> None:
         self.world = world
         self.clock = world.clock
         self.session = ClientSession(options, Random(2), 0.0)
@@ -497,7 +500,7 @@ class Link:
                 self.confirmed.append(event.handle)
             elif isinstance(event, Restarted):
                 self.restarted += 1
-            assert not isinstance(event, Lost | Ignored | Unconfirmed)
+            assert not isinstance(event, EventsExpired | Ignored | Unconfirmed)
 
     def carry(self, turns: int = 10) -> None:
         """Exchange messages until both are idle."""
@@ -533,7 +536,7 @@ def test_every_event_is_delivered_once_in_order_over_a_lossy_network(
     subtrees: tuple[str, ...], steps: list[tuple[str, Any]], make_world: Any, make_event: Any
 ) -> None:
     world = make_world()
-    link = Link(world, Options(after=0, subtrees=subtrees, retries=1_000))
+    link = Link(world, EventBusOptions(after=0, subtrees=subtrees, retries=1_000))
     link.carry()
     n = 0
     sent = 0

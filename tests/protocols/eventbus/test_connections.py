@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from twisted.internet.task import Clock
 
 from fyrehose.identity import Action, Identity
 from fyrehose.protocols.eventbus import connections
@@ -158,18 +159,22 @@ def test_a_full_server_makes_room_for_another_network(monkeypatch: pytest.Monkey
     assert crowd.join("10.0.0.1") == [16]
 
 
-def test_zap_request_matches_a_refused_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    crowd = Crowd(monkeypatch, 1)
+def test_refused_connections_of_a_host_are_open_until_the_last_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    crowd, clock = Crowd(monkeypatch, 1), Clock()
     crowd.join()
-    assert not crowd.peers.refuse("10.0.0.1")
-    crowd.join(count=2)
-    assert not crowd.peers.refuse("10.0.0.2")
-    assert crowd.peers.refuse("::ffff:10.0.0.1")
-    assert crowd.peers.refuse("10.0.0.1")
-    assert not crowd.peers.refuse("10.0.0.1")
-    crowd.join()
-    crowd.peers.disconnected(1, 3)
-    assert not crowd.peers.refuse("10.0.0.1"), "it was closed before the ZAP request"
+    assert crowd.peers.refused_until("10.0.0.1") == 0
+    for descriptor, delay in ((1, 5.0), (2, 7.0), (3, None)):
+        crowd.hosts[descriptor] = "10.0.0.1"
+        refused = crowd.peers.accepted(1, descriptor)
+        assert refused is not None
+        if delay is not None:
+            refused.ending = clock.callLater(delay, refused.close)
+    assert crowd.peers.refused_until("10.0.0.2") == 0
+    assert crowd.peers.refused_until("::ffff:10.0.0.1") == 7
+    crowd.peers.disconnected(1, 2)
+    assert crowd.peers.refused_until("10.0.0.1") == 5
+    clock.advance(5)
+    assert crowd.peers.refused_until("10.0.0.1") == 0, "it was closed, and its end was not reported yet"
 
 
 def test_descriptors_of_two_ports_may_have_the_same_number(connect: Any) -> None:

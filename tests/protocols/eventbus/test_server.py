@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, fail
 
 from fyrehose.errors import JournalCorrupt
 from fyrehose.interfaces import JournalState
@@ -472,6 +472,16 @@ class TestStopping:
         world.clock.advance(0)
         assert stop(world) == [None]
         assert not world.clock.getDelayedCalls()
+
+    def test_stop_does_not_wait_for_a_publish_that_failed_unexpectedly(
+        self, world: World, make_event: Any, monkeypatch: pytest.MonkeyPatch, logged_errors: Any
+    ) -> None:
+        monkeypatch.setattr(type(world.broker), "publish", lambda *_: fail(RuntimeError("a bug")))
+        world.publish(*make_event(1))
+        (error,) = logged_errors.take()
+        assert "please report this bug" in error["log_format"]
+        assert world.broker.budget.used == 0
+        assert stop(world) == [None]
 
     def test_stop_logs_unpublished_events(self, world: World, make_event: Any, log_lines: list[str]) -> None:
         world.journal.enter(JournalState.READ_ONLY, "no room")

@@ -48,13 +48,18 @@ class Running:
         self.service.startService().addBoth(results.append)
         return results[0]
 
-    def ask(self, address: bytes = b"127.0.0.1") -> bytes:
-        """Return the status with which the ZAP handler answers a connection from *address*."""
+    def ask(self, address: bytes = b"127.0.0.1", connection: bytes = b"1") -> bytes | None:
+        """Return the status with which the ZAP handler answers a connection from *address*; None: no answer yet."""
         zap = self.fake.ports[0]
         zap.full = False
-        zap.receive([b"1.0", b"1", b"eventbus.publish", address, b"", b"NULL"], 6)
-        status: bytes = zap.sent.pop()[2]
-        return status
+        zap.receive([connection, b"", b"1.0", b"1", b"eventbus.publish", address, b"", b"NULL"], 8)
+        return self.answers().get(connection)
+
+    def answers(self) -> dict[bytes, bytes]:
+        """Return the answers of the ZAP handler since the last call: the status for each connection."""
+        sent, self.fake.ports[0].sent = self.fake.ports[0].sent, []
+        assert all(frames[1] == b"" for frames in sent), "the envelope ends with an empty frame"
+        return {frames[0]: frames[4] for frames in sent}
 
 
 @pytest.fixture
@@ -70,7 +75,7 @@ def test_service_binds_three_ports_and_a_zap_handler(make_service: Any) -> None:
     assert (listening.getHost().host, listening.getHost().port) == ("127.0.0.1", 5556)
     listening.startListening()
     sockets = running.fake.contexts[0].sockets
-    assert [socket.kind for socket in sockets] == [zmq.REP, zmq.ROUTER, zmq.PUB, zmq.ROUTER]
+    assert [socket.kind for socket in sockets] == [zmq.ROUTER, zmq.ROUTER, zmq.PUB, zmq.ROUTER]
     assert [socket.bound[0] for socket in sockets] == [
         "inproc://zeromq.zap.01",
         "tcp://127.0.0.1:5556",
@@ -174,7 +179,6 @@ def test_connections_beyond_the_limit_are_refused(make_service: Any, monkeypatch
         monitors[n].happened(ACCEPTED, 0)
         assert running.ask() == b"200"
     monitors[2].happened(ACCEPTED, 7)
-    assert running.ask() == b"300"
     assert ended == [(7, ["127.0.0.1"], [5558])]
     monitors[2].happened(DISCONNECTED, 7)
     monitors[1].happened(DISCONNECTED, 0)
@@ -229,6 +233,51 @@ def test_a_refused_connection_is_kept_open_for_a_second(make_service: Any, monke
     assert ended == [48, 46, 47]
     running.fake.monitors[0].happened(ACCEPTED, 49)
     running.service.stopService()
+    assert not running.reactor.getDelayedCalls()
+
+
+def test_zap_requests_wait_while_a_refused_connection_from_that_address_is_open(
+    make_service: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request does not tell its connection: an early answer could refuse another one, or admit the refused one."""
+    monkeypatch.setattr(connections, "peer_of", lambda port, descriptor: f"127.0.0.{descriptor // 100}")
+    ended: list[int] = []
+    monkeypatch.setattr(connections, "shut_down", lambda descriptor, hosts, ports: ended.append(descriptor))
+    running = make_service(max_connections=16)
+    running.start()
+    (monitor, *_) = running.fake.monitors
+    for descriptor in range(100, 115):
+        monitor.happened(ACCEPTED, descriptor)
+        assert running.ask() == b"200"
+        monitor.happened(CONNECTED, 0)
+    monitor.happened(ACCEPTED, 115)
+    monitor.happened(DISCONNECTED, 100)
+    monitor.happened(ACCEPTED, 116)
+    assert running.ask(connection=b"admitted") is None
+    assert running.ask(connection=b"refused") is None
+    assert running.ask(b"127.0.0.2") == b"200", "other addresses do not wait"
+    running.reactor.advance(1)
+    assert ended == [115]
+    assert running.answers() == {}
+    running.reactor.advance(0.1)
+    assert running.answers() == {b"admitted": b"200", b"refused": b"200"}, "only one of them is still open"
+    monitor.happened(CONNECTED, 0)
+    for descriptor in (115, 116):
+        monitor.happened(DISCONNECTED, descriptor)
+    assert running.broker.counters.counts["eventbus", "too-many-connections"] == 1
+    assert running.broker.counters.counts["eventbus", BAD] == 0
+    running.service.stopService()
+
+
+def test_stop_drops_zap_requests_that_wait(make_service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "peer_of", lambda port, descriptor: "127.0.0.1")
+    running = make_service(max_connections=16)
+    running.start()
+    for descriptor in range(16):
+        running.fake.monitors[0].happened(ACCEPTED, descriptor)
+    assert running.ask() is None
+    running.service.stopService()
+    running.reactor.advance(0)
     assert not running.reactor.getDelayedCalls()
 
 

@@ -85,13 +85,6 @@ def test_admitted_identity_is_checked_against_current_keys() -> None:
     assert not KEYS.may(Identity(), Action.PUBLISH)
 
 
-def test_connection_beyond_the_limit_is_refused_temporarily() -> None:
-    """After status 400 libzmq never reconnects."""
-    answer = Authenticator().answer(zap_request(), refused=lambda address: address == "127.0.0.1")
-    assert answer.cause == "too-many-connections"
-    assert answer.frames[2] == b"300"
-
-
 OTHER = [*zap_request()[:2], b"other", *zap_request()[3:]]
 
 

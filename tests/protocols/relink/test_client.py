@@ -10,8 +10,9 @@ from twisted.internet.protocol import Protocol
 
 from fyrehose.errors import Closed, LocalProtocolError
 from fyrehose.protocols.relink.client import backoff
-from fyrehose.protocols.relink.events import HelloReceived, Resulted, UnknownOutcome
+from fyrehose.protocols.relink.events import Resulted, UnknownOutcome
 from fyrehose.protocols.relink.frames import Ack, Op
+from fyrehose.protocols.relink.handshake_events import HelloReceived
 from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.server_session import ListenerSession
@@ -101,6 +102,16 @@ def test_ready_fires_when_the_window_has_room(make_client: Any) -> None:
     wire.pump()
     assert ready == ["done"]
     assert outcome(client.ready()) == ["done"]
+
+
+def test_callback_of_ready_that_closes_the_client_fails_the_others(make_client: Any) -> None:
+    client, wire = make_client(limits=Limits(window=1))
+    client.send(b"0")
+    first = client.ready()
+    second = outcome(client.ready())
+    first.addCallback(lambda _: outcome(client.close()))
+    wire.pump()
+    assert second == [Closed]
 
 
 def test_channel_can_be_closed_and_reopened(make_client: Any) -> None:

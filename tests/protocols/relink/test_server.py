@@ -18,6 +18,7 @@ from fyrehose.interfaces import JournalState
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.frames import PING, Ack, Acknowledgement, Message, Op, Operation
 from fyrehose.protocols.relink.handshake import Hello, Terms, pack_version
+from fyrehose.protocols.relink.handshake_events import Linked, LinkUnknown
 from fyrehose.protocols.relink.server import RelinkFactory
 from fyrehose.testing import MemoryJournal
 from fyrehose.testing.certificates import Authority
@@ -501,7 +502,7 @@ def test_reply_to_each_handshake(make_server: Any, case: str, require: bool, tmp
     if case == "match":
         assert (found[0].resumed, peer.link.id) == (True, id_)
     elif require:
-        assert isinstance(found[0], events.Refused)
+        assert isinstance(found[0], LinkUnknown)
         assert peer.closed
     else:
         assert (found[0].resumed, peer.link.epoch) == (False, epoch)
@@ -662,7 +663,7 @@ def test_many_peers_with_lost_links_get_new_links(make_server: Any) -> None:
     for number in range(1_000):
         hello = Hello(terms=Terms(endpoint="publish:s"), epoch=epoch, link_id=100_000 + number)
         found = server.linked(hello=hello).events
-        assert [type(event) for event in found] == [events.Linked]
+        assert [type(event) for event in found] == [Linked]
         assert not found[0].resumed
     assert server.count("links-unknown") == 1_000
 

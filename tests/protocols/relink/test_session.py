@@ -23,6 +23,7 @@ from fyrehose.protocols.relink.frames import (
     Operation,
 )
 from fyrehose.protocols.relink.handshake import Hello, Terms, pack_reply, pack_version
+from fyrehose.protocols.relink.handshake_events import HelloReceived, LinkUnknown
 from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.messages import Messages
@@ -41,7 +42,7 @@ def listener(resumed: bool = False, link: Link | None = None, **limits: int) -> 
     """Return a session whose handshake is complete."""
     session = ListenerSession(Limits(**limits))
     (received,) = session.receive_data(pack_version(0) + Hello(terms=TERMS).serialize())
-    assert isinstance(received, events.HelloReceived)
+    assert isinstance(received, HelloReceived)
     session.accept(link or Link(TERMS, False, 5, 6, session.limits), resumed=resumed)
     session.data_to_send()
     return session
@@ -64,7 +65,7 @@ def test_handshake_between_both_sessions() -> None:
     assert other.receive_data(b"".join(one.data_to_send())) == []
     assert one.receive_data(b"".join(other.data_to_send())) == []
     (received,) = other.receive_data(b"".join(one.data_to_send()))
-    assert received == events.HelloReceived(hello=Hello(terms=TERMS))
+    assert received == HelloReceived(hello=Hello(terms=TERMS))
     (linked,) = other.accept(Link(TERMS, False, 5, 6), resumed=False)
     assert linked.resumed is False
     (linked,) = one.receive_data(b"".join(other.data_to_send()))
@@ -101,7 +102,7 @@ def test_every_reply(reply: tuple[int, int], old: bool, require: bool, expected:
             assert (linked.link is link) is (expected == "resumed")
             assert link is None or link.over is (expected == "lost")
         elif expected == "refused":
-            assert found == [events.Refused(lost=link)]
+            assert found == [LinkUnknown(lost=link)]
             assert link is None or link.over
         else:
             assert cause(found) == expected

@@ -19,7 +19,7 @@ PROBE = 1.0
 
 
 @attrs.frozen
-class Server:
+class ServerAddress:
     """Address of a server, and the plugin of its protocol, which makes the clients.
 
     :ivar plugin: provides :class:`fyrehose.interfaces.IClientPlugin`
@@ -99,7 +99,7 @@ def protocol_to_tail(place: tuple[str, int | None]) -> str:
     return "http"
 
 
-def server(protocol: str, place: tuple[str, int | None], tls: str | None = None) -> Server:
+def server(protocol: str, place: tuple[str, int | None], tls: str | None = None) -> ServerAddress:
     """Return the server at ``place``, a host and a port, or the protocol's default port.
 
     :param tls: the value of ``--tls``: comma-separated PEM files
@@ -112,4 +112,4 @@ def server(protocol: str, place: tuple[str, int | None], tls: str | None = None)
         raise ConfigError(f"invalid --tls {tls!r}: expected PEM files CA[,CERT[,KEY]]")
     host, port = place
     paths = () if tls is None else tuple(tls.split(","))
-    return Server(protocol, host, plugin.default_port if port is None else port, plugin, paths)
+    return ServerAddress(protocol, host, plugin.default_port if port is None else port, plugin, paths)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fyrehose.cli.places import Server, protocol_to_tail, server
+from fyrehose.cli.servers import ServerAddress, protocol_to_tail, server
 from fyrehose.errors import ConfigError
 
 
@@ -36,7 +36,7 @@ def test_empty_tls_file_name_is_refused(tls: str) -> None:
 
 
 def test_missing_publisher_or_subscriber_of_a_protocol_is_reported() -> None:
-    nothing = Server("lumberjack", "h", 1, plugin())
+    nothing = ServerAddress("lumberjack", "h", 1, plugin())
     with pytest.raises(ConfigError, match="protocol lumberjack has no publisher"):
         nothing.publisher(None, None, 1)
     with pytest.raises(ConfigError, match="protocol lumberjack has no subscriber"):
@@ -47,7 +47,7 @@ def test_missing_publisher_or_subscriber_of_a_protocol_is_reported() -> None:
 
 def test_clients_are_made_for_the_stream_and_errors_name_it() -> None:
     publisher, tailer = Publisher(), object()
-    both = Server("figg", "h", 1, plugin(publisher, tailer))
+    both = ServerAddress("figg", "h", 1, plugin(publisher, tailer))
     assert (both.publisher(None, None, 1), both.contacts.wanted) == (publisher, "publish")
     assert (both.publisher(None, "a", 1), both.contacts.wanted) == (publisher, "publish into 'a'")
     assert publisher.streams == [None, "a"]
@@ -56,7 +56,7 @@ def test_clients_are_made_for_the_stream_and_errors_name_it() -> None:
 
 @pytest.mark.parametrize("stream", ["", "x" * 256, "\u00e4" * 128])
 def test_invalid_stream_name_is_refused(stream: str) -> None:
-    both = Server("figg", "h", 1, plugin(Publisher(), object()))
+    both = ServerAddress("figg", "h", 1, plugin(Publisher(), object()))
     with pytest.raises(ConfigError, match=r"the name has (0|256) bytes; expected 1 to 255 bytes"):
         both.publisher(None, stream, 1)
     with pytest.raises(ConfigError, match="expected 1 to 255 bytes"):
