@@ -77,7 +77,7 @@ def test_tail_uses_http_where_it_listens(monkeypatch: pytest.MonkeyPatch) -> Non
             raise ConnectionRefusedError
         return socket.socket()
 
-    monkeypatch.setattr("fyrehose.cli.places.socket.create_connection", connect)
+    monkeypatch.setattr("fyrehose.cli.servers.socket.create_connection", connect)
     assert [protocol_to_tail((host, None)) for host in ("with", "without")] == ["http", "figg"]
     assert tried == [("with", 8117), ("without", 8117)]
     assert [protocol_to_tail(("h", port)) for port in (8117, 8119, 1234)] == ["http", "figg", "figg"]
