@@ -187,7 +187,7 @@ class _Run:
                 place=self.source,
                 part=part,
                 server=self.server,
-                lake=self.lake.path,
+                lake=self.lake.store,
                 name=f"part-{start:016x}-{number:05}",
             )
             for number, part in enumerate(parts)
@@ -222,7 +222,7 @@ class _Run:
         """Merge small files, if it is time."""
         if self.optimize_every and time.monotonic() - self._optimized >= self.optimize_every:
             try:
-                optimize(self.lake.path, keep=self.keep)
+                optimize(self.lake.store.uri, keep=self.keep)
             except JournalError as error:  # Another archive does the same at this moment, or will.
                 log.warning("%s", error)
             self._optimized = time.monotonic()
