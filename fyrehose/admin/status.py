@@ -24,6 +24,7 @@ from fyrehose.admin.sampling import Sampler, StreamRates, delivered_by_protocol,
 from fyrehose.core.broker import Broker
 from fyrehose.core.fanout import Cursor
 from fyrehose.interfaces import JournalState
+from fyrehose.journal import holds
 from fyrehose.observe.meters import JournalStatus
 
 #: The default number of streams and of subscribers that an answer lists.
@@ -111,6 +112,7 @@ class Status:
         status = journal_status(self.broker)
         if status is not None:
             journal |= {name: value for name, value in attrs.asdict(status, recurse=False).items() if name != "meters"}
+            journal["holds"] = holds_of(status, self.sampler.now())
         return journal
 
     def _lag(self) -> float | None:
@@ -208,6 +210,25 @@ def journal_status(broker: Broker) -> JournalStatus | None:
     if status is None or broker.journal.state in (JournalState.CLOSED, JournalState.FAILED):
         return None
     return status()
+
+
+def holds_of(status: JournalStatus, now: float) -> list[dict[str, Any]]:
+    """Return how far the readers with a retention hold are behind, such as archives; the one furthest behind first.
+
+    :param now: in seconds since 1970 UTC
+    """
+    try:
+        registered = holds.registered(Path(status.directory))
+    except OSError:
+        return []
+    return [
+        {
+            "name": hold.name,
+            "behind": max(0, status.durable - hold.position),
+            "age": round(max(0.0, now - hold.time / 1e6), 3),
+        }
+        for hold in registered
+    ]
 
 
 def _subscriber(cursor: Cursor) -> dict[str, Any]:

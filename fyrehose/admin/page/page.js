@@ -270,6 +270,7 @@ function showJournal(journal, status) {
     ["commits", `${count(journal.commits)}; last minute: p50 ${seconds(journal.commit_p50)} / ${bytes(journal.commit_bytes_p50)}, p99 ${seconds(journal.commit_p99)} / ${bytes(journal.commit_bytes_p99)}`],
     ["syncs", `last minute: p50 ${seconds(journal.sync_p50)}, p99 ${seconds(journal.sync_p99)}`],
     ["retention held by", journal.held_by || undefined],
+    ["retention holds", (journal.holds || []).map((hold) => `${hold.name}: ${bytes(hold.behind)} behind, updated ${seconds(hold.age)} ago`).join("; ") || undefined],
     ["retention holds broken", journal.broken_holds ? count(journal.broken_holds) : undefined],
     ["memory budget used", `${bytes(status.memory.budget_used)} of ${bytes(status.memory.budget)}`],
     ["reactor lag", `${seconds(status.reactor.lag)}; last minute: p99 ${seconds(status.reactor.lag_p99)}`],
