@@ -258,6 +258,18 @@ class Lake:
                 ends[row["stream"]] = max(row["seq_max"], ends.get(row["stream"], 0))
         return ends
 
+    def streams(self) -> set[str]:
+        """Return the names of the streams that the lake has records of; reads a column where statistics do not tell."""
+        if self.table is None:
+            return set()
+        rows = pa.table(self.table.get_add_actions(flatten=True)).to_pylist()
+        told = [row for row in rows if row.get("min.stream") is not None and row["min.stream"] == row["max.stream"]]
+        names = {row["min.stream"] for row in told}
+        if len(told) < len(rows):
+            for batch in self.table.to_pyarrow_dataset().to_batches(columns=["stream"]):
+                names.update(batch.column("stream").unique().to_pylist())
+        return names
+
     def lost(self) -> list[tuple[str, str, int, int]]:
         """Return the numbers that the journals declare lost: server, stream, first, last."""
         table = _opened(self.store.below("_lost"))

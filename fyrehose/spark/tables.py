@@ -48,7 +48,7 @@ _LARGEST = (1 << 63) - 1
 
 def table(
     spark: SparkSession,
-    lake: str | Path | None,
+    lake: str | Path | Lake | None,
     journal: str | None = None,
     *,
     streams: Iterable[str] | None = None,
@@ -77,7 +77,10 @@ def table(
     wanted = None if streams is None else sorted(set(streams))
     if wanted == []:
         raise ValueError("streams is empty; leave it out for all streams")
-    target = None if lake is None else Lake.existing(lake) if journal is None else Lake.at(lake)
+    if lake is None or isinstance(lake, Lake):
+        target = lake
+    else:
+        target = Lake.existing(lake) if journal is None else Lake.at(lake)
     parts = []
     if target is not None:
         chosen = attrs.evolve(selection(None, start, end), streams=None if wanted is None else frozenset(wanted))

@@ -191,11 +191,23 @@ def spark(store_url: str) -> Iterator[Any]:
 def bucket(object_store: str) -> str:
     """The URL of a new bucket: ``s3://NAME``."""
     name = f"lake-{uuid.uuid4().hex}"
-    request = Request(f"{object_store}/{name}", method="PUT")
+    put(f"{object_store}/{name}")
+    return f"s3://{name}"
+
+
+def put(url: str, data: bytes = b"") -> None:
+    """Create a bucket or an object of the S3 server, which does not check signatures."""
+    request = Request(url, data, method="PUT")
+    request.add_header("Content-Type", "application/octet-stream")
     request.add_header("Authorization", "AWS4-HMAC-SHA256 Credential=tests/20260101/us-east-1/s3/aws4_request")
     with urlopen(request, timeout=60) as response:
         assert response.status == 200
-    return f"s3://{name}"
+
+
+@pytest.fixture
+def put_object(object_store: str) -> Callable[[str, bytes], None]:
+    """Stores an object, by its ``s3://`` URL."""
+    return lambda url, data: put(f"{object_store}/{url.removeprefix('s3://')}", data)
 
 
 Opener = Callable[..., Written]

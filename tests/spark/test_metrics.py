@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -108,3 +109,16 @@ def test_file_that_cannot_be_written_ends_the_archive_only_at_its_start(
         metrics.update(state())
     metrics.update(state())
     assert "metrics were not written" in caplog.text
+
+
+def test_documentation_lists_every_metric() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+    listed = set()
+    for row in re.findall(r"^\| (`fyrehose_(?:archive|lake)_.*?) \|", page, re.MULTILINE):
+        first, *others = re.findall(r"`(\w+)`", row)
+        prefix = "fyrehose_archive" if first.startswith("fyrehose_archive") else ""
+        listed |= {first, *(other if other.startswith("fyrehose") else prefix + other for other in others)}
+    metrics = Metrics("not.used:1")
+    metrics.update(state())
+    metrics.ended(0)
+    assert listed == {sample.name for family in metrics.collect() for sample in family.samples}

@@ -95,7 +95,7 @@ def test_spark_archives_verifies_and_reads_an_object_store(spark: Any, written: 
 
 
 @pytest.mark.slow
-def test_missing_and_damaged_objects_are_named(spark: Any, written: Opener, bucket: str) -> None:
+def test_missing_and_damaged_objects_are_named(spark: Any, written: Opener, bucket: str, put_object: Any) -> None:
     journal, lake = written(), f"{bucket}/lake"
     place = str(journal.directory)
     journal.fill(40)
@@ -103,12 +103,10 @@ def test_missing_and_damaged_objects_are_named(spark: Any, written: Opener, buck
     file, files = Lake.existing(lake).files()[0], Store.at(lake).files()
     with files.open_input_file(file.path) as opened:
         whole = opened.read()
-    with files.open_output_stream(file.path) as out:
-        out.write(whole[:2000] + bytes([whole[2000] ^ 1]) + whole[2001:])
+    put_object(f"{lake}/{file.path}", whole[:2000] + bytes([whole[2000] ^ 1]) + whole[2001:])
     with pytest.raises(JournalCorrupt, match=f"{lake}/{file.path} is damaged"):
         verify(spark, place, lake)
-    with files.open_output_stream(file.path) as out:
-        out.write(whole[:-1])
+    put_object(f"{lake}/{file.path}", whole[:-1])
     with pytest.raises(JournalCorrupt, match=f"{lake}/{file.path} has {len(whole) - 1} bytes"):
         tables.table(spark, lake)
     files.delete_file(file.path)
