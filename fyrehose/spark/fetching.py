@@ -25,15 +25,17 @@ def fetch(
     """Yield the records of files; row groups without selected records are left out.
 
     :param numbers: which of ``paths`` to read
+    :raises JournalError: the object store cannot be reached
     """
     files, form, schema = store.files(), dataset.ParquetFileFormat(), SCHEMA.remove(len(SCHEMA) - 1)
-    for batch in numbers:
-        for number in batch.column(0).to_pylist():
-            path = paths[number]
-            day = pa.scalar(path.rpartition(f"{PARTITION}=")[2][:10]).cast(pa.date32())
-            fragment = form.make_fragment(path, files)
-            for found in fragment.to_batches(schema, filter=_filter(chosen), batch_size=_ROWS):
-                yield pa.RecordBatch.from_arrays([*found.columns, pa.repeat(day, found.num_rows)], schema=SCHEMA)
+    with store.explained():
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                path = paths[number]
+                day = pa.scalar(path.rpartition(f"{PARTITION}=")[2][:10]).cast(pa.date32())
+                fragment = form.make_fragment(path, files)
+                for found in fragment.to_batches(schema, filter=_filter(chosen), batch_size=_ROWS):
+                    yield pa.RecordBatch.from_arrays([*found.columns, pa.repeat(day, found.num_rows)], schema=SCHEMA)
 
 
 def _filter(chosen: Selection | None) -> Any:

@@ -111,12 +111,17 @@ class Store:
         try:
             yield
         except OSError as error:
-            if not self.remote:
+            if not unavailable(error):
                 raise
             raise JournalError(
                 f"the object store of {self} failed: {plain(error)}; see AWS_ENDPOINT_URL, AWS_REGION and the "
                 "credentials, and whether the bucket exists"
             ) from error
+
+
+def unavailable(error: Exception) -> bool:
+    """Return whether an error means that an object store could not be used, and not that a file is damaged."""
+    return "Generic S3 error" in str(error)
 
 
 def plain(error: Exception) -> str:

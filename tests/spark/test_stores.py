@@ -13,15 +13,18 @@ from typing import Any
 
 import duckdb
 import polars
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from deltalake.fs import DeltaStorageHandler
 
 from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalLocked
 from fyrehose.records import Run
 from fyrehose.spark import tables
+from fyrehose.spark.fetching import fetch
 from fyrehose.spark.jobs.archive import archive
 from fyrehose.spark.jobs.optimize import delete, optimize
-from fyrehose.spark.jobs.verify import verify
+from fyrehose.spark.jobs.verify import damage_of, verify
 from fyrehose.spark.lake import Lake
 from fyrehose.spark.stores import Store
 from fyrehose.spark.upgrade import upgrade
@@ -140,6 +143,30 @@ def test_store_that_cannot_be_used_is_one_line(object_store: str, written: Opene
     )
     with pytest.raises(JournalError, match="NoSuchBucket"):
         Lake.existing("s3://nobody-made-this/lake")
+
+
+def test_store_that_fails_is_not_taken_for_a_damaged_file(
+    written: Opener, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, lake = written(), f"{bucket}/lake"
+    journal.fill(1)
+    archive(None, str(journal.directory), lake)
+    store, path = Store.at(lake), Lake.existing(lake).files()[0].path
+    assert damage_of(store, path) is None
+    assert f"{lake}/nothing is damaged" in str(damage_of(store, "nothing"))
+
+    def fail(*args: object) -> Any:
+        raise OSError("Generic S3 error\n  \x1b[31m\u21b3\x1b[0m client error (Connect)\n")
+
+    monkeypatch.setattr(DeltaStorageHandler, "open_input_file", fail)
+    for read in (
+        lambda: damage_of(store, path),
+        lambda: list(fetch(store, [path], None, [pa.record_batch({"id": [0]})])),
+    ):
+        with pytest.raises(
+            JournalError, match=r"failed: Generic S3 error client error \(Connect\); see AWS_ENDPOINT_URL"
+        ):
+            read()
 
 
 def test_second_archive_of_a_journal_cannot_commit_to_an_object_store(written: Opener, bucket: str) -> None:

@@ -99,9 +99,13 @@ def verify(spark: SparkSession, journal: str, lake: str | Path) -> Verified:
 
 
 def damage_of(store: Store, path: str) -> str | None:
-    """Return what is wrong with a Parquet file of a lake, by the checksums of its pages; None if nothing is."""
+    """Return what is wrong with a Parquet file of a lake, by the checksums of its pages; None if nothing is.
+
+    :raises JournalError: the object store cannot be reached
+    """
     try:
         with (
+            store.explained(),
             store.files().open_input_file(path) as opened,
             parquet.ParquetFile(opened, page_checksum_verification=True) as file,
         ):
