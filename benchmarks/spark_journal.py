@@ -56,7 +56,8 @@ def write(directory: Path, rows: int, per_batch: int, payload: int, segment: int
             base, end = done.rolled.sealed
             index.end = end
             scan.index_path_of(directory, base).write_bytes(index.pack())
-            index = SegmentIndex(done.rolled.base, done.rolled.base, 0, done.rolled.before)
+            index = SegmentIndex(done.rolled.base, done.rolled.base)
+            index.set_before(done.rolled.entries)
         for header, written in done.batches:
             for one in written:
                 index.add_run(header.position, one.stream, one.first_seq, one.last_seq)

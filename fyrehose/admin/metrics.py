@@ -16,13 +16,14 @@ from prometheus_client.metrics_core import Metric
 
 from fyrehose import __version__, kernels
 from fyrehose.admin.sampling import journal_status, meters_of, published_by_protocol
-from fyrehose.admin.status import Status
+from fyrehose.admin.status import Status, holds_of
 from fyrehose.core.broker import Broker
 from fyrehose.interfaces import JournalState
 from fyrehose.observe.meters import Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+_HOLD = ("hold",)
 #: The metrics by protocol: type, name, help, and the key in :meth:`~fyrehose.admin.status.Status.protocols`.
 _PROTOCOLS: tuple[tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str, str], ...] = (
     (CounterMetricFamily, "fyrehose_published_messages", "Messages published and durable.", "published_messages"),
@@ -145,6 +146,18 @@ class Exporter:
         )
         broken.add_metric((), status.broken_holds)
         yield broken
+        behind = GaugeMetricFamily(
+            "fyrehose_journal_hold_behind_bytes",
+            "Durable bytes that a retention hold's reader has not read.",
+            labels=_HOLD,
+        )
+        age = GaugeMetricFamily(
+            "fyrehose_journal_hold_age_seconds", "Time since a retention hold was updated.", labels=_HOLD
+        )
+        for hold in holds_of(status, self.status.sampler.now()):
+            behind.add_metric((hold["name"],), hold["behind_bytes"])
+            age.add_metric((hold["name"],), hold["age"])
+        yield from (behind, age)
 
     def _streams(self) -> Iterator[Metric]:
         ends = self.broker.journal.ends()

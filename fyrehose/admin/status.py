@@ -128,20 +128,6 @@ class Status:
             journal["full_in"] = None if rate is None else time_to_full(status, rate)
         return journal
 
-    def _holds(self, now: float) -> list[dict[str, Any]]:
-        """Return the retention holds, the one that is furthest behind first."""
-        status = journal_status(self.broker)
-        if status is None:
-            return []
-        return [
-            {
-                "name": hold.name,
-                "behind_bytes": max(0, status.position - hold.position),
-                "age": max(0.0, now - hold.time / 1e6),
-            }
-            for hold in holds.registered(Path(status.directory))
-        ]
-
     def _lag(self) -> float | None:
         return self.sampler.samples[-1].lag if self.sampler.samples else None
 
@@ -255,6 +241,25 @@ def time_to_full(status: JournalStatus, rate: float) -> float | None:
     if limits and min(limits) - status.size < room:
         return None
     return room / rate
+
+
+def holds_of(status: JournalStatus, now: float) -> list[dict[str, Any]]:
+    """Return how far the readers with a retention hold are behind, such as archives; the one furthest behind first.
+
+    :param now: in seconds since 1970 UTC
+    """
+    try:
+        registered = holds.registered(Path(status.directory))
+    except OSError:
+        return []
+    return [
+        {
+            "name": hold.name,
+            "behind_bytes": max(0, status.durable - hold.position),
+            "age": round(max(0.0, now - hold.time / 1e6), 3),
+        }
+        for hold in registered
+    ]
 
 
 def _subscriber(cursor: Cursor) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from fyrehose.lazy import lazily
 if TYPE_CHECKING:
     from fyrehose.spark.sessions import register, session
     from fyrehose.spark.tables import table
+    from fyrehose.spark.views import catalog
 else:
-    __getattr__, __dir__ = lazily(__name__, {"sessions": "register session", "tables": "table"})
+    __getattr__, __dir__ = lazily(__name__, {"sessions": "register session", "tables": "table", "views": "catalog"})
 
-__all__ = ["register", "session", "table"]
+__all__ = ["catalog", "register", "session", "table"]

@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +21,8 @@ from fyrehose.spark import showing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from fyrehose.spark.jobs.archive import State
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -91,7 +94,7 @@ def _records(command: F) -> F:
         click.option("--start", metavar="NUMBER|TIME", help="Only records from this number or time on."),
         click.option("--stream", "streams", multiple=True, metavar="NAME", help="Only this stream; may be repeated."),
         click.option("--journal", metavar="DIR|URL", help="Journal; beside a lake, its newer records."),
-        click.option("--lake", metavar="DIR", help="Lake with archived records."),
+        click.option("--lake", metavar="DIR|URL", help="Lake with archived records."),
     ):
         command = option(command)
     return _spark(command)
@@ -136,6 +139,29 @@ def main() -> None:
     """
 
 
+@contextmanager
+def _monitored(where: str | None) -> Iterator[Callable[[State], object] | None]:
+    """Publish the metrics of an archive, and at its end the exit status; yields a function of its state."""
+    if where is None:
+        yield None
+        return
+    from fyrehose.spark.metrics import Metrics
+
+    metrics = Metrics(where)
+    metrics.start()
+    status = 1
+    try:
+        yield metrics.update
+        status = 0
+    except Exception as error:
+        ours = showing.in_a_line(error)
+        status = status if ours is None else ours.exit_status
+        raise
+    finally:
+        metrics.ended(status)
+        metrics.stop()
+
+
 @main.command(short_help="Archive a journal as Parquet files, exactly once.")
 @click.option("--follow", is_flag=True, help="Keep archiving new records until Ctrl-C.")
 @click.option("--every", type=Text("duration", duration), default="60s", show_default=True, help="Interval of rounds.")
@@ -152,6 +178,7 @@ def main() -> None:
     help="Merge files this often; 0s: never.",
 )
 @click.option("--keep", type=Text("duration", duration), help="Delete days that ended longer ago, when merging.")
+@click.option("--metrics", metavar="FILE.prom|HOST:PORT", help="Metrics for Prometheus.")
 @click.option("--server", metavar="NAME", help="Name of this journal.  [default: its host]")
 @click.option("--accept-loss", is_flag=True, help="Continue behind records that were deleted.")
 @click.option(
@@ -173,13 +200,14 @@ def archive(
     hold: str | None,
     optimize_every: float,
     keep: float | None,
+    metrics: str | None,
     server: str | None,
     accept_loss: bool,
     engine: str,
     master: str | None,
     memory: str,
 ) -> None:
-    """Archive JOURNAL, a directory or http://HOST:PORT, into LAKE, exactly once.
+    """Archive JOURNAL, a directory or http://HOST:PORT, into LAKE, a directory or s3://BUCKET/PATH, exactly once.
 
     Ctrl-C stops after the current round, a second one at once.  The next archive resumes, also after a kill.
 
@@ -187,6 +215,7 @@ def archive(
         fyrehose-spark archive data lake --follow --hold lake
     """
     from fyrehose.spark.jobs.archive import archive as run
+    from fyrehose.spark.jobs.archive import check_free
 
     signals: list[int] = []
 
@@ -196,25 +225,28 @@ def archive(
         signals.append(number)
 
     began = time.monotonic()
-    spark = _open(master, memory, "archive") if engine == "spark" else None
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
-    with showing.rounds_of(spark, f"archiving {journal}", round_bytes) as draw:
-        done = run(
-            spark,
-            journal,
-            lake,
-            follow=follow,
-            every=every,
-            hold=hold,
-            round_bytes=round_bytes,
-            optimize_every=optimize_every,
-            keep=keep,
-            server=server,
-            accept_loss=accept_loss,
-            progress=lambda done, view: draw(done.position, view.mark),
-            stop=lambda: bool(signals),
-        )
+    check_free(journal, lake, server)  # A Spark session takes seconds to start.
+    with _monitored(metrics) as monitor:
+        spark = _open(master, memory, "archive") if engine == "spark" else None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, stop)
+        with showing.rounds_of(spark, f"archiving {journal}", round_bytes) as draw:
+            done = run(
+                spark,
+                journal,
+                lake,
+                follow=follow,
+                every=every,
+                hold=hold,
+                round_bytes=round_bytes,
+                optimize_every=optimize_every,
+                keep=keep,
+                server=server,
+                accept_loss=accept_loss,
+                progress=lambda done, view: draw(done.position, view.mark),
+                monitor=monitor,
+                stop=lambda: bool(signals),
+            )
     seconds = time.monotonic() - began
     rows = [(done.rounds, done.rows, shown_size(done.size), done.position, done.gaps, seconds)]
     columns = ("rounds", "records", "Parquet", "position", "lost", "seconds")

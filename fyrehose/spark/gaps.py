@@ -226,6 +226,29 @@ def starting_ends(place: Place, extent: Extent) -> dict[str, int]:
     return streams.ends | streams.retired
 
 
+def streams_of(place: Place) -> set[str]:
+    """Return the names of the streams that a journal has had, from the beginning of its last segment and its batches.
+
+    :raises JournalCorrupt: that segment is damaged
+    """
+    view = place.view()
+    if not view.segments:
+        return set()
+    extent = view.segments[-1]
+    names, position = set(starting_ends(place, extent)), extent.base + fmt.SEGMENT_HEADER.size
+    reader = place.open(extent.base, extent.end)
+    try:
+        for header, body in reader.batches(position, extent.end):
+            position = header.end
+            if header.kind is fmt.Kind.RECORDS:
+                names.update(stream for stream, _, _ in fmt.extents(body))
+    except fmt.Damage as damage:
+        raise describe(place, extent.base, position, extent.end, damage) from damage
+    finally:
+        reader.close()
+    return names
+
+
 def describe(place: Place, base: int, position: int, limit: int, damage: fmt.Damage) -> JournalCorrupt:
     """Return the error for damage at ``position`` of a segment, naming the file, the streams and their numbers."""
     view = place.view()

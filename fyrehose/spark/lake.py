@@ -3,7 +3,8 @@
     LAKE/_delta_log/...                             the only truth: which files count
     LAKE/date=YYYY-MM-DD/part-ROUND-TASK.parquet    zstd, sorted by stream and number
     LAKE/_lost/...                                  a Delta table of the numbers that journals declare lost
-    LAKE/_locks/IDENTITY                            held by the one archive of a journal that runs on this file system
+    LAKE/_locks/IDENTITY                            held by the one archive of a journal that runs on this file system;
+                                                    an object store has no locks
 
 A round is committed with an application transaction of Delta: the journal's identity, and the position up to which the
 lake has it.  So every record is in the lake exactly once or not at all, whenever an archive is killed; the next one
@@ -34,6 +35,7 @@ from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalLo
 from fyrehose.journal.format import UNKNOWN
 from fyrehose.spark.columns import COLUMNS
 from fyrehose.spark.selection import EVERY, Selection
+from fyrehose.spark.stores import Store, plain, sync
 
 #: Columns of a lake: the name of the server, those of a record, and the day (UTC) on which it was accepted.
 SCHEMA = pa.schema([("server", pa.string()), *COLUMNS.items(), ("date", pa.date32())])
@@ -97,31 +99,29 @@ class Progress:
 
 @attrs.define(eq=False)
 class Lake:
-    """A lake in a directory, on this machine or on a shared file system."""
+    """A lake in a directory, on this machine or on a shared file system, or in an object store."""
 
-    path: Path
+    store: Store
     _table: DeltaTable | None = attrs.field(default=None, init=False)
 
     @classmethod
     def at(cls, location: str | Path) -> Lake:
-        """Return the lake at a path or ``file://`` URL, which need not exist yet.
+        """Return the lake at a path, ``file://`` or ``s3://`` URL, which need not exist yet.
 
-        :raises JournalError: it is another kind of URL, or an older version wrote the lake
+        :raises ConfigError: it is another kind of URL
+        :raises JournalError: an older version wrote the lake
         """
-        text = str(location).removeprefix("file://")
-        if "://" in text:
-            raise JournalError(f"the lake {text} should be on a file system; object storage can be mounted as one")
-        path = Path(text).absolute()
-        if (path / OLD_LOG).is_dir():
+        store = Store.at(location)
+        if not store.remote and (store.directory / OLD_LOG).is_dir():
             raise JournalError(
-                f"the lake {path} was made by an older version; convert it once: "
-                f"fyrehose-spark upgrade {path} --journal DIR"
+                f"the lake {store} was made by an older version; convert it once: "
+                f"fyrehose-spark upgrade {store} --journal DIR"
             )
-        return cls(path)
+        return cls(store)
 
     @classmethod
     def existing(cls, location: str | Path) -> Lake:
-        """Return the lake at a path, so that a mistyped path is not read as an empty lake.
+        """Return the lake at a path or URL, so that a mistyped path is not read as an empty lake.
 
         :raises JournalError: there is no lake
         """
@@ -131,7 +131,7 @@ class Lake:
         return lake
 
     def __str__(self) -> str:
-        return str(self.path)
+        return self.store.uri
 
     @property
     def table(self) -> DeltaTable | None:
@@ -149,10 +149,11 @@ class Lake:
         :raises JournalError: its log is damaged
         """
         try:
-            if self._table is not None:
-                self._table.update_incremental()
-            elif DeltaTable.is_deltatable(str(self.path)):
-                self._table = DeltaTable(str(self.path))
+            with self.store.explained():
+                if self._table is not None:
+                    self._table.update_incremental()
+                else:
+                    self._table = _opened(self.store)
         except DeltaError as error:
             raise JournalError(f"the log of the lake {self} cannot be read: {plain(error)}") from error
         return self._table
@@ -160,16 +161,19 @@ class Lake:
     def create(self) -> None:
         """Create the lake, unless it exists."""
         if self.refresh() is None:
-            self.path.mkdir(parents=True, exist_ok=True)
+            if not self.store.remote:
+                self.store.directory.mkdir(parents=True, exist_ok=True)
             schema = Schema.from_arrow(SCHEMA)
-            DeltaTable.create(
-                str(self.path),
-                schema,
-                mode="ignore",
-                partition_by=[PARTITION],
-                name="fyrehose",
-                configuration=_SETTINGS,
-            )
+            with self.store.explained():
+                DeltaTable.create(
+                    self.store.uri,
+                    schema,
+                    mode="ignore",
+                    partition_by=[PARTITION],
+                    name="fyrehose",
+                    configuration=_SETTINGS,
+                    storage_options=self.store.options,
+                )
 
     def servers(self) -> dict[str, str]:
         """Return the names of the servers whose journals are in the lake, by the identity of the journal."""
@@ -233,14 +237,12 @@ class Lake:
 
         :raises JournalCorrupt: one is missing, or has another size
         """
-        for file in files:
-            try:
-                size = (self.path / file.path).stat().st_size
-            except FileNotFoundError:
-                raise JournalCorrupt(f"{self.path / file.path} is missing from the lake; {_RESTORE}") from None
+        for file, size in zip(files, self.store.sizes([file.path for file in files]), strict=True):
+            if size is None:
+                raise JournalCorrupt(f"{self.store.below(file.path)} is missing from the lake; {_RESTORE}")
             if size != file.size:
                 raise JournalCorrupt(
-                    f"{self.path / file.path} has {size} bytes, and the lake's log says {file.size}; {_RESTORE}"
+                    f"{self.store.below(file.path)} has {size} bytes, and the lake's log says {file.size}; {_RESTORE}"
                 )
 
     def ends(self, server: str) -> dict[str, int]:
@@ -256,12 +258,24 @@ class Lake:
                 ends[row["stream"]] = max(row["seq_max"], ends.get(row["stream"], 0))
         return ends
 
+    def streams(self) -> set[str]:
+        """Return the names of the streams that the lake has records of; reads a column where statistics do not tell."""
+        if self.table is None:
+            return set()
+        rows = pa.table(self.table.get_add_actions(flatten=True)).to_pylist()
+        told = [row for row in rows if row.get("min.stream") is not None and row["min.stream"] == row["max.stream"]]
+        names = {row["min.stream"] for row in told}
+        if len(told) < len(rows):
+            for batch in self.table.to_pyarrow_dataset().to_batches(columns=["stream"]):
+                names.update(batch.column("stream").unique().to_pylist())
+        return names
+
     def lost(self) -> list[tuple[str, str, int, int]]:
         """Return the numbers that the journals declare lost: server, stream, first, last."""
-        path = str(self.path / "_lost")
-        if not DeltaTable.is_deltatable(path):
+        table = _opened(self.store.below("_lost"))
+        if table is None:
             return []
-        rows = DeltaTable(path).to_pyarrow_table().to_pylist()
+        rows = table.to_pyarrow_table().to_pylist()
         return sorted({(row["server"], row["stream"], row["first"], row["last"]) for row in rows})
 
     def commit(
@@ -294,13 +308,14 @@ class Lake:
                 raise JournalLocked(f"another archive of this journal has committed to the lake {self}") from error
             version = table.version()
             try:
-                table.create_write_transaction(
-                    list(files), "append", table.schema(), [PARTITION], commit_properties=properties
-                )
+                with self.store.explained():
+                    table.create_write_transaction(
+                        list(files), "append", table.schema(), [PARTITION], commit_properties=properties
+                    )
             except CommitFailedError as failed:  # Another archive has committed, or has changed the table.
                 error = failed
             else:
-                _sync(self.path, self.refresh(), version)
+                _sync(self.store, self.refresh(), version)
                 return
         self._failed(error)
 
@@ -308,9 +323,14 @@ class Lake:
     def locked(self, identity: bytes) -> Iterator[None]:
         """Hold the lock of the archive of one journal, where the file system has locks.
 
+        An object store has none: of two archives of a journal, the one that commits second ends with an error then.
+
         :raises JournalLocked: another archive of the journal holds it
         """
-        path = self.path / "_locks" / identity.hex()
+        if self.store.remote:
+            yield
+            return
+        path = self.store.directory / "_locks" / identity.hex()
         path.parent.mkdir(exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
@@ -324,22 +344,25 @@ class Lake:
 
     def _record(self, identity: bytes, after: Progress, gaps: Sequence[Gap]) -> None:
         """Add gaps to the table of lost numbers, before the round is committed; a second time changes nothing."""
-        path = self.path / "_lost"
-        known = (
-            DeltaTable(str(path)).transaction_version(identity.hex()) if DeltaTable.is_deltatable(str(path)) else None
-        )
+        store = self.store.below("_lost")
+        table = _opened(store)
+        known = None if table is None else table.transaction_version(identity.hex())
         new = [gap for gap in gaps if known is None or gap[3] >= known]
         if new:
             columns = [[after.server] * len(new), *map(list, zip(*new, strict=True))]
-            write_deltalake(
-                str(path),
-                pa.Table.from_arrays(
-                    [pa.array(values, field.type) for values, field in zip(columns, _LOST, strict=True)], schema=_LOST
-                ),
-                mode="append",
-                commit_properties=CommitProperties(app_transactions=[Transaction(identity.hex(), after.position)]),
-            )
-            _sync(path, DeltaTable(str(path)), -1 if known is None else DeltaTable(str(path)).version() - 1)
+            with store.explained():
+                write_deltalake(
+                    store.uri,
+                    pa.Table.from_arrays(
+                        [pa.array(values, field.type) for values, field in zip(columns, _LOST, strict=True)],
+                        schema=_LOST,
+                    ),
+                    mode="append",
+                    commit_properties=CommitProperties(app_transactions=[Transaction(identity.hex(), after.position)]),
+                    storage_options=store.options,
+                )
+            written = _opened(store)
+            _sync(store, written, -1 if known is None or written is None else written.version() - 1)
 
     def set_properties(self, properties: dict[str, str]) -> None:
         """Set properties of the table, beside those that it has."""
@@ -373,11 +396,6 @@ def _chain_of(identity: bytes) -> str:
     return f"{identity.hex()}.chain"
 
 
-def plain(error: Exception) -> str:
-    """Return the text of an error of delta-rs in one line, without its prefixes."""
-    return " ".join(str(error).split()).rpartition("rror: ")[2]
-
-
 def _may_match(row: dict[str, Any], selection: Selection) -> bool:
     """Return False if the statistics of a file exclude that it has selected records."""
     start, end = selection.start, selection.end
@@ -401,19 +419,20 @@ def _may_have(row: dict[str, Any], column: str, first: Any, last: Any) -> bool:
     return (least is None or last is None or least <= last) and (most is None or first is None or first <= most)
 
 
-def _sync(path: Path, table: DeltaTable | None, version: int) -> None:
-    """Make the commits behind ``version`` durable, because delta-rs does not sync the log."""
+def _opened(store: Store) -> DeltaTable | None:
+    """Return the table of a store; None if there is none."""
+    with store.explained():
+        if not DeltaTable.is_deltatable(store.uri, store.options):
+            return None
+        return DeltaTable(store.uri, storage_options=store.options)
+
+
+def _sync(store: Store, table: DeltaTable | None, version: int) -> None:
+    """Make the commits behind ``version`` durable, because delta-rs does not sync the log; object stores do that."""
     assert table is not None
-    log = path / "_delta_log"
+    if store.remote:
+        return
+    log = store.directory / "_delta_log"
     for number in range(version + 1, table.version() + 1):
         sync(log / f"{number:020}.json")
     sync(log)
-
-
-def sync(path: Path) -> None:
-    """Make a file or a directory durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -13,7 +13,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from datetime import date, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -24,10 +23,11 @@ from pyarrow import compute, parquet
 
 from fyrehose.journal.offline.places import Place
 from fyrehose.spark.columns import COLUMNS, ENCODED, Pieces, arrow_schema
-from fyrehose.spark.lake import PARTITION, sync
+from fyrehose.spark.lake import PARTITION
 from fyrehose.spark.plan import Part
 from fyrehose.spark.reading import PartReader
 from fyrehose.spark.selection import Selection
+from fyrehose.spark.stores import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,14 +49,14 @@ class Task:
     """A part of a journal to write; can be pickled.
 
     :ivar server: the name of the journal in the lake
-    :ivar lake: the directory of the lake
+    :ivar lake: where the lake is
     :ivar name: beginning of the names of the files
     """
 
     place: Place
     part: Part
     server: str
-    lake: Path
+    lake: Store
     name: str
 
 
@@ -89,27 +89,25 @@ def _write_day(task: Task, day: int, pieces: Pieces) -> AddAction:
     when = str(date(1970, 1, 1) + timedelta(day))
     # A task that runs again, while it is not known to have ended, must not touch the file of the first run.
     path = f"{PARTITION}={when}/{task.name}-{uuid.uuid4().hex[:12]}.parquet"
-    target = task.lake / path
-    target.parent.mkdir(parents=True, exist_ok=True)
     batch = pieces.batch()
     server = pa.DictionaryArray.from_arrays(pa.array(np.zeros(batch.num_rows, np.int32)), pa.array([task.server]))
     table = pa.Table.from_batches([batch]).add_column(0, "server", server)
-    parquet.write_table(
-        table,
-        target,
-        row_group_size=GROUP,
-        compression="zstd",
-        use_dictionary=_STRINGS,
-        column_encoding={"seq": "DELTA_BINARY_PACKED", "time": "DELTA_BINARY_PACKED"},
-        write_statistics=_MEASURED,
-        write_page_checksum=True,
-        store_schema=False,
-    )
-    for durable in (target, target.parent, task.lake):
-        sync(durable)
+    with task.lake.writing(path) as file:
+        parquet.write_table(
+            table,
+            file,
+            row_group_size=GROUP,
+            compression="zstd",
+            use_dictionary=_STRINGS,
+            column_encoding={"seq": "DELTA_BINARY_PACKED", "time": "DELTA_BINARY_PACKED"},
+            write_statistics=_MEASURED,
+            write_page_checksum=True,
+            store_schema=False,
+        )
+        size = file.tell()
     return AddAction(
         path=path,
-        size=target.stat().st_size,
+        size=size,
         partition_values={PARTITION: when},
         modification_time=time.time_ns() // 1_000_000,
         data_change=True,

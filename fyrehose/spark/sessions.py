@@ -60,6 +60,8 @@ ALWAYS = {
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.metricsEnabled": "false",
+    # The database of the views of fyrehose.spark.catalog().
+    "spark.sql.globalTempDatabase": "streams",
 }
 
 

@@ -89,7 +89,11 @@ class SourceOptions:
         """
         path = options.get("path")
         if not path:
-            raise ConfigError('no journal given: use .load("/path/of/journal"), or .load("http://HOST:PORT")')
+            raise ConfigError(
+                'no journal given: use .load("/path/of/journal"), or .load("http://HOST:PORT"); Spark does not pass '
+                "the options of CREATE TABLE to sources in Python, so in SQL use CREATE TEMPORARY VIEW name USING "
+                "fyrehose OPTIONS (path '/path/of/journal')"
+            )
         return cls(
             place=place(path, options.get("tokenFile")),
             selection=selection(options.get("streams"), options.get("start"), options.get("end")),

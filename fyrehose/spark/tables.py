@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,8 @@ from fyrehose.spark.selection import EVERY, Selection, selection
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from fyrehose.spark.lake import Lake
+    from fyrehose.spark.lake import File, Lake
+    from fyrehose.spark.stores import Store
 
 #: Columns of a table: the name of the server, those of a record, and the day on which it was accepted.
 COLUMNS = (
@@ -47,7 +48,7 @@ _LARGEST = (1 << 63) - 1
 
 def table(
     spark: SparkSession,
-    lake: str | Path | None,
+    lake: str | Path | Lake | None,
     journal: str | None = None,
     *,
     streams: Iterable[str] | None = None,
@@ -59,7 +60,8 @@ def table(
 
     Streams whose names begin with a dot belong to the server, and are included only if ``streams`` names them.
 
-    :param lake: the lake's directory, which need not exist yet if there is a journal; None for the journal alone
+    :param lake: the lake's directory or URL, which need not exist yet if there is a journal; None for the journal
+        alone
     :param journal: a directory or http://HOST:PORT; None for the lake alone
     :param streams: include only these streams, and open only their files
     :param start: the first number, or a time, as in the options of the source; only files that may have records behind
@@ -75,7 +77,10 @@ def table(
     wanted = None if streams is None else sorted(set(streams))
     if wanted == []:
         raise ValueError("streams is empty; leave it out for all streams")
-    target = None if lake is None else Lake.existing(lake) if journal is None else Lake.at(lake)
+    if lake is None or isinstance(lake, Lake):
+        target = lake
+    else:
+        target = Lake.existing(lake) if journal is None else Lake.at(lake)
     parts = []
     if target is not None:
         chosen = attrs.evolve(selection(None, start, end), streams=None if wanted is None else frozenset(wanted))
@@ -102,26 +107,49 @@ def of_lake(spark: SparkSession, lake: Lake, chosen: Selection | None = None, se
 
     :raises JournalCorrupt: a file is missing or was changed
     """
-    from pyspark.sql import DataFrame
     from pyspark.sql import functions as f
-
-    from fyrehose.spark.lake import OLD_DATA
 
     files = lake.files(chosen, server)
     lake.check(files)
-    parts = []
-    # Spark derives columns from directories, and refuses files below directories of several kinds.
-    for old, base in ((False, lake.path), (True, lake.path / OLD_DATA)):
-        paths = [str(lake.path / file.path) for file in files if file.old == old]
-        if paths:
-            reader = spark.read.schema(_LAKE).option("basePath", str(base))
-            parts.append(reader.option("datetimeRebaseMode", "CORRECTED").parquet(*paths).select(*COLUMNS))
-    found = reduce(DataFrame.union, parts) if parts else spark.createDataFrame([], _LAKE).select(*COLUMNS)
+    if not files:
+        found = spark.createDataFrame([], _LAKE).select(*COLUMNS)
+    elif lake.store.remote:
+        found = _of_store(spark, lake.store, files, chosen)
+    else:
+        found = _of_directory(spark, lake.store.directory, files)
     if lake.upgraded is not None:
         found = found.withColumn("server", f.coalesce("server", f.lit(lake.upgraded)))
     if server is not None:
         found = found.where(f.col("server") == server)
     return found if chosen is None else _within(found, chosen)
+
+
+def _of_directory(spark: SparkSession, directory: Path, files: Sequence[File]) -> DataFrame:
+    """Return the records of files in a directory, which Spark reads itself."""
+    from pyspark.sql import DataFrame
+
+    from fyrehose.spark.lake import OLD_DATA
+
+    parts = []
+    # Spark derives columns from directories, and refuses files below directories of several kinds.
+    for old, base in ((False, directory), (True, directory / OLD_DATA)):
+        paths = [str(directory / file.path) for file in files if file.old == old]
+        if paths:
+            reader = spark.read.schema(_LAKE).option("basePath", str(base))
+            parts.append(reader.option("datetimeRebaseMode", "CORRECTED").parquet(*paths).select(*COLUMNS))
+    return reduce(DataFrame.union, parts)
+
+
+def _of_store(spark: SparkSession, store: Store, files: Sequence[File], chosen: Selection | None) -> DataFrame:
+    """Return the records of files in an object store, which Python tasks read.
+
+    Spark's own reader would need jars and a configuration of its own for the store.
+    """
+    from fyrehose.spark.fetching import fetch
+
+    read = partial(fetch, store, [file.path for file in files], chosen)
+    tasks = spark.range(0, len(files), 1, len(files))
+    return tasks.mapInArrow(read, spark.createDataFrame([], _LAKE).select(*COLUMNS).schema)
 
 
 def _within(records: DataFrame, chosen: Selection) -> DataFrame:

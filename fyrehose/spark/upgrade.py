@@ -25,6 +25,7 @@ from fyrehose.journal.offline.places import place
 from fyrehose.spark.jobs.archive import account_of
 from fyrehose.spark.lake import OLD_DATA, OLD_LOG, PARTITION, UPGRADED, File, Lake, Progress, host_of
 from fyrehose.spark.plan import check
+from fyrehose.spark.stores import Store
 
 _VERSION = 1
 _DATE = re.compile(r"/date=([^/]+)/")
@@ -39,7 +40,10 @@ def upgrade(location: str | Path, journal: str, server: str | None = None) -> in
     :raises JournalCorrupt: the lake is of another journal
     :raises JournalLocked: an archive of an older version writes to the lake
     """
-    path = Path(location).absolute()
+    store = Store.at(location)
+    if store.remote:
+        raise JournalError(f"{store} is no lake of an older version: those were always in directories")
+    path = store.directory
     log = path / OLD_LOG
     if not log.is_dir():
         raise JournalError(f"{path} is no lake of an older version: it has no directory {OLD_LOG}")
@@ -50,7 +54,7 @@ def upgrade(location: str | Path, journal: str, server: str | None = None) -> in
         except OSError as error:
             raise JournalLocked(f"an archive writes to the lake {path}; stop it first") from error
         commits = list(_commits(log))
-        files = _converted(Lake(path), commits, journal, server) if commits else 0
+        files = _converted(Lake(store), commits, journal, server) if commits else 0
         shutil.rmtree(log)
     finally:
         os.close(lock)

@@ -15,6 +15,7 @@ from fyrehose.admin.sampling import Sampler, StreamRates
 from fyrehose.admin.status import Status
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
+from fyrehose.journal import holds
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.worker import InlineWorker
 from fyrehose.records import Run
@@ -109,9 +110,27 @@ def test_metrics_of_the_journal(real: Status) -> None:
     assert labelled(samples, "fyrehose_journal_segments")[()] == 1
     assert labelled(samples, "fyrehose_journal_free_bytes")[()] > 0
     assert labelled(samples, "fyrehose_journal_broken_holds_total")[()] == 0
+    assert labelled(samples, "fyrehose_journal_hold_behind_bytes") == {}
     journal = real.complete()["journal"]
+    assert journal["holds"] == []
     assert journal["durable"] == labelled(samples, "fyrehose_journal_durable_bytes")[()]
     assert (journal["durability"], journal["commits"], journal["commit_bytes_p50"]) == ("batch", 5, 4096)
+
+
+def test_retention_holds_show_how_far_their_readers_are_behind(real: Status) -> None:
+    real.broker.publish([Run.of("s", [b"x" * 2000], source="test")])
+    before = real.complete()["journal"]
+    directory, now = Path(before["directory"]), 1000.0
+    real.sampler.now = lambda: now
+    holds.update(directory, "archive", before["durable"] - 100, int((now - 5) * 1e6))
+    holds.update(directory, "ahead", before["durable"] + 100, int((now + 5) * 1e6))
+    assert real.complete()["journal"]["holds"] == [
+        {"name": "archive", "behind": 100, "age": 5.0},
+        {"name": "ahead", "behind": 0, "age": 0.0},
+    ]
+    samples = scraped(real)
+    assert labelled(samples, "fyrehose_journal_hold_behind_bytes") == {("archive",): 100, ("ahead",): 0}
+    assert labelled(samples, "fyrehose_journal_hold_age_seconds") == {("archive",): 5.0, ("ahead",): 0.0}
 
 
 def test_closed_journal_exports_its_state_only(real: Status) -> None:

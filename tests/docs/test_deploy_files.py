@@ -8,9 +8,15 @@ import subprocess
 import sys
 from configparser import ConfigParser
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from fyrehose.cli.backup import backup
+from fyrehose.errors import JournalCorrupt
 from fyrehose.server.tap import DRAIN
+from fyrehose.spark.command import archive, optimize
+from fyrehose.spark.stores import Store
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
@@ -56,6 +62,58 @@ def test_the_backup_unit_runs_a_valid_command_that_may_write_its_target() -> Non
     timer = unit("fyrehose-backup.timer")
     assert timer["Timer"]["OnCalendar"] == "hourly"
     assert timer["Install"]["WantedBy"] == "timers.target"
+
+
+def archive_options(command: list[str]) -> dict[str, Any]:
+    """Parse a command that runs an archive, as the program does."""
+    program, *words = command
+    assert (Path(program).name, words[0]) == ("fyrehose-spark", "archive")
+    return archive.make_context("archive", words[1:]).params
+
+
+def test_the_archive_units_run_valid_commands_that_may_write_their_targets() -> None:
+    server = unit("fyrehose.service")["Service"]
+    journal = f"/var/lib/{server['StateDirectory']}"
+    service = unit("fyrehose-archive.service")["Service"]
+    options = archive_options(service["ExecStart"].split())
+    assert (options["journal"], options["engine"], options["follow"]) == (journal, "local", True)
+    for found in (service, unit("fyrehose-archive-once.service")["Service"]):
+        assert (found["DynamicUser"], found["User"]) == ("yes", "fyrehose"), "the server reads its retention hold"
+        states = {f"/var/lib/{name}" for name in found["StateDirectory"].split()}
+        assert states == {journal, options["lake"]}
+    assert service["RestartPreventExitStatus"].split() == ["2", str(JournalCorrupt.exit_status)]
+    text = (DEPLOY / "systemd" / "fyrehose-archive-once.service").read_text()
+    once, merge = (line.split() for line in re.findall(r"^ExecStart=(.*)$", text, re.MULTILINE))
+    options = archive_options(once)
+    assert (options["journal"], options["engine"], options["follow"]) == (journal, "local", False)
+    runtime = unit("fyrehose-archive-once.service")["Service"]["RuntimeDirectory"]
+    assert options["metrics"] == f"/run/{runtime}/archive.prom"
+    assert optimize.make_context("optimize", merge[2:]).params["lake"] == options["lake"]
+    timer = unit("fyrehose-archive-once.timer")
+    assert timer["Timer"]["OnCalendar"] == "*:0/15"
+    assert timer["Install"]["WantedBy"] == "timers.target"
+
+
+def test_the_cron_job_runs_a_valid_command_and_never_two_at_once() -> None:
+    text = (DEPLOY / "kubernetes" / "archive-cronjob.yaml").read_text()
+    job = yaml.safe_load(text)
+    assert (job["kind"], job["spec"]["concurrencyPolicy"]) == ("CronJob", "Forbid")
+    template = job["spec"]["jobTemplate"]["spec"]
+    pod = template["template"]["spec"]
+    (container,) = pod["containers"]
+    token = container["command"][-1]
+    mounted = container["volumeMounts"][0]["mountPath"]
+    assert token == f"--token-file={mounted}/token"
+    options = archive_options(container["command"][:-1])
+    assert (options["engine"], options["follow"], options["hold"]) == ("local", False, "lake")
+    assert Store.at(options["lake"]).remote
+    (rule,) = template["podFailurePolicy"]["rules"]
+    assert rule["onExitCodes"] == {
+        "containerName": container["name"],
+        "operator": "In",
+        "values": [2, JournalCorrupt.exit_status],
+    }
+    assert pod["restartPolicy"] == "Never", "a policy for failures needs it"
 
 
 def test_systemd_accepts_the_units(tmp_path: Path) -> None:

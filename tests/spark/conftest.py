@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import attrs
 import pytest
@@ -144,7 +147,37 @@ def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
+def store_url() -> Iterator[str]:
+    """Where the object store of the tests will be; the environment directs delta-rs there, also in Spark's workers."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("AWS_ENDPOINT_URL", url)
+        patched.setenv("AWS_ALLOW_HTTP", "true")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+            patched.setenv(name, "tests")
+        yield url
+
+
+@pytest.fixture(scope="session")
+def object_store(store_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An S3 server in a process of its own; returns its URL."""
+    log = tmp_path_factory.mktemp("moto") / "log"
+    host, port = store_url.removeprefix("http://").split(":")
+    with log.open("w") as file:
+        process = subprocess.Popen([sys.executable, "-m", "moto.server", "-H", host, "-p", port], stderr=file)
+    deadline = time.monotonic() + 120
+    while f"Running on {store_url}" not in log.read_text():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    yield store_url
+    process.terminate()
+    process.wait(60)
+
+
+@pytest.fixture(scope="session")
+def spark(store_url: str) -> Iterator[Any]:
     """One session for all tests: it takes seconds to start."""
     from fyrehose.spark import session
 
@@ -152,6 +185,29 @@ def spark() -> Iterator[Any]:
     started = session("tests", "local[2]", memory="1g", quick=True, conf=conf)
     yield started
     started.stop()
+
+
+@pytest.fixture
+def bucket(object_store: str) -> str:
+    """The URL of a new bucket: ``s3://NAME``."""
+    name = f"lake-{uuid.uuid4().hex}"
+    put(f"{object_store}/{name}")
+    return f"s3://{name}"
+
+
+def put(url: str, data: bytes = b"") -> None:
+    """Create a bucket or an object of the S3 server, which does not check signatures."""
+    request = Request(url, data, method="PUT")
+    request.add_header("Content-Type", "application/octet-stream")
+    request.add_header("Authorization", "AWS4-HMAC-SHA256 Credential=tests/20260101/us-east-1/s3/aws4_request")
+    with urlopen(request, timeout=60) as response:
+        assert response.status == 200
+
+
+@pytest.fixture
+def put_object(object_store: str) -> Callable[[str, bytes], None]:
+    """Stores an object, by its ``s3://`` URL."""
+    return lambda url, data: put(f"{object_store}/{url.removeprefix('s3://')}", data)
 
 
 Opener = Callable[..., Written]

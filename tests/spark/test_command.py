@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from fyrehose.records import Run
 from fyrehose.spark import command
+from fyrehose.spark.lake import Lake
 
 Opener = Callable[..., Any]
 
@@ -96,6 +97,29 @@ def test_archive_and_maintenance_without_spark(
     assert "the journal is 'one' in the lake" in said.output
     said = run("delete", lake, "--where", "nonsense")
     assert (said.exit_code, len(said.output.splitlines())) == (1, 1), said.output
+
+
+def test_archive_that_cannot_begin_is_refused_before_spark_starts(
+    written: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_open", lambda *args: 1 / 0)
+    journal, lake = written(), tmp_path / "lake"
+    journal.fill(5)
+    assert run("archive", journal.directory, lake, "--engine", "local", "--server", "one").exit_code == 0
+    with Lake.at(lake).locked(journal.place.view().identity):
+        said = run("archive", journal.directory, lake)
+    assert (said.exit_code, len(said.output.splitlines())) == (5, 1), said.output
+    assert f"another archive of this journal writes to the lake {lake}" in said.output
+    for words, status, text in (
+        (("archive", journal.directory, lake, "--server", "two"), 1, "the journal is 'one' in the lake"),
+        (("archive", tmp_path / "not", lake), 1, "no such directory"),
+        (("archive", journal.directory, "gs://bucket/lake"), 1, "expected a directory or s3://BUCKET/PATH"),
+        (("archive", journal.directory, lake, "--metrics", "x"), 1, "expected FILE.prom or HOST:PORT"),
+        (("upgrade", "s3://bucket/lake", "--journal", journal.directory), 1, "always in directories"),
+        (("archive", journal.directory), 2, "Missing argument 'LAKE'"),
+    ):
+        said = run(*words)
+        assert (said.exit_code, text in said.output) == (status, True), said.output
 
 
 @pytest.mark.slow

@@ -155,8 +155,8 @@ def test_damaged_log_is_an_error(tmp_path: Path) -> None:
 def test_place_that_is_no_lake(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="is no lake: nothing was archived there"):
         Lake.existing(tmp_path / "not")
-    with pytest.raises(JournalError, match="on a file system"):
-        Lake.at("s3a://bucket/lake")
+    with pytest.raises(ConfigError, match="expected a directory or s3://BUCKET/PATH"):
+        Lake.at("gs://bucket/lake")
     (tmp_path / "_fyrehose").mkdir()
     with pytest.raises(JournalError, match=f"made by an older version.*fyrehose-spark upgrade {tmp_path}"):
         Lake.at(tmp_path)

@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 #: Size of a round, in bytes of the journal: large enough for Parquet files, and small enough to be repeated.
 ROUND = 1 << 30
+#: How often the state is passed to ``monitor``, in seconds, while there is nothing to copy.
+MONITORED = 5.0
 #: How often a retention hold is updated, in seconds, while there is nothing to copy.
 HEARTBEAT = 60.0
 
@@ -70,6 +72,41 @@ class Archived:
     rows: int = 0
     size: int = 0  #: of the files, in bytes
     gaps: int = 0  #: numbers that are declared as lost
+    seconds: float = 0.0  #: duration of the rounds
+    last_seconds: float = 0.0  #: duration of the last round
+
+
+@attrs.frozen(kw_only=True)
+class Behind:
+    """How much of the journal is not in the lake.
+
+    :ivar records, size: durable records, and bytes of the journal
+    :ivar since: when the oldest of these records was accepted, in microseconds since 1970 UTC; None if there is none
+    """
+
+    records: int
+    size: int
+    since: int | None
+
+
+@attrs.frozen(kw_only=True)
+class State:
+    """State of an archive, for its metrics.
+
+    :ivar server, lake: name of the journal in the lake, and where that is
+    :ivar files, size: number of the lake's files, and their size in bytes
+    """
+
+    server: str
+    lake: str
+    done: Archived
+    behind: Behind
+    files: int
+    size: int
+
+    def age(self) -> float:
+        """Return the age of the oldest record that is not in the lake, in seconds; 0 if there is none."""
+        return 0.0 if self.behind.since is None else max(0.0, time.time() - self.behind.since / 1e6)
 
 
 def archive(
@@ -86,6 +123,7 @@ def archive(
     keep: float | None = None,
     accept_loss: bool = False,
     progress: Callable[[Archived, View], object] = lambda done, view: None,
+    monitor: Callable[[State], object] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Archived:
     """Archive the durable records of a journal; with ``follow``, continue with new records until ``stop()``.
@@ -99,6 +137,7 @@ def archive(
     :param keep: delete days that ended longer ago whenever files are merged, in seconds; None: keep all
     :param accept_loss: declare numbers lost that retention deleted before they were archived, and continue behind them
     :param progress: called before the first round and after each
+    :param monitor: called then, too, and every few seconds while there is nothing to copy
     :raises JournalCorrupt: data is damaged, or was deleted before it was archived; the lake has all records before it
     :raises JournalLocked: another archive of the journal writes to the lake
     """
@@ -107,10 +146,24 @@ def archive(
     name = target.admit(view.identity, server, host_of(journal))
     engine = rounds.local if spark is None else rounds.on(spark)
     with target.locked(view.identity):
-        run = _Run(engine, journal, source, target, name, view.identity, hold, round_bytes, optimize_every, keep)
+        run = _Run(
+            engine, journal, source, target, name, view.identity, hold, round_bytes, optimize_every, keep, monitor
+        )
         if accept_loss:
             run.accept_loss(view)
         return run.loop(follow, every, progress, stop)
+
+
+def check_free(journal: str, lake: str | Path, server: str | None = None) -> None:
+    """Check that an archive could begin, before an engine is started for it.
+
+    :raises ConfigError: the journal has another name in the lake, or another journal has this one
+    :raises JournalLocked: another archive of the journal writes to the lake
+    """
+    target, view = Lake.at(lake), place(journal).view()
+    target.admit(view.identity, server, host_of(journal))
+    with target.locked(view.identity):
+        pass
 
 
 @attrs.define(eq=False)
@@ -125,7 +178,14 @@ class _Run:
     round_bytes: int
     optimize_every: float
     keep: float | None
+    monitor: Callable[[State], object] | None
     done: Archived = attrs.field(init=False)
+    #: Where the count of records has come to, and how many there are from the first round on.
+    _counted: int = attrs.field(default=0, init=False)
+    _records: int = attrs.field(default=0, init=False)
+    #: Number and size of the lake's files, which are read after each round.
+    _files: tuple[int, int] | None = attrs.field(default=None, init=False)
+    _monitored: float = attrs.field(default=float("-inf"), init=False)
     _reported: float = attrs.field(default=float("-inf"), init=False)
     _optimized: float = attrs.field(factory=time.monotonic, init=False)
 
@@ -140,12 +200,17 @@ class _Run:
         progress(self.done, self.source.view())
         while not stop():
             view = self.source.view()
+            self.observe(view, MONITORED)
             behind = view.mark - self.done.position
             waited = time.monotonic() - began
             if behind > 0 and (not follow or behind >= self.round_bytes or waited >= every):
                 began = time.monotonic()
                 self.round(view)
+                self.done.last_seconds = time.monotonic() - began
+                self.done.seconds += self.done.last_seconds
                 progress(self.done, view)
+                self._files = None
+                self.observe(view, 0)
             elif behind < 0:
                 check(self.source, view, self.done.position, self.done.position)  # says that it is another journal
             elif follow:
@@ -155,6 +220,7 @@ class _Run:
             else:
                 break
         self.report(0)
+        self.observe(self.source.view(), 0)
         return self.done
 
     def round(self, view: View) -> None:
@@ -187,7 +253,7 @@ class _Run:
                 place=self.source,
                 part=part,
                 server=self.server,
-                lake=self.lake.path,
+                lake=self.lake.store,
                 name=f"part-{start:016x}-{number:05}",
             )
             for number, part in enumerate(parts)
@@ -222,10 +288,36 @@ class _Run:
         """Merge small files, if it is time."""
         if self.optimize_every and time.monotonic() - self._optimized >= self.optimize_every:
             try:
-                optimize(self.lake.path, keep=self.keep)
+                optimize(self.lake.store.uri, keep=self.keep)
             except JournalError as error:  # Another archive does the same at this moment, or will.
                 log.warning("%s", error)
             self._optimized = time.monotonic()
+
+    def observe(self, view: View, at_least: float) -> None:
+        """Pass the state to the monitor, if there is one and if that did not happen within so many seconds."""
+        if self.monitor is None or time.monotonic() - self._monitored < at_least or view.mark < self.done.position:
+            return
+        if self._files is None:
+            files = self.lake.files()
+            self._files = len(files), sum(file.size for file in files)
+        count, size = self._files
+        behind, name = self._behind(view), str(self.lake)
+        self.monitor(State(server=self.server, lake=name, done=self.done, behind=behind, files=count, size=size))
+        self._monitored = time.monotonic()
+
+    def _behind(self, view: View) -> Behind:
+        """Count what the lake does not have; each batch of the journal is counted once."""
+        here = self.done.position
+        if self._counted < here:
+            self._counted, self._records = here, self.done.rows
+        if here < view.start:  # Retention deleted it; the next round says so.
+            return Behind(records=0, size=view.mark - here, since=None)
+        if self._counted < view.mark:
+            account = account_of(self.source, view, self._counted, view.mark)
+            self._counted, self._records = account.end, self._records + account.rows
+        records = self._records - self.done.rows
+        with_records = (header.time for header, _ in _headers(self.source, view, here, view.mark) if header.records)
+        return Behind(records=records, size=view.mark - here, since=next(with_records, None) if records else None)
 
     def report(self, at_least: float) -> None:
         """Say to retention how far we have come, if we did not within so many seconds."""

@@ -19,8 +19,9 @@ from deltalake import DeltaTable, WriterProperties
 from deltalake.exceptions import DeltaError
 
 from fyrehose.errors import ConfigError, JournalError
-from fyrehose.spark.lake import PARTITION, Lake, plain
+from fyrehose.spark.lake import PARTITION, Lake
 from fyrehose.spark.rounds import GROUP
+from fyrehose.spark.stores import plain
 
 #: Size of a file that is not compacted any more, in bytes.
 FILE = 128 << 20
@@ -107,6 +108,7 @@ def _table(lake: Lake) -> DeltaTable:
 @contextmanager
 def _explained(lake: Lake) -> Iterator[None]:
     try:
-        yield
+        with lake.store.explained():
+            yield
     except DeltaError as error:
         raise JournalError(f"the lake {lake} could not be changed, try again: {plain(error)}") from error

@@ -7,6 +7,7 @@ counted as unchecked.  Files have a checksum for each page, so those are checked
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from fyrehose.errors import JournalCorrupt
 from fyrehose.journal.offline.places import place
 from fyrehose.spark import tables
 from fyrehose.spark.lake import Lake
+from fyrehose.spark.stores import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -61,8 +63,9 @@ def verify(spark: SparkSession, journal: str, lake: str | Path) -> Verified:
     files = target.files()
     if files:
         target.check(files)
-        paths = [str(target.path / file.path) for file in files]
-        damaged = spark.sparkContext.parallelize(paths, len(paths)).map(damage_of).filter(bool).collect()
+        paths = [file.path for file in files]
+        look = partial(damage_of, target.store)
+        damaged = spark.sparkContext.parallelize(paths, len(paths)).map(look).filter(bool).collect()
         if damaged:
             raise JournalCorrupt(f"{damaged[0]}; put it back from a copy, or archive into a new lake")
     if known is None:
@@ -95,14 +98,21 @@ def verify(spark: SparkSession, journal: str, lake: str | Path) -> Verified:
     return Verified(checked=checked, unchecked=ours.count() - in_both, differences=tuple(differences))
 
 
-def damage_of(path: str) -> str | None:
-    """Return what is wrong with a Parquet file, by the checksums of its pages; None if nothing is."""
+def damage_of(store: Store, path: str) -> str | None:
+    """Return what is wrong with a Parquet file of a lake, by the checksums of its pages; None if nothing is.
+
+    :raises JournalError: the object store cannot be reached
+    """
     try:
-        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+        with (
+            store.explained(),
+            store.files().open_input_file(path) as opened,
+            parquet.ParquetFile(opened, page_checksum_verification=True) as file,
+        ):
             for _ in file.iter_batches(columns=None):
                 pass
     except (OSError, ArrowException) as error:
-        return f"{path} is damaged: {str(error).splitlines()[0]}"
+        return f"{store.below(path)} is damaged: {str(error).splitlines()[0]}"
     return None
 
 

@@ -1,0 +1,147 @@
+"""Where the files of a lake are: in a directory, or in an object store (``s3://BUCKET/PATH``).
+
+Object stores are reached through delta-rs, for the log as well as for Parquet files, so that one set of credentials
+serves both: those of the AWS tools, from the environment (``AWS_ACCESS_KEY_ID``, ``AWS_PROFILE``, ``AWS_REGION``,
+``AWS_ENDPOINT_URL``, ``AWS_ALLOW_HTTP``), from their files, or from the machine's role.  A store can be pickled; it
+contains no credentials, so that each worker uses its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+import pyarrow as pa
+from deltalake.fs import DeltaStorageHandler
+from pyarrow import fs
+
+from fyrehose.errors import ConfigError, JournalError
+
+#: Schemes of an object store, and the scheme by which delta-rs knows it.
+_SCHEMES = {"s3://": "s3://", "s3a://": "s3://"}
+#: Two writers cannot create the same version of the log: a put of an object that exists fails.
+_OPTIONS = {"aws_conditional_put": "etag"}
+
+
+@attrs.frozen
+class Store:
+    """The place of a lake.
+
+    :ivar uri: an absolute path, or the URL of an object store
+    """
+
+    uri: str
+
+    @classmethod
+    def at(cls, location: str | Path) -> Store:
+        """Return the store at a path, a ``file://`` URL, or an ``s3://`` URL.
+
+        :raises ConfigError: it is another kind of URL, or names no bucket
+        """
+        text = str(location).removeprefix("file://")
+        for scheme, known in _SCHEMES.items():
+            if text.startswith(scheme):
+                found = text.removeprefix(scheme).strip("/")
+                if not found or text.startswith(f"{scheme}/"):
+                    raise ConfigError(f"invalid lake {text!r}: expected s3://BUCKET/PATH")
+                return cls(known + found)
+        if "://" in text:
+            raise ConfigError(f"invalid lake {text!r}: expected a directory or s3://BUCKET/PATH")
+        return cls(str(Path(text).absolute()))
+
+    def __str__(self) -> str:
+        return self.uri
+
+    @property
+    def remote(self) -> bool:
+        """Return True if this is an object store."""
+        return "://" in self.uri
+
+    @property
+    def directory(self) -> Path:
+        """Return the directory of a store that is not remote."""
+        assert not self.remote
+        return Path(self.uri)
+
+    @property
+    def options(self) -> dict[str, str] | None:
+        """Return the storage options with which delta-rs opens a table here."""
+        return dict(_OPTIONS) if self.remote else None
+
+    def below(self, name: str) -> Store:
+        """Return the store of a path in this one."""
+        return Store(f"{self.uri}/{name}")
+
+    def files(self) -> fs.FileSystem:
+        """Return the file system whose root this store is."""
+        if self.remote:
+            return fs.PyFileSystem(DeltaStorageHandler(self.uri, self.options))
+        return fs.SubTreeFileSystem(self.uri, fs.LocalFileSystem())
+
+    def sizes(self, paths: Sequence[str]) -> list[int | None]:
+        """Return the size of each file in bytes; None if it is missing."""
+        if not self.remote:
+            return [_size(self.directory / path) for path in paths]
+        with self.explained():
+            # One request lists a thousand files.
+            listed = self.files().get_file_info(fs.FileSelector("", recursive=True, allow_not_found=True))
+        known = {info.path: info.size for info in listed}
+        return [known.get(path) for path in paths]
+
+    @contextmanager
+    def writing(self, path: str) -> Iterator[pa.NativeFile]:
+        """Open a new file; it is durable when the context ends."""
+        if not self.remote:
+            (self.directory / path).parent.mkdir(parents=True, exist_ok=True)
+        with self.explained(), self.files().open_output_stream(path) as file:
+            yield file
+        if not self.remote:
+            for durable in (self.directory / path, (self.directory / path).parent, self.directory):
+                sync(durable)
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Explain errors of an object store, which delta-rs raises as an OSError of many lines.
+
+        :raises JournalError: the object store cannot be reached, or refuses
+        """
+        try:
+            yield
+        except OSError as error:
+            if not unavailable(error):
+                raise
+            raise JournalError(
+                f"the object store of {self} failed: {plain(error)}; see AWS_ENDPOINT_URL, AWS_REGION and the "
+                "credentials, and whether the bucket exists"
+            ) from error
+
+
+def unavailable(error: Exception) -> bool:
+    """Return whether an error means that an object store could not be used, and not that a file is damaged."""
+    return "Generic S3 error" in str(error)
+
+
+def plain(error: Exception) -> str:
+    """Return the text of an error of delta-rs in one line, without its prefixes."""
+    lines = [line.replace("\x1b[31m↳\x1b[0m", " ").strip() for line in str(error).splitlines()]
+    text = " ".join(" ".join(line for line in lines if line).split())
+    return text if "↳" in str(error) else text.rpartition("rror: ")[2]
+
+
+def sync(path: Path) -> None:
+    """Make a file or a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,70 @@
+"""A view of every stream, for SQL: ``select ... from streams.orders``."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fyrehose.errors import ConfigError
+from fyrehose.journal.offline.places import place
+from fyrehose.spark import tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: The database of the views.
+DATABASE = "streams"
+#: Setting of Spark that has its name: views without a catalog of tables are in one database, which all sessions share.
+SETTING = "spark.sql.globalTempDatabase"
+
+
+def catalog(
+    spark: SparkSession,
+    lake: str | Path | None,
+    journal: str | None = None,
+    *,
+    match: str = "*",
+    gaps: str = "error",
+) -> list[str]:
+    """Make a view of every stream, so that ``spark.sql("select * from streams.orders")`` works.
+
+    A view has the records that were durable when it was first queried; call this again for newer ones.  Names with
+    other characters than letters, digits and ``_`` need backquotes: ``streams.`web.access```.
+
+    :param lake, journal, gaps: as in :func:`fyrehose.spark.table`
+    :param match: a shell pattern of streams; the server's own, whose names begin with a dot, have to be matched by it
+        with their dot
+    :return: the names of the streams that have a view
+    :raises ConfigError: the session has another name for the database of such views
+    :raises JournalError: the lake does not exist, or its log is damaged
+    """
+    from fyrehose.spark.gaps import streams_of
+    from fyrehose.spark.lake import Lake
+
+    if spark.conf.get(SETTING) != DATABASE:
+        raise ConfigError(
+            f"this session cannot have views in the database {DATABASE!r}: start it with fyrehose.spark.session(), or "
+            f"with .config('{SETTING}', '{DATABASE}')"
+        )
+    target = None if lake is None else Lake.existing(lake) if journal is None else Lake.at(lake)
+    names = set() if target is None else target.streams()
+    if journal is not None:
+        names |= streams_of(place(journal))
+    names = {name for name in names if fnmatchcase(name, match) and name.startswith(".") == match.startswith(".")}
+    # Spark compares names of views without regard to case.
+    same = Counter(name.lower() for name in names)
+    doubtful = sorted(name for name in names if same[name.lower()] > 1)
+    if doubtful:
+        warnings.warn(
+            f"no views of {', '.join(map(repr, doubtful))}: Spark does not distinguish these names; read them with "
+            "fyrehose.spark.table(..., streams=[NAME])",
+            stacklevel=2,
+        )
+    made = sorted(names.difference(doubtful))
+    for name in made:
+        records = tables.table(spark, target, journal, streams=[name], gaps=gaps)
+        records.createOrReplaceGlobalTempView(f"`{name.replace('`', '``')}`")
+    return made
