@@ -19,6 +19,12 @@
     ├── StreamError                a stream cannot be administered
     │   ├── NoSuchStream             the stream does not exist
     │   └── StreamInUse              a listener is bound to the stream, or the server uses it itself
+    ├── SubscriptionError          a named subscription cannot be used
+    │   ├── NoSuchSubscription       the subscription does not exist
+    │   ├── SubscriptionInUse        another consumer has the subscription, or had it last
+    │   ├── SubscriptionConflict     the subscription is one of another stream
+    │   ├── InvalidPosition          the number cannot be acknowledged, or not by this consumer
+    │   └── TooManyNamedSubscriptions    the server, or the peer's address, has reached its limit
     ├── JournalError               the journal cannot be opened or read
     │   ├── JournalLocked            another process has the journal open
     │   ├── JournalCorrupt           bytes that were durable are damaged or missing
@@ -142,6 +148,30 @@ class NoSuchStream(StreamError):
 
 class StreamInUse(StreamError):
     """A listener is bound to the stream by its settings, or the stream belongs to the server."""
+
+
+class SubscriptionError(FyrehoseError):
+    """A named subscription cannot be used as requested."""
+
+
+class NoSuchSubscription(SubscriptionError):
+    """There is no named subscription of this name."""
+
+
+class SubscriptionInUse(SubscriptionError):
+    """Another consumer has the named subscription at present, or has taken it over."""
+
+
+class SubscriptionConflict(SubscriptionError):
+    """The named subscription is one of another stream."""
+
+
+class InvalidPosition(SubscriptionError):
+    """The number lies behind the end of the stream, or the consumer that sent it was displaced."""
+
+
+class TooManyNamedSubscriptions(SubscriptionError):
+    """The server, or the address of the peer, has reached its limit of named subscriptions."""
 
 
 class JournalError(FyrehoseError):

@@ -18,8 +18,10 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.core.budget import Budget
+from fyrehose.core.consuming import Consuming
 from fyrehose.core.fanout import Cursor, Fanout, Owner, Tally
 from fyrehose.core.guard import Guard
+from fyrehose.core.named import NamedSubscriptions
 from fyrehose.core.quotas import STREAMS, NewStreams, PeerLimits, Subscriptions
 from fyrehose.core.streams import UNLIMITED, StreamRules
 from fyrehose.errors import (
@@ -96,6 +98,10 @@ class Broker:
     grown: set[str] | None = attrs.field(default=None, init=False)
     #: subscriptions of peers, by address
     subscriptions: Subscriptions = attrs.field(init=False)
+    #: all named subscriptions
+    table: NamedSubscriptions = attrs.field(init=False)
+    #: the most named subscriptions
+    named_subscriptions: int = attrs.field(default=1_000, kw_only=True)
     _new_streams: NewStreams = attrs.field(init=False)
     _fanout: Fanout = attrs.field(init=False)
     _largest: dict[str, int] = attrs.field(factory=dict, init=False)
@@ -106,6 +112,12 @@ class Broker:
         self.subscriptions = Subscriptions(self.budget, self.limits.subscriptions)
         most = self.limits.streams or min(STREAMS, max(1, self.max_streams // 2))
         self._new_streams = NewStreams(self.limits, most, self.clock.seconds)
+        self.table = NamedSubscriptions(self.clock, self.journal, self.publish, self.budget, self.named_subscriptions)
+
+    @property
+    def named(self) -> Consuming:
+        """The named subscriptions, without limits by the access policy."""
+        return Consuming(self.table, self)
 
     def open(self) -> Deferred[None]:
         """Open the journal, and continue the numbers of its streams."""
@@ -115,9 +127,12 @@ class Broker:
     def _opened(self, ends: Mapping[str, int]) -> None:
         self._restore(ends)
         self._largest = {stream: self._max_payload(stream) for stream in ends}
+        self.table.open()
+        self.journal.keeper.unread = self.table.unread
 
     def close(self) -> Deferred[None]:
         """Commit everything that was published, then close the journal and end every subscription."""
+        self.table.close()
         return self.journal.close().addBoth(self._closed)
 
     def _closed(self, result: None) -> None:

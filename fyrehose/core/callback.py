@@ -17,6 +17,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.core.budget import Budget
+from fyrehose.core.consuming import NoSubscriptions
 from fyrehose.core.policy import LOOPBACK, Policy
 from fyrehose.errors import Forbidden, FyrehoseError, TooManyStreams
 from fyrehose.identity import Action, Identity
@@ -47,6 +48,7 @@ class CallbackBroker:
     max_streams: int = attrs.field(default=100_000, kw_only=True)
     now: Callable[[], float] = attrs.field(default=time.time, kw_only=True)
     identity: Identity = attrs.field(factory=Identity, kw_only=True)
+    named: NoSubscriptions = attrs.field(factory=NoSubscriptions, kw_only=True)
     counters: Counters = attrs.field(factory=Counters, kw_only=True)
     budget: Budget = attrs.field(factory=Budget, kw_only=True)
     _ends: dict[str, int] = attrs.field(factory=dict, kw_only=True, alias="ends")

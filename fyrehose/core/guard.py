@@ -18,6 +18,7 @@ from twisted.internet.defer import Deferred, fail
 from zope.interface import implementer
 
 from fyrehose.core.budget import Budget
+from fyrehose.core.consuming import Consuming
 from fyrehose.core.policy import OPEN, Policy, Rule
 from fyrehose.errors import Forbidden
 from fyrehose.identity import Action, Identity, network_of
@@ -31,7 +32,12 @@ if TYPE_CHECKING:
 #: The most cached verdicts for one identity and action; beyond that the cache is cleared.
 MOST_VERDICTS = 1_024
 
-_VERBS = {Action.PUBLISH: "publish into", Action.SUBSCRIBE: "read", Action.ADMINISTER: "administer"}
+_VERBS = {
+    Action.PUBLISH: "publish into",
+    Action.SUBSCRIBE: "read",
+    Action.CONSUME: "consume",
+    Action.ADMINISTER: "administer",
+}
 
 
 @attrs.define(eq=False)
@@ -96,6 +102,10 @@ class Guarded:
     @property
     def budget(self) -> Budget:
         return self.broker.budget
+
+    @property
+    def named(self) -> Consuming:
+        return Consuming(self.broker.table, self, self._network)
 
     def identified(self, identity: Identity) -> IBroker:
         """Return the broker of another peer, which inherits nothing from this one."""
