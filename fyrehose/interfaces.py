@@ -345,6 +345,9 @@ class INamedSubscriptions(Interface):
     def delete(named: Any) -> Deferred[None]:
         """Delete *named*; fires when that is durable."""
 
+    def show(named: Any) -> dict[str, object]:
+        """Return the durable state of *named* as an object for JSON."""
+
     def release(name: str) -> bool:
         """Remove the subscription *name* to the journal's files; return whether it was registered."""
 

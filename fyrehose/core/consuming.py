@@ -55,6 +55,9 @@ class NoSubscriptions:
     def delete(self, named: Any) -> Deferred[None]:
         return fail(self._refusal())
 
+    def show(self, named: Any) -> dict[str, object]:
+        raise self._refusal()
+
     def release(self, name: str) -> bool:
         raise self._refusal()
 
@@ -118,6 +121,9 @@ class Consuming:
 
     def delete(self, named: Named) -> Deferred[None]:
         return self._do(named, lambda: self.table.delete(named))
+
+    def show(self, named: Named) -> dict[str, object]:
+        return describe(self.table, named)
 
     def release(self, name: str) -> bool:
         self.peer.check(Action.CONSUME, EVERY)
