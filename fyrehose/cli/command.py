@@ -14,10 +14,10 @@ from fyrehose import __version__, plugins
 from fyrehose.cli.completion import completion
 from fyrehose.cli.journal import journal
 from fyrehose.cli.streams import streams
-from fyrehose.cli.values import Duration
+from fyrehose.cli.subscriptions import subscriptions
+from fyrehose.cli.values import Duration, Since
 from fyrehose.cli.watching import stats, top
 from fyrehose.errors import FyrehoseError
-from fyrehose.records import LAST_SEQ
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -80,22 +80,6 @@ class Place(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
         if colon and not (port.isdecimal() and 0 < int(port) < 65536):
             self.fail(f"{text!r}: expected HOST:PORT, such as 127.0.0.1:8119", param, ctx)
         return host.strip("[]") or "127.0.0.1", int(port) if colon else None
-
-
-class Since(click.ParamType):  # type: ignore[type-arg]
-    """Option type of a stream position: the number before the first record, or None for new records only."""
-
-    name = "latest|start|seq"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> int | None:
-        if value == "latest":
-            return None
-        if value == "start":
-            return 0
-        number = str(value)
-        if not (number.isascii() and number.isdecimal() and len(number) <= 15 and int(number) <= LAST_SEQ):
-            self.fail(f"{value!r}: expected latest, start, or a record number up to {LAST_SEQ}", param, ctx)
-        return max(int(number) - 1, 0)
 
 
 def _protocol(command: F) -> F:
@@ -253,5 +237,5 @@ def show_protocols(names: tuple[str, ...]) -> None:
 
 main.add_command(journal)
 main.add_command(completion)
-for _command in (streams, stats, top):
+for _command in (streams, subscriptions, stats, top):
     main.add_command(_command)
