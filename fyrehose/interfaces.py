@@ -329,6 +329,9 @@ class INamedSubscriptions(Interface):
             :class:`~fyrehose.errors.SubscriptionInUse` is raised if there is one
         """
 
+    def owner(named: Any) -> str:
+        """Return the name of the consumer that may continue without taking over; empty if there is none."""
+
     def detach(named: Any, consumer: Any) -> None:
         """Note that *consumer* is gone."""
 

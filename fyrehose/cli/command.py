@@ -176,6 +176,10 @@ def publish(
 @_tls
 @click.option("--stream", metavar="NAME", help="Stream to read (not with backbone).")
 @click.option("--since", type=Since(), default="latest", show_default=True, help="First record.")
+@click.option(
+    "--subscription", metavar="NAME", help="Continue a named subscription; --since is where a new one begins."
+)
+@click.option("--takeover", is_flag=True, help="Displace another consumer of the named subscription.")
 @click.option("--count", type=click.IntRange(1), help="Stop after this many messages.")
 @click.option("--idle", type=Duration(), help="Stop when no message arrives for this long.")
 @click.option("--format", "form", type=click.Choice(["text", "json", "raw"]), default="text", show_default=True)
@@ -186,6 +190,8 @@ def tail(
     tls: str | None,
     stream: str | None,
     since: int | None,
+    subscription: str | None,
+    takeover: bool,
     count: int | None,
     idle: float | None,
     form: str,
@@ -200,15 +206,19 @@ def tail(
         fyrehose tail --stream log
         fyrehose tail --stream log --since start --idle 1s | wc -l
         fyrehose tail --protocol backbone --format json | jq .seq
+        fyrehose tail --protocol relink --stream log --subscription billing
     """
     from fyrehose.cli import formats, running, tailing
     from fyrehose.cli.places import server
 
+    if takeover and subscription is None:
+        raise click.UsageError("--takeover needs --subscription NAME")
+    named = None if subscription is None else tailing.Named(subscription, takeover)
     at = server(protocol, place, tls)
     status = running.run(
         lambda reactor: tailing.tail(
             reactor,
-            at.tailer(reactor, stream),
+            at.tailer(reactor, stream, subscription is not None),
             stream,
             formats.for_terminal(form) if os.isatty(1) else formats.FORMATS[form],
             count,
@@ -216,6 +226,7 @@ def tail(
             timeout,
             at.contacts,
             since,
+            named,
         )
     )
     sys.exit(status)

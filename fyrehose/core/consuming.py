@@ -43,6 +43,9 @@ class NoSubscriptions:
     def attach(self, named: Any, consumer: Any, owner: str = "", takeover: bool = False) -> Any:
         raise self._refusal()
 
+    def owner(self, named: Any) -> str:
+        raise self._refusal()
+
     def detach(self, named: Any, consumer: Any) -> None:
         raise self._refusal()
 
@@ -108,6 +111,9 @@ class Consuming:
     def attach(self, named: Named, consumer: Consumer, owner: str = "", takeover: bool = False) -> Position:
         self.peer.check(Action.CONSUME, named.state.stream)
         return self.table.attach(named, consumer, owner, takeover)
+
+    def owner(self, named: Named) -> str:
+        return self.table.owner(named)
 
     def detach(self, named: Named, consumer: Consumer) -> None:
         self.table.detach(named, consumer)

@@ -238,6 +238,10 @@ class NamedSubscriptions:
         named.consumer, named.active = consumer, self.now()
         return position
 
+    def owner(self, named: Named) -> str:
+        """Return the consumer that may continue without taking over; empty if there is none."""
+        return "" if named.wanted is None else named.wanted.owner
+
     def detach(self, named: Named, consumer: Consumer) -> None:
         """Note that *consumer* is gone."""
         if named.consumer is consumer:
@@ -282,7 +286,9 @@ class NamedSubscriptions:
             return fail(InvalidPosition(f"cannot set a position to {seq}: stream {wanted.stream!r} ends at {last}"))
         self._displace(named, SubscriptionInUse(f"subscription {named.name!r} was rewound"))
         generation = wanted.generation + 1
-        named.wanted = attrs.evolve(wanted, seq=seq, generation=generation, owner="", time=self.now())
+        named.wanted = attrs.evolve(
+            wanted, seq=seq, generation=generation, rewinds=wanted.rewinds + 1, owner="", time=self.now()
+        )
         return self._store(named).addCallback(lambda _: named.state)
 
     def delete(self, named: Named) -> Deferred[None]:

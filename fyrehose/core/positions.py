@@ -32,6 +32,7 @@ class Position:
     :ivar stream: the stream that it reads
     :ivar seq: number of the last acknowledged record; 0: none
     :ivar generation: raised when the subscription is rewound or another consumer takes it over
+    :ivar rewinds: how often it was rewound, so that a consumer knows that records come again on purpose
     :ivar owner: the consumer that alone may continue without taking over, such as a link; empty: none
     :ivar creator: the network of the peer that created it
     :ivar time: the last change, in microseconds since 1970 UTC
@@ -40,6 +41,7 @@ class Position:
     stream: str
     seq: int
     generation: int = 1
+    rewinds: int = 0
     owner: str = ""
     creator: str = ""
     time: int = 0
