@@ -80,6 +80,7 @@ class Exporter:
         yield from self._refusals()
         yield from self._journal()
         yield from self._streams()
+        yield from self._subscriptions()
         budget = self.broker.budget
         yield _gauge(
             "fyrehose_memory_budget_used_bytes",
@@ -156,6 +157,21 @@ class Exporter:
             "fyrehose_streams_unlisted", "Streams without series of their own.", max(0, len(ends) - self.streams)
         )
         yield from (last, first, subscribers, lag)
+
+    def _subscriptions(self) -> Iterator[Metric]:
+        """Yield the named subscriptions, of which as many have series of their own as streams have."""
+        listed = [each for each in self.broker.named.listed() if each["kind"] == "stream"]
+        yield _gauge("fyrehose_subscriptions", "Named subscriptions.", len(listed))
+        for name, description, key in (
+            ("fyrehose_subscription_position", "Number of the last acknowledged message.", "position"),
+            ("fyrehose_subscription_lag_messages", "Messages that are not acknowledged.", "lag"),
+            ("fyrehose_subscription_lag_seconds", "Age of the oldest message not acknowledged.", "lag_seconds"),
+        ):
+            family = GaugeMetricFamily(name, description, labels=("subscription", "stream"))
+            for each in listed[: self.streams]:
+                if (value := each[key]) is not None:
+                    family.add_metric((str(each["name"]), str(each["stream"])), float(str(value)))
+            yield family
 
 
 def _gauge(name: str, description: str, value: float) -> Metric:

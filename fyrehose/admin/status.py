@@ -74,6 +74,7 @@ class Status:
                 "lag_age": round(max(0.0, self.sampler.clock.seconds() - lags.started), 3),
                 "listed": [_subscriber(cursor) for cursor in lags.furthest_behind(listed)],
             },
+            "subscriptions": self._subscriptions(listed),
             "refusals": self._refusals(),
         }
 
@@ -175,6 +176,12 @@ class Status:
             "rate": rate,
             "subscribers": self.broker.subscribers(stream),
         }
+
+    def _subscriptions(self, listed: int) -> dict[str, Any]:
+        """Return the named subscriptions that are furthest behind."""
+        every = self.broker.named.listed()
+        furthest = nlargest(listed, every, key=lambda each: each.get("lag", 0))
+        return {"total": len(every), "listed": furthest}
 
     def _listeners(self) -> list[dict[str, Any]]:
         return [

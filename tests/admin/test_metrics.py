@@ -119,3 +119,18 @@ def test_closed_journal_exports_its_state_only(real: Status) -> None:
     samples = scraped(real)
     assert labelled(samples, "fyrehose_journal_state")["closed",] == 1
     assert not labelled(samples, "fyrehose_journal_durable_bytes")
+
+
+def test_metrics_of_named_subscriptions(watched: Any) -> None:
+    watched.publish(b"a", b"b", b"c")
+    watched.broker.table.now = lambda: 4_000_000
+    for name in ("billing", "other"):
+        watched.broker.named.open(name, "s", 0)
+    watched.broker.named.acknowledge(watched.broker.named.find("billing"), 1)
+    watched.clock.advance(1)
+    samples = scraped(watched.status, streams=1)
+    assert labelled(samples, "fyrehose_subscriptions") == {(): 2}
+    assert labelled(samples, "fyrehose_subscription_position") == {("s", "billing"): 1}
+    assert labelled(samples, "fyrehose_subscription_lag_messages") == {("s", "billing"): 2}
+    assert labelled(samples, "fyrehose_subscription_lag_seconds") == {("s", "billing"): 3}
+    assert labelled(scraped(watched.status, streams=0), "fyrehose_subscription_position") == {}

@@ -191,3 +191,15 @@ def test_no_answer_examines_every_stream_or_subscriber(watched: Any, monkeypatch
     watched.status.streams_page("", 5, 10)
     watched.status.subscribers_page(5, 10)
     assert 0 < len(looked) < 200
+
+
+def test_named_subscriptions_are_listed_the_one_furthest_behind_first(watched: Any) -> None:
+    watched.publish(b"a", b"b", b"c")
+    for name, after in (("done", 3), ("behind", 0)):
+        watched.broker.named.open(name, "s", after)
+    found = watched.status.complete()["subscriptions"]
+    assert (found["total"], [(each["name"], each["lag"]) for each in found["listed"]]) == (
+        2,
+        [("behind", 3), ("done", 0)],
+    )
+    assert watched.status.complete(listed=0)["subscriptions"]["listed"] == []

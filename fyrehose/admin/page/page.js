@@ -231,6 +231,14 @@ function showStatus(status) {
     escapeInvisible(`${each.protocol} ${each.peer}`), escapeInvisible(each.stream), [each.position.toLocaleString("en"), "n"],
     [count(each.lag), each.lag > 10000 ? "n bad" : "n"], [each.paused ? "waiting for the peer" : "", "dim"],
   ]));
+  const named = status.subscriptions;
+  setText("subscriptions-count", count(named.total));
+  fillTable("subscriptions", named.listed.map((each) => (each.kind === "files"
+    ? [each.name, ["the journal's files", "dim"], "", [bytes(each.behind_bytes), "n"], "", ["", "dim"]]
+    : [each.name, escapeInvisible(each.stream), [each.position.toLocaleString("en"), "n"],
+      [count(each.lag), each.lag > 10000 ? "n bad" : "n"],
+      [each.lag && each.lag_seconds !== null ? seconds(each.lag_seconds) : "", "n"],
+      [each.consumer ? "consumer connected" : "", "dim"]])));
   fillTable("listeners", (status.listeners || []).map((each) => [
     protocolLabel(each.name, each.protocol), each.endpoint, [each.encryption || "none", each.encryption ? "" : "dim"], each.access,
     [count(each.connections), "n"],
