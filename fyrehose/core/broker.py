@@ -113,6 +113,7 @@ class Broker:
         most = self.limits.streams or min(STREAMS, max(1, self.max_streams // 2))
         self._new_streams = NewStreams(self.limits, most, self.clock.seconds)
         self.table = NamedSubscriptions(self.clock, self.journal, self.publish, self.budget, self.named_subscriptions)
+        self.table.now = getattr(self.journal, "now", self.table.now)
 
     @property
     def named(self) -> Consuming:
