@@ -10,7 +10,7 @@ Everything here is called in the reactor's thread, and no call blocks for longer
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -275,6 +275,17 @@ class IBroker(Interface):
         :param after: 0: from the oldest record; None: only records published from now on.  A number outside the range
             that is kept is moved to the nearest end of that range; ``position`` of the result tells where.
         :raises TooManySubscriptions: the peer's address has reached its limit, or the memory budget is used up
+        """
+
+    def streams() -> Collection[str]:
+        """Return the names of the streams that the peer may subscribe to, except for the server's own."""
+
+    def watch_streams(created: Callable[[str], None]) -> Callable[[], None]:
+        """Call *created* with the name of each stream that is created and that the peer may subscribe to.
+
+        It is called before the stream has a record, so a subscription that begins at 0 misses nothing.
+
+        :return: a function that ends this
         """
 
     def exists(stream: str) -> bool:

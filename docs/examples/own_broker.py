@@ -9,7 +9,7 @@ no more than that.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import attrs
@@ -52,6 +52,13 @@ class LastMessages:
 
     def admit(self, proofs: Collection[str]) -> None:
         """Admit every peer."""
+
+    def streams(self) -> Collection[str]:
+        return self._streams.keys()
+
+    def watch_streams(self, created: Callable[[str], None]) -> Callable[[], None]:
+        """Report no new streams: nobody follows streams by pattern here."""
+        return lambda: None
 
     def permits(self, action: Action, stream: str) -> bool:
         return True

@@ -180,7 +180,7 @@ class Status:
     def _subscriptions(self, listed: int) -> dict[str, Any]:
         """Return the named subscriptions that are furthest behind."""
         every = self.broker.named.listed()
-        furthest = nlargest(listed, every, key=lambda each: each.get("lag", 0))
+        furthest = nlargest(listed, every, key=lambda each: int(str(each.get("lag", 0))))
         return {"total": len(every), "listed": furthest}
 
     def _listeners(self) -> list[dict[str, Any]]:

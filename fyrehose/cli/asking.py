@@ -147,8 +147,8 @@ class Asker:
             request.add_header("Authorization", f"Bearer {self.token}".encode().decode("latin-1"))
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT, context=self.context) as response:
-                body: bytes = response.read(LARGEST)
-                return body
+                answer: bytes = response.read(LARGEST)
+                return answer
         except urllib.error.HTTPError as error:
             raise FyrehoseError(self._refused(error)) from error
         except urllib.error.URLError as error:

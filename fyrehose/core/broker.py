@@ -104,6 +104,8 @@ class Broker:
     named_subscriptions: int = attrs.field(default=1_000, kw_only=True)
     _new_streams: NewStreams = attrs.field(init=False)
     _fanout: Fanout = attrs.field(init=False)
+    #: called with each stream that is created
+    _created: list[Callable[[str], None]] = attrs.field(factory=list, init=False)
     _largest: dict[str, int] = attrs.field(factory=dict, init=False)
     _restricted: dict[str, int] = attrs.field(factory=dict, init=False)
 
@@ -195,6 +197,13 @@ class Broker:
         oldest, last = self.journal.bounds(stream)
         position = last if after is None else min(max(after, oldest - 1), last)
         return self._fanout.subscribe(stream, position, last, sink, owner)
+
+    def streams(self) -> Collection[str]:
+        return [stream for stream in self.journal.ends() if not stream.startswith(".")]
+
+    def watch_streams(self, created: Callable[[str], None]) -> Callable[[], None]:
+        self._created.append(created)
+        return lambda: self._created.remove(created)
 
     def exists(self, stream: str) -> bool:
         return stream in self.journal.ends()
@@ -366,4 +375,6 @@ class Broker:
                 "that exists, or set new-streams = true in a [[stream]] table"
             )
         largest = self._largest[stream] = self._max_payload(stream)
+        for created in list(self._created):
+            created(stream)
         return largest

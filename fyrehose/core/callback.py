@@ -98,6 +98,14 @@ class CallbackBroker:
         """Refuse: nothing is kept."""
         raise Forbidden("this server keeps no messages: there is nothing to subscribe to")
 
+    def streams(self) -> Collection[str]:
+        """Return nothing, because there is nothing to read."""
+        return ()
+
+    def watch_streams(self, created: Callable[[str], None]) -> Callable[[], None]:
+        """Do nothing, because there is nothing to read."""
+        return lambda: None
+
     def exists(self, stream: str) -> bool:
         """Return whether anything was published into *stream*."""
         return stream in self._ends

@@ -9,7 +9,7 @@ publisher that is no longer allowed is refused at its next publish.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -19,7 +19,7 @@ from zope.interface import implementer
 
 from fyrehose.core.budget import Budget
 from fyrehose.core.consuming import Consuming
-from fyrehose.core.policy import OPEN, Policy, Rule
+from fyrehose.core.policy import EVERY, OPEN, Policy, Rule, covers
 from fyrehose.errors import Forbidden
 from fyrehose.identity import Action, Identity, network_of
 from fyrehose.interfaces import IBroker, ISink, ISubscription
@@ -146,6 +146,21 @@ class Guarded:
     def unsubscribed(self) -> None:
         """Release one subscription, which has ended."""
         self.broker.subscriptions.release(self._network)
+
+    def streams(self) -> Collection[str]:
+        if self._rules is None:
+            self._rules = self._guard.policy.rules_for(self.identity)
+        patterns = [pattern for rule in self._rules for pattern in rule.patterns(Action.SUBSCRIBE)]
+        every: Collection[str] = self.broker.streams()
+        return every if EVERY in patterns else [stream for stream in every if covers(patterns, stream)]
+
+    def watch_streams(self, created: Callable[[str], None]) -> Callable[[], None]:
+        def permitted(stream: str) -> None:
+            if not stream.startswith(".") and self.permits(Action.SUBSCRIBE, stream):
+                created(stream)
+
+        stop: Callable[[], None] = self.broker.watch_streams(permitted)
+        return stop
 
     def exists(self, stream: str) -> bool:
         self.check(Action.SUBSCRIBE, stream)

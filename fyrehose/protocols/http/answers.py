@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 from zope.interface import implementer
@@ -86,6 +87,15 @@ class ReadAnswer:
             self.connection.flush()
 
 
+def events(runs: tuple[Run, ...]) -> bytes:
+    """Return *runs* as server-sent events, one per record."""
+    return b"".join(
+        b"id: %d\ndata: %b\n\n" % (seq, record)
+        for run in runs
+        for seq, record in enumerate(ndjson.objects(run), run.first_seq)
+    )
+
+
 @implementer(ISink, ISubscription)
 class LiveAnswer:
     """The answer to a live GET: one server-sent event per record, with the record's number as the id.
@@ -93,6 +103,9 @@ class LiveAnswer:
     It relays pausing and resuming from the transport to the subscription.  A delivery of many small records is sent in
     several turns of the reactor, and the subscription stays paused until all of them are sent.
     """
+
+    #: encodes runs as events
+    encode: ClassVar[Callable[[tuple[Run, ...]], bytes]] = staticmethod(events)
 
     def __init__(self, connection: HttpProtocol) -> None:
         self.connection = connection
@@ -145,7 +158,7 @@ class LiveAnswer:
 
     def deliver(self, delivery: Delivery) -> None:
         if len(delivery) <= TURN_RECORDS:
-            self.connection.session.send(delivery.encoded(events))
+            self.connection.session.send(delivery.encoded(self.encode))
             self.connection.flush()
             return
         for run in delivery.runs:
@@ -167,7 +180,7 @@ class LiveAnswer:
     # Internals.
 
     def _send_pending(self) -> None:
-        self.connection.session.send(events((self._pending.popleft(),)))
+        self.connection.session.send(self.encode((self._pending.popleft(),)))
         self.connection.flush()
         if not self._paused:  # The transport may have called pauseProducing during the flush.
             self.resumeProducing()
@@ -177,12 +190,3 @@ class LiveAnswer:
         if not self._paused:
             self.connection.session.send(b": still here\n\n")
             self.connection.flush()
-
-
-def events(runs: tuple[Run, ...]) -> bytes:
-    """Return *runs* as server-sent events, one per record."""
-    return b"".join(
-        b"id: %d\ndata: %b\n\n" % (seq, record)
-        for run in runs
-        for seq, record in enumerate(ndjson.objects(run), run.first_seq)
-    )

@@ -2,6 +2,7 @@
 
 Publish -> broker.publish -> {"stream": ..., "first": ..., "last": ...}, when the whole body is durable
 Read    -> broker.read, up to the last record at the time of the request -> one JSON object per line
+List    -> broker.streams -> one JSON object
 Live    -> broker.subscribe -> server-sent events, until the peer disconnects
 Retire  -> broker.retire -> 204, when the retirement is durable
 Manage  -> broker.named -> a JSON object, when the change is durable
@@ -19,6 +20,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose import errors
+from fyrehose.core.policy import covers
 from fyrehose.errors import FyrehoseError
 from fyrehose.identity import digest
 from fyrehose.interfaces import IBroker
@@ -29,13 +31,16 @@ from fyrehose.options import option, size
 from fyrehose.protocols.http.answers import LiveAnswer, ReadAnswer
 from fyrehose.protocols.http.consuming import Consumption
 from fyrehose.protocols.http.managing import Manage
+from fyrehose.protocols.http.patterns import PatternAnswer
 from fyrehose.protocols.http.session import (
     EVENTS,
     NDJSON,
     PROTOCOL,
     BodyRefused,
+    Follow,
     HttpSession,
     Limits,
+    List,
     Live,
     Publish,
     PublishEnd,
@@ -218,6 +223,27 @@ class HttpProtocol(WebProtocol):
         self._streamed = ReadAnswer(self, event.stream, first, last, event.limit)
         self.attach(self._streamed)
 
+    def on_list(self, event: List) -> None:
+        """List streams in the order of their creation, those that the peer may read."""
+        self._authenticate(event.request)
+        matching = [stream for stream in self.broker.streams() if covers((event.pattern,), stream)]
+        listed = []
+        for stream in matching[event.page * event.limit : (event.page + 1) * event.limit]:
+            first, last = self.broker.bounds(stream)
+            listed.append({"name": stream, "first": first, "last": last})
+        self._respond({"matching": len(matching), "page": event.page, "streams": listed})
+
+    def on_follow(self, event: Follow) -> None:
+        """Subscribe to all streams that match a pattern, and start the answer."""
+        self._authenticate(event.request)
+        answer = PatternAnswer(self, event.pattern)
+        if event.request.method == "HEAD":
+            self.session.start(200, EVENTS)
+            self.session.end()
+            return
+        answer.follow()
+        self._streamed = answer
+
     def on_live(self, event: Live) -> None:
         """Subscribe, and start the answer to a live GET."""
         self._authenticate(event.request)
@@ -290,6 +316,8 @@ class HttpProtocol(WebProtocol):
         | on(BodyRefused, on_body_refused)
         | on(Read, on_read)
         | on(Live, on_live)
+        | on(List, on_list)
+        | on(Follow, on_follow)
         | on(Retire, on_retire)
         | on(Manage, on_manage)
     )

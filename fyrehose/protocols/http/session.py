@@ -3,6 +3,8 @@
     POST /streams/NAME                 publish the body, or each line of it  -> Publish ..., PublishEnd
     GET  /streams/NAME?from=N&limit=N  read records as NDJSON                -> Read
     GET  /streams/NAME/live?from=N     follow as server-sent events          -> Live
+    GET  /streams?match=PATTERN        list streams                          -> List
+    GET  /streams/*/live?match=PATTERN follow all streams that match         -> Follow
     DELETE /streams/NAME               retire the stream                     -> Retire
     GET  /subscriptions ...            named subscriptions: see managing.py  -> Manage
     GET  /                             a description of these paths
@@ -32,6 +34,8 @@ FORM = "application/x-www-form-urlencoded"
 #: The largest limit of records of one GET, and the limit of a GET without one.
 MOST_RECORDS = 1_000_000
 RECORDS = 1_000
+#: The most streams that one answer lists, and the largest number of a page.
+MOST_LISTED, MOST_PAGES = 1_000, 10**7
 #: The longest time that a GET waits for a record, in seconds.
 LONGEST_WAIT = 300
 
@@ -39,6 +43,8 @@ USAGE = {
     "POST /streams/NAME": f"publish the body; with Content-Type: {NDJSON} publish each line",
     "GET /streams/NAME?from=SEQ&limit=N": "read records from SEQ, or from the oldest, as one JSON object per line",
     "GET /streams/NAME/live?from=SEQ": "follow the stream from now, or from SEQ, as server-sent events",
+    "GET /streams?match=PATTERN&limit=N&page=N": "list the streams that match, such as logs.*",
+    "GET /streams/*/live?match=PATTERN": "follow all streams that match, also new ones, as server-sent events",
     "DELETE /streams/NAME": "retire the stream",
     "GET /streams/NAME?subscription=S&limit=N&wait=SECONDS": "read behind the position of a named subscription",
     "GET /streams/NAME/live?subscription=S": "the same as server-sent events",
@@ -110,6 +116,24 @@ class Live:
 
 
 @attrs.frozen(slots=True, kw_only=True)
+class List:
+    """List the streams that match *pattern*: page *page* (from 0) of *limit* streams."""
+
+    request: Request
+    pattern: str
+    limit: int
+    page: int
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class Follow:
+    """Follow all streams that match *pattern*, from now on."""
+
+    request: Request
+    pattern: str
+
+
+@attrs.frozen(slots=True, kw_only=True)
 class Retire:
     """Retire a stream."""
 
@@ -150,6 +174,8 @@ class HttpSession(WebSession):
             return self._usage(request)
         if (managed := manage(request)) is not None:
             return self._manage(request, managed)
+        if path == ("streams",):
+            return self._list(request)
         if path[0] != "streams" or len(path) < 2 or path[2:] not in ((), ("live",)):
             paths = ", ".join(USAGE)
             return self.refuse(404, "no-such-path", f"unknown path; use one of {paths}; write a slash in NAME as %2F")
@@ -247,6 +273,30 @@ class HttpSession(WebSession):
         self._content_type = JSON if many else content_type if kind not in ("", FORM) else None
         return ()
 
+    def _list(self, request: Request) -> Iterable[object]:
+        if request.method not in ("GET", "HEAD"):
+            return self._refuse_method(("GET", "HEAD"))
+        if request.length != 0:
+            return self._refuse_body(request)
+        numbers = {"limit": MOST_LISTED, "page": 0}
+        for name, text in request.query.items():
+            if name == "match":
+                continue
+            most = {"limit": MOST_LISTED, "page": MOST_PAGES}.get(name)
+            if most is None:
+                return self.refuse(400, "bad-query", f"unknown parameter {name[:80]!r}: use match, limit and page")
+            if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= most):
+                return self.refuse(400, "bad-query", f"invalid {name}: expected a number from 0 to {most}")
+            numbers[name] = int(text)
+        return (List(request=request, pattern=request.query.get("match", "*"), **numbers),)
+
+    def _follow(self, request: Request) -> Iterable[object]:
+        pattern = request.query["match"]
+        if self._stream != "*" or len(request.query) > 1 or not pattern:
+            detail = "match needs the path /streams/*/live, a pattern such as logs.*, and no other parameter"
+            return self.refuse(400, "bad-query", detail)
+        return (Follow(request=request, pattern=pattern),)
+
     def _manage(self, request: Request, event: Manage) -> Iterable[object]:
         if request.method not in allowed(event):
             return self._refuse_method(allowed(event))
@@ -270,6 +320,8 @@ class HttpSession(WebSession):
 
     def _get(self, request: Request) -> Iterable[object]:
         live = request.path[2:] == ("live",)
+        if live and "match" in request.query:
+            return self._follow(request)
         numbers: dict[str, int] = {}
         subscription = request.query.get("subscription")
         known = {"from": LAST_SEQ} if live else {"from": LAST_SEQ, "limit": MOST_RECORDS}

@@ -95,8 +95,14 @@ def parse(terms: Terms) -> Place:
         raise _unknown(terms, f"the stream's name must have 1 to {MAX_NAME} bytes")
     if terms.listener_transactions or (subscribe and terms.connector_transactions):
         raise RemoteProtocolError("transactions-unsupported")
-    name, takeover = chosen.get("name"), "takeover" in chosen
-    return Place(stream=stream, subscribe=subscribe, after=after, seqs="seq" in chosen, name=name, takeover=takeover)
+    return Place(
+        stream=stream,
+        subscribe=subscribe,
+        after=after,
+        seqs="seq" in chosen,
+        name=chosen.get("name"),
+        takeover="takeover" in chosen,
+    )
 
 
 def _options(terms: Terms, text: str) -> dict[str, str]:
