@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import attrs
 from zope.interface import implementer
@@ -104,11 +104,9 @@ class LiveAnswer:
     several turns of the reactor, and the subscription stays paused until all of them are sent.
     """
 
-    #: encodes runs as events
-    encode: ClassVar[Callable[[tuple[Run, ...]], bytes]] = staticmethod(events)
-
-    def __init__(self, connection: HttpProtocol) -> None:
+    def __init__(self, connection: HttpProtocol, encode: Callable[[tuple[Run, ...]], bytes] = events) -> None:
         self.connection = connection
+        self._encode = encode
         self._subscription: ISubscription | None = None
         self._pending: deque[Run] = deque()
         self._paused = True
@@ -158,7 +156,7 @@ class LiveAnswer:
 
     def deliver(self, delivery: Delivery) -> None:
         if len(delivery) <= TURN_RECORDS:
-            self.connection.session.send(delivery.encoded(self.encode))
+            self.connection.session.send(delivery.encoded(self._encode))
             self.connection.flush()
             return
         for run in delivery.runs:
@@ -180,7 +178,7 @@ class LiveAnswer:
     # Internals.
 
     def _send_pending(self) -> None:
-        self.connection.session.send(self.encode((self._pending.popleft(),)))
+        self.connection.session.send(self._encode((self._pending.popleft(),)))
         self.connection.flush()
         if not self._paused:  # The transport may have called pauseProducing during the flush.
             self.resumeProducing()

@@ -63,10 +63,8 @@ class _Part:
 class PatternAnswer(LiveAnswer):
     """Sends the new records of every stream that matches *pattern*; it is its own subscription to all of them."""
 
-    encode = staticmethod(unnumbered)
-
     def __init__(self, connection: HttpProtocol, pattern: str) -> None:
-        super().__init__(connection)
+        super().__init__(connection, unnumbered)
         self._pattern = pattern
         self._parts: dict[str, ISubscription] = {}
         self._stop_watching: Callable[[], None] = lambda: None
@@ -101,7 +99,7 @@ class PatternAnswer(LiveAnswer):
         self.connection.session.send(b"event: gap\ndata: %b\n\n" % gap)
 
     def lost(self, stream: str, reason: Exception) -> None:
-        """End the answer if the server closes or nothing is left, else report that *stream* is not followed any more."""
+        """End the answer if the server closes or nothing is left, else report that *stream* is not followed."""
         self._parts.pop(stream, None)
         if isinstance(reason, Closed) or not self._parts:
             self.ended(reason)
