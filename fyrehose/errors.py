@@ -12,6 +12,7 @@
     │   ├── NewStreamRateExceeded    the peer creates streams too fast: try again later (retriable)
     │   ├── NewStreamForbidden       the configuration lets no peer create a stream of this name
     │   ├── StreamFull               the stream has used its last number
+    │   ├── KeyReused                the key of the publish belongs to other messages, or cannot be remembered
     │   ├── ReadOnly                 the disk is full or cannot be written: try again later (retriable)
     │   └── Closed                   the journal or the server is closing, or has failed
     ├── Forbidden                  the access policy does not allow the peer this action on this stream
@@ -114,6 +115,10 @@ class NewStreamRateExceeded(PublishError):
 
 class NewStreamForbidden(PublishError):
     """A ``[[stream]]`` table of the configuration lets no peer create a stream of this name."""
+
+
+class KeyReused(PublishError):
+    """The key of a publish belongs to other messages, which were published before, or cannot be remembered."""
 
 
 class StreamFull(PublishError):

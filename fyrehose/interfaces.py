@@ -267,6 +267,13 @@ class IBroker(Interface):
             :class:`~fyrehose.errors.Forbidden`.
         """
 
+    def publish_once(run: Run, key: str) -> Deferred[int]:
+        """Publish *run*, unless it was published to its stream with *key* before; the last keys are remembered.
+
+        :return: fires with the number of its first message, the same for each repetition.  Fails as :meth:`publish`
+            does, and with :class:`~fyrehose.errors.KeyReused` if *key* belongs to other messages.
+        """
+
     def subscribe(stream: str, after: int | None, sink: ISink) -> ISubscription:
         """Deliver the records of *stream* after number *after* to *sink*, until the subscription is stopped.
 

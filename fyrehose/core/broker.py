@@ -22,6 +22,7 @@ from fyrehose.core.consuming import Consuming
 from fyrehose.core.fanout import Cursor, Fanout, Owner, Tally
 from fyrehose.core.guard import Guard
 from fyrehose.core.named import NamedSubscriptions
+from fyrehose.core.once import PublishedOnce
 from fyrehose.core.quotas import STREAMS, NewStreams, PeerLimits, Subscriptions
 from fyrehose.core.streams import UNLIMITED, StreamRules
 from fyrehose.errors import (
@@ -100,6 +101,8 @@ class Broker:
     subscriptions: Subscriptions = attrs.field(init=False)
     #: all named subscriptions
     table: NamedSubscriptions = attrs.field(init=False)
+    #: publishes with a key
+    once: PublishedOnce = attrs.field(init=False)
     #: the most named subscriptions
     named_subscriptions: int = attrs.field(default=1_000, kw_only=True)
     _new_streams: NewStreams = attrs.field(init=False)
@@ -115,6 +118,7 @@ class Broker:
         most = self.limits.streams or min(STREAMS, max(1, self.max_streams // 2))
         self._new_streams = NewStreams(self.limits, most, self.clock.seconds)
         self.table = NamedSubscriptions(self.clock, self.journal, self.publish, self.budget, self.named_subscriptions)
+        self.once = PublishedOnce(self.journal, self.sequencer, self.budget)
         self.table.now = getattr(self.journal, "now", self.table.now)
 
     @property
@@ -131,6 +135,7 @@ class Broker:
         self._restore(ends)
         self._largest = {stream: self._max_payload(stream) for stream in ends}
         self.table.open()
+        self.once.open()
         self.journal.keeper.unread = self.table.unread
 
     def close(self) -> Deferred[None]:
@@ -188,6 +193,9 @@ class Broker:
             return fail(refusal)
         durable: Deferred[None] = self.journal.append(runs, firsts)
         return durable.addCallback(self._acknowledged, runs, firsts)
+
+    def publish_once(self, run: Run, key: str) -> Deferred[int]:
+        return self.once.publish(run, key, self.publish)
 
     def subscribe(self, stream: str, after: int | None, sink: ISink) -> ISubscription:
         return self.subscribe_as(None, stream, after, sink)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred, gatherResults, maybeDeferred
+from twisted.internet.defer import Deferred, fail, gatherResults, maybeDeferred
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -93,6 +93,10 @@ class CallbackBroker:
         done: Deferred[Any] = gatherResults(handled, consumeErrors=True)
         done.addCallbacks(lambda _: tuple(firsts), lambda failure: failure.value.subFailure)
         return done
+
+    def publish_once(self, run: Run, key: str) -> Deferred[int]:
+        """Refuse: no keys are kept."""
+        return fail(Forbidden("this server keeps no keys of publishes; leave out the key"))
 
     def subscribe(self, stream: str, after: int | None, sink: ISink) -> ISubscription:
         """Refuse: nothing is kept."""

@@ -134,6 +134,12 @@ class Guarded:
         published: Deferred[tuple[int, ...]] = self.broker.publish(runs, own, self.identity)
         return published
 
+    def publish_once(self, run: Run, key: str) -> Deferred[int]:
+        if not self.permits(Action.PUBLISH, run.stream):
+            return fail(self.refusal(Action.PUBLISH, run.stream))
+        published: Deferred[int] = self.broker.once.publish(run, key, self.publish)
+        return published
+
     def subscribe(self, stream: str, after: int | None, sink: ISink) -> ISubscription:
         self.check(Action.SUBSCRIBE, stream)
         self.broker.subscriptions.take(self._network)

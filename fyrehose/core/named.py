@@ -79,6 +79,8 @@ class Named:
     #: number and time of the oldest record that is not acknowledged, when it was last looked up
     oldest: tuple[int, int] = (0, 0)
     writing: bool = False
+    #: whether the memory budget was charged for it
+    charged: bool = False
     waiting: list[Deferred[None]] = attrs.field(factory=list)
 
     @property
@@ -128,8 +130,7 @@ class NamedSubscriptions:
             raise JournalCorrupt(f"the positions of named subscriptions cannot be read: {damage}") from damage
         now = self.now()
         for name, position in found.positions.items():
-            self.entries[name] = Named(name, position, position, position, active=now)
-            self.budget.keep(ENTRY)
+            self.entries[name] = Named(name, position, position, position, active=now, charged=self.budget.keep(ENTRY))
         self._checkpoint = found.checkpoint
         if found.missing:
             log.warn(
@@ -181,8 +182,7 @@ class NamedSubscriptions:
         position = Position(stream=stream, seq=after, creator=creator, time=self.now())
         named = self.entries.get(name)
         if named is None:
-            named = self.entries[name] = Named(name, position)
-            self.budget.keep(ENTRY)
+            named = self.entries[name] = Named(name, position, charged=self.budget.keep(ENTRY))
         elif named.wanted is None:  # It is being deleted.
             named.wanted = position
         named.active = self.now()
@@ -371,7 +371,7 @@ class NamedSubscriptions:
             each.errback(failure)
 
     def _forget(self, named: Named) -> None:
-        if self.entries.pop(named.name, None) is not None:
+        if self.entries.pop(named.name, None) is not None and named.charged:
             self.budget.forget(ENTRY)
 
     def _not_noted(self, failure: Failure) -> None:

@@ -64,6 +64,7 @@ _STATUS: dict[type[FyrehoseError], int] = {
     errors.NewStreamRateExceeded: 429,
     errors.NewStreamForbidden: 403,
     errors.StreamFull: 507,
+    errors.KeyReused: 422,
     errors.NoSuchStream: 404,
     errors.StreamInUse: 409,
     errors.NoSuchSubscription: 404,
@@ -166,7 +167,11 @@ class HttpProtocol(WebProtocol):
         def durable(firsts: tuple[int, ...]) -> None:
             upload.add_durable(firsts[0], len(run))
 
-        self.publish([run], durable)
+        if event.key is None:
+            self.publish([run], durable)
+        else:
+            once = self.broker.publish_once(run, event.key)
+            self.in_flight.track(once, lambda first: durable((first,)), self.refused, run.size)
 
     def on_publish_end(self, event: PublishEnd) -> None:
         """Answer a complete body, as soon as all of its messages are durable."""

@@ -36,6 +36,8 @@ MOST_RECORDS = 1_000_000
 RECORDS = 1_000
 #: The most streams that one answer lists, and the largest number of a page.
 MOST_LISTED, MOST_PAGES = 1_000, 10**7
+#: The largest body of one message per line with an Idempotency-Key, in bytes.
+KEYED = 1 << 20
 #: The longest time that a GET waits for a record, in seconds.
 LONGEST_WAIT = 300
 
@@ -61,6 +63,7 @@ class Publish:
     stream: str
     content_type: str | None
     payloads: list[bytes]
+    key: str | None = None  #: the Idempotency-Key; then this is the whole body
 
 
 @attrs.frozen(slots=True)
@@ -162,6 +165,9 @@ class HttpSession(WebSession):
     _stream: str = attrs.field(default="", init=False)
     _content_type: str | None = attrs.field(default=None, init=False)
     _body: Body | None = attrs.field(default=None, init=False)
+    _key: str | None = attrs.field(default=None, init=False)
+    #: whether each line of the body is a message
+    _lines: bool = attrs.field(default=False, init=False)
     #: a request about named subscriptions whose body is being received
     _managed: Manage | None = attrs.field(default=None, init=False)
     #: whether messages of the body were passed on as events
@@ -199,6 +205,9 @@ class HttpSession(WebSession):
             if self._managed is not None:
                 self._body = None
                 return self.refuse(413, "too-large", f"body exceeds the limit of {LARGEST} bytes")
+            if self._key is not None and self._lines:
+                self._body = None
+                return self.refuse(413, "too-large", f"body with a key exceeds the limit of {KEYED} bytes")
             return [*self._publish(error.before), *self.refuse_large_message()]
 
     def on_body_end(self) -> Iterable[object]:
@@ -211,7 +220,11 @@ class HttpSession(WebSession):
             except ValueError as error:
                 return self.refuse(400, "bad-body", str(error))
         try:
-            return [*self._publish(body.end()), PublishEnd()]
+            messages = body.end()
+            if self._key is not None and self._lines:
+                lines = Lines(self.limits.message)
+                messages = [*lines.add(messages[0]), *lines.end()]
+            return [*self._publish(messages), PublishEnd()]
         except TooLarge:
             return self.refuse_large_message()
 
@@ -264,12 +277,22 @@ class HttpSession(WebSession):
             return self.refuse(415, "multipart-body", "multipart body: send one message, or one message per line")
         if len(content_type) > MAX_NAME:
             return self.refuse(400, "bad-content-type", f"content type exceeds the limit of {MAX_NAME} characters")
+        self._key = request.headers.get("idempotency-key")
+        if self._key is not None and not (1 <= len(self._key) <= MAX_NAME and self._key.isascii()):
+            detail = f"invalid Idempotency-Key: expected 1 to {MAX_NAME} ASCII characters"
+            return self.refuse(400, "bad-key", detail)
         many = kind in NDJSONS
         largest = self.limits.body if many else self.limits.message
+        if many and self._key is not None:
+            largest = min(KEYED, self.limits.message)  # All of its lines are one publish.
         if request.length is not None and request.length > largest:
             detail = f"body of {request.length} bytes exceeds the limit of {largest} bytes"
             return self.refuse(413, "too-large", detail)
-        self._body = Lines(self.limits.message) if many else Whole(self.limits.message, request.length)
+        if not many or self._key is not None:
+            self._body = Whole(largest, request.length)
+        else:
+            self._body = Lines(self.limits.message)
+        self._lines = many
         self._content_type = JSON if many else content_type if kind not in ("", FORM) else None
         return ()
 
@@ -375,5 +398,11 @@ class HttpSession(WebSession):
         assert self._request is not None
         self._partly_published = True
         return (
-            Publish(request=self._request, stream=self._stream, content_type=self._content_type, payloads=payloads),
+            Publish(
+                request=self._request,
+                stream=self._stream,
+                content_type=self._content_type,
+                payloads=payloads,
+                key=self._key,
+            ),
         )
