@@ -176,10 +176,8 @@ def publish(
 @_tls
 @click.option("--stream", metavar="NAME", help="Stream to read (not with backbone).")
 @click.option("--since", type=Since(), default="latest", show_default=True, help="First record.")
-@click.option(
-    "--subscription", metavar="NAME", help="Continue a named subscription; --since is where a new one begins."
-)
-@click.option("--takeover", is_flag=True, help="Displace another consumer of the named subscription.")
+@click.option("--subscription", metavar="NAME", help="Named subscription to continue (relink).")
+@click.option("--takeover", is_flag=True, help="Displace another consumer of it.")
 @click.option("--count", type=click.IntRange(1), help="Stop after this many messages.")
 @click.option("--idle", type=Duration(), help="Stop when no message arrives for this long.")
 @click.option("--format", "form", type=click.Choice(["text", "json", "raw"]), default="text", show_default=True)
@@ -199,13 +197,11 @@ def tail(
 ) -> None:
     """Write the messages of a stream to standard output as they arrive.
 
-    text: one message a line, escaped on a terminal.  json: one object a line, with "payload_base64" if the message is
-    not UTF-8.  raw: the messages without separators.  The exit status is 1 if messages are missing.
+    text: one message a line, escaped on a terminal.  json: one object a line, "payload_base64" if not UTF-8.  raw: no
+    separators.  Status 1: messages are missing.
 
     \b
-        fyrehose tail --stream log
         fyrehose tail --stream log --since start --idle 1s | wc -l
-        fyrehose tail --protocol backbone --format json | jq .seq
         fyrehose tail --protocol relink --stream log --subscription billing
     """
     from fyrehose.cli import formats, running, tailing
