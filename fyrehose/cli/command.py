@@ -197,8 +197,8 @@ def tail(
 ) -> None:
     """Write the messages of a stream to standard output as they arrive.
 
-    text: one message a line, escaped on a terminal.  json: one object a line, "payload_base64" if not UTF-8.  raw: no
-    separators.  Status 1: messages are missing.
+    text: one message a line, escaped on a terminal.  json: one object a line.  raw: no separators.  The exit status is
+    1 if messages are missing.
 
     \b
         fyrehose tail --stream log --since start --idle 1s | wc -l
