@@ -12,6 +12,7 @@
     │   ├── NewStreamRateExceeded    the peer creates streams too fast: try again later (retriable)
     │   ├── NewStreamForbidden       the configuration lets no peer create a stream of this name
     │   ├── StreamFull               the stream has used its last number
+    │   ├── KeyReused                the key of the publish belongs to other messages, or cannot be remembered
     │   ├── ReadOnly                 the disk is full or cannot be written: try again later (retriable)
     │   └── Closed                   the journal or the server is closing, or has failed
     ├── Forbidden                  the access policy does not allow the peer this action on this stream
@@ -19,6 +20,12 @@
     ├── StreamError                a stream cannot be administered
     │   ├── NoSuchStream             the stream does not exist
     │   └── StreamInUse              a listener is bound to the stream, or the server uses it itself
+    ├── SubscriptionError          a named subscription cannot be used
+    │   ├── NoSuchSubscription       the subscription does not exist
+    │   ├── SubscriptionInUse        another consumer has the subscription, or had it last
+    │   ├── SubscriptionConflict     the subscription is one of another stream
+    │   ├── InvalidPosition          the number cannot be acknowledged, or not by this consumer
+    │   └── TooManyNamedSubscriptions    the server, or the peer's address, has reached its limit
     ├── JournalError               the journal cannot be opened or read
     │   ├── JournalLocked            another process has the journal open
     │   ├── JournalCorrupt           bytes that were durable are damaged or missing
@@ -110,6 +117,10 @@ class NewStreamForbidden(PublishError):
     """A ``[[stream]]`` table of the configuration lets no peer create a stream of this name."""
 
 
+class KeyReused(PublishError):
+    """The key of a publish belongs to other messages, which were published before, or cannot be remembered."""
+
+
 class StreamFull(PublishError):
     """The stream has used its last number; numbers never wrap."""
 
@@ -142,6 +153,30 @@ class NoSuchStream(StreamError):
 
 class StreamInUse(StreamError):
     """A listener is bound to the stream by its settings, or the stream belongs to the server."""
+
+
+class SubscriptionError(FyrehoseError):
+    """A named subscription cannot be used as requested."""
+
+
+class NoSuchSubscription(SubscriptionError):
+    """There is no named subscription of this name."""
+
+
+class SubscriptionInUse(SubscriptionError):
+    """Another consumer has the named subscription at present, or has taken it over."""
+
+
+class SubscriptionConflict(SubscriptionError):
+    """The named subscription is one of another stream."""
+
+
+class InvalidPosition(SubscriptionError):
+    """The number lies behind the end of the stream, or the consumer that sent it was displaced."""
+
+
+class TooManyNamedSubscriptions(SubscriptionError):
+    """The server, or the address of the peer, has reached its limit of named subscriptions."""
 
 
 class JournalError(FyrehoseError):

@@ -15,6 +15,7 @@ class Action(StrEnum):
 
     PUBLISH = "publish"
     SUBSCRIBE = "subscribe"  #: every kind of reading: live or from the past
+    CONSUME = "consume"  #: create named subscriptions, move their positions, and delete them
     ADMINISTER = "administer"  #: retire the stream
 
 

@@ -10,10 +10,11 @@ Everything here is called in the reactor's thread, and no call blocks for longer
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
+import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IPushProducer
 from zope.interface import Attribute, Interface
@@ -29,6 +30,50 @@ class JournalState(Enum):
     WRITABLE = "writable"
     READ_ONLY = "read-only"  #: the disk is full: reads continue, appends fail with :class:`~fyrehose.errors.ReadOnly`
     FAILED = "failed"  #: a sync failed: later data may not be durable, so the process must end
+
+
+@attrs.frozen(slots=True)
+class Unread:
+    """The records that a named subscription has not acknowledged.
+
+    :ivar seq: the number of the last acknowledged record of *stream*
+    :ivar time: when the subscription was used last, in microseconds since 1970 UTC
+    :ivar pinned: whether the records are kept whatever the limits of holds
+    """
+
+    name: str
+    stream: str
+    seq: int
+    time: int
+    pinned: bool = False
+
+
+@attrs.frozen(slots=True)
+class FileHold:
+    """A subscription to the journal's files: a retention hold that another program has registered.
+
+    :ivar behind: bytes of the log that it has not read
+    :ivar time: its last update, in microseconds since 1970 UTC
+    """
+
+    name: str
+    behind: int
+    time: int
+
+
+class IKeeper(Interface):
+    """The retention of a journal."""
+
+    unread = Attribute("Called for the list of Unread of all named subscriptions; the broker sets it.")
+
+    def holds() -> list[FileHold]:
+        """Return the retention holds of programs that read the journal's files, the one furthest behind first."""
+
+    def release(name: str) -> bool:
+        """Remove the hold *name*; return whether it was registered."""
+
+    def is_sealed(stream: str, seq: int) -> bool:
+        """Return whether record *seq* of *stream* lies in a sealed segment, or is deleted."""
 
 
 class ISequencer(Interface):
@@ -79,6 +124,7 @@ class IJournal(Interface):
     """The durable log of all streams."""
 
     state = Attribute("The current JournalState.")
+    keeper = Attribute("The retention: see IKeeper.")
     floor = Attribute("The last number of every stream that the journal does not list; 0 except after a quarantine.")
 
     def open(observer: IJournalObserver) -> Deferred[Mapping[str, int]]:
@@ -186,6 +232,8 @@ class IBroker(Interface):
     counters = Attribute("The counters of the server: fyrehose.observe.counters.Counters.")
     budget = Attribute("The memory budget of all connections: fyrehose.core.budget.Budget.")
 
+    named = Attribute("The named subscriptions, as the peer may use them: see INamedSubscriptions.")
+
     def identified(identity: Identity) -> Any:
         """Return this :class:`IBroker` restricted to the actions that the peer *identity* may do.
 
@@ -223,6 +271,13 @@ class IBroker(Interface):
             :class:`~fyrehose.errors.Forbidden`.
         """
 
+    def publish_once(runs: Sequence[Run], key: str) -> Deferred[int]:
+        """Publish *runs* of one stream, unless they were published with *key* before; the last keys are remembered.
+
+        :return: fires with the number of its first message, the same for each repetition.  Fails as :meth:`publish`
+            does, and with :class:`~fyrehose.errors.KeyReused` if *key* belongs to other messages.
+        """
+
     def subscribe(stream: str, after: int | None, sink: ISink) -> ISubscription:
         """Deliver the records of *stream* after number *after* to *sink*, until the subscription is stopped.
 
@@ -231,6 +286,17 @@ class IBroker(Interface):
         :param after: 0: from the oldest record; None: only records published from now on.  A number outside the range
             that is kept is moved to the nearest end of that range; ``position`` of the result tells where.
         :raises TooManySubscriptions: the peer's address has reached its limit, or the memory budget is used up
+        """
+
+    def streams() -> Collection[str]:
+        """Return the names of the streams that the peer may subscribe to, except for the server's own."""
+
+    def watch_streams(created: Callable[[str], None]) -> Callable[[], None]:
+        """Call *created* with the name of each stream that is created and that the peer may subscribe to.
+
+        It is called before the stream has a record, so a subscription that begins at 0 misses nothing.
+
+        :return: a function that ends this
         """
 
     def exists(stream: str) -> bool:
@@ -254,6 +320,64 @@ class IBroker(Interface):
 
     def restrict(stream: str, max_payload: int) -> None:
         """Limit the payloads of *stream* to *max_payload* bytes from now on, for every protocol."""
+
+
+class INamedSubscriptions(Interface):
+    """The named subscriptions as one peer may use them: positions in streams that the server keeps.
+
+    Every method raises :class:`~fyrehose.errors.Forbidden`, or its Deferred fails with it, if the peer has no right to
+    ``consume`` the stream; the others raised are each a :class:`~fyrehose.errors.SubscriptionError`.
+    """
+
+    def find(name: str, stream: str | None = None) -> Any:
+        """Return the subscription *name*, which must be one of *stream* if that is not None.
+
+        Its ``state`` is the durable :class:`~fyrehose.core.positions.Position`.
+        """
+
+    def open(name: str, stream: str, after: int | None) -> Deferred[Any]:
+        """Return the subscription *name* of *stream*; create it if it does not exist.
+
+        :param after: where a new subscription begins, as in :meth:`IBroker.subscribe`
+        :return: fires when everything about the subscription is durable
+        """
+
+    def attach(named: Any, consumer: Any, owner: str = "", takeover: bool = False) -> Any:
+        """Make *consumer* the only consumer of *named*, and return its position.
+
+        :param consumer: its ``displaced(reason)`` is called when it has to stop
+        :param owner: name of a consumer that outlives its connections
+        :param takeover: displace the present consumer; otherwise
+            :class:`~fyrehose.errors.SubscriptionInUse` is raised if there is one
+        """
+
+    def owner(named: Any) -> str:
+        """Return the name of the consumer that may continue without taking over; empty if there is none."""
+
+    def detach(named: Any, consumer: Any) -> None:
+        """Note that *consumer* is gone."""
+
+    def acknowledge(named: Any, seq: int, generation: int | None = None) -> Deferred[Any]:
+        """Move the position of *named* forward to number *seq*.
+
+        :param generation: refuse if the subscription was rewound or taken over since it had this generation
+        :return: fires with the durable position
+        """
+
+    def rewind(named: Any, seq: int | None) -> Deferred[Any]:
+        """Set the position of *named* to *seq*, or to the end of the stream if that is None; displace its consumer."""
+
+    def delete(named: Any) -> Deferred[None]:
+        """Delete *named*; fires when that is durable."""
+
+    def show(named: Any) -> dict[str, object]:
+        """Return the durable state of *named* as an object for JSON."""
+
+    def release(name: str) -> bool:
+        """Remove the subscription *name* to the journal's files; return whether it was registered."""
+
+    def listed() -> list[dict[str, object]]:
+        """Return the subscriptions that the peer may see, as objects for JSON."""
 
 
 class IProtocolPlugin(Interface):

@@ -167,7 +167,7 @@ def test_only_programs_import_the_reactor(module: str) -> None:
 #: such as the command line, may import everything.
 LAYERS = (
     ("kernels", "lazy"),
-    ("errors", "records", "options", "identity", "interfaces", "ndjson", "observe"),
+    ("errors", "records", "options", "identity", "interfaces", "ndjson", "ownlog", "observe"),
     ("journal", "core"),
     ("net",),
     ("web",),
@@ -297,6 +297,9 @@ def test_every_test_has_a_module() -> None:
         "tests/journal/test_descriptors.py",
         # The sessions and columns of one protocol together.
         "tests/protocols/lumberjack/test_progress.py",
+        # The session and the server of one protocol together, with the broker.
+        "tests/protocols/http/test_keys.py",
+        "tests/protocols/relink/test_subscriptions.py",
     )
     orphans = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):

@@ -9,7 +9,7 @@ no more than that.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import attrs
@@ -19,7 +19,7 @@ from twisted.internet.defer import Deferred, succeed
 from zope.interface import implementer
 
 from fyrehose import Run
-from fyrehose.core import Budget, Cursor, Fanout
+from fyrehose.core import Budget, Cursor, Fanout, NoSubscriptions
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, ISink
 from fyrehose.net import TCPService
@@ -39,6 +39,7 @@ class LastMessages:
     keep: int = 1000
     counters: Counters = attrs.field(factory=Counters)
     budget: Budget = attrs.field(factory=Budget)
+    named: NoSubscriptions = attrs.field(factory=NoSubscriptions)
     _streams: dict[str, deque[Run]] = attrs.field(factory=dict, init=False)
     _fanout: Fanout = attrs.field(init=False)
 
@@ -51,6 +52,13 @@ class LastMessages:
 
     def admit(self, proofs: Collection[str]) -> None:
         """Admit every peer."""
+
+    def streams(self) -> Collection[str]:
+        return self._streams.keys()
+
+    def watch_streams(self, created: Callable[[str], None]) -> Callable[[], None]:
+        """Report no new streams: nobody follows streams by pattern here."""
+        return lambda: None
 
     def permits(self, action: Action, stream: str) -> bool:
         return True
@@ -67,6 +75,10 @@ class LastMessages:
             kept.append(run.numbered(first, int(self.clock.seconds() * 1_000_000)))
         self._fanout.durable({run.stream: self.bounds(run.stream)[1] for run in (*runs, *own)})
         return succeed(tuple(firsts))
+
+    def publish_once(self, runs: Sequence[Run], key: str) -> Deferred[int]:
+        """Publish *runs*: this broker remembers no keys, so it stores a repetition again."""
+        return self.publish(runs).addCallback(lambda firsts: firsts[0])
 
     def subscribe(self, stream: str, after: int | None, sink: ISink) -> Cursor:
         oldest, last = self.bounds(stream)

@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric
 
 from fyrehose import __version__, kernels
 from fyrehose.admin.sampling import journal_status, meters_of, published_by_protocol
-from fyrehose.admin.status import Status, holds_of
+from fyrehose.admin.status import Status
 from fyrehose.core.broker import Broker
 from fyrehose.interfaces import JournalState
 from fyrehose.observe.meters import Histogram
@@ -82,6 +82,7 @@ class Exporter:
         yield from self._refusals()
         yield from self._journal()
         yield from self._streams()
+        yield from self._subscriptions()
         budget = self.broker.budget
         yield _gauge(
             "fyrehose_memory_budget_used_bytes",
@@ -146,18 +147,6 @@ class Exporter:
         )
         broken.add_metric((), status.broken_holds)
         yield broken
-        behind = GaugeMetricFamily(
-            "fyrehose_journal_hold_behind_bytes",
-            "Durable bytes that a retention hold's reader has not read.",
-            labels=_HOLD,
-        )
-        age = GaugeMetricFamily(
-            "fyrehose_journal_hold_age_seconds", "Time since a retention hold was updated.", labels=_HOLD
-        )
-        for hold in holds_of(status, self.status.sampler.now()):
-            behind.add_metric((hold["name"],), hold["behind_bytes"])
-            age.add_metric((hold["name"],), hold["age"])
-        yield from (behind, age)
 
     def _streams(self) -> Iterator[Metric]:
         ends = self.broker.journal.ends()
@@ -176,6 +165,36 @@ class Exporter:
             "fyrehose_streams_unlisted", "Streams without series of their own.", max(0, len(ends) - self.streams)
         )
         yield from (last, first, subscribers, lag)
+
+    def _subscriptions(self) -> Iterator[Metric]:
+        """Yield the named subscriptions, of which as many have series of their own as streams have."""
+        every = self.broker.named.listed()
+        listed = [each for each in every if each["kind"] == "stream"]
+        yield _gauge("fyrehose_subscriptions", "Named subscriptions.", len(listed))
+        for name, description, key in (
+            ("fyrehose_subscription_position", "Number of the last acknowledged message.", "position"),
+            ("fyrehose_subscription_lag_messages", "Messages that are not acknowledged.", "lag"),
+            ("fyrehose_subscription_lag_seconds", "Age of the oldest message not acknowledged.", "lag_seconds"),
+        ):
+            family = GaugeMetricFamily(name, description, labels=("subscription", "stream"))
+            for each in listed[: self.streams]:
+                if (value := each[key]) is not None:
+                    family.add_metric((str(each["name"]), str(each["stream"])), float(str(value)))
+            yield family
+        behind = GaugeMetricFamily(
+            "fyrehose_journal_hold_behind_bytes",
+            "Bytes of the journal that a program with a retention hold has not read.",
+            labels=_HOLD,
+        )
+        age = GaugeMetricFamily(
+            "fyrehose_journal_hold_age_seconds", "Time since a retention hold was updated.", labels=_HOLD
+        )
+        now = self.status.sampler.now()
+        for each in every:
+            if each["kind"] == "files":
+                behind.add_metric((str(each["name"]),), float(str(each["behind_bytes"])))
+                age.add_metric((str(each["name"]),), max(0.0, now - float(str(each["active"])) / 1e6))
+        yield from (behind, age)
 
 
 def _gauge(name: str, description: str, value: float) -> Metric:

@@ -199,7 +199,7 @@ def published_by_protocol(broker: Broker) -> Totals:
 
     A protocol's own records, whose source is named PROTOCOL-SOMETHING, do not count.
     """
-    own = tuple(f"{listener.protocol}-" for listener in broker.listeners)
+    own = ("server-", *(f"{listener.protocol}-" for listener in broker.listeners))
     return {
         protocol: (published.messages, published.bytes)
         for protocol, published in broker.published.items()

@@ -112,7 +112,6 @@ class Admin:
             return self.status.complete(match, limit)
         status = self.status.complete("", 0)
         status["streams"]["hidden"] = True
-        status["holds"] = []
         return status
 
     def status_event(self, sample: Sample, match: str, named: bool) -> bytes:

@@ -32,7 +32,6 @@ from fyrehose.admin.sampling import (
 from fyrehose.core.broker import Broker
 from fyrehose.core.fanout import Cursor
 from fyrehose.interfaces import JournalState
-from fyrehose.journal import holds
 from fyrehose.observe.meters import JournalStatus
 
 #: The default number of streams and of subscribers that an answer lists.
@@ -76,7 +75,6 @@ class Status:
             "reactor": {"lag": self._lag(), "lag_p99": self.sampler.recent_quantile(3, 0.99)},
             "journal": self.journal(),
             "listeners": self._listeners(),
-            "holds": self._holds(now),
             "protocols": self.protocols(lags),
             "streams": self._streams(match, listed),
             "subscribers": {
@@ -85,6 +83,7 @@ class Status:
                 "lag_age": round(max(0.0, self.sampler.clock.seconds() - lags.started), 3),
                 "listed": [_subscriber(cursor) for cursor in lags.furthest_behind(listed)],
             },
+            "subscriptions": self._subscriptions(listed),
             "refusals": self._refusals(),
         }
 
@@ -202,6 +201,12 @@ class Status:
             "subscribers": self.broker.subscribers(stream),
         }
 
+    def _subscriptions(self, listed: int) -> dict[str, Any]:
+        """Return the named subscriptions that are furthest behind."""
+        every = self.broker.named.listed()
+        furthest = nlargest(listed, every, key=lambda each: int(str(each.get("lag", 0))))
+        return {"total": len(every), "listed": furthest}
+
     def _listeners(self) -> list[dict[str, Any]]:
         return [
             {
@@ -241,25 +246,6 @@ def time_to_full(status: JournalStatus, rate: float) -> float | None:
     if limits and min(limits) - status.size < room:
         return None
     return room / rate
-
-
-def holds_of(status: JournalStatus, now: float) -> list[dict[str, Any]]:
-    """Return how far the readers with a retention hold are behind, such as archives; the one furthest behind first.
-
-    :param now: in seconds since 1970 UTC
-    """
-    try:
-        registered = holds.registered(Path(status.directory))
-    except OSError:
-        return []
-    return [
-        {
-            "name": hold.name,
-            "behind_bytes": max(0, status.durable - hold.position),
-            "age": round(max(0.0, now - hold.time / 1e6), 3),
-        }
-        for hold in registered
-    ]
 
 
 def _subscriber(cursor: Cursor) -> dict[str, Any]:

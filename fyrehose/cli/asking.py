@@ -1,4 +1,4 @@
-"""Requests to a running server: its status from the admin listener, or retiring a stream by the http listener."""
+"""Requests to a running server: its status from the admin listener, streams and subscriptions by the http listener."""
 
 from __future__ import annotations
 
@@ -97,23 +97,59 @@ class Asker:
         """
         self._send("DELETE", f"/streams/{quote(stream, safe='', errors='surrogateescape')}")
 
+    def subscriptions(self) -> list[dict[str, Any]]:
+        """Return the named subscriptions that the server shows to this client.
+
+        :raises FyrehoseError: the server does not answer, refuses, or is not Fyrehose
+        """
+        listed: list[dict[str, Any]] = self._parsed("subscriptions", self._send("GET", "/subscriptions"))[
+            "subscriptions"
+        ]
+        return listed
+
+    def subscription(self, name: str) -> dict[str, Any]:
+        """Return the named subscription *name*.
+
+        :raises FyrehoseError: the server refuses, or does not answer
+        """
+        return self._parsed("position", self._send("GET", _subscription_path(name)))
+
+    def rewind(self, name: str, seq: int | str) -> dict[str, Any]:
+        """Set the position of the subscription *name* to *seq*, a number or ``latest``, and return the subscription.
+
+        :raises FyrehoseError: the server refuses, or does not answer
+        """
+        body = json.dumps({"seq": seq}).encode()
+        return self._parsed("position", self._send("POST", f"{_subscription_path(name)}/rewind", body))
+
+    def delete_subscription(self, name: str) -> None:
+        """Delete the subscription *name*.
+
+        :raises FyrehoseError: the server refuses, or does not answer
+        """
+        self._send("DELETE", _subscription_path(name))
+
     def _get(self, resource: str, expected: str, **query: str | int) -> dict[str, Any]:
+        return self._parsed(expected, self._send("GET", f"/api/{resource}?{urlencode(query)}"))
+
+    def _parsed(self, expected: str, answer: bytes) -> dict[str, Any]:
+        """Return the JSON object in *answer*, which has the key *expected*."""
         try:
-            parsed = json.loads(self._send("GET", f"/api/{resource}?{urlencode(query)}"))
+            parsed = json.loads(answer)
         except (ValueError, RecursionError) as error:
             raise FyrehoseError(self._not_fyrehose()) from error
         if not isinstance(parsed, dict) or expected not in parsed:
             raise FyrehoseError(self._not_fyrehose())
         return parsed
 
-    def _send(self, method: str, path: str) -> bytes:
-        request = urllib.request.Request(self.url + path, method=method)
+    def _send(self, method: str, path: str, body: bytes | None = None) -> bytes:
+        request = urllib.request.Request(self.url + path, body, method=method)
         if self.token is not None:
             request.add_header("Authorization", f"Bearer {self.token}".encode().decode("latin-1"))
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT, context=self.context) as response:
-                body: bytes = response.read(LARGEST)
-                return body
+                answer: bytes = response.read(LARGEST)
+                return answer
         except urllib.error.HTTPError as error:
             raise FyrehoseError(self._refused(error)) from error
         except urllib.error.URLError as error:
@@ -156,3 +192,7 @@ class Asker:
             f"cannot connect to {self.url}: {cause}; is the server running with its default listeners, or with "
             f"--listen {self._protocol}=tcp:{urlsplit(self.default).port}:interface=127.0.0.1?{extra}"
         )
+
+
+def _subscription_path(name: str) -> str:
+    return f"/subscriptions/{quote(name, safe='', errors='surrogateescape')}"

@@ -14,10 +14,10 @@ from fyrehose import __version__, plugins
 from fyrehose.cli.completion import completion
 from fyrehose.cli.journal import journal
 from fyrehose.cli.streams import streams
-from fyrehose.cli.values import Duration
+from fyrehose.cli.subscriptions import subscriptions
+from fyrehose.cli.values import Duration, Since
 from fyrehose.cli.watching import stats, top
 from fyrehose.errors import FyrehoseError
-from fyrehose.records import LAST_SEQ
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -82,22 +82,6 @@ class Place(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
         return host.strip("[]") or "127.0.0.1", int(port) if colon else None
 
 
-class Since(click.ParamType):  # type: ignore[type-arg]
-    """Option type of a stream position: the number before the first record, or None for new records only."""
-
-    name = "latest|start|seq"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> int | None:
-        if value == "latest":
-            return None
-        if value == "start":
-            return 0
-        number = str(value)
-        if not (number.isascii() and number.isdecimal() and len(number) <= 15 and int(number) <= LAST_SEQ):
-            self.fail(f"{value!r}: expected latest, start, or a record number up to {LAST_SEQ}", param, ctx)
-        return max(int(number) - 1, 0)
-
-
 def _protocol(command: F) -> F:
     option = click.option(
         "--protocol",
@@ -126,9 +110,7 @@ def main() -> None:
 
 
 # Twisted parses the arguments, so that twistd and this command have the same options.
-@main.command(
-    add_help_option=False, context_settings={"ignore_unknown_options": True}, short_help="Run the server."
-)
+@main.command(add_help_option=False, context_settings={"ignore_unknown_options": True}, short_help="Run the server.")
 @click.argument("arguments", metavar="[OPTIONS]", nargs=-1, type=click.UNPROCESSED)
 def serve(arguments: tuple[str, ...]) -> None:
     """Run the server; `fyrehose serve --help` lists its options.
@@ -207,6 +189,8 @@ def publish(
 @_tls
 @click.option("--stream", metavar="NAME", help="Stream to read (not with backbone).")
 @click.option("--since", type=Since(), default="latest", show_default=True, help="First record.")
+@click.option("--subscription", metavar="NAME", help="Named subscription to continue (relink).")
+@click.option("--takeover", is_flag=True, help="Displace another consumer of it.")
 @click.option("--count", type=click.IntRange(1), help="Stop after this many messages.")
 @click.option("--idle", type=Duration(), help="Stop when no message arrives for this long.")
 @click.option("--format", "form", type=click.Choice(["text", "json", "raw"]), default="text", show_default=True)
@@ -217,6 +201,8 @@ def tail(
     tls: str | None,
     stream: str | None,
     since: int | None,
+    subscription: str | None,
+    takeover: bool,
     count: int | None,
     idle: float | None,
     form: str,
@@ -229,18 +215,20 @@ def tail(
     are missing.
 
     \b
-        fyrehose tail --stream log
         fyrehose tail --stream log --since start --idle 1s | wc -l
-        fyrehose tail --protocol backbone --format json | jq .seq
+        fyrehose tail --protocol relink --stream log --subscription billing
     """
     from fyrehose.cli import formats, running, tailing
     from fyrehose.cli.servers import protocol_to_tail, server
 
+    if takeover and subscription is None:
+        raise click.UsageError("--takeover needs --subscription NAME")
+    named = None if subscription is None else tailing.Named(subscription, takeover)
     at = server(protocol or protocol_to_tail(place), place, tls)
     status = running.run(
         lambda reactor: tailing.tail(
             reactor,
-            at.tailer(reactor, stream),
+            at.tailer(reactor, stream, subscription is not None),
             stream,
             formats.for_terminal(form) if os.isatty(1) else formats.FORMATS[form],
             count,
@@ -248,6 +236,7 @@ def tail(
             timeout,
             at.contacts,
             since,
+            named,
         )
     )
     sys.exit(status)
@@ -269,5 +258,5 @@ def show_protocols(names: tuple[str, ...]) -> None:
 
 main.add_command(journal)
 main.add_command(completion)
-for _command in (streams, stats, top):
+for _command in (streams, subscriptions, stats, top):
     main.add_command(_command)

@@ -58,11 +58,15 @@ class ServerAddress:
         made.prepare(stream)
         return made
 
-    def tailer(self, reactor: Any, stream: str | None) -> Any:
+    def tailer(self, reactor: Any, stream: str | None, named: bool = False) -> Any:
         """Return an :class:`fyrehose.interfaces.ITailer`, for a subscription to *stream*.
+
+        :param named: whether it is to consume a named subscription
 
         :raises ConfigError: the protocol has no such client, or the stream's name is invalid
         """
+        if named and not getattr(self.plugin, "consumes", False):
+            raise ConfigError(f"protocol {self.protocol} has no named subscriptions; use --protocol relink")
         made = self.plugin.tailer(self._watched(reactor, "read", "read", stream), self.host, self.port)
         if made is None:
             raise ConfigError(f"protocol {self.protocol} has no subscriber; see --protocol")

@@ -10,6 +10,7 @@ import attrs
 import click
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
 from fyrehose.cli.contacts import Contacts
@@ -23,6 +24,14 @@ HIGH, LOW = 4 << 20, 1 << 20
 
 #: Most lost ranges that the final error lists.
 MOST_NAMED = 10
+
+
+@attrs.frozen
+class Named:
+    """A named subscription, and whether to displace another consumer of it."""
+
+    name: str
+    takeover: bool = False
 
 
 @attrs.define(eq=False)
@@ -45,13 +54,16 @@ class Output:
     ended: Deferred[None] = attrs.field(factory=Deferred)
     _drained: Deferred[None] | None = None
 
-    def write(self, data: bytes) -> None:
-        """Queue ``data`` for writing."""
+    def write(self, data: bytes) -> Deferred[bool]:
+        """Queue ``data`` for writing.
+
+        :return: fires with True when it is written, and with False if it cannot be
+        """
         self.waiting += len(data)
         if self.waiting > HIGH and not self.paused:
             self.paused = True
             self.tailer.pause()
-        self.call(lambda: _write(self.fd, data)).addCallbacks(self._written, self._failed, (len(data),))
+        return self.call(lambda: _write(self.fd, data)).addCallbacks(self._written, self._failed, (len(data),))
 
     def drained(self) -> Deferred[None]:
         """Return a Deferred that fires when everything is written, or writing has failed."""
@@ -66,15 +78,16 @@ class Output:
         if not self.ended.called:
             self.ended.callback(None) if error is None else self.ended.errback(error)
 
-    def _written(self, _: None, size: int) -> None:
+    def _written(self, _: None, size: int) -> bool:
         self.waiting -= size
         if self.paused and self.waiting <= LOW and not self.ended.called:
             self.paused = False
             self.tailer.resume()
         if self._drained is not None and not self.waiting and not self._drained.called:
             self._drained.callback(None)
+        return True
 
-    def _failed(self, failure: Failure) -> None:
+    def _failed(self, failure: Failure) -> bool:
         if failure.check(BrokenPipeError):  # The reader of the pipe, such as head, needs no more.
             self.end()
         else:
@@ -82,6 +95,7 @@ class Output:
             self.end(self.error)
         if self._drained is not None and not self._drained.called:
             self._drained.callback(None)
+        return False
 
 
 async def tail(
@@ -94,12 +108,14 @@ async def tail(
     timeout: float,
     where: Contacts,
     since: int | None = None,
+    named: Named | None = None,
 ) -> int:
     """Write the messages of ``stream`` to standard output, until one of these: ``count`` messages are written, none has
     arrived for ``idle`` seconds, the reader of the output closes it, or Ctrl-C.
 
     :param timeout: the longest time to connect, in seconds
     :param since: the number before the first record; 0 begins with the oldest record that is kept
+    :param named: the named subscription to consume: its position moves when messages are written
     :return: the exit status, 0
     :raises FyrehoseError: the server cannot be reached or refuses the client, records are missing, or standard output
         cannot be written
@@ -109,18 +125,20 @@ async def tail(
     missing: list[str] = []
     short: str | None = None
 
-    def take(run: Run) -> None:
+    def take(run: Run) -> Deferred[Any] | None:
         nonlocal left
         if output.ended.called:
-            return
+            return None if named is None else Deferred()  # A record that is not written is not consumed.
         if left is not None:
             run = run.slice(0, left)
             left -= len(run)
-        output.write(form(run))
+        written = output.write(form(run))
         if waiting is not None and idle is not None:
             waiting.reset(idle)
         if left == 0:
             output.end()
+        # A record that cannot be written is not consumed.
+        return None if named is None else written.addCallback(lambda ok: None if ok else Deferred())
 
     def lost(first: int, last: int) -> None:
         click.echo(f"fyrehose: records {first} to {last} are no longer kept", err=True)
@@ -132,7 +150,7 @@ async def tail(
         short = f"connection to {where} lost: {where.hint}" if where.broken else tailer.shortfall(False)
         output.end()
 
-    tailer.subscribe(stream, take, since, lost)
+    tailer.subscribe(stream, take, since, lost, **({} if named is None else attrs.asdict(named)))
     output = Output(worker(reactor).call, tailer)
     try:
         await connected(reactor, tailer, timeout, where)
@@ -141,6 +159,8 @@ async def tail(
             waiting = reactor.callLater(idle, quiet)
         await output.ended
         await output.drained()
+        if named is not None:
+            await deferLater(reactor, 0)  # The last record is consumed when the callbacks of its write have run.
         if output.error is not None:
             raise output.error
         short = tailer.shortfall(True) if short is None else short
@@ -151,7 +171,9 @@ async def tail(
     finally:
         if waiting is not None and waiting.active():
             waiting.cancel()
-        tailer.close().addErrback(lambda failure: failure.trap(Exception))
+        closed = tailer.close().addErrback(lambda failure: failure.trap(Exception))
+        if named is not None:
+            await closed  # The last acknowledgement is sent before.
     return 0
 
 

@@ -9,6 +9,7 @@ from fyrehose.lazy import lazily
 if TYPE_CHECKING:
     from fyrehose.core.broker import Broker
     from fyrehose.core.budget import Budget
+    from fyrehose.core.consuming import NoSubscriptions
     from fyrehose.core.fanout import Cursor, Fanout
     from fyrehose.core.quotas import PeerLimits
     from fyrehose.core.sequencer import Sequencer
@@ -18,10 +19,11 @@ else:
         {
             "broker": "Broker",
             "budget": "Budget",
+            "consuming": "NoSubscriptions",
             "fanout": "Cursor Fanout",
             "quotas": "PeerLimits",
             "sequencer": "Sequencer",
         },
     )
 
-__all__ = ["Broker", "Budget", "Cursor", "Fanout", "PeerLimits", "Sequencer", "policy", "streams"]
+__all__ = ["Broker", "Budget", "Cursor", "Fanout", "NoSubscriptions", "PeerLimits", "Sequencer", "policy", "streams"]

@@ -18,8 +18,11 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.core.budget import Budget
+from fyrehose.core.consuming import Consuming
 from fyrehose.core.fanout import Cursor, Fanout, Owner, Tally
 from fyrehose.core.guard import Guard
+from fyrehose.core.named import NamedSubscriptions
+from fyrehose.core.once import PublishedOnce
 from fyrehose.core.quotas import STREAMS, NewStreams, PeerLimits, Subscriptions
 from fyrehose.core.streams import UNLIMITED, StreamRules
 from fyrehose.errors import (
@@ -126,8 +129,16 @@ class Broker:
     grown_bytes: dict[str, int] = attrs.field(factory=dict, init=False)
     #: subscriptions of peers, by address
     subscriptions: Subscriptions = attrs.field(init=False)
+    #: all named subscriptions
+    table: NamedSubscriptions = attrs.field(init=False)
+    #: publishes with a key
+    once: PublishedOnce = attrs.field(init=False)
+    #: the most named subscriptions
+    named_subscriptions: int = attrs.field(default=1_000, kw_only=True)
     _new_streams: NewStreams = attrs.field(init=False)
     _fanout: Fanout = attrs.field(init=False)
+    #: called with each stream that is created
+    _created: list[Callable[[str], None]] = attrs.field(factory=list, init=False)
     _largest: dict[str, int] = attrs.field(factory=dict, init=False)
     _restricted: dict[str, int] = attrs.field(factory=dict, init=False)
 
@@ -136,6 +147,14 @@ class Broker:
         self.subscriptions = Subscriptions(self.budget, self.limits.subscriptions)
         most = self.limits.streams or min(STREAMS, max(1, self.max_streams // 2))
         self._new_streams = NewStreams(self.limits, most, self.clock.seconds)
+        self.table = NamedSubscriptions(self.clock, self.journal, self.publish, self.budget, self.named_subscriptions)
+        self.once = PublishedOnce(self.journal, self.sequencer, self.budget)
+        self.table.now = getattr(self.journal, "now", self.table.now)
+
+    @property
+    def named(self) -> Consuming:
+        """The named subscriptions, without limits by the access policy."""
+        return Consuming(self.table, self)
 
     def open(self) -> Deferred[None]:
         """Open the journal, and continue the numbers of its streams."""
@@ -145,9 +164,13 @@ class Broker:
     def _opened(self, ends: Mapping[str, int]) -> None:
         self._restore(ends)
         self._largest = {stream: self._max_payload(stream) for stream in ends}
+        self.table.open()
+        self.once.open()
+        self.journal.keeper.unread = self.table.unread
 
     def close(self) -> Deferred[None]:
         """Commit everything that was published, then close the journal and end every subscription."""
+        self.table.close()
         return self.journal.close().addBoth(self._closed)
 
     def _closed(self, result: None) -> None:
@@ -202,6 +225,9 @@ class Broker:
         durable: Deferred[None] = self.journal.append(runs, firsts)
         return durable.addCallback(self._acknowledged, counted, firsts, began)
 
+    def publish_once(self, runs: Sequence[Run], key: str) -> Deferred[int]:
+        return self.once.publish(runs, key, self.publish)
+
     def subscribe(self, stream: str, after: int | None, sink: ISink) -> ISubscription:
         return self.subscribe_as(None, stream, after, sink)
 
@@ -210,6 +236,13 @@ class Broker:
         oldest, last = self.journal.bounds(stream)
         position = last if after is None else min(max(after, oldest - 1), last)
         return self._fanout.subscribe(stream, position, last, sink, owner)
+
+    def streams(self) -> Collection[str]:
+        return [stream for stream in self.journal.ends() if not stream.startswith(".")]
+
+    def watch_streams(self, created: Callable[[str], None]) -> Callable[[], None]:
+        self._created.append(created)
+        return lambda: self._created.remove(created)
 
     def exists(self, stream: str) -> bool:
         return stream in self.journal.ends()
@@ -379,4 +412,6 @@ class Broker:
                 "that exists, or set new-streams = true in a [[stream]] table"
             )
         largest = self._largest[stream] = self._max_payload(stream)
+        for created in list(self._created):
+            created(stream)
         return largest

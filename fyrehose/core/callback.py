@@ -12,11 +12,12 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred, gatherResults, maybeDeferred
+from twisted.internet.defer import Deferred, fail, gatherResults, maybeDeferred
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.core.budget import Budget
+from fyrehose.core.consuming import NoSubscriptions
 from fyrehose.core.policy import LOOPBACK, Policy
 from fyrehose.errors import Forbidden, FyrehoseError, TooManyStreams
 from fyrehose.identity import Action, Identity
@@ -47,6 +48,7 @@ class CallbackBroker:
     max_streams: int = attrs.field(default=100_000, kw_only=True)
     now: Callable[[], float] = attrs.field(default=time.time, kw_only=True)
     identity: Identity = attrs.field(factory=Identity, kw_only=True)
+    named: NoSubscriptions = attrs.field(factory=NoSubscriptions, kw_only=True)
     counters: Counters = attrs.field(factory=Counters, kw_only=True)
     budget: Budget = attrs.field(factory=Budget, kw_only=True)
     _ends: dict[str, int] = attrs.field(factory=dict, kw_only=True, alias="ends")
@@ -92,9 +94,21 @@ class CallbackBroker:
         done.addCallbacks(lambda _: tuple(firsts), lambda failure: failure.value.subFailure)
         return done
 
+    def publish_once(self, runs: Sequence[Run], key: str) -> Deferred[int]:
+        """Refuse: no keys are kept."""
+        return fail(Forbidden("this server keeps no keys of publishes; leave out the key"))
+
     def subscribe(self, stream: str, after: int | None, sink: ISink) -> ISubscription:
         """Refuse: nothing is kept."""
         raise Forbidden("this server keeps no messages: there is nothing to subscribe to")
+
+    def streams(self) -> Collection[str]:
+        """Return nothing, because there is nothing to read."""
+        return ()
+
+    def watch_streams(self, created: Callable[[str], None]) -> Callable[[], None]:
+        """Do nothing, because there is nothing to read."""
+        return lambda: None
 
     def exists(self, stream: str) -> bool:
         """Return whether anything was published into *stream*."""

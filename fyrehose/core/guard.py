@@ -9,7 +9,7 @@ publisher that is no longer allowed is refused at its next publish.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -18,8 +18,11 @@ from twisted.internet.defer import Deferred, fail
 from zope.interface import implementer
 
 from fyrehose.core.budget import Budget
+from fyrehose.core.consuming import Consuming
 from fyrehose.core.fanout import Cursor, Owner
-from fyrehose.core.policy import OPEN, Policy, Rule
+from fyrehose.core.named import NamedSubscriptions
+from fyrehose.core.once import PublishedOnce
+from fyrehose.core.policy import EVERY, OPEN, Policy, Rule, covers
 from fyrehose.core.quotas import Subscriptions
 from fyrehose.errors import Forbidden
 from fyrehose.identity import Action, Identity, network_of
@@ -30,7 +33,12 @@ from fyrehose.records import Run
 #: The most cached verdicts for one identity and action; beyond that the cache is cleared.
 MOST_VERDICTS = 1_024
 
-_VERBS = {Action.PUBLISH: "publish into", Action.SUBSCRIBE: "read", Action.ADMINISTER: "administer"}
+_VERBS = {
+    Action.PUBLISH: "publish into",
+    Action.SUBSCRIBE: "read",
+    Action.CONSUME: "consume",
+    Action.ADMINISTER: "administer",
+}
 
 
 class Unguarded(Protocol):
@@ -45,6 +53,12 @@ class Unguarded(Protocol):
     @property
     def subscriptions(self) -> Subscriptions: ...
 
+    @property
+    def table(self) -> NamedSubscriptions: ...
+
+    @property
+    def once(self) -> PublishedOnce: ...
+
     def identified(self, identity: Identity) -> IBroker: ...
 
     def publish(
@@ -56,6 +70,10 @@ class Unguarded(Protocol):
     def cursors(self) -> Collection[Cursor]: ...
 
     def exists(self, stream: str) -> bool: ...
+
+    def streams(self) -> Collection[str]: ...
+
+    def watch_streams(self, created: Callable[[str], None]) -> Callable[[], None]: ...
 
     def bounds(self, stream: str) -> tuple[int, int]: ...
 
@@ -129,6 +147,10 @@ class Guarded:
     def budget(self) -> Budget:
         return self.broker.budget
 
+    @property
+    def named(self) -> Consuming:
+        return Consuming(self.broker.table, self, self._network)
+
     def identified(self, identity: Identity) -> IBroker:
         """Return the broker of another peer, which inherits nothing from this one."""
         return self.broker.identified(identity)
@@ -154,6 +176,12 @@ class Guarded:
                 return fail(self.refusal(Action.PUBLISH, run.stream))
         return self.broker.publish(runs, own, self.identity)
 
+    def publish_once(self, runs: Sequence[Run], key: str) -> Deferred[int]:
+        for run in runs:
+            if not self.permits(Action.PUBLISH, run.stream):
+                return fail(self.refusal(Action.PUBLISH, run.stream))
+        return self.broker.once.publish(runs, key, self.publish)
+
     def subscribe(self, stream: str, after: int | None, sink: ISink) -> ISubscription:
         self.check(Action.SUBSCRIBE, stream)
         self.broker.subscriptions.take(self._network)
@@ -166,6 +194,21 @@ class Guarded:
     def unsubscribed(self) -> None:
         """Release one subscription, which has ended."""
         self.broker.subscriptions.release(self._network)
+
+    def streams(self) -> Collection[str]:
+        if self._rules is None:
+            self._rules = self._guard.policy.rules_for(self.identity)
+        patterns = [pattern for rule in self._rules for pattern in rule.patterns(Action.SUBSCRIBE)]
+        every = self.broker.streams()
+        return every if EVERY in patterns else [stream for stream in every if covers(patterns, stream)]
+
+    def watch_streams(self, created: Callable[[str], None]) -> Callable[[], None]:
+        def permitted(stream: str) -> None:
+            if not stream.startswith(".") and self.permits(Action.SUBSCRIBE, stream):
+                created(stream)
+
+        stop: Callable[[], None] = self.broker.watch_streams(permitted)
+        return stop
 
     def exists(self, stream: str) -> bool:
         self.check(Action.SUBSCRIBE, stream)

@@ -13,6 +13,7 @@
     [[allow]]
     token = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
     subscribe = "*"
+    consume = "logs.*"                          # named subscriptions
     administer = "logs.*"                       # retire streams
 
 A rule applies to a peer that meets all of its conditions; of a list, one match is enough.  Rules only allow; whatever
@@ -58,6 +59,7 @@ class Rule:
     tokens: tuple[str, ...] = ()
     publish: tuple[str, ...] = ()
     subscribe: tuple[str, ...] = ()
+    consume: tuple[str, ...] = ()
     administer: tuple[str, ...] = ()
 
     def meets(self, identity: Identity, proofs: Collection[str] = ()) -> bool:
@@ -114,7 +116,7 @@ class Policy:
 
 
 #: The policy that allows every peer everything, including the server's own streams.
-OPEN = Policy((Rule(publish=(EVERY, ".*"), subscribe=(EVERY, ".*"), administer=(EVERY, ".*")),))
+OPEN = Policy((Rule(publish=(EVERY, ".*"), subscribe=(EVERY, ".*"), consume=(EVERY, ".*"), administer=(EVERY, ".*")),))
 #: The policy without a file: only clients on this machine have access, to all streams but the server's own.
 LOOPBACK = Policy(
     (
@@ -122,6 +124,7 @@ LOOPBACK = Policy(
             networks=(ip_network("127.0.0.0/8"), ip_network("::1/128")),
             publish=(EVERY,),
             subscribe=(EVERY,),
+            consume=(EVERY,),
             administer=(EVERY,),
         ),
     ),
@@ -197,7 +200,8 @@ def _rule(table: Mapping[str, Any]) -> Rule:
     known = {*_CONDITIONS, *(action.value for action in Action)}
     if unknown := sorted(table.keys() - known):
         raise ValueError(
-            f"has the unknown key {unknown[0]!r}; expected {', '.join(_CONDITIONS)}, publish, subscribe or administer"
+            f"has the unknown key {unknown[0]!r}; expected {', '.join(_CONDITIONS)}, publish, subscribe, consume or "
+            "administer"
         )
     texts = {key: _texts(key, value) for key, value in table.items()}
     if not any(texts.get(key) for key in _CONDITIONS):
@@ -213,6 +217,7 @@ def _rule(table: Mapping[str, Any]) -> Rule:
         tokens=tuple(_token(text) for text in texts.get("token", ())),
         publish=texts.get("publish", ()),
         subscribe=texts.get("subscribe", ()),
+        consume=texts.get("consume", ()),
         administer=texts.get("administer", ()),
     )
 

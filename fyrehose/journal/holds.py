@@ -34,11 +34,13 @@ class Hold:
 
     :ivar position: the log must be kept from this position on
     :ivar time: last update, in microseconds since 1970 UTC
+    :ivar pinned: whether the hold has no limits
     """
 
     name: str
     position: int
     time: int
+    pinned: bool = False
 
 
 def checked_name(name: str) -> str:

@@ -85,7 +85,7 @@ class FileJournal:
     _clock: RecordClock = attrs.field(init=False)
     _store: Store = attrs.field(init=False)
     _floors: Floors | None = attrs.field(init=False)
-    _keeper: Keeper = attrs.field(init=False)
+    keeper: Keeper = attrs.field(init=False)
     _writer: Writer = attrs.field(init=False)
     _observer: IJournalObserver = attrs.field(init=False)
     #: The streams as of the last durable commit; the writer's are ahead of these.
@@ -113,7 +113,7 @@ class FileJournal:
         self._store = Store(self.directory, self.files, self._store_index)
         self._floors = None if self.stream_age is None else Floors(self._store, self.stream_age)
         deletion = Deletion(self.directory, self.files)
-        self._keeper = Keeper(self.directory, self.settings, self._store, self._clock, deletion, self._call)
+        self.keeper = Keeper(self.directory, self.settings, self._store, self._clock, deletion, self._call)
 
     @property
     def floor(self) -> int:
@@ -257,7 +257,7 @@ class FileJournal:
         sealed = self._store.roll(rolled.sealed, index)
         path = scan.index_path_of(self.directory, sealed.base)
         self._call(sealed.pack).addCallback(self._packed, sealed.base, path)
-        self._keeper.check(self._writer.keep_from)
+        self.keeper.check(self._writer.keep_from)
 
     def _packed(self, packed: bytes, base: int, path: Path) -> None:
         if self._store.packed(base, packed):
@@ -376,7 +376,7 @@ class FileJournal:
             self._settle()
         elif self.state is JournalState.READ_ONLY and free > least + least // 10:
             self._call(self._writer.make_room).addCallbacks(self._writable, self._still_full)
-        self._keeper.check(self._writer.keep_from)
+        self.keeper.check(self._writer.keep_from)
 
     def _writable(self, _: None) -> None:
         if self.state is JournalState.READ_ONLY and not self._unsettled:
@@ -435,8 +435,8 @@ class FileJournal:
             segments=len(sealed) + 1,
             size=position - (sealed[0][0] if sealed else self._writer.base),
             free=self._free,
-            held_by=self._keeper.held_by,
-            broken_holds=self._keeper.broken_holds,
+            held_by=self.keeper.held_by,
+            broken_holds=self.keeper.broken_holds,
             keep_bytes=self.settings.keep_bytes,
             keep_age=self.settings.keep_age,
             min_free=self.settings.min_free,

@@ -5,7 +5,7 @@ in: the store, the clock, the retention holds      out: deleted segments (by the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import attrs
@@ -14,8 +14,9 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.errors import JournalError
+from fyrehose.interfaces import FileHold, Unread
 from fyrehose.journal.clock import RecordClock
-from fyrehose.journal.holds import registered
+from fyrehose.journal.holds import Hold, registered, release
 from fyrehose.journal.retention import Deletion, Verdict, judge
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Store
@@ -28,6 +29,7 @@ class Keeper:
     """Deletes the oldest segments of an open journal, and logs it.
 
     :ivar run: runs a function in the writer thread
+    :ivar unread: returns what named subscriptions have not acknowledged
     :ivar held_by: name of the retention hold that keeps the oldest segments; empty if none does
     :ivar broken_holds: how often segments were deleted that a retention hold still covered
     """
@@ -38,8 +40,11 @@ class Keeper:
     clock: RecordClock
     deletion: Deletion
     run: Callable[[Callable[[], None]], Deferred[None]]
+    unread: Callable[[], Sequence[Unread]] = attrs.field(default=tuple, init=False)
     held_by: str = attrs.field(default="", init=False)
     broken_holds: int = attrs.field(default=0, init=False)
+    #: position of the segment in which the first unread record of a named subscription lies, by stream and number
+    _places: dict[tuple[str, int], int] = attrs.field(factory=dict, init=False)
     #: The last error that was logged; the same error is not logged every second.
     _last_error: str = attrs.field(default="", init=False)
 
@@ -53,7 +58,7 @@ class Keeper:
                 self.store,
                 self.settings,
                 self.clock.now(),
-                lambda: registered(self.directory),
+                self._every_hold,
                 doubted=self.clock.in_doubt,
             )
             self._log_holds(verdict)
@@ -66,6 +71,34 @@ class Keeper:
             self.run(lambda: self.deletion.work(keep_from)).addErrback(
                 self._failed, "retention could not delete a segment, and will try again: {why}"
             )
+
+    def holds(self) -> list[FileHold]:
+        """Return the retention holds of other programs, the one that is furthest behind first."""
+        end = self.store.active.end
+        return [FileHold(hold.name, max(0, end - hold.position), hold.time) for hold in registered(self.directory)]
+
+    def release(self, name: str) -> bool:
+        """Remove the hold *name*; return whether it was registered."""
+        return any(hold.name == name for hold in registered(self.directory)) and release(self.directory, name)
+
+    def is_sealed(self, stream: str, seq: int) -> bool:
+        """Return whether record *seq* of *stream* lies in a sealed segment, or is deleted.
+
+        :raises JournalCorrupt: an index is damaged
+        """
+        return self.store.before(self.store.active.base, stream) >= seq
+
+    def _every_hold(self) -> list[Hold]:
+        """Return the holds of other programs and of named subscriptions, the one that is furthest behind first."""
+        found = registered(self.directory)
+        places, self._places = self._places, {}
+        for each in self.unread():
+            record = each.stream, each.seq + 1
+            place = places[record] if record in places else self.store.place(*record)
+            if place < self.store.active.base:  # A record in a sealed segment stays there.
+                self._places[record] = place
+            found.append(Hold(each.name, place, each.time, each.pinned))
+        return sorted(found, key=lambda hold: (hold.position, hold.name))
 
     def _failed(self, failure: Failure, message: str) -> None:
         why = failure.getErrorMessage()

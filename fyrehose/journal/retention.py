@@ -93,6 +93,10 @@ def judge(
     if not count:
         return Verdict(0)
     sealed, registered = store.sealed, holds()
+    pinned = min((hold.position for hold in registered if hold.pinned), default=sealed[count - 1][1])
+    count = sum(end <= pinned for _, end in sealed[:count])
+    if not count:
+        return Verdict(0)
     alive = [hold for hold in registered if now - hold.time <= settings.hold_timeout * 1_000_000]
     done = count
     if alive:

@@ -157,6 +157,14 @@ class Store:
         before = index.last_before(stream)
         return self._snapshot(index.snapshot).last(stream) if before is None else before
 
+    def place(self, stream: str, seq: int) -> int:
+        """Return the position of the segment that has record *seq* of *stream*, or a later one; of the active, if none.
+
+        :raises JournalCorrupt: an index is damaged
+        """
+        at = bisect_left(self._bases, seq, key=lambda base: self.before(base, stream))
+        return self._bases[max(0, at - 1)]
+
     def oldest(self, stream: str) -> int:
         """Return the oldest number of *stream* that is kept, or its next number if none is."""
         return self.before(self._bases[0], stream) + 1

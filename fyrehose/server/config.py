@@ -38,6 +38,7 @@ from twisted.internet.endpoints import quoteStringArgument
 from fyrehose import plugins
 from fyrehose.core import policy, streams
 from fyrehose.core.broker import MAX_STREAMS
+from fyrehose.core.named import MOST_NAMED
 from fyrehose.core.policy import LOOPBACK, Policy
 from fyrehose.core.quotas import STREAMS, PeerLimits
 from fyrehose.core.streams import UNLIMITED, StreamRules
@@ -70,6 +71,13 @@ def _streams(text: str) -> int:
     return number
 
 
+def _named(text: str) -> int:
+    number = count(text)
+    if number > MOST_NAMED:
+        raise ValueError(f"a number from 0 to {MOST_NAMED}")
+    return number
+
+
 @attrs.frozen(kw_only=True)
 class ServerSettings:
     """The options that concern all listeners together."""
@@ -87,6 +95,9 @@ class ServerSettings:
     new_streams_rate: int = option(int(_LIMITS.rate), count, "further streams per second", least=1)
     subscriptions_per_address: int = option(
         _LIMITS.subscriptions, count, "most subscriptions of one address at a time", least=1
+    )
+    named_subscriptions: int = option(
+        1_000, _named, "most named subscriptions that the server keeps; one address creates half of them"
     )
     retire_idle: float = option(0.0, duration, "retire a stream after it has been empty for this long; 0: never")
     memory: int = option(

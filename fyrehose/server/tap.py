@@ -228,6 +228,7 @@ class Server(Service):
             reactor,
             self.journal,
             max_streams=config.server.max_streams,
+            named_subscriptions=config.server.named_subscriptions,
             limits=config.server.peer_limits,
             rules=config.streams,
             budget=Budget(limit=config.server.memory, each=config.server.memory_per_connection),

@@ -10,8 +10,33 @@ from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import implementer
 
 from fyrehose.errors import Closed, PublishError, ReadOnly
-from fyrehose.interfaces import IJournal, IJournalObserver, JournalState
+from fyrehose.interfaces import FileHold, IJournal, IJournalObserver, IKeeper, JournalState, Unread
 from fyrehose.records import Run
+
+
+@implementer(IKeeper)
+@attrs.define(eq=False)
+class MemoryKeeper:
+    """Retention that deletes nothing by itself.
+
+    :ivar kept: the retention holds of other programs
+    :ivar sealed: whether every record counts as one in a sealed segment
+    """
+
+    unread: Callable[[], Sequence[Unread]] = tuple
+    kept: list[FileHold] = attrs.field(factory=list)
+    sealed: bool = False
+
+    def holds(self) -> list[FileHold]:
+        return list(self.kept)
+
+    def release(self, name: str) -> bool:
+        found = [hold for hold in self.kept if hold.name == name]
+        self.kept = [hold for hold in self.kept if hold.name != name]
+        return bool(found)
+
+    def is_sealed(self, stream: str, seq: int) -> bool:
+        return self.sealed
 
 
 @implementer(IJournal)
@@ -29,6 +54,7 @@ class MemoryJournal:
     stream_age: Callable[[str], float] = lambda stream: 0
     state: JournalState = attrs.field(default=JournalState.CLOSED, init=False)
     floor: int = attrs.field(default=0, init=False)
+    keeper: MemoryKeeper = attrs.field(factory=MemoryKeeper, init=False)
     _runs: dict[str, list[Run]] = attrs.field(factory=dict, init=False)
     _oldest: dict[str, int] = attrs.field(factory=dict, init=False)
     #: the last number of streams of which nothing is kept

@@ -61,6 +61,7 @@ def watched() -> Iterator[Watched]:
     made.sampler.start()
     yield made
     made.sampler.stop()
+    made.broker.table.close()
     assert not [call for call in made.clock.getDelayedCalls() if call.active()]
 
 

@@ -112,7 +112,6 @@ def test_metrics_of_the_journal(real: Status) -> None:
     assert labelled(samples, "fyrehose_journal_broken_holds_total")[()] == 0
     assert labelled(samples, "fyrehose_journal_hold_behind_bytes") == {}
     journal = real.complete()["journal"]
-    assert journal["holds"] == []
     assert journal["durable"] == labelled(samples, "fyrehose_journal_durable_bytes")[()]
     assert (journal["durability"], journal["commits"], journal["commit_bytes_p50"]) == ("batch", 5, 4096)
 
@@ -124,9 +123,11 @@ def test_retention_holds_show_how_far_their_readers_are_behind(real: Status) -> 
     real.sampler.now = lambda: now
     holds.update(directory, "archive", before["durable"] - 100, int((now - 5) * 1e6))
     holds.update(directory, "ahead", before["durable"] + 100, int((now + 5) * 1e6))
-    assert real.complete()["journal"]["holds"] == [
-        {"name": "archive", "behind": 100, "age": 5.0},
-        {"name": "ahead", "behind": 0, "age": 0.0},
+    assert [
+        (each["kind"], each["name"], each["behind_bytes"]) for each in real.complete()["subscriptions"]["listed"]
+    ] == [
+        ("files", "archive", 100),
+        ("files", "ahead", 0),
     ]
     samples = scraped(real)
     assert labelled(samples, "fyrehose_journal_hold_behind_bytes") == {("archive",): 100, ("ahead",): 0}
@@ -138,3 +139,18 @@ def test_closed_journal_exports_its_state_only(real: Status) -> None:
     samples = scraped(real)
     assert labelled(samples, "fyrehose_journal_state")["closed",] == 1
     assert not labelled(samples, "fyrehose_journal_durable_bytes")
+
+
+def test_metrics_of_named_subscriptions(watched: Any) -> None:
+    watched.publish(b"a", b"b", b"c")
+    watched.broker.table.now = lambda: 4_000_000
+    for name in ("billing", "other"):
+        watched.broker.named.open(name, "s", 0)
+    watched.broker.named.acknowledge(watched.broker.named.find("billing"), 1)
+    watched.clock.advance(1)
+    samples = scraped(watched.status, streams=1)
+    assert labelled(samples, "fyrehose_subscriptions") == {(): 2}
+    assert labelled(samples, "fyrehose_subscription_position") == {("s", "billing"): 1}
+    assert labelled(samples, "fyrehose_subscription_lag_messages") == {("s", "billing"): 2}
+    assert labelled(samples, "fyrehose_subscription_lag_seconds") == {("s", "billing"): 3}
+    assert labelled(scraped(watched.status, streams=0), "fyrehose_subscription_position") == {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +13,10 @@ from fyrehose.admin import census, metrics
 from fyrehose.admin.status import time_to_full
 from fyrehose.core import fanout
 from fyrehose.core.broker import Broker
-from fyrehose.interfaces import JournalState
-from fyrehose.journal import holds
+from fyrehose.interfaces import FileHold, JournalState
 from fyrehose.observe.listeners import Listener
 from fyrehose.observe.meters import JournalMeters, JournalStatus
-from fyrehose.testing import MemoryJournal, RecordingSink
+from fyrehose.testing import RecordingSink
 
 log = Logger()
 
@@ -142,13 +140,6 @@ def test_time_to_a_full_disk_follows_from_growth_and_retention(
     figures: dict[str, Any], rate: float, seconds: float | None
 ) -> None:
     assert time_to_full(journal_with(**figures), rate) == seconds
-
-
-def test_retention_holds_are_listed(watched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    holds.update(tmp_path, "archive", 400, now=990_000_000)
-    figures = journal_with(directory=str(tmp_path), position=1_000)
-    monkeypatch.setattr(MemoryJournal, "status", lambda self: figures, raising=False)
-    assert watched.status.complete()["holds"] == [{"name": "archive", "behind_bytes": 600, "age": 10.0}]
 
 
 def test_protocols_are_listed_with_counts_and_rates(watched: Any) -> None:
@@ -283,3 +274,23 @@ def test_no_answer_examines_every_stream_or_subscriber(watched: Any, monkeypatch
     watched.status.streams_page("", 5, 10)
     watched.status.subscribers_page(5, 10)
     assert 0 < len(looked) < 200
+
+
+def test_named_subscriptions_are_listed_the_one_furthest_behind_first(watched: Any) -> None:
+    watched.publish(b"a", b"b", b"c")
+    for name, after in (("done", 3), ("behind", 0)):
+        watched.broker.named.open(name, "s", after)
+    found = watched.status.complete()["subscriptions"]
+    assert (found["total"], [(each["name"], each["lag"]) for each in found["listed"]]) == (
+        2,
+        [("behind", 3), ("done", 0)],
+    )
+    assert watched.status.complete(listed=0)["subscriptions"]["listed"] == []
+
+
+def test_programs_that_read_the_files_are_listed_behind_the_consumers_of_streams(watched: Any) -> None:
+    watched.broker.journal.keeper.kept.append(FileHold("archive", 600, 990_000_000))
+    watched.broker.named.open("billing", "s", 0)
+    consumer, files = watched.status.complete()["subscriptions"]["listed"]
+    assert (consumer["kind"], consumer["name"]) == ("stream", "billing")
+    assert files == {"name": "archive", "kind": "files", "behind_bytes": 600, "active": 990_000_000}

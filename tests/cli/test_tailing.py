@@ -15,7 +15,7 @@ from twisted.python.failure import Failure
 from fyrehose.cli import tailing
 from fyrehose.cli.contacts import Contacts
 from fyrehose.cli.formats import text
-from fyrehose.cli.tailing import HIGH, LOW, tail
+from fyrehose.cli.tailing import HIGH, LOW, Named, tail
 from fyrehose.errors import FyrehoseError
 from fyrehose.records import Run
 
@@ -28,8 +28,10 @@ class Tailer:
         self.told: list[str] = []
         self.missing = ""
 
-    def subscribe(self, stream: str | None, take: Any, after: int | None = None, lost: Any = None) -> None:
-        self.stream, self.take, self.after, self.lost = stream, take, after, lost
+    def subscribe(
+        self, stream: str | None, take: Any, after: int | None = None, lost: Any = None, **named: Any
+    ) -> None:
+        self.stream, self.take, self.after, self.lost, self.named = stream, take, after, lost, named
 
     def connect(self) -> Deferred[None]:
         return self.connecting
@@ -57,6 +59,7 @@ class Follower:
         count: int | None = None,
         idle: float | None = None,
         since: int | None = None,
+        named: Named | None = None,
     ) -> None:
         self.clock = Clock()
         self.jobs: list[tuple[Callable[[], None], Deferred[None]]] = []
@@ -66,7 +69,7 @@ class Follower:
         monkeypatch.setattr(tailing, "_write", lambda fd, data: self.written.append(data))
         self.contacts = Contacts("figg at h:1")
         self.tailer = Tailer()
-        made = tail(self.clock, self.tailer, "notes", text, count, idle, 5.0, self.contacts, since)
+        made = tail(self.clock, self.tailer, "notes", text, count, idle, 5.0, self.contacts, since, named)
         self.deferred = Deferred.fromCoroutine(made)
         self.deferred.addCallbacks(self.outcome.append, lambda failure: self.outcome.append(failure.value))
 
@@ -269,3 +272,36 @@ def test_idle_on_a_lost_connection_is_an_error(monkeypatch: pytest.MonkeyPatch) 
     [error] = follower.outcome
     assert isinstance(error, FyrehoseError)
     assert "connection to figg at h:1 lost" in str(error)
+
+
+def consumed(follower: Follower, payload: bytes) -> list[Any]:
+    """Return a list that is not empty when the record of *payload* was consumed."""
+    done: list[Any] = []
+    taken = follower.tailer.take(Run.of("s", [payload], source="x").numbered(1, 0))
+    taken.addCallback(done.append)
+    return done
+
+
+def test_a_record_of_a_named_subscription_is_consumed_when_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    follower = Follower(monkeypatch, named=Named("billing", takeover=True), count=2)
+    follower.connect()
+    assert follower.tailer.named == {"name": "billing", "takeover": True}
+    first, second, third = (consumed(follower, payload) for payload in (b"a", b"b", b"c"))
+    assert not first
+    follower.write()
+    assert first
+    follower.write()
+    follower.clock.advance(0)
+    assert (len(second), len(third)) == (1, 0)
+    assert follower.written == [b"a\n", b"b\n"]
+    assert follower.outcome == [0]
+
+
+def test_a_record_that_cannot_be_written_is_not_consumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    follower = Follower(monkeypatch, named=Named("billing"))
+    follower.connect()
+    done = consumed(follower, b"a")
+    follower.write(BrokenPipeError())
+    follower.clock.advance(0)
+    assert not done
+    assert follower.outcome == [0]

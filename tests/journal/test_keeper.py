@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fyrehose.interfaces import FileHold, Unread
 from fyrehose.journal import holds, scan
 
 
@@ -72,3 +73,62 @@ def test_retention_holds_keep_no_more_than_hold_bytes(open_journal) -> None:
     assert sum(segment.size for segment in scan.segments(bench.directory)) <= 10_000 + 20_000 + 3 * 4096
     assert bench.journal.status().broken_holds > 0
     assert bench.journal.status().held_by == "slow"
+
+
+def test_retention_keeps_what_a_named_subscription_has_not_acknowledged(open_journal) -> None:
+    bench = open_journal(segment_size=4096, keep_bytes=10_000, hold_timeout=100.0)
+    position = 0
+    bench.journal.keeper.unread = lambda: [Unread("billing", "s", position, 1_000_000)]
+    for i in range(100):
+        bench.append(b"%03d" % i * 100)
+    assert bench.journal.bounds("s") == (1, 100)
+    assert bench.journal.status().held_by == "billing"
+    position = 50
+    bench.clock.advance(1)
+    oldest = bench.journal.bounds("s")[0]
+    assert 35 < oldest <= 51, "the segment with record 51 stays, and no earlier one"
+    position = 100
+    bench.clock.advance(1)
+    assert bench.journal.bounds("s")[0] > 51
+    assert bench.journal.status().held_by == ""
+
+
+def test_a_subscription_at_the_end_of_a_quiet_stream_keeps_nothing(open_journal) -> None:
+    bench = open_journal(segment_size=4096, keep_bytes=10_000)
+    bench.append(b"x", stream="quiet")
+    bench.journal.keeper.unread = lambda: [Unread("billing", "quiet", 1, 1_000_000)]
+    for i in range(100):
+        bench.append(b"%03d" % i * 100)
+    assert bench.journal.status().held_by == ""
+    assert bench.journal.bounds("s")[0] > 1
+
+
+def test_the_limits_of_holds_apply_to_named_subscriptions(open_journal) -> None:
+    bench = open_journal(segment_size=4096, keep_bytes=10_000, hold_bytes=20_000)
+    bench.journal.keeper.unread = lambda: [Unread("slow", "s", 0, 1_000_000)]
+    for i in range(200):
+        bench.append(b"%03d" % i * 100)
+    assert sum(segment.size for segment in scan.segments(bench.directory)) <= 10_000 + 20_000 + 3 * 4096
+    assert bench.journal.status().broken_holds > 0
+
+
+def test_pinned_records_are_kept_whatever_the_limits(open_journal) -> None:
+    bench = open_journal(segment_size=4096, keep_bytes=10_000, hold_bytes=0, hold_timeout=1.0)
+    bench.append(b"checkpoint", stream="own")
+    bench.journal.keeper.unread = lambda: [Unread("", "own", 0, 0, pinned=True)]
+    for i in range(100):
+        bench.append(b"%03d" % i * 100)
+    assert bench.journal.bounds("own") == (1, 1)
+    assert bench.journal.keeper.is_sealed("own", 1)
+    assert not bench.journal.keeper.is_sealed("s", 100)
+
+
+def test_holds_are_listed_and_released(open_journal) -> None:
+    bench = open_journal()
+    bench.append(b"x" * 1000)
+    holds.update(bench.directory, "lake", 100, now=7)
+    end = bench.journal.status().position
+    assert bench.journal.keeper.holds() == [FileHold("lake", end - 100, 7)]
+    assert bench.journal.keeper.release("lake")
+    assert not bench.journal.keeper.release("lake")
+    assert not bench.journal.keeper.release("../LOCK")

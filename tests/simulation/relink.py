@@ -3,6 +3,7 @@
 a message is stored once at the most, whatever breaks; what was rolled back, or refused, never
 a channel is in its order; a transaction is there whole or not at all
 a link that was ever used is not lost, and by one link a subscriber gets each record once
+the position of a named subscription never falls back, and is never ahead of what its consumer has taken
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ PORT = 7733
 STREAM = "relink"
 #: Where the server keeps its links.
 LINKS = ".relink/links"
+#: Where the server keeps the positions of named subscriptions.
+POSITIONS = ".subscriptions"
 
 
 @attrs.define(eq=False)
@@ -208,6 +211,9 @@ class Subscriber(Client):
 class Numbered:
     """A reader that knows the numbers of records: whatever becomes of its links, it gets each record once."""
 
+    #: the named subscription that it consumes
+    subscription: str | None = None
+
     def __init__(self, side: Relink, number: int, stream: str, after: int) -> None:
         self.side, self.name = side, f"relink-{number}"
         world, dice = side.world, side.world.random
@@ -216,7 +222,7 @@ class Numbered:
         self.read = Reader(side.history, stream, self.name, after)
         endpoint = Endpoint(world, self.name, PORT)
         self.client = RelinkReader(world.clock, endpoint)
-        self.client.subscribe(stream, self._take, after, self._missed)
+        self.client.subscribe(stream, self._take, after, self._missed, self.subscription)
         self.client.on_state = partial(setattr, self, "connected")
         self.client.retry = lambda attempt: 0.3 * min(attempt, 6) * (0.5 + dice.random())
         self.client.connect().addErrback(lambda failure: failure.trap(Closed))
@@ -254,6 +260,42 @@ class Numbered:
         self.client.close()
 
 
+class Consumer(Numbered):
+    """A reader whose position the server keeps, too."""
+
+    def __init__(self, side: Relink, number: int, stream: str, after: int) -> None:
+        self.subscription = f"relink-{number}"
+        self.done, self.known = after, 0
+        super().__init__(side, number, stream, after)
+
+    def _take(self, run: Run) -> Any:
+        taken = super()._take(run)
+        if taken is None:
+            self.done = run.last_seq
+            return None
+        return taken.addCallback(lambda _: setattr(self, "done", run.last_seq))
+
+    def check(self, broker: Any) -> None:
+        """Compare the position on the server with what was taken."""
+        named = broker.table.entries.get(self.subscription)
+        if named is None or named.stored is None:
+            if self.known:
+                self.side.history.wrong(f"{self.name}: its subscription is gone, which was at {self.known}")
+            return
+        if not self.known <= named.stored.seq <= self.done:
+            self.side.history.wrong(
+                f"{self.name}: its position is {named.stored.seq}, was {self.known}, and it has taken {self.done}"
+            )
+        self.known = named.stored.seq
+
+    def owed(self) -> str:
+        owed = super().owed()
+        if owed or self.closed:
+            return owed
+        end = len(self.side.history.truth.get(self.read.stream, ()))
+        return "" if self.known == end else f"the position of {self.name} is {self.known} of {end}"
+
+
 class Relink:
     """All of them.
 
@@ -271,7 +313,8 @@ class Relink:
         dice = world.random
         self.world, self.server, self.history = world, server, history
         self.readable = (STREAM, STREAM, *topics)
-        history.internal.add(LINKS)
+        history.internal |= {LINKS, POSITIONS}
+        self.broker: Any = None
         self.settings = Settings() if herd else Settings(window=dice.choice((2, 1024)), backlog=dice.choice((64, 1024)))
         server.listeners.append(self._listener)
         self.clients: list[Publisher | Subscriber | Numbered] = []
@@ -280,6 +323,7 @@ class Relink:
             self.connect()
 
     def _listener(self, host: Host, broker: Any) -> RelinkService:
+        self.broker = broker
         randbits = Random(self.world.random.random()).getrandbits
         registry = Registry(broker, host, self.settings, LINKS, self.world.now, randbits)
         return RelinkService(host, f"tcp:{PORT}", RelinkFactory(broker, self.settings, host, registry))
@@ -292,10 +336,18 @@ class Relink:
             return
         stream = dice.choice(self.readable)
         known = len(self.history.truth.get(stream, ()))
-        kind = dice.choice((Subscriber, Numbered))
+        kind = dice.choice((Subscriber, Numbered, Consumer))
         self.clients.append(kind(self, self.made, stream, dice.choice((0, dice.randint(0, known)))))
 
+    def _check_positions(self) -> None:
+        """Check the positions of named subscriptions while the server runs."""
+        if self.broker is not None and self.history.journal is not None:
+            for client in self.clients:
+                if isinstance(client, Consumer):
+                    client.check(self.broker)
+
     def step(self) -> None:
+        self._check_positions()
         dice = self.world.random
         living = [client for client in self.clients if not client.closed]
         what = dice.random()
@@ -318,6 +370,7 @@ class Relink:
 
     def settled(self) -> str:
         """What is still owed; nothing if all is well."""
+        self._check_positions()
         return next(filter(None, (client.owed() for client in self.clients)), "")
 
     def counts(self) -> int:

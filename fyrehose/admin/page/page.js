@@ -59,10 +59,16 @@ const COLUMNS = {
     { label: "cause", value: (each) => each.cause },
     number("count", "count"),
   ],
-  holds: [
-    { label: "held by", value: (each) => each.name },
-    number("behind", "behind_bytes", bytes),
-    number("last update", "age", age),
+  // Retention waits for both kinds: consumers of a stream, and programs that read the journal's files.
+  subscriptions: [
+    { label: "subscription", value: (each) => visible(each.name) },
+    { label: "reads", value: (each) => (each.kind === "files" ? "the journal's files" : visible(each.stream)) },
+    { label: "at number", number: true, value: (each) => each.position ?? -1, show: (each) => (each.kind === "files" ? "" : whole(each.position)) },
+    { label: "behind", number: true, value: (each) => each.lag ?? each.behind_bytes, show: (each) => (each.kind === "files" ? bytes(each.behind_bytes) : count(each.lag)),
+      kind: (each) => (each.lag > 10000 ? "bad" : "") },
+    { label: "oldest", number: true, title: "Age of the oldest message that is not acknowledged", value: (each) => each.lag_seconds ?? -1,
+      show: (each) => (each.lag && each.lag_seconds !== null ? seconds(each.lag_seconds) : "") },
+    { label: "last used", number: true, value: (each) => -each.active, show: (each) => (each.consumer ? "now" : age(Math.max(0, Date.now() / 1000 - each.active / 1e6))) },
   ],
 };
 const KEYS = {
@@ -71,7 +77,7 @@ const KEYS = {
   subscribers: (each) => `${each.protocol} ${each.peer} ${each.stream}`,
   listeners: (each) => `${each.name} ${each.endpoint}`,
   refusals: (each) => `${each.protocol} ${each.cause}`,
-  holds: (each) => each.name,
+  subscriptions: (each) => each.name,
 };
 const tables = {};
 let charts = [];
@@ -94,7 +100,8 @@ function showStatus(status) {
   tables.subscribers.show(unique(status.subscribers.listed));
   tables.listeners.show(status.listeners || []);
   tables.refusals.show(status.refusals);
-  tables.holds.show(status.holds || []);
+  setText("subscriptions-count", count(status.subscriptions.total));
+  tables.subscriptions.show(status.subscriptions.listed);
   showJournal(journal, status);
 }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 import attrs
@@ -36,6 +37,7 @@ class Connection(Protocol):
     broker: IBroker
     session: HttpSession
     timers: Timers
+    peer: str
 
     @property
     def subscriber(self) -> tuple[str, str]: ...
@@ -107,6 +109,15 @@ class ReadAnswer:
             self.connection.flush()
 
 
+def events(runs: tuple[Run, ...]) -> bytes:
+    """Return *runs* as server-sent events, one per record."""
+    return b"".join(
+        b"id: %d\ndata: %b\n\n" % (seq, record)
+        for run in runs
+        for seq, record in enumerate(ndjson.objects(run), run.first_seq)
+    )
+
+
 @implementer(ISink, ISubscription)
 class LiveAnswer:
     """The answer to a live GET: one server-sent event per record, with the record's number as the id.
@@ -115,8 +126,9 @@ class LiveAnswer:
     several turns of the reactor, and the subscription stays paused until all of them are sent.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, encode: Callable[[tuple[Run, ...]], bytes] = events) -> None:
         self.connection = connection
+        self._encode = encode
         self._subscription: ISubscription | None = None
         self._pending: deque[Run] = deque()
         self._paused = True
@@ -171,7 +183,7 @@ class LiveAnswer:
 
     def deliver(self, delivery: Delivery) -> None:
         if len(delivery) <= TURN_RECORDS:
-            self.connection.session.send(delivery.encoded(events))
+            self.connection.session.send(delivery.encoded(self._encode))
             self.connection.flush()
             return
         for run in delivery.runs:
@@ -197,7 +209,7 @@ class LiveAnswer:
             self.connection.session.send(b"event: ended\ndata: %b\n\n" % json.dumps(reason).encode())
 
     def _send_pending(self) -> None:
-        self.connection.session.send(events((self._pending.popleft(),)))
+        self.connection.session.send(self._encode((self._pending.popleft(),)))
         self.connection.flush()
         if not self._paused:  # The transport may have called pauseProducing during the flush.
             self.resumeProducing()
@@ -207,12 +219,3 @@ class LiveAnswer:
         if not self._paused:
             self.connection.session.send(b": still here\n\n")
             self.connection.flush()
-
-
-def events(runs: tuple[Run, ...]) -> bytes:
-    """Return *runs* as server-sent events, one per record."""
-    return b"".join(
-        b"id: %d\ndata: %b\n\n" % (seq, record)
-        for run in runs
-        for seq, record in enumerate(ndjson.objects(run), run.first_seq)
-    )

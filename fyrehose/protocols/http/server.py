@@ -2,20 +2,25 @@
 
 Publish -> broker.publish -> {"stream": ..., "first": ..., "last": ...}, when the whole body is durable
 Read    -> broker.read, up to the last record at the time of the request -> one JSON object per line
+List    -> broker.streams -> one JSON object
 Live    -> broker.subscribe -> server-sent events, until the peer disconnects
 Retire  -> broker.retire -> 204, when the retirement is durable
+Manage  -> broker.named -> a JSON object, when the change is durable
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import attrs
+from twisted.internet.defer import maybeDeferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose import errors
+from fyrehose.core.policy import covers
 from fyrehose.errors import FyrehoseError
 from fyrehose.identity import digest
 from fyrehose.interfaces import IBroker
@@ -25,14 +30,19 @@ from fyrehose.net.peers import PROOFS, producer_of
 from fyrehose.net.tcp import on
 from fyrehose.options import option, size
 from fyrehose.protocols.http.answers import LiveAnswer, ReadAnswer
+from fyrehose.protocols.http.consuming import Consumption
 from fyrehose.protocols.http.documents import by_content_type
+from fyrehose.protocols.http.managing import Manage
+from fyrehose.protocols.http.patterns import PatternAnswer
 from fyrehose.protocols.http.session import (
     EVENTS,
     NDJSON,
     PROTOCOL,
     BodyRefused,
+    Follow,
     HttpSession,
     Limits,
+    List,
     Live,
     Publish,
     PublishEnd,
@@ -56,8 +66,15 @@ _STATUS: dict[type[FyrehoseError], int] = {
     errors.NewStreamRateExceeded: 429,
     errors.NewStreamForbidden: 403,
     errors.StreamFull: 507,
+    errors.KeyReused: 422,
     errors.NoSuchStream: 404,
     errors.StreamInUse: 409,
+    errors.NoSuchSubscription: 404,
+    errors.TooManyNamedSubscriptions: 507,
+    errors.SubscriptionInUse: 409,
+    errors.SubscriptionConflict: 409,
+    errors.InvalidPosition: 409,
+    errors.SubscriptionError: 400,
 }
 
 #: Headers of refusals, by status.
@@ -128,6 +145,7 @@ class HttpProtocol(WebProtocol):
         super().__init__(factory, HttpSession(factory.hosts, limits=factory.limits))
         self._upload: Upload | None = None
         self._streamed: ReadAnswer | LiveAnswer | None = None
+        self._consumption: Consumption | None = None
 
     # Handlers of the session's events.
 
@@ -152,7 +170,12 @@ class HttpProtocol(WebProtocol):
         def durable(firsts: tuple[int, ...]) -> None:
             upload.add_durable(firsts[0], sum(map(len, runs)))  # Runs of one stream have consecutive numbers.
 
-        self.publish(runs, durable)
+        if event.key is None:
+            self.publish(runs, durable)
+        else:
+            once = self.broker.publish_once(runs, event.key)
+            size = sum(run.size for run in runs)
+            self.in_flight.track(once, lambda first: durable((first,)), self.refused, size)
 
     def on_publish_end(self, event: PublishEnd) -> None:
         """Answer a complete body, as soon as all of its messages are durable."""
@@ -190,38 +213,110 @@ class HttpProtocol(WebProtocol):
     def on_read(self, event: Read) -> None:
         """Start the answer to a GET."""
         self._authenticate(event.request)
-        oldest, last = self.broker.bounds(event.stream)
-        if not self.broker.exists(event.stream):
+        if event.subscription is not None and event.request.method != "HEAD":
+            self._consume(event)
+        elif not self.broker.exists(event.stream):
             self.count_refusal(*self.session.refuse(404, "no-such-stream", f"there is no stream {event.stream!r}"))
-            return
-        first = max(event.first, oldest)
+        else:
+            self._send_records(event, event.first, {})
+
+    def _send_records(self, event: Read, first: int, headers: Mapping[str, str]) -> None:
+        oldest, last = self.broker.bounds(event.stream)
+        first = max(first, oldest)
         bounds = {"Fyrehose-Oldest": str(oldest), "Fyrehose-Last": str(last)}
-        self.session.start(200, NDJSON, bounds)
+        self.session.start(200, NDJSON, {**bounds, **headers})
         if first > last or not event.limit or event.request.method == "HEAD":
             self.session.end()
+            self._end_consumption()
             return
         self._streamed = ReadAnswer(self, event.stream, first, last, event.limit)
         self.attach(self._streamed)
 
+    def on_list(self, event: List) -> None:
+        """List streams in the order of their creation, those that the peer may read."""
+        self._authenticate(event.request)
+        matching = [stream for stream in self.broker.streams() if covers((event.pattern,), stream)]
+        listed = []
+        for stream in matching[event.page * event.limit : (event.page + 1) * event.limit]:
+            first, last = self.broker.bounds(stream)
+            listed.append({"name": stream, "first": first, "last": last})
+        self._respond({"matching": len(matching), "page": event.page, "streams": listed})
+
+    def on_follow(self, event: Follow) -> None:
+        """Subscribe to all streams that match a pattern, and start the answer."""
+        self._authenticate(event.request)
+        answer = PatternAnswer(self, event.pattern)
+        if event.request.method == "HEAD":
+            self.session.start(200, EVENTS)
+            self.session.end()
+            return
+        answer.follow()
+        self._streamed = answer
+
     def on_live(self, event: Live) -> None:
         """Subscribe, and start the answer to a live GET."""
         self._authenticate(event.request)
+        if event.subscription is not None and event.request.method != "HEAD":
+            self._consume(event)
+        else:
+            self._send_events(event, event.after, {})
+
+    def _send_events(self, event: Live, after: int | None, headers: Mapping[str, str]) -> None:
         answer = LiveAnswer(self)
-        subscription = self.broker.subscribe(event.stream, event.after, answer)
-        self.session.start(200, EVENTS)
+        subscription = self.broker.subscribe(event.stream, after, answer)
+        self.session.start(200, EVENTS, headers)
         if event.request.method == "HEAD":
             subscription.stopProducing()
             self.session.end()
             return
-        if event.after is not None and subscription.position > event.after:
-            answer.skipped(event.after + 1, subscription.position)
+        if after is not None and subscription.position > after:
+            answer.skipped(after + 1, subscription.position)
         self._streamed = answer
         answer.start(subscription)
 
     def on_retire(self, event: Retire) -> None:
         """Retire a stream, and answer when that is durable."""
         self._authenticate(event.request)
-        self.in_flight.track(self.broker.retire([event.stream]), self._retired, self._not_retired)
+        self.in_flight.track(self.broker.retire([event.stream]), self._retired, self.refuse_call)
+
+    def on_manage(self, event: Manage) -> None:
+        """List, show, acknowledge, rewind or delete named subscriptions."""
+        self._authenticate(event.request)
+        named = self.broker.named
+        if event.action == "list":
+            listed = [each for each in named.listed() if event.stream in (None, each.get("stream"))]
+            self._respond({"subscriptions": listed})
+            return
+        self.in_flight.track(maybeDeferred(self._manage, event, named), self._managed, self.refuse_call)
+
+    def _manage(self, event: Manage, named: Any) -> Any:
+        """Carry out *event*, and return the subscription as an object for JSON, or None if it was deleted."""
+        try:
+            found = named.find(event.name, event.stream)
+        except errors.NoSuchSubscription:
+            if event.action == "delete" and event.stream is None and named.release(event.name):
+                return None
+            raise
+        if event.action == "show":
+            return named.show(found)
+        if event.action == "delete":
+            return named.delete(found)
+        if event.action == "rewind":
+            changed = named.rewind(found, event.seq)
+        else:
+            changed = named.acknowledge(found, event.seq, event.generation)
+        return changed.addCallback(lambda _: named.show(found))
+
+    def _managed(self, shown: dict[str, object] | None) -> None:
+        if self.answering:
+            if shown is None:
+                self.session.respond_without_content()
+            else:
+                self._respond(shown)
+            self.proceed()
+
+    def _respond(self, answer: Mapping[str, object]) -> None:
+        self.session.respond(200, json.dumps(answer, ensure_ascii=False).encode() + b"\n")
 
     handlers = (
         WebProtocol.handlers
@@ -230,14 +325,43 @@ class HttpProtocol(WebProtocol):
         | on(BodyRefused, on_body_refused)
         | on(Read, on_read)
         | on(Live, on_live)
+        | on(List, on_list)
+        | on(Follow, on_follow)
         | on(Retire, on_retire)
+        | on(Manage, on_manage)
     )
 
-    # Called by the answers.
+    # Called by the answers, and by a consumption.
+
+    @property
+    def answering(self) -> bool:
+        """Whether the present request can be answered: the peer is there, and has no answer yet."""
+        return bool(self.writable and self.session.answering and not self.session.streaming)
+
+    def read(self, event: Read, first: int, headers: Mapping[str, str]) -> None:
+        """Answer with the records of a named subscription from number *first* on."""
+        self._send_records(event, first, headers)
+        self.proceed()
+
+    def follow(self, event: Live, after: int, headers: Mapping[str, str]) -> None:
+        """Answer with the events of a named subscription behind number *after*."""
+        self._send_events(event, after, headers)
+        self.proceed()
+
+    def displace(self, reason: Exception) -> None:
+        """End the answer of a consumer, whose subscription belongs to another one now, or to none."""
+        self._consumption = None
+        if isinstance(self._streamed, LiveAnswer):
+            self._streamed.ended(reason)
+        elif self._streamed is not None:
+            self.abort_answer(reason)
+        else:
+            self.refuse_call(Failure(reason))
 
     def complete_answer(self) -> None:
         """End the answer to a GET, and process the next request."""
         self._streamed = None
+        self._end_consumption()
         if self.phase is Phase.OPEN:
             self.session.end()
             self.proceed()
@@ -260,6 +384,7 @@ class HttpProtocol(WebProtocol):
         if self.phase is Phase.OPEN and isinstance(self._streamed, LiveAnswer) and self.session.streaming:
             self._streamed.close()
             self.session.end()
+        self._end_consumption()
         super().finish()
 
     def refuse_request(self, refusal: Refused) -> None:
@@ -281,6 +406,7 @@ class HttpProtocol(WebProtocol):
     def connectionLost(self, reason: Any = None) -> None:
         if self._streamed is not None:
             self._streamed.stop()
+        self._end_consumption()
         super().connectionLost(reason)
 
     def refused(self, failure: Failure) -> None:
@@ -309,8 +435,19 @@ class HttpProtocol(WebProtocol):
             self.session.respond_without_content()
             self.proceed()
 
-    def _not_retired(self, failure: Failure) -> None:
+    def _consume(self, event: Read | Live) -> None:
+        self._consumption = Consumption(self, event)
+        self._consumption.start()
+
+    def _end_consumption(self) -> None:
+        consumption, self._consumption = self._consumption, None
+        if consumption is not None:
+            consumption.end()
+
+    def refuse_call(self, failure: Failure) -> None:
+        """Answer the present request with the error of the broker."""
         failure.trap(FyrehoseError)
+        self._end_consumption()
         refusal = self._refusal_of(failure.value)
         self.count_refusal(refusal)
         if self.session.answering and self.writable:

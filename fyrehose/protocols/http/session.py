@@ -3,7 +3,10 @@
     POST /streams/NAME                 publish the body, or each line of it  -> Publish ..., PublishEnd
     GET  /streams/NAME?from=N&limit=N  read records as NDJSON                -> Read
     GET  /streams/NAME/live?from=N     follow as server-sent events          -> Live
+    GET  /streams?match=PATTERN        list streams                          -> List
+    GET  /streams/*/live?match=PATTERN follow all streams that match         -> Follow
     DELETE /streams/NAME               retire the stream                     -> Retire
+    GET  /subscriptions ...            named subscriptions: see managing.py  -> Manage
     GET  /                             a description of these paths
 
 NAME is percent-encoded, including its slashes.  Everything else is refused with a status and ``{"error": ...}``.
@@ -17,6 +20,7 @@ from collections.abc import Iterable
 import attrs
 
 from fyrehose.protocols.http.bodies import Body, Lines, TooLarge, Whole
+from fyrehose.protocols.http.managing import LARGEST, Manage, allowed, manage, with_body
 from fyrehose.records import LAST_SEQ, MAX_NAME
 from fyrehose.web.session import JSON, Refused, Request, WebSession
 
@@ -30,12 +34,24 @@ FORM = "application/x-www-form-urlencoded"
 #: The largest limit of records of one GET, and the limit of a GET without one.
 MOST_RECORDS = 1_000_000
 RECORDS = 1_000
+#: The most streams that one answer lists, and the largest number of a page.
+MOST_LISTED, MOST_PAGES = 1_000, 10**7
+#: The largest body of one message per line with an Idempotency-Key, in bytes.
+KEYED = 1 << 20
+#: The longest time that a GET waits for a record, in seconds.
+LONGEST_WAIT = 300
 
 USAGE = {
     "POST /streams/NAME": f"publish the body; with Content-Type: {NDJSON} publish each line",
     "GET /streams/NAME?from=SEQ&limit=N": "read records from SEQ, or from the oldest, as one JSON object per line",
     "GET /streams/NAME/live?from=SEQ": "follow the stream from now, or from SEQ, as server-sent events",
+    "GET /streams?match=PATTERN&limit=N&page=N": "list the streams that match, such as logs.*",
+    "GET /streams/*/live?match=PATTERN": "follow all streams that match, also new ones, as server-sent events",
     "DELETE /streams/NAME": "retire the stream",
+    "GET /streams/NAME?subscription=S&limit=N&wait=SECONDS": "read behind the position of a named subscription",
+    "GET /streams/NAME/live?subscription=S": "the same as server-sent events",
+    "POST /subscriptions/S/ack": 'move the position: {"seq": SEQ}',
+    "GET /subscriptions": "list the named subscriptions; DELETE and POST .../rewind change one",
 }
 
 
@@ -47,6 +63,7 @@ class Publish:
     stream: str
     content_type: str | None
     payloads: list[bytes]
+    key: str | None = None  #: the Idempotency-Key; then this is the whole body
 
 
 @attrs.frozen(slots=True)
@@ -63,21 +80,60 @@ class PublishEnd:
 
 @attrs.frozen(slots=True, kw_only=True)
 class Read:
-    """Read up to *limit* records, starting at number *first*, or at the oldest if that is later."""
+    """Read up to *limit* records, starting at number *first*, or at the oldest if that is later.
+
+    :ivar subscription: the named subscription behind whose position to read; None: none
+    :ivar wait: how long to wait if it has no records, in seconds
+    :ivar takeover: whether to displace another consumer
+    """
 
     request: Request
     stream: str
     first: int
     limit: int
+    subscription: str | None = None
+    wait: int = 0
+    takeover: bool = False
+
+    @property
+    def after(self) -> int:
+        """The number behind which a new subscription begins."""
+        return max(0, self.first - 1)
 
 
 @attrs.frozen(slots=True, kw_only=True)
 class Live:
-    """Follow a stream from the record behind number *after*; None: from now on."""
+    """Follow a stream from the record behind number *after*; None: from now on.
+
+    :ivar last_event: the number of the last record that the peer has received; None: unknown
+    :ivar subscription: the named subscription behind whose position to begin; None: none
+    :ivar takeover: whether to displace another consumer
+    """
 
     request: Request
     stream: str
     after: int | None
+    last_event: int | None = None
+    subscription: str | None = None
+    takeover: bool = False
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class List:
+    """List the streams that match *pattern*: page *page* (from 0) of *limit* streams."""
+
+    request: Request
+    pattern: str
+    limit: int
+    page: int
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class Follow:
+    """Follow all streams that match *pattern*, from now on."""
+
+    request: Request
+    pattern: str
 
 
 @attrs.frozen(slots=True, kw_only=True)
@@ -109,14 +165,23 @@ class HttpSession(WebSession):
     _stream: str = attrs.field(default="", init=False)
     _content_type: str | None = attrs.field(default=None, init=False)
     _body: Body | None = attrs.field(default=None, init=False)
+    _key: str | None = attrs.field(default=None, init=False)
+    #: whether each line of the body is a message
+    _lines: bool = attrs.field(default=False, init=False)
+    #: a request about named subscriptions whose body is being received
+    _managed: Manage | None = attrs.field(default=None, init=False)
     #: whether messages of the body were passed on as events
     _partly_published: bool = attrs.field(default=False, init=False)
 
     def on_request(self, request: Request) -> Iterable[object]:
-        self._request, self._body, self._partly_published = request, None, False
+        self._request, self._body, self._managed, self._partly_published = request, None, None, False
         path = request.path
         if path == ("",):
             return self._usage(request)
+        if (managed := manage(request)) is not None:
+            return self._manage(request, managed)
+        if path == ("streams",):
+            return self._list(request)
         if path[0] != "streams" or len(path) < 2 or path[2:] not in ((), ("live",)):
             paths = ", ".join(USAGE)
             return self.refuse(404, "no-such-path", f"unknown path; use one of {paths}; write a slash in NAME as %2F")
@@ -137,14 +202,29 @@ class HttpSession(WebSession):
         try:
             return self._publish(self._body.add(data))
         except TooLarge as error:
+            if self._managed is not None:
+                self._body = None
+                return self.refuse(413, "too-large", f"body exceeds the limit of {LARGEST} bytes")
+            if self._key is not None and self._lines:
+                self._body = None
+                return self.refuse(413, "too-large", f"body with a key exceeds the limit of {KEYED} bytes")
             return [*self._publish(error.before), *self.refuse_large_message()]
 
     def on_body_end(self) -> Iterable[object]:
         body, self._body = self._body, None
         if body is None:
             return ()
+        if self._managed is not None:
+            try:
+                return (with_body(self._managed, b"".join(body.end())),)
+            except ValueError as error:
+                return self.refuse(400, "bad-body", str(error))
         try:
-            return [*self._publish(body.end()), PublishEnd()]
+            messages = body.end()
+            if self._key is not None and self._lines:
+                lines = Lines(self.limits.message)
+                messages = [*lines.add(messages[0]), *lines.end()]
+            return [*self._publish(messages), PublishEnd()]
         except TooLarge:
             return self.refuse_large_message()
 
@@ -197,13 +277,62 @@ class HttpSession(WebSession):
             return self.refuse(415, "multipart-body", "multipart body: send one message, or one message per line")
         if len(content_type) > MAX_NAME:
             return self.refuse(400, "bad-content-type", f"content type exceeds the limit of {MAX_NAME} characters")
+        self._key = request.headers.get("idempotency-key")
+        if self._key is not None and not (1 <= len(self._key) <= MAX_NAME and self._key.isascii()):
+            detail = f"invalid Idempotency-Key: expected 1 to {MAX_NAME} ASCII characters"
+            return self.refuse(400, "bad-key", detail)
         many = kind in NDJSONS
         largest = self.limits.body if many else self.limits.message
+        if many and self._key is not None:
+            largest = min(KEYED, self.limits.message)  # All of its lines are one publish.
         if request.length is not None and request.length > largest:
             detail = f"body of {request.length} bytes exceeds the limit of {largest} bytes"
             return self.refuse(413, "too-large", detail)
-        self._body = Lines(self.limits.message) if many else Whole(self.limits.message, request.length)
+        if not many or self._key is not None:
+            self._body = Whole(largest, request.length)
+        else:
+            self._body = Lines(self.limits.message)
+        self._lines = many
         self._content_type = JSON if many else content_type if kind not in ("", FORM) else None
+        return ()
+
+    def _list(self, request: Request) -> Iterable[object]:
+        if request.method not in ("GET", "HEAD"):
+            return self._refuse_method(("GET", "HEAD"))
+        if request.length != 0:
+            return self._refuse_body(request)
+        numbers = {"limit": MOST_LISTED, "page": 0}
+        for name, text in request.query.items():
+            if name == "match":
+                continue
+            most = {"limit": MOST_LISTED, "page": MOST_PAGES}.get(name)
+            if most is None:
+                return self.refuse(400, "bad-query", f"unknown parameter {name[:80]!r}: use match, limit and page")
+            if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= most):
+                return self.refuse(400, "bad-query", f"invalid {name}: expected a number from 0 to {most}")
+            numbers[name] = int(text)
+        return (List(request=request, pattern=request.query.get("match", "*"), **numbers),)
+
+    def _follow(self, request: Request) -> Iterable[object]:
+        pattern = request.query["match"]
+        if self._stream != "*" or len(request.query) > 1 or not pattern:
+            detail = "match needs the path /streams/*/live, a pattern such as logs.*, and no other parameter"
+            return self.refuse(400, "bad-query", detail)
+        return (Follow(request=request, pattern=pattern),)
+
+    def _manage(self, request: Request, event: Manage) -> Iterable[object]:
+        if request.method not in allowed(event):
+            return self._refuse_method(allowed(event))
+        if request.query:
+            name = next(iter(request.query))
+            return self.refuse(400, "bad-query", f"unknown parameter {name[:80]!r}: this path has no parameters")
+        if request.method != "POST":
+            return (event,) if request.length == 0 else self._refuse_body(request)
+        if not request.framed:
+            return self.refuse(411, "length-required", "missing length: send Content-Length, or a chunked body")
+        if request.length is not None and request.length > LARGEST:
+            return self.refuse(413, "too-large", f"body of {request.length} bytes exceeds the limit of {LARGEST} bytes")
+        self._managed, self._body = event, Whole(LARGEST, request.length)
         return ()
 
     def _delete(self, request: Request) -> Iterable[object]:
@@ -214,24 +343,54 @@ class HttpSession(WebSession):
 
     def _get(self, request: Request) -> Iterable[object]:
         live = request.path[2:] == ("live",)
+        if live and "match" in request.query:
+            return self._follow(request)
         numbers: dict[str, int] = {}
+        subscription = request.query.get("subscription")
+        known = {"from": LAST_SEQ} if live else {"from": LAST_SEQ, "limit": MOST_RECORDS}
+        if subscription is not None:
+            known |= {"takeover": 1} if live else {"takeover": 1, "wait": LONGEST_WAIT}
         for name, text in request.query.items():
-            known = ("from",) if live else ("from", "limit")
+            if name == "subscription":
+                continue
             if name not in known:
-                return self.refuse(400, "bad-query", f"unknown parameter {name[:80]!r}: use {' and '.join(known)}")
-            largest = LAST_SEQ if name == "from" else MOST_RECORDS
+                usable = " and ".join([*known, "subscription"] if subscription is None else known)
+                return self.refuse(400, "bad-query", f"unknown parameter {name[:80]!r}: use {usable}")
+            largest = known[name]
             if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= largest):
                 return self.refuse(400, "bad-query", f"invalid {name}: expected a number from 0 to {largest}")
             numbers[name] = int(text)
         if not live:
             first, limit = numbers.get("from", 0), numbers.get("limit", RECORDS)
-            return (Read(request=request, stream=self._stream, first=first, limit=limit),)
+            return (
+                Read(
+                    request=request,
+                    stream=self._stream,
+                    first=first,
+                    limit=limit,
+                    subscription=subscription,
+                    wait=numbers.get("wait", 0),
+                    takeover=bool(numbers.get("takeover")),
+                ),
+            )
         last = request.headers.get("last-event-id", "")
         if last and not (last.isascii() and last.isdecimal() and len(last) < 20 and int(last) <= LAST_SEQ):
             detail = "invalid Last-Event-ID: expected the number of the last record received"
             return self.refuse(400, "bad-query", detail)
-        after = int(last) if last else max(0, numbers["from"] - 1) if "from" in numbers else None
-        return (Live(request=request, stream=self._stream, after=after),)
+        last_event = int(last) if last else None
+        after = max(0, numbers["from"] - 1) if "from" in numbers else None
+        if last_event is not None and subscription is None:
+            after = last_event
+        return (
+            Live(
+                request=request,
+                stream=self._stream,
+                after=after,
+                last_event=last_event,
+                subscription=subscription,
+                takeover=bool(numbers.get("takeover")),
+            ),
+        )
 
     def _publish(self, payloads: list[bytes]) -> Iterable[object]:
         if not payloads:
@@ -239,5 +398,11 @@ class HttpSession(WebSession):
         assert self._request is not None
         self._partly_published = True
         return (
-            Publish(request=self._request, stream=self._stream, content_type=self._content_type, payloads=payloads),
+            Publish(
+                request=self._request,
+                stream=self._stream,
+                content_type=self._content_type,
+                payloads=payloads,
+                key=self._key,
+            ),
         )

@@ -17,8 +17,9 @@ import attrs
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.errors import PublishError, RemoteProtocolError
+from fyrehose.errors import FyrehoseError, PublishError, RemoteProtocolError
 from fyrehose.interfaces import IBroker, ISink, ISubscription
+from fyrehose.net.lifecycle import Timers
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.frames import Ack
 from fyrehose.protocols.relink.linklog import Anchors
@@ -29,14 +30,21 @@ from fyrehose.protocols.relink.tables import Sending
 from fyrehose.records import Column, Delivery, Run
 
 PROTOCOL = "relink"
+#: Delay before a position that could not be moved is tried again, in seconds.
+RETRY = 1.0
 #: Largest number of gaps in the part of a stream that a subscriber has not consumed.
 MAX_ANCHORS = 1_000
 
 
-def first_anchor(broker: IBroker, place: Place) -> Anchors:
-    """Return where a new subscriber's channel begins in its stream; an empty list for a publisher."""
+def first_anchor(broker: IBroker, place: Place, position: int | None = None) -> Anchors:
+    """Return where a new subscriber's channel begins in its stream; an empty list for a publisher.
+
+    :param position: the position of the named subscription that the link consumes; None: it consumes none
+    """
     if not place.subscribe:
         return []
+    if position is not None:
+        return [(int(place.seqs), position + 1)]
     oldest, last = broker.bounds(place.stream)
     after = last if place.after is None else min(max(place.after, oldest - 1), last)
     return [(int(place.seqs), after + 1)]  # With ?seq, message 0 is no record: it says where the channel begins.
@@ -57,6 +65,10 @@ class Shell(Protocol):
 
     broker: IBroker
     registry: Registry
+    timers: Timers
+
+    @property
+    def named(self) -> Any: ...
 
     @property
     def subscriber(self) -> tuple[str, str]: ...
@@ -68,6 +80,8 @@ class Shell(Protocol):
     def end_link(self, error: PublishError) -> None: ...
 
     def reject(self, error: RemoteProtocolError) -> None: ...
+
+    def refuse_subscription(self, failure: Failure) -> None: ...
 
     def count_refusal(self, cause: str, detail: str) -> None: ...
 
@@ -274,6 +288,7 @@ class Subscribing(Endpoint):
         #: records that wait for the window: columns of messages of one part, single messages, and gaps
         self._pending: deque[Column | Parts | _Gap] = deque()
         self._writing_anchor = False
+        self._named = protocol.named
 
     # Events of the session.
 
@@ -287,6 +302,9 @@ class Subscribing(Endpoint):
         match event:
             case events.Consumed():
                 anchors = self.entry.anchors
+                if self._named is not None and event.last >= anchors[0][0]:
+                    self.entry.consumed = stream_seq(anchors, event.last)
+                    self._acknowledge()
                 while len(anchors) > 1 and anchors[1][0] <= event.last + 1:
                     del anchors[0]
                 self._pump()
@@ -294,6 +312,7 @@ class Subscribing(Endpoint):
                 if self.link.shutdown_received:
                     self._shut_down()
                 else:
+                    self._acknowledge()  # An acknowledgement may have been refused before the connection was lost.
                     self._subscribe(event.next)
             case events.Received() | events.Decided():
                 self.protocol.reject(RemoteProtocolError("message-to-subscription"))
@@ -318,6 +337,7 @@ class Subscribing(Endpoint):
 
     def end(self) -> None:
         self._pending.clear()
+        self.protocol.timers.stop(self._acknowledge)
         if self._subscription is not None:
             self.protocol.detach(self)
 
@@ -370,10 +390,24 @@ class Subscribing(Endpoint):
 
     # Private.
 
+    def _acknowledge(self) -> None:
+        """Move the position of the named subscription to what the peer has consumed; try again if that is refused."""
+        if self._named is not None and self.entry.consumed:
+            moved = self.protocol.broker.named.acknowledge(self._named, self.entry.consumed)
+            moved.addErrback(self._not_acknowledged)
+
+    def _not_acknowledged(self, failure: Failure) -> None:
+        if failure.check(PublishError):
+            self.protocol.timers.start(RETRY, self._acknowledge)
+        else:
+            failure.trap(FyrehoseError)
+            self.protocol.refuse_subscription(failure)
+
     def _subscribe(self, channel_seq: int) -> None:
         """Subscribe to the stream, beginning with the record that has number *channel_seq* on the channel."""
         if self.place.seqs and not channel_seq:
-            self._pending.append((b"", _pack_seq(self.entry.anchors[0][1] - 1)))
+            rewinds = () if self._named is None else (_pack_seq(self._named.state.rewinds),)
+            self._pending.append((b"", _pack_seq(self.entry.anchors[0][1] - 1), *rewinds))
             channel_seq = 1
         wanted = stream_seq(self.entry.anchors, channel_seq)
         subscription = self.protocol.broker.subscribe(self.place.stream, wanted - 1, self)

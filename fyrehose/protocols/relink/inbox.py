@@ -93,6 +93,7 @@ class Inbox:
     def _processed(self, result: Any, link: Link, channel: int, seq: int) -> None:
         self._busy = False
         if link is not self.link or link.over:
+            self.deliver()  # Messages of a new link may have arrived meanwhile.
             return
         failed = isinstance(result, Failure)
         if failed:

@@ -19,17 +19,17 @@ of them is missing or damaged, all links are lost: the listener takes a new epoc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from hashlib import blake2b
 from struct import Struct, error
 
 import attrs
 
+from fyrehose import ownlog
 from fyrehose.errors import ProtocolError
 from fyrehose.protocols.relink import handshake
 from fyrehose.protocols.relink.handshake import Hello, Terms
-from fyrehose.records import Record, Run
 
 #: Source of our records.
 SOURCE = "relink-links"
@@ -37,8 +37,6 @@ VERSION = 1
 NAME_SIZE = 8
 #: A checkpoint begins a new record when the last one is larger than this, in bytes.
 RECORD_SIZE = 1 << 20
-#: Size of one read during recovery, in bytes.
-READ_SIZE = 4 << 20
 
 HEADER = Struct(
     "<"
@@ -146,15 +144,15 @@ def pack_checkpoint(epoch: int, entries: Iterable[bytes]) -> list[bytes]:
     ]
 
 
-def recover(read: Callable[[str, int, int], tuple[Run, ...]], stream: str, bounds: tuple[int, int]) -> Recovered:
+def recover(read: ownlog.Read, stream: str, bounds: tuple[int, int]) -> Recovered:
     """Read the links from *stream*.
 
     :param read: the journal's ``read``: stream, first number, size in bytes -> runs
     :param bounds: the oldest and the last number of the stream
     :raises JournalCorrupt: the stream cannot be read
     """
-    oldest, last = bounds
-    newest = _last(read, stream, oldest, last)
+    last = bounds[1]
+    newest = ownlog.last_record(read, stream, bounds, SOURCE)
     if newest is None:
         return Recovered()
     try:
@@ -166,7 +164,7 @@ def recover(read: Callable[[str, int, int], tuple[Run, ...]], stream: str, bound
     links: dict[bytes, Saved] = {}
     expected = checkpoint
     try:
-        for record in _records(read, stream, checkpoint, last):
+        for record in ownlog.records(read, stream, checkpoint, last):
             if record.seq != expected:
                 return Recovered(epoch=epoch)
             expected += 1
@@ -209,26 +207,3 @@ def _pieces(data: bytes) -> Iterator[Saved]:
         size = _U32.unpack_from(data, at)[0]
         at += _U32.size + size
         yield unpack_entry(data[at - size : at])
-
-
-def _records(read: Callable[[str, int, int], tuple[Run, ...]], stream: str, start: int, last: int) -> Iterator[Record]:
-    """Yield the records from *start* to the end of the last run that begins at or below *last*."""
-    while start <= last:
-        runs = read(stream, start, READ_SIZE)
-        if not runs:
-            return
-        for run in runs:
-            yield from run.records()
-        start = runs[-1].last_seq + 1
-
-
-def _last(read: Callable[[str, int, int], tuple[Run, ...]], stream: str, oldest: int, last: int) -> Record | None:
-    """Return the last record of ours, searching backwards past records of other sources; None if there is none."""
-    step, end = 1, last
-    while end >= oldest:
-        start = max(oldest, end - step + 1)
-        ours = [r for r in _records(read, stream, start, end) if r.seq <= end and r.source == SOURCE]
-        if ours:
-            return ours[-1]
-        end, step = start - 1, step * 2
-    return None

@@ -1,12 +1,17 @@
 """Endpoint names of the server (specification, 1): how a connector selects a stream.
 
     publish:STREAM
-    subscribe:STREAM[@SEQ][?seq]
+    subscribe:STREAM[@SEQ][?OPTION[&OPTION ...]]
 
 In STREAM ``%XX`` stands for a byte of UTF-8, so that ``%``, ``?`` and ``@`` of a stream's own name can be written
 (``%25``, ``%3F``, ``%40``).  With ``?seq`` every message begins with a part of eight bytes: the record's number in its
 stream, little-endian.  The first message of such a channel is not a record: it has an empty part, and a part of eight
 bytes with the number of the record before the first one, so that a subscriber knows its position before a record comes.
+
+With ``?name=NAME`` the link consumes the named subscription NAME: it begins behind the position that the server keeps,
+and ``consumed`` moves that position.  ``@SEQ`` says where a new subscription begins.  With ``takeover`` the link
+displaces another consumer; without it, it is refused while there is one.  With ``seq``, the first message has another
+part of eight bytes: how often the subscription was rewound.
 """
 
 from __future__ import annotations
@@ -37,6 +42,10 @@ class Place:
     after: int | None = None
     #: for subscribers: whether messages begin with the number of their record (``?seq``)
     seqs: bool = False
+    #: for subscribers: the named subscription (``?name=NAME``); None: none
+    name: str | None = None
+    #: for subscribers: whether to displace another consumer of the named subscription
+    takeover: bool = False
 
 
 def publish_name(stream: str) -> str:
@@ -44,14 +53,19 @@ def publish_name(stream: str) -> str:
     return f"publish:{stream.translate(_ESCAPED)}"
 
 
-def subscribe_name(stream: str, after: int | None = None, *, seqs: bool = False) -> str:
+def subscribe_name(
+    stream: str, after: int | None = None, *, seqs: bool = False, name: str | None = None, takeover: bool = False
+) -> str:
     """Return the name of the endpoint that subscribes to *stream*.
 
     :param after: begin behind this number (0: with the oldest record); None: only new records
     :param seqs: begin each message with the number of its record
+    :param name: the named subscription to consume; *after* says only where a new one begins
+    :param takeover: displace another consumer of it
     """
     place = "" if after is None else f"@{after}"
-    return f"subscribe:{stream.translate(_ESCAPED)}{place}{'?seq' if seqs else ''}"
+    options = ["seq"] * seqs + [f"name={name}"] * (name is not None) + ["takeover"] * takeover
+    return f"subscribe:{stream.translate(_ESCAPED)}{place}{'?' if options else ''}{'&'.join(options)}"
 
 
 def parse(terms: Terms) -> Place:
@@ -64,8 +78,9 @@ def parse(terms: Terms) -> Place:
         raise _unknown(terms, "expected publish:STREAM or subscribe:STREAM")
     subscribe = verb == "subscribe"
     stream, mark, options = rest.partition("?")
-    if mark and not (subscribe and options == "seq"):
-        raise _unknown(terms, "unknown option; only subscribe:STREAM?seq exists; write a ? in the stream's name as %3F")
+    chosen = _options(terms, options) if mark and subscribe else {}
+    if mark and not subscribe:
+        raise _unknown(terms, "publish:STREAM has no options; write a ? in the stream's name as %3F")
     name, at, number = stream.rpartition("@")
     after = None
     if subscribe and at and number.isascii() and number.isdecimal():
@@ -80,7 +95,29 @@ def parse(terms: Terms) -> Place:
         raise _unknown(terms, f"the stream's name must have 1 to {MAX_NAME} bytes")
     if terms.listener_transactions or (subscribe and terms.connector_transactions):
         raise RemoteProtocolError("transactions-unsupported")
-    return Place(stream=stream, subscribe=subscribe, after=after, seqs=bool(mark))
+    return Place(
+        stream=stream,
+        subscribe=subscribe,
+        after=after,
+        seqs="seq" in chosen,
+        name=chosen.get("name"),
+        takeover="takeover" in chosen,
+    )
+
+
+def _options(terms: Terms, text: str) -> dict[str, str]:
+    """Return the options of a subscriber and their values, which are empty except for ``name``."""
+    found: dict[str, str] = {}
+    for option in text.split("&"):
+        key, mark, value = option.partition("=")
+        if key not in ("seq", "name", "takeover") or bool(mark) != (key == "name") or key in found:
+            raise _unknown(
+                terms, "unknown option; use seq, name=NAME or takeover; write a ? in the stream's name as %3F"
+            )
+        found[key] = value
+    if "takeover" in found and "name" not in found:
+        raise _unknown(terms, "the option takeover needs name=NAME")
+    return found
 
 
 def _unknown(terms: Terms, why: str) -> RemoteProtocolError:

@@ -39,6 +39,7 @@ class RelinkPlugin:
     name: str = PROTOCOL
     description: str = "Relink: resumable links with acknowledged and transactional channels over TCP"
     default_port: int = 7733
+    consumes: bool = True
     default_endpoint: str = "tcp:7733:interface=127.0.0.1"
     settings: type[Settings] = Settings
 

@@ -40,6 +40,11 @@ class RelinkReader(RelinkClient):
 
     position: int | None = attrs.field(default=None, init=False)
     _stream: str = attrs.field(default="", init=False)
+    _after: int | None = attrs.field(default=None, init=False)
+    _name: str | None = attrs.field(default=None, init=False)
+    _takeover: bool = attrs.field(default=False, init=False)
+    #: how often the named subscription had been rewound when the last link began; None: not known yet
+    _rewinds: int | None = attrs.field(default=None, init=False)
     _take: Callable[[Run], Any] = attrs.field(default=lambda run: None, init=False)
     _lost: Callable[[int, int], object] | None = attrs.field(default=None, init=False)
 
@@ -54,6 +59,8 @@ class RelinkReader(RelinkClient):
         take: Callable[[Run], Any],
         after: int | None = None,
         lost: Callable[[int, int], object] | None = None,
+        name: str | None = None,
+        takeover: bool = False,
     ) -> None:
         """Select the stream, before ``connect()``.
 
@@ -62,12 +69,29 @@ class RelinkReader(RelinkClient):
             If that fails, the record is delivered again.
         :param after: begin behind this number (0: with the oldest record); None: only with new records
         :param lost: called with the first and last number of a range of records that the stream no longer has
+        :param name: a named subscription, whose position the server keeps; *after* says where a new one begins.  The
+            position moves with each record that is consumed
+        :param takeover: displace another consumer of it; otherwise the client waits until there is none
         :raises ConfigError: no stream was given
         """
         if stream is None:
             raise ConfigError("no stream was given; use --stream NAME")
-        self._stream, self._take, self.position, self._lost = stream, take, after, lost
+        self._stream, self._take, self._lost = stream, take, lost
+        self._name, self._takeover, self._after = name, takeover, after
+        self.position = after if name is None else None
         self.name = self._next_name()
+
+    def close(self) -> Deferred[None]:
+        """Disconnect from the server.
+
+        A named subscription keeps its link on the server for a while: records that it has not consumed come again.
+        """
+        if self._name is None:
+            return super().close()
+        self._closing = True
+        if self._connection is not None:
+            self._connection.flush()
+        return self._stop()
 
     def shortfall(self, complete: bool) -> str:
         """Return "": records arrive in order over one connection, so none can be missing at the end."""
@@ -75,15 +99,18 @@ class RelinkReader(RelinkClient):
 
     def _next_name(self) -> str:
         """Return the name of the endpoint that continues behind ``position``."""
-        return subscribe_name(self._stream, self.position, seqs=True)
+        after = self._after if self.position is None else self.position
+        return subscribe_name(self._stream, after, seqs=True, name=self._name, takeover=self._takeover)
 
     def _on_message(self, channel: int, number: int, parts: tuple[bytes, ...]) -> Any:
         if not parts or len(parts[0]) not in (0, SEQ_SIZE) or (not parts[0] and len(parts) < 2):
             raise RemoteProtocolError("seq-missing", f"message {number} does not begin with the number of its record")
         if not parts[0]:
-            self._set_start(int.from_bytes(parts[1], "little"))
+            self._set_start(*(int.from_bytes(part, "little") for part in parts[1:3]))
             return None
         seq = int.from_bytes(parts[0], "little")
+        if self._name is not None and self.position is not None and seq <= self.position:
+            return None  # It was passed on, and only the acknowledgement was lost with the link.
         before, self.position = self.position, seq
         if before is not None and seq > before + 1:
             self._report_lost(before + 1, seq - 1)
@@ -93,8 +120,18 @@ class RelinkReader(RelinkClient):
             Run.of(self._stream, [payload], source="", content_type=content_type, first_seq=seq)
         )
 
-    def _set_start(self, seq: int) -> None:
-        """Record that the channel begins behind number *seq*; report a gap if that is not where reading stopped."""
+    def _set_start(self, seq: int, rewinds: int | None = None) -> None:
+        """Record that the channel begins behind number *seq*; report a gap if that is not where reading stopped.
+
+        :param rewinds: how often the named subscription was rewound
+        """
+        if self._name is not None:
+            rewound = rewinds != self._rewinds
+            self._rewinds = rewinds
+            # Otherwise records up to `position` are skipped if they come again.
+            if rewound or self.position is None or seq > self.position:
+                self.position = seq
+            return
         before, self.position = self.position, seq
         if before is not None and seq > before:
             self._report_lost(before + 1, seq)

@@ -71,6 +71,8 @@ class Entry:
     saved: bool = True
     holder: Holder | None = None
     writes: int = 0
+    #: number of the last record that the peer has consumed, if the link consumes a named subscription
+    consumed: int = 0
     expires: float | None = None
     #: memory that the link took when it was last measured, in bytes
     weight: int = 0

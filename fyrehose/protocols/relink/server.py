@@ -17,6 +17,7 @@ from twisted.python.failure import Failure
 from fyrehose.errors import (
     Broken,
     Forbidden,
+    FyrehoseError,
     InvalidName,
     NewStreamForbidden,
     PayloadTooLarge,
@@ -24,6 +25,7 @@ from fyrehose.errors import (
     ReadOnly,
     RemoteProtocolError,
     StreamFull,
+    SubscriptionError,
     TooManyStreams,
 )
 from fyrehose.identity import Action
@@ -71,6 +73,8 @@ class RelinkProtocol(SessionProtocol):
         self.registry = factory.registry
         self.entry: Entry | None = None
         self.endpoint: Publishing | Subscribing | None = None
+        #: the named subscription that the link consumes
+        self.named: Any = None
         self._unread_paused = False
         #: whether the link ends with the connection, after everything written was acknowledged
         self._ends_link = False
@@ -93,6 +97,8 @@ class RelinkProtocol(SessionProtocol):
             self.endpoint.end()
         if self.entry is not None and self.entry.holder is self:
             self.registry.detached(self.entry)
+        if self.named is not None:
+            self.broker.named.detach(self.named, self)
         super().connectionLost(reason)
 
     def pauseProducing(self) -> None:
@@ -119,27 +125,61 @@ class RelinkProtocol(SessionProtocol):
             return
         self.broker.check(Action.SUBSCRIBE if place.subscribe else Action.PUBLISH, place.stream)
         self.reading.pauseProducing()  # Read nothing more until the registry has decided about the link.
-        self.registry.when_open().addCallback(lambda _: self._find_link(event, place)).addErrback(self.failed)
+        opened = self.registry.when_open()
+        if place.name is not None:
+            opened.addCallback(lambda _: self.broker.named.open(place.name, place.stream, place.after))
+            opened.addCallbacks(self._subscription_opened, self.refuse_subscription)
+        opened.addCallback(lambda _: self._find_link(event, place)).addErrback(self.failed)
+
+    def _subscription_opened(self, named: Any) -> None:
+        self.named = named
+
+    def refuse_subscription(self, failure: Failure) -> None:
+        """Close the connection of a peer that may not have the named subscription; it may try again later."""
+        failure.trap(FyrehoseError)
+        if self.phase is not Phase.OPEN:
+            return
+        if isinstance(failure.value, Forbidden):
+            self.forbid(failure.value)
+        else:
+            self.drop(RemoteProtocolError("subscription-refused", failure.getErrorMessage()))
+
+    def displaced(self, reason: SubscriptionError) -> None:
+        """Discard the link, because its named subscription was rewound or deleted, or belongs to another consumer."""
+        self.reject(RemoteProtocolError("subscription-displaced", str(reason)))
 
     def _find_link(self, event: HelloReceived, place: Place) -> None:
         hello, registry = event.hello, self.registry
         certificate = getattr(self.transport, "getPeerCertificate", lambda: None)()
         identity = b"" if certificate is None else bytes(certificate.digest("sha256"))
-        if self.phase is not Phase.OPEN:
+        if self.phase is not Phase.OPEN or (place.name is not None and self.named is None):
             return
         entry = registry.find(hello, identity, self.peer)
+        if entry is not None and self.named is not None and self.broker.named.owner(self.named) != entry.label:
+            registry.discard(entry)  # Another consumer had the subscription since, or it was rewound.
+            entry = None
         if entry is not None:
+            if self.named is not None:
+                self.broker.named.attach(self.named, self, entry.label)
             settled = self._attach(entry)
             settled.addCallback(lambda _: self._link_ready(entry, place, resumed=True)).addErrback(self.failed)
         elif hello.require:
             self.session.refuse(registry.epoch)
             self.finish()
         else:
-            entry = registry.create(hello.terms, identity, self.peer, first_anchor(self.broker, place))
+            position = None if self.named is None else self.named.state.seq
+            entry = registry.create(hello.terms, identity, self.peer, first_anchor(self.broker, place, position))
             if entry is None:
                 detail = f"all {self.settings.max_links} links have a connection"
                 self.drop(RemoteProtocolError("too-many-links", detail))
                 return
+            if self.named is not None:
+                try:
+                    self.broker.named.attach(self.named, self, entry.label, place.takeover)
+                except FyrehoseError:
+                    registry.discard(entry)
+                    self.refuse_subscription(Failure())
+                    return
             self._attach(entry)
             registry.write_entry(entry, lambda result: self._link_written(entry, place, result))
 

@@ -102,7 +102,7 @@ def test_lines_are_published_before_the_body_is_complete() -> None:
 @pytest.mark.parametrize(
     ("data", "status", "cause"),
     [
-        (request("GET /streams"), 404, "no-such-path"),
+        (request("GET /other"), 404, "no-such-path"),
         (request("GET /elsewhere/s"), 404, "no-such-path"),
         (request("GET /streams/a/b"), 404, "no-such-path"),
         (request("GET /streams/a/live/x"), 404, "no-such-path"),

@@ -1,0 +1,147 @@
+"""``fyrehose subscriptions``: list, show, rewind or delete the named subscriptions of a running server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from fyrehose.cli.asking import HTTP_URL, Asker
+from fyrehose.cli.journal import escaped, moment
+from fyrehose.cli.listing import terminal
+from fyrehose.cli.streams import ListByDefault
+from fyrehose.cli.values import Since
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _of_a_server(command: F) -> F:
+    for option in (
+        click.option("--ca", type=click.Path(path_type=Path), help="PEM file of the certificate authority (https)."),
+        click.option("--token-file", type=click.Path(path_type=Path), help="File with the server's token."),
+        click.option(
+            "--url", default=HTTP_URL, show_default=True, metavar="URL", help="URL of the server's http listener."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group(cls=ListByDefault)
+def subscriptions() -> None:
+    """List, show, rewind or delete the named subscriptions of a running server.
+
+    Without a command, `list` is used: see `fyrehose subscriptions list --help`.
+
+    \b
+        fyrehose subscriptions
+        fyrehose subscriptions rewind billing --since start
+    """
+
+
+@subscriptions.command("list")
+@_of_a_server
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def list_subscriptions(url: str, token_file: Path | None, ca: Path | None, form: str) -> None:
+    """List the named subscriptions, those furthest behind first.
+
+    Programs that read the journal's files, such as a backup or an archive, are listed with the bytes that they are
+    behind. The access policy must allow `consume`. json: one object a line.
+
+    \b
+        fyrehose subscriptions
+        fyrehose subscriptions --format json | jq -r .name
+    """
+    listed = Asker.of(url, token_file, ca, HTTP_URL).subscriptions()
+    listed.sort(key=lambda each: (each["kind"] != "stream", -each.get("lag", 0), each["name"]))
+    if form == "json":
+        for each in listed:
+            click.echo(json.dumps(each, ensure_ascii=False))
+        return
+    if not listed:
+        click.echo("fyrehose: there are no named subscriptions that this client may see", err=True)
+        return
+    table = Table(box=None, pad_edge=False)
+    for name, right in _COLUMNS:
+        table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=right)
+    for each in listed:
+        table.add_row(*(Text(cell) for cell in _row(each)))
+    terminal().print(table)
+
+
+@subscriptions.command()
+@_of_a_server
+@click.argument("name")
+def show(url: str, token_file: Path | None, ca: Path | None, name: str) -> None:
+    """Show one subscription as a JSON object.
+
+    \b
+        fyrehose subscriptions show billing
+    """
+    click.echo(json.dumps(Asker.of(url, token_file, ca, HTTP_URL).subscription(name), ensure_ascii=False, indent=2))
+
+
+@subscriptions.command()
+@_of_a_server
+@click.option("--since", type=Since(), required=True, help="First record to deliver again: latest, start, or a number.")
+@click.argument("name")
+def rewind(url: str, token_file: Path | None, ca: Path | None, since: int | None, name: str) -> None:
+    """Set the position of a subscription, backwards or forwards, and disconnect its consumer.
+
+    \b
+        fyrehose subscriptions rewind billing --since 1000
+        fyrehose subscriptions rewind billing --since start
+    """
+    asker = Asker.of(url, token_file, ca, HTTP_URL)
+    position = asker.rewind(name, "latest" if since is None else since)["position"]
+    click.echo(f"subscription {escaped(name)} continues behind record {position}")
+
+
+@subscriptions.command()
+@_of_a_server
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+def delete(url: str, token_file: Path | None, ca: Path | None, names: tuple[str, ...]) -> None:
+    """Delete subscriptions by name; stop at the first that the server refuses.
+
+    A consumer that comes back creates its subscription again.
+
+    \b
+        fyrehose subscriptions delete billing
+    """
+    asker = Asker.of(url, token_file, ca, HTTP_URL)
+    for name in names:
+        asker.delete_subscription(name)
+        click.echo(f"subscription {escaped(name)} deleted")
+
+
+#: The columns of the table, and whether each is aligned to the right.
+_COLUMNS = (
+    ("subscription", False),
+    ("stream", False),
+    ("position", True),
+    ("behind", True),
+    ("oldest", True),
+    ("consumer", False),
+    ("last used", False),
+)
+
+
+def _row(each: dict[str, Any]) -> tuple[str, ...]:
+    used = moment(each["active"])[:19]
+    if each["kind"] == "files":
+        return escaped(each["name"]), "(the journal's files)", "", f"{each['behind_bytes']:,} B", "", "", used
+    seconds = each["lag_seconds"]
+    return (
+        escaped(each["name"]),
+        escaped(each["stream"]),
+        str(each["position"]),
+        f"{each['lag']:,}",
+        "-" if seconds is None or not each["lag"] else f"{seconds:,.0f} s",
+        "connected" if each["consumer"] else "",
+        used,
+    )

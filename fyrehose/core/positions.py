@@ -1,0 +1,123 @@
+"""Positions of named subscriptions on disk: a stream of the server's own has them, as JSON objects.
+
+    {"v": 1, "since": 17, "set": {"billing": {"stream": "orders", "position": 5, ...}, "old": null}}     changes
+    {"v": 1, "all": true, "set": {...}}                                             a checkpoint: all subscriptions
+
+``null`` deletes a subscription.  ``since`` is the number of the last checkpoint (0: there was none), so recovery reads
+only the records from there on.  Only this module writes records with source :data:`SOURCE`; others are skipped.
+
+    in: the journal's read      out: the positions, and where the last checkpoint is
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from fyrehose import ownlog
+from fyrehose.records import LAST_SEQ, Run
+
+#: The stream of the positions, and the source of its records.
+STREAM, SOURCE = ".subscriptions", "server-subscriptions"
+VERSION = 1
+
+
+@attrs.frozen(kw_only=True)
+class Position:
+    """The state of a named subscription.
+
+    :ivar stream: the stream that it reads
+    :ivar seq: number of the last acknowledged record; 0: none
+    :ivar generation: raised when the subscription is rewound or another consumer takes it over
+    :ivar rewinds: how often it was rewound, so that a consumer knows that records come again on purpose
+    :ivar owner: the consumer that alone may continue without taking over, such as a link; empty: none
+    :ivar creator: the network of the peer that created it
+    :ivar time: the last change, in microseconds since 1970 UTC
+    """
+
+    stream: str
+    seq: int
+    generation: int = 1
+    rewinds: int = 0
+    owner: str = ""
+    creator: str = ""
+    time: int = 0
+
+
+@attrs.frozen
+class Recovered:
+    """The positions that the stream holds.
+
+    :ivar checkpoint: number of the last checkpoint; 0: there is none
+    :ivar missing: records that are missing; positions may then be older than they were, but not newer
+    """
+
+    positions: dict[str, Position]
+    checkpoint: int = 0
+    missing: int = 0
+
+
+def pack(changes: Mapping[str, Position | None], since: int | None) -> Run:
+    """Return a record of *changes* as a draft.
+
+    :param since: number of the last checkpoint; None: the record is a checkpoint, and *changes* are all subscriptions
+    """
+    head: dict[str, object] = {"v": VERSION, "all": True} if since is None else {"v": VERSION, "since": since}
+    named = {name: None if position is None else attrs.asdict(position) for name, position in changes.items()}
+    data = json.dumps({**head, "set": named}, ensure_ascii=False, separators=(",", ":")).encode()
+    return Run.of(STREAM, [data], source=SOURCE, content_type="application/json")
+
+
+def recover(read: ownlog.Read, bounds: tuple[int, int]) -> Recovered:
+    """Read the positions from their stream.
+
+    :param bounds: the oldest and the last number of the stream
+    :raises JournalCorrupt: the stream cannot be read
+    :raises ValueError: a record is invalid, or was written by a newer version
+    """
+    newest = ownlog.last_record(read, STREAM, bounds, SOURCE)
+    if newest is None:
+        return Recovered({})
+    since = _parsed(newest.payload).get("since", newest.seq)
+    if not isinstance(since, int):
+        raise ValueError(f"record {newest.seq} of stream {STREAM} has the checkpoint {since!r}; expected a number")
+    positions: dict[str, Position] = {}
+    checkpoint, expected, missing = 0, max(1, since), 0
+    for record in ownlog.records(read, STREAM, max(1, since, bounds[0]), bounds[1]):
+        missing += record.seq - expected
+        expected = record.seq + 1
+        if record.source != SOURCE:
+            continue
+        fields = _parsed(record.payload)
+        if fields.get("all"):
+            positions, checkpoint = {}, record.seq
+        for name, state in fields["set"].items():
+            positions.pop(name, None)
+            if state is not None:
+                positions[name] = _position(state)
+    return Recovered(positions, checkpoint, missing)
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    try:
+        fields: dict[str, Any] = json.loads(data)
+        version, named = fields["v"], fields["set"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"invalid record in stream {STREAM}: {error!r}") from error
+    if version != VERSION or not isinstance(named, dict):
+        raise ValueError(f"stream {STREAM} has a record of version {version!r}; this Fyrehose reads version {VERSION}")
+    return fields
+
+
+def _position(state: object) -> Position:
+    try:
+        position = Position(**state)  # type: ignore[arg-type]
+        valid = isinstance(position.stream, str) and 0 <= position.seq <= LAST_SEQ
+    except TypeError as error:
+        raise ValueError(f"invalid position in stream {STREAM}: {error}") from error
+    if not valid:
+        raise ValueError(f"invalid position in stream {STREAM}: {state!r}")
+    return position

@@ -1,0 +1,89 @@
+"""Requests about named subscriptions, sans-I/O: their paths and bodies.
+
+    GET    /subscriptions               list those that the peer may see
+    GET    /subscriptions/S             show one
+    POST   /subscriptions/S/ack         {"seq": N}, and optionally "generation": move the position forward
+    POST   /subscriptions/S/rewind      {"seq": N}, or "start" or "latest": set the position
+    DELETE /subscriptions/S             delete
+
+The same paths may begin with ``/streams/NAME``; the subscription must then be one of that stream.
+"""
+
+from __future__ import annotations
+
+import json
+
+import attrs
+
+from fyrehose.records import LAST_SEQ
+from fyrehose.web.session import Request
+
+#: The largest body of such a request, in bytes.
+LARGEST = 4 << 10
+#: The methods of each path, by its last part.
+METHODS = {"": ("GET", "HEAD"), "S": ("GET", "HEAD", "DELETE"), "ack": ("POST",), "rewind": ("POST",)}
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class Manage:
+    """List, show, acknowledge, rewind or delete.
+
+    :ivar action: ``list``, ``show``, ``ack``, ``rewind`` or ``delete``
+    :ivar name: the subscription; empty for a list
+    :ivar stream: the stream in the path; None: there is none
+    :ivar seq: the position; None: the end of the stream
+    :ivar generation: the generation that the consumer knows; None: any
+    """
+
+    request: Request
+    action: str
+    name: str = ""
+    stream: str | None = None
+    seq: int | None = None
+    generation: int | None = None
+
+
+def manage(request: Request) -> Manage | None:
+    """Return what a *request* with a path of this module asks for, without its body; None for an unknown path."""
+    path = request.path
+    stream = None
+    if path[0] == "streams" and len(path) > 2:
+        stream, path = path[1], path[2:]
+    if path[0] != "subscriptions" or len(path) > 3 or (len(path) == 3 and path[2] not in ("ack", "rewind")):
+        return None
+    name = path[1] if len(path) > 1 else ""
+    action = path[2] if len(path) == 3 else "delete" if request.method == "DELETE" else "show" if name else "list"
+    return Manage(request=request, action=action, name=name, stream=stream)
+
+
+def allowed(event: Manage) -> tuple[str, ...]:
+    """Return the methods of the path of *event*."""
+    return METHODS["" if not event.name else event.action if event.action in METHODS else "S"]
+
+
+def with_body(event: Manage, body: bytes) -> Manage:
+    """Return *event* with the fields of its *body*.
+
+    :raises ValueError: the body is invalid; the message says what is expected
+    """
+    expected = f'{{"seq": N}} with a number from 0 to {LAST_SEQ}'
+    if event.action == "rewind":
+        expected += ', or {"seq": "start"} or {"seq": "latest"}'
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict) or not fields.keys() <= {"seq", "generation"} or "seq" not in fields:
+        raise ValueError(f"invalid body: expected {expected}")
+    seq, generation = fields["seq"], fields.get("generation")
+    if event.action == "rewind" and seq in ("start", "latest"):
+        return attrs.evolve(event, seq=0 if seq == "start" else None)
+    if not _is_number(seq) or not 0 <= seq <= LAST_SEQ:
+        raise ValueError(f"invalid seq: expected {expected}")
+    if generation is not None and not _is_number(generation):
+        raise ValueError("invalid generation: expected the number in the header Fyrehose-Generation")
+    return attrs.evolve(event, seq=seq, generation=generation)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,157 @@
+"""The answer to a live GET of all streams that match a pattern, also of those that are created later.
+
+    streams that exist -> subscribe from now on; streams that are created -> subscribe from their first record
+
+An event has no id, because one number cannot say where to continue in many streams; its record names the stream.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import attrs
+from twisted.logger import Logger
+from zope.interface import implementer
+
+from fyrehose import ndjson
+from fyrehose.core.policy import covers
+from fyrehose.errors import Closed, Forbidden
+from fyrehose.interfaces import ISink, ISubscription
+from fyrehose.protocols.http.answers import Connection, LiveAnswer
+from fyrehose.protocols.http.session import PROTOCOL
+from fyrehose.records import Delivery, Run
+
+log = Logger()
+
+#: The most streams that one answer follows.
+MOST_STREAMS = 1_000
+
+
+def unnumbered(runs: tuple[Run, ...]) -> bytes:
+    """Return *runs* as server-sent events without ids, one per record."""
+    return b"".join(b"data: %b\n\n" % record for run in runs for record in ndjson.objects(run))
+
+
+@implementer(ISink)
+@attrs.frozen(eq=False)
+class _Part:
+    """The sink of one stream."""
+
+    answer: PatternAnswer
+    stream: str
+
+    @property
+    def subscriber(self) -> tuple[str, str]:
+        return self.answer.subscriber
+
+    def deliver(self, delivery: Delivery) -> None:
+        self.answer.deliver(delivery)
+
+    def skipped(self, first: int, last: int) -> None:
+        self.answer.skipped_in(self.stream, first, last)
+
+    def ended(self, reason: Exception) -> None:
+        self.answer.lost(self.stream, reason)
+
+
+@implementer(ISubscription)
+class PatternAnswer(LiveAnswer):
+    """Sends the new records of every stream that matches *pattern*; it is its own subscription to all of them."""
+
+    def __init__(self, connection: Connection, pattern: str) -> None:
+        super().__init__(connection, unnumbered)
+        self._pattern = pattern
+        self._parts: dict[str, ISubscription] = {}
+        self._stop_watching: Callable[[], None] = lambda: None
+        self._full = False
+
+    def follow(self) -> None:
+        """Subscribe to the streams, and start sending.
+
+        :raises TooManySubscriptions: the peer's address, or the memory budget, has no room for all of them
+        """
+        broker = self.connection.broker
+        try:
+            for stream in [name for name in broker.streams() if covers((self._pattern,), name)]:
+                self._add(stream, None)
+        except Forbidden:
+            self._end_parts()
+            raise
+        self._stop_watching = broker.watch_streams(self._created)
+        self.connection.session.start(200, "text/event-stream")
+        self.start(_All(self._parts))
+
+    def stopProducing(self) -> None:
+        self._stop_watching()
+        self._stop_watching = lambda: None
+        super().stopProducing()
+        self._end_parts()
+
+    def skipped_in(self, stream: str, first: int, last: int) -> None:
+        """Report a gap in *stream*."""
+        self.connection.broker.counters.add(PROTOCOL, "skipped", last - first + 1)
+        gap = json.dumps({"stream": stream, "first": first, "last": last}).encode()
+        self.connection.session.send(b"event: gap\ndata: %b\n\n" % gap)
+
+    def lost(self, stream: str, reason: Exception) -> None:
+        """End the answer if the server closes or nothing is left, else report that *stream* is not followed."""
+        self._parts.pop(stream, None)
+        if isinstance(reason, Closed) or not self._parts:
+            self.ended(reason)
+            return
+        self._report(f"stream {stream!r} is not followed any more: {reason}")
+
+    # Internals.
+
+    def _created(self, stream: str) -> None:
+        if stream in self._parts or not covers((self._pattern,), stream):
+            return
+        try:
+            self._add(stream, 0)
+        except Forbidden as error:
+            self._report(f"stream {stream!r} is not followed: {error}")
+            return
+        if not self._paused and stream in self._parts:
+            self._parts[stream].resumeProducing()
+
+    def _add(self, stream: str, after: int | None) -> None:
+        if len(self._parts) >= MOST_STREAMS:
+            if not self._full:
+                self._full = True
+                self._report(f"more than {MOST_STREAMS} streams match, and the others are not followed")
+            return
+        self._parts[stream] = self.connection.broker.subscribe(stream, after, _Part(self, stream))
+
+    def _report(self, error: str) -> None:
+        counters = self.connection.broker.counters
+        counters.refuse(log, PROTOCOL, "stream-not-followed", self.connection.peer, error)
+        if self._subscription is not None:
+            self.connection.session.send(b"event: error\ndata: %b\n\n" % json.dumps({"error": error}).encode())
+            self.connection.flush()
+
+    def _end_parts(self) -> None:
+        parts = list(self._parts.values())
+        self._parts.clear()
+        for part in parts:
+            part.stopProducing()
+
+
+@implementer(ISubscription)
+@attrs.frozen(eq=False)
+class _All:
+    """All subscriptions of an answer as one."""
+
+    parts: dict[str, ISubscription]
+    position: int = 0
+
+    def pauseProducing(self) -> None:
+        for part in self.parts.values():
+            part.pauseProducing()
+
+    def resumeProducing(self) -> None:
+        for part in list(self.parts.values()):
+            part.resumeProducing()
+
+    def stopProducing(self) -> None:
+        """Do nothing: the answer stops its subscriptions."""

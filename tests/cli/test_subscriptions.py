@@ -1,0 +1,111 @@
+"""``fyrehose subscriptions``: what it asks the server, and how it shows the answers."""
+
+from __future__ import annotations
+
+import io
+import json
+import urllib.error
+import urllib.request
+from email.message import Message
+from typing import Any
+
+import attrs
+import pytest
+from click.testing import CliRunner, Result
+
+from fyrehose.cli.command import main
+
+BILLING = {
+    "name": "billing",
+    "kind": "stream",
+    "stream": "orders",
+    "position": 5,
+    "lag": 1234,
+    "lag_seconds": 61.5,
+    "generation": 1,
+    "consumer": True,
+    "active": 1_700_000_000_000_000,
+}
+DONE = BILLING | {"name": "done", "stream": "a\x1b", "lag": 0, "lag_seconds": 0.0, "consumer": False}
+ARCHIVE = {"name": "archive", "kind": "files", "behind_bytes": 4096, "active": 1_700_000_000_000_000}
+
+
+@attrs.define
+class Server:
+    """Answers every request with *answer*, or with a refusal."""
+
+    answer: Any = None
+    status: int = 200
+    asked: list[tuple[str, str, bytes | None]] = attrs.field(factory=list)
+
+    def urlopen(self, request: urllib.request.Request, timeout: float, context: Any) -> io.BytesIO:
+        self.asked.append((str(request.method), request.full_url, request.data))  # type: ignore[arg-type]
+        data = b"" if self.answer is None else json.dumps(self.answer).encode()
+        if self.status != 200:
+            raise urllib.error.HTTPError(request.full_url, self.status, "no", Message(), io.BytesIO(data))
+        return io.BytesIO(data)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    found = Server()
+    monkeypatch.setattr(urllib.request, "urlopen", found.urlopen)
+    return found
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(main, ["subscriptions", *words], env={"COLUMNS": "120"})
+
+
+def test_subscriptions_are_listed_by_default_those_furthest_behind_first(server: Server) -> None:
+    server.answer = {"subscriptions": [ARCHIVE, DONE, BILLING]}
+    result = run()
+    assert result.exit_code == 0
+    head, *rows = [line.split() for line in result.output.splitlines()]
+    assert head == ["subscription", "stream", "position", "behind", "oldest", "consumer", "last", "used"]
+    assert rows[0] == ["billing", "orders", "5", "1,234", "62", "s", "connected", "2023-11-14T22:13:20"]
+    assert rows[1] == ["done", "a\\x1b", "5", "0", "-", "2023-11-14T22:13:20"]
+    assert rows[2] == ["archive", "(the", "journal's", "files)", "4,096", "B", "2023-11-14T22:13:20"]
+    assert server.asked == [("GET", "http://127.0.0.1:8117/subscriptions", None)]
+
+
+def test_subscriptions_are_listed_as_json(server: Server) -> None:
+    server.answer = {"subscriptions": [BILLING, ARCHIVE]}
+    assert [json.loads(line) for line in run("--format", "json").output.splitlines()] == [BILLING, ARCHIVE]
+
+
+def test_an_empty_list_says_so(server: Server) -> None:
+    server.answer = {"subscriptions": []}
+    assert "no named subscriptions" in run().output
+
+
+def test_one_subscription_is_shown(server: Server) -> None:
+    server.answer = BILLING
+    assert json.loads(run("show", "billing").output) == BILLING
+    assert server.asked[0][1] == "http://127.0.0.1:8117/subscriptions/billing"
+
+
+@pytest.mark.parametrize(("since", "seq"), [("start", 0), ("7", 6), ("latest", "latest")])
+def test_rewinding_names_the_first_record(server: Server, since: str, seq: object) -> None:
+    server.answer = BILLING
+    result = run("rewind", "billing", "--since", since)
+    assert result.output == "subscription billing continues behind record 5\n"
+    method, url, body = server.asked[0]
+    assert (method, url) == ("POST", "http://127.0.0.1:8117/subscriptions/billing/rewind")
+    assert json.loads(body or b"") == {"seq": seq}
+
+
+def test_subscriptions_are_deleted(server: Server) -> None:
+    result = run("delete", "a", "b c", "--url", "http://there:1")
+    assert result.output == "subscription a deleted\nsubscription b c deleted\n"
+    assert [asked[:2] for asked in server.asked] == [
+        ("DELETE", "http://there:1/subscriptions/a"),
+        ("DELETE", "http://there:1/subscriptions/b%20c"),
+    ]
+
+
+def test_a_refusal_is_an_error(server: Server) -> None:
+    server.status, server.answer = 404, {"error": "there is no subscription 'a'"}
+    result = run("delete", "a")
+    assert result.exit_code == 1
+    assert "there is no subscription 'a'" in result.output

@@ -1,0 +1,167 @@
+"""A publish with a key is stored once: repetitions get the same answer, over crashes, too."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from twisted.internet.task import Clock
+
+from fyrehose.core import once
+from fyrehose.core.broker import Broker
+from fyrehose.core.guard import Guard
+from fyrehose.core.once import ENTRY, SOURCE, STREAM
+from fyrehose.core.policy import parse
+from fyrehose.core.sequencer import Sequencer
+from fyrehose.errors import Forbidden, KeyReused, PayloadTooLarge, ReadOnly
+from fyrehose.identity import Identity
+from fyrehose.interfaces import JournalState
+from fyrehose.records import Run
+from fyrehose.testing import MemoryJournal
+
+
+def make(journal: MemoryJournal | None = None, **settings: Any) -> Broker:
+    broker = Broker(Clock(), journal or MemoryJournal(), Sequencer(), **settings)
+    broker.open()
+    return broker
+
+
+def draft(*payloads: bytes, stream: str = "s") -> Run:
+    return Run.of(stream, payloads, source="test")
+
+
+def failure(published: Any) -> Any:
+    failures: list[Any] = []
+    published.addErrback(failures.append)
+    return failures[0].value if failures else None
+
+
+def test_a_repetition_gets_the_same_number_and_stores_nothing() -> None:
+    broker = make()
+    broker.publish([draft(b"before")])
+    assert broker.publish_once([draft(b"a", b"b")], "k").result == 2
+    assert broker.publish_once([draft(b"a", b"b")], "k").result == 2
+    assert broker.publish_once([draft(b"c")], "other").result == 4
+    assert broker.bounds("s") == (1, 4)
+
+
+def test_keys_belong_to_a_stream() -> None:
+    broker = make()
+    assert broker.publish_once([draft(b"a")], "k").result == 1
+    assert broker.publish_once([draft(b"a", stream="t")], "k").result == 1
+    assert broker.bounds("t") == (1, 1)
+
+
+def test_a_key_with_other_messages_is_refused() -> None:
+    broker = make()
+    broker.publish_once([draft(b"ab")], "k")
+    for other in (draft(b"a", b"b"), draft(b"ac"), Run.of("s", [b"ab"], source="test", content_type="text/plain")):
+        assert isinstance(failure(broker.publish_once([other], "k")), KeyReused)
+    assert broker.bounds("s") == (1, 1)
+
+
+def test_a_repetition_waits_until_the_first_is_durable() -> None:
+    journal = MemoryJournal(auto=False)
+    broker = make(journal)
+    first, again = broker.publish_once([draft(b"a")], "k"), broker.publish_once([draft(b"a")], "k")
+    assert not again.called
+    journal.commit()
+    assert (first.result, again.result) == (1, 1)
+
+
+def test_keys_survive_a_restart() -> None:
+    journal = MemoryJournal()
+    make(journal).publish_once([draft(b"a")], "k")
+    assert make(journal).publish_once([draft(b"a")], "k").result == 1
+    assert journal.bounds("s") == (1, 1)
+
+
+def test_a_refused_publish_forgets_its_key() -> None:
+    journal = MemoryJournal(auto=False)
+    broker = make(journal)
+    first, again = broker.publish_once([draft(b"a")], "k"), broker.publish_once([draft(b"a")], "k")
+    journal.enter(JournalState.READ_ONLY, "full")
+    assert isinstance(failure(first), ReadOnly)
+    assert isinstance(failure(again), ReadOnly)
+    journal.auto = True
+    journal.enter(JournalState.WRITABLE, "room")
+    assert broker.publish_once([draft(b"b")], "k").result == 1
+    broker.restrict("s", 1)
+    assert isinstance(failure(broker.publish_once([draft(b"long")], "l")), PayloadTooLarge)
+    assert broker.publish_once([draft(b"c")], "l").result == 2
+
+
+def test_the_oldest_keys_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(once, "MOST", 2)
+    journal = MemoryJournal()
+    broker = make(journal)
+    for key in ("a", "b", "c"):
+        broker.publish_once([draft(b"x")], key)
+    assert broker.budget.kept == 2 * ENTRY
+    for one in (broker, make(journal)):
+        assert one.publish_once([draft(b"x")], "b").result == 2
+        assert one.publish_once([draft(b"x")], "c").result == 3
+    assert broker.publish_once([draft(b"x")], "a").result == 4
+
+
+def test_the_memory_of_keys_is_limited() -> None:
+    broker = make()
+    broker.budget.keep(broker.budget.limit // 2)
+    assert "server.memory" in str(failure(broker.publish_once([draft(b"a")], "k")))
+    assert broker.bounds("s") == (1, 0)
+
+
+def test_recovered_keys_never_release_more_memory_than_they_were_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = MemoryJournal()
+    make(journal).publish_once([draft(b"a")], "k")
+    broker = Broker(Clock(), journal, Sequencer())
+    full = broker.budget.limit // 2
+    broker.budget.keep(full)
+    broker.open()
+    monkeypatch.setattr(once, "MOST", 1)
+    broker.budget.forget(ENTRY)
+    broker.publish_once([draft(b"b")], "l")  # The recovered key, for which there was no room, is forgotten.
+    assert broker.budget.kept == full
+
+
+@pytest.mark.parametrize("payload", [b"\xff", b"[]", b"{}", b'{"v": 2}', b"[" * 5_000])
+def test_records_that_are_invalid_or_of_others_are_ignored(payload: bytes) -> None:
+    journal = MemoryJournal()
+    broker = make(journal)
+    broker.publish([Run.of(STREAM, [payload], source=SOURCE), Run.of(STREAM, [b"x"], source="figg")])
+    broker.publish_once([draft(b"a")], "k")
+    assert make(journal).publish_once([draft(b"a")], "k").result == 1
+
+
+def test_the_policy_applies_to_publishes_with_keys() -> None:
+    rules = parse({"allow": [{"network": "127.0.0.1", "publish": "s"}]})
+    peer = make(guard=Guard(rules)).identified(Identity())
+    assert peer.publish_once([draft(b"a")], "k").result == 1
+    assert isinstance(failure(peer.publish_once([draft(b"a", stream="t")], "k")), Forbidden)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_retries_store_each_message_once_over_crashes(seed: int) -> None:
+    dice = random.Random(seed)
+    journal = MemoryJournal(auto=False)
+    broker = make(journal)
+    wanted = {f"key-{n}": b"%d" % n for n in range(30)}
+    answers: dict[str, int] = {}
+
+    def answered(first: int, key: str) -> None:
+        assert answers.setdefault(key, first) == first, "the same answer"
+
+    for _ in range(300):
+        key = dice.choice([*wanted])
+        broker.publish_once([draft(wanted[key])], key).addCallbacks(answered, lambda failure: None, (key,))
+        if dice.random() < 0.3:
+            journal.commit()
+        if dice.random() < 0.05:
+            journal.enter(JournalState.FAILED, "crash")
+            journal.enter(JournalState.WRITABLE, "restart")
+            broker = make(journal)
+    journal.commit()
+    stored = [bytes(payload) for run in journal.read("s", 1, 1 << 20) for payload in run.payloads()]
+    assert len(stored) == len(set(stored))
+    assert all(stored[first - 1] == wanted[key] for key, first in answers.items())

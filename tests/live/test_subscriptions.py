@@ -1,0 +1,124 @@
+"""Named subscriptions in a real server: kill -9, the command line, and the examples of the page about streams."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+#: The command, also where its script is not installed.
+FYREHOSE = [sys.executable, "-c", "from fyrehose.cli.command import main; main(prog_name='fyrehose')"]
+LISTEN = [word for name in ("http", "relink") for word in ("--listen", f"{name}=tcp:0:interface=127.0.0.1")]
+PAGE = (Path(__file__).parents[2] / "docs" / "streams.md").read_text()
+MESSAGES = 400
+
+
+class Consumer:
+    """Reads the subscription "billing" by HTTP and acknowledges it, until the server is gone.
+
+    :ivar sent: the highest number whose acknowledgement was sent
+    :ivar answered: the highest number whose acknowledgement was answered
+    :ivar order: the numbers that were read, in their order
+    """
+
+    def __init__(self) -> None:
+        self.sent = self.answered = 0
+        self.order: list[int] = []
+        self.problems: list[str] = []
+
+    def run(self, port: int, dice: random.Random) -> None:
+        """Consume until the connection is lost."""
+        connection = HTTPConnection("127.0.0.1", port, timeout=60)
+        try:
+            while self.answered < MESSAGES:
+                self._round(connection, dice)
+        except (OSError, HTTPException):
+            return
+        finally:
+            connection.close()
+
+    def _round(self, connection: HTTPConnection, dice: random.Random) -> None:
+        connection.request("GET", f"/streams/orders?subscription=billing&limit={dice.randint(1, 9)}&wait=5")
+        seqs = [json.loads(line)["seq"] for line in connection.getresponse().read().splitlines()]
+        if not seqs:
+            return
+        if seqs[0] != self.answered + 1 and not self.answered < seqs[0] <= self.sent + 1:
+            self.problems.append(f"read {seqs[0]} after {self.answered} was acknowledged, and {self.sent} sent")
+        self.order += seqs
+        self.sent = max(self.sent, seqs[-1])
+        connection.request("POST", "/subscriptions/billing/ack", json.dumps({"seq": seqs[-1]}))
+        response = connection.getresponse()
+        answer = json.loads(response.read())
+        if response.status == 200:
+            self.answered = answer["position"]
+
+
+def shown(port: int) -> Any:
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", "/subscriptions/billing")
+    try:
+        return json.loads(connection.getresponse().read())
+    finally:
+        connection.close()
+
+
+def test_positions_are_exact_over_kills(start: Any) -> None:
+    """Kill the server while a client consumes: a position never falls behind an answer, nor runs ahead of a request."""
+    dice = random.Random(1)
+    server = start(*LISTEN)
+    connection = HTTPConnection("127.0.0.1", server.port("http"), timeout=60)
+    body = b"".join(b'{"n": %d}\n' % n for n in range(MESSAGES))
+    connection.request("POST", "/streams/orders", body, {"Content-Type": "application/x-ndjson"})
+    assert json.loads(connection.getresponse().read())["last"] == MESSAGES
+    connection.close()
+    consumer = Consumer()
+    for _ in range(6):
+        thread = threading.Thread(target=consumer.run, args=(server.port("http"), dice))
+        thread.start()
+        time.sleep(dice.random() * 0.4)
+        server.stop(signal.SIGKILL)
+        thread.join(100)
+        server = start(*LISTEN)
+        if consumer.answered:
+            assert consumer.answered <= shown(server.port("http"))["position"] <= consumer.sent
+    consumer.run(server.port("http"), dice)
+    assert consumer.problems == []
+    assert set(consumer.order) == set(range(1, MESSAGES + 1))
+    assert shown(server.port("http"))["position"] == MESSAGES
+
+
+def test_the_examples_of_the_page_are_true(start: Any) -> None:
+    server = start(*LISTEN)
+    (block,) = (found for found in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL) if "subscription" in found)
+    for example in block.strip().split("$ ")[1:]:
+        command, _, expected = example.partition("\n")
+        words = shlex.split(command.replace("127.0.0.1:8117", f"127.0.0.1:{server.port('http')}"))
+        if words[0] == "fyrehose":
+            words[:1] = FYREHOSE
+            if "relink" in words:
+                words += ["--from", f"127.0.0.1:{server.port('relink')}", "--idle", "60s"]
+            else:
+                words += ["--url", f"http://127.0.0.1:{server.port('http')}"]
+        ended = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
+        assert _plain(ended.stdout) == _plain(expected), (command, ended.stderr)
+
+
+def _plain(text: str) -> list[str]:
+    """Return the lines of *text* without what differs each time: times, addresses, and the widths of columns."""
+    text = re.sub(r'"(time|active)": \d+|"lag_seconds": [\d.]+|"producer": "[^"]*"|null|[\d,.]+ s\b', "~", text)
+    text = re.sub(r'"lag_seconds": ~', "~", text)
+    text = re.sub(r"\d{4}-\d\d-\d\dT[\d:]+", "~", text)
+    return [" ".join(line.split()) for line in text.splitlines() if line.strip() and set(line) - set(" ─")]

@@ -1,0 +1,279 @@
+"""Named subscriptions over HTTP: reading behind a position, acknowledging, waiting, and one consumer at a time."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from twisted.internet.address import IPv4Address
+from twisted.internet.error import ConnectionDone
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+
+from fyrehose.core.broker import Broker
+from fyrehose.core.guard import Guard
+from fyrehose.core.policy import parse
+from fyrehose.core.sequencer import Sequencer
+from fyrehose.interfaces import FileHold, JournalState
+from fyrehose.protocols.http.server import HttpFactory, Settings
+from fyrehose.records import Run
+from fyrehose.testing import MemoryJournal, Transport
+
+
+class World:
+    """A server whose stream "s" has ten records."""
+
+    def __init__(self, policy: Any = None) -> None:
+        self.journal, self.clock = MemoryJournal(), Clock()
+        guard = Guard() if policy is None else Guard(parse({"allow": policy}))
+        self.broker = Broker(self.clock, self.journal, Sequencer(), guard=guard)
+        self.broker.open()
+        self.broker.table.now = lambda: 5_000_000
+        self.factory = HttpFactory(self.broker, Settings(refusal_delay=0.0), self.clock)
+        self.publish(10)
+
+    def publish(self, count: int) -> None:
+        self.broker.publish([Run.of("s", [b"x"] * count, source="test")])
+
+    def peer(self) -> Peer:
+        return Peer(self)
+
+    def ask(self, line: str, body: object = None) -> tuple[int, Any]:
+        return self.peer().ask(line, body)
+
+    def seqs(self, query: str = "") -> list[int]:
+        status, lines = self.ask(f"GET /streams/s?subscription=a{query}")
+        assert status == 200
+        return [line["seq"] for line in lines]
+
+
+class Peer:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        address = IPv4Address("TCP", "127.0.0.1", 5000)
+        self.protocol, self.transport = world.factory.buildProtocol(address), Transport(peerAddress=address)
+        self.protocol.makeConnection(self.transport)
+
+    def say(self, line: str, body: object = None, *headers: str) -> None:
+        data = b"" if body is None else json.dumps(body).encode()
+        length = [] if body is None else [f"Content-Length: {len(data)}"]
+        lines = [f"{line} HTTP/1.1", "Host: localhost", *length, *headers, "", ""]
+        self.protocol.dataReceived("\r\n".join(lines).encode() + data)
+
+    def hear(self) -> bytes:
+        for _ in range(20):
+            self.world.clock.advance(0)
+        said = self.transport.value()
+        self.transport.clear()
+        return said
+
+    def ask(self, line: str, body: object = None, *headers: str) -> tuple[int, Any]:
+        """Return the status, and the JSON objects of the answer: one, or a list of lines."""
+        self.say(line, body, *headers)
+        return self.answer()
+
+    def answer(self) -> tuple[int, Any]:
+        self.head, _, rest = self.hear().partition(b"\r\n\r\n")
+        objects = [json.loads(line) for line in rest.split(b"\n") if line.strip().startswith(b"{")]
+        one = b"content-length" in self.head.lower()
+        return int(self.head.split()[1]), objects[0] if one and objects else objects
+
+    def leave(self) -> None:
+        self.protocol.connectionLost(Failure(ConnectionDone()))
+
+
+def test_a_new_subscription_begins_with_the_oldest_record_or_where_the_request_says() -> None:
+    world = World()
+    assert world.seqs("&limit=3") == [1, 2, 3]
+    status, lines = world.ask("GET /streams/s?subscription=b&from=9")
+    assert (status, [line["seq"] for line in lines]) == (200, [9, 10])
+
+
+def test_reading_does_not_acknowledge() -> None:
+    world = World()
+    assert world.seqs() == world.seqs() == list(range(1, 11))
+
+
+def test_an_acknowledgement_moves_the_position() -> None:
+    world = World()
+    world.seqs()
+    status, shown = world.ask("POST /streams/s/subscriptions/a/ack", {"seq": 7})
+    assert (status, shown["position"], shown["lag"]) == (200, 7, 3)
+    assert world.seqs() == [8, 9, 10]
+    assert world.ask("GET /subscriptions/a") == (200, shown)
+    assert world.ask("GET /subscriptions") == (200, {"subscriptions": [shown]})
+
+
+def test_an_acknowledgement_is_answered_when_it_is_durable() -> None:
+    world = World()
+    world.seqs()
+    world.journal.auto = False
+    peer = world.peer()
+    peer.say("POST /subscriptions/a/ack", {"seq": 7})
+    assert peer.hear() == b""
+    assert world.ask("GET /subscriptions/a")[1]["position"] == 0
+    world.journal.commit()
+    assert peer.answer()[1]["position"] == 7
+
+
+@pytest.mark.parametrize(
+    ("line", "body", "status"),
+    [
+        ("POST /subscriptions/a/ack", {"seq": 11}, 409),
+        ("POST /subscriptions/a/ack", {"seq": 1, "generation": 7}, 409),
+        ("POST /subscriptions/b/ack", {"seq": 1}, 404),
+        ("POST /streams/t/subscriptions/a/ack", {"seq": 0}, 409),
+        ("GET /streams/t?subscription=a", None, 409),
+        ("GET /streams/s?subscription=a%20b", None, 400),
+        ("DELETE /subscriptions/b", None, 404),
+    ],
+)
+def test_requests_that_do_not_fit_are_refused(line: str, body: object, status: int) -> None:
+    world = World()
+    world.seqs()
+    found, answer = world.ask(line, body)
+    assert (found, list(answer)) == (status, ["error"])
+
+
+def test_a_read_waits_for_a_record() -> None:
+    world = World()
+    world.seqs()
+    world.ask("POST /subscriptions/a/ack", {"seq": 10})
+    peer = world.peer()
+    peer.say("GET /streams/s?subscription=a&wait=30")
+    assert peer.hear() == b""
+    world.publish(2)
+    assert [line["seq"] for line in peer.answer()[1]] == [11, 12]
+    assert len(world.broker.cursors()) == 0
+
+
+def test_a_read_that_waited_in_vain_is_empty() -> None:
+    world = World()
+    world.seqs()
+    world.ask("POST /subscriptions/a/ack", {"seq": 10})
+    peer = world.peer()
+    peer.say("GET /streams/s?subscription=a&wait=30")
+    assert peer.hear() == b""
+    world.clock.advance(30)
+    assert peer.answer() == (200, [])
+    assert world.seqs() == []
+
+
+def test_a_second_consumer_is_refused_while_the_first_waits() -> None:
+    world = World()
+    first = world.peer()
+    first.say("GET /streams/s?subscription=a&wait=30&from=11")
+    assert first.hear() == b""
+    assert world.ask("GET /streams/s?subscription=a")[0] == 409
+    assert world.ask("GET /streams/s/live?subscription=a")[0] == 409
+    first.leave()
+    assert world.seqs() == []
+
+
+def test_a_second_consumer_takes_over() -> None:
+    world = World()
+    first, second = world.peer(), world.peer()
+    first.say("GET /streams/s?subscription=a&wait=30&from=11")
+    assert first.hear() == b""
+    second.say("GET /streams/s?subscription=a&wait=30&takeover=1")
+    assert first.answer()[0] == 409
+    world.publish(1)
+    assert [line["seq"] for line in second.answer()[1]] == [11]
+    assert b"Fyrehose-Generation: 2" in second.head
+
+
+def test_a_live_answer_begins_behind_the_position_and_is_exclusive() -> None:
+    world = World()
+    peer = world.peer()
+    peer.say("GET /streams/s/live?subscription=a&from=9")
+    said = peer.hear()
+    assert b"id: 9\n" in said
+    assert b"id: 8\n" not in said
+    assert world.ask("GET /subscriptions/a")[1]["consumer"] is True
+    assert world.ask("GET /streams/s?subscription=a")[0] == 409
+    world.ask("POST /subscriptions/a/rewind", {"seq": "start"})
+    assert b'event: ended\ndata: {"error": "subscription \'a\' was rewound"}' in peer.hear()
+    peer.leave()
+    assert world.seqs("&limit=1") == [1]
+
+
+def test_last_event_id_acknowledges() -> None:
+    world = World()
+    peer = world.peer()
+    peer.say("GET /streams/s/live?subscription=a&from=1", None, "Last-Event-ID: 6")
+    said = peer.hear()
+    assert b"id: 7\n" in said
+    assert b"id: 6\n" not in said
+    assert world.ask("GET /subscriptions/a")[1]["position"] == 6
+    assert world.peer().ask("GET /streams/s/live?subscription=b", None, "Last-Event-ID: 11")[0] == 409
+
+
+def test_a_consumer_that_is_displaced_while_it_is_answered_sees_an_incomplete_answer() -> None:
+    world = World()
+    world.publish(5_000)
+    peer = world.peer()
+    peer.say("GET /streams/s?subscription=a&limit=5000")
+    peer.protocol.pauseProducing()
+    world.ask("POST /subscriptions/a/rewind", {"seq": 3})
+    assert peer.transport.aborted
+
+
+def test_rewinding_changes_what_comes_next() -> None:
+    world = World()
+    world.seqs()
+    world.ask("POST /subscriptions/a/ack", {"seq": 9})
+    assert world.ask("POST /subscriptions/a/rewind", {"seq": 5})[1]["position"] == 5
+    assert world.seqs() == [6, 7, 8, 9, 10]
+    assert world.ask("POST /subscriptions/a/rewind", {"seq": "latest"})[1]["position"] == 10
+
+
+def test_subscriptions_are_deleted() -> None:
+    world = World()
+    world.seqs()
+    world.journal.keeper.kept.append(FileHold("archive", 5, 6))
+    assert len(world.ask("GET /subscriptions")[1]["subscriptions"]) == 2
+    assert len(world.ask("GET /streams/s/subscriptions")[1]["subscriptions"]) == 1
+    for name in ("a", "archive"):
+        assert world.ask(f"DELETE /subscriptions/{name}")[0] == 204
+        assert world.ask(f"DELETE /subscriptions/{name}")[0] == 404
+    assert world.ask("GET /subscriptions") == (200, {"subscriptions": []})
+
+
+def test_a_head_request_creates_nothing() -> None:
+    world = World()
+    assert world.ask("HEAD /streams/s?subscription=a")[0] == 200
+    assert world.ask("HEAD /streams/s/live?subscription=a")[0] == 200
+    assert world.ask("GET /subscriptions/a")[0] == 404
+
+
+def test_a_full_disk_refuses_acknowledgements_and_serves_records() -> None:
+    world = World()
+    world.seqs()
+    world.journal.enter(JournalState.READ_ONLY, "full")
+    assert world.ask("POST /subscriptions/a/ack", {"seq": 3})[0] == 503
+    assert world.seqs("&limit=1") == [1]
+    assert world.ask("GET /streams/s?subscription=new")[0] == 503
+
+
+def test_consuming_needs_its_own_right() -> None:
+    world = World([{"network": "127.0.0.1", "subscribe": "*", "publish": "*"}])
+    assert world.ask("GET /streams/s?subscription=a")[0] == 401
+    assert world.ask("GET /streams/s/live?subscription=a")[0] == 401
+    assert world.ask("GET /subscriptions") == (200, {"subscriptions": []})
+    world.broker.named.open("a", "s", 0)
+    for line in ("POST /subscriptions/a/ack", "POST /subscriptions/a/rewind"):
+        assert world.ask(line, {"seq": 1})[0] == 401
+    assert world.ask("DELETE /subscriptions/a")[0] == 401
+    assert world.ask("GET /subscriptions/a")[0] == 401
+
+
+def test_a_client_that_leaves_before_its_subscription_is_created_disturbs_nobody() -> None:
+    world = World()
+    world.journal.auto = False
+    peer = world.peer()
+    peer.say("GET /streams/s?subscription=a&wait=30")
+    peer.leave()
+    world.journal.commit()
+    world.journal.auto = True
+    assert world.seqs("&limit=1") == [1]

@@ -1,0 +1,91 @@
+"""A POST with an Idempotency-Key that is repeated gets the same answer, and stores nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from twisted.internet.address import IPv4Address
+from twisted.internet.task import Clock
+
+from fyrehose.core.broker import Broker
+from fyrehose.core.sequencer import Sequencer
+from fyrehose.protocols.http.server import HttpFactory, Settings
+from fyrehose.protocols.http.session import KEYED, NDJSON
+from fyrehose.testing import MemoryJournal, Transport
+
+
+class World:
+    def __init__(self, auto: bool = True) -> None:
+        self.journal, self.clock = MemoryJournal(auto=auto), Clock()
+        self.broker = Broker(self.clock, self.journal, Sequencer())
+        self.broker.open()
+        self.factory = HttpFactory(self.broker, Settings(refusal_delay=0.0), self.clock)
+
+    def post(self, body: bytes, key: str | None = "k", *headers: str, chunked: bool = False) -> Any:
+        """Send a POST, and return a function that returns the status and the answer."""
+        address = IPv4Address("TCP", "127.0.0.1", 5000)
+        protocol, transport = self.factory.buildProtocol(address), Transport(peerAddress=address)
+        protocol.makeConnection(transport)
+        keys = [] if key is None else [f"Idempotency-Key: {key}"]
+        length = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {len(body)}"
+        head = "\r\n".join(["POST /streams/s HTTP/1.1", "Host: localhost", length, *keys, *headers, "", ""])
+        data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if chunked else body
+        protocol.dataReceived(head.encode("latin-1") + data)
+
+        def answer() -> tuple[int, Any]:
+            for _ in range(20):
+                self.clock.advance(0)
+            said = transport.value()
+            return int(said.split()[1]), json.loads(said.partition(b"\r\n\r\n")[2])
+
+        return answer
+
+
+def test_a_repeated_post_gets_the_same_answer() -> None:
+    world = World()
+    expected = (200, {"stream": "s", "count": 1, "first": 1, "last": 1})
+    assert world.post(b"hello")() == expected
+    assert world.post(b"other", None)()[1]["first"] == 2
+    assert world.post(b"hello")() == expected
+    assert world.post(b"hello", "another")()[1]["first"] == 3
+
+
+def test_lines_with_a_key_are_one_publish() -> None:
+    world = World()
+    kind = f"Content-Type: {NDJSON}"
+    for chunked in (False, True):
+        answer = world.post(b"1\r\n\n2\n3", "k", kind, chunked=chunked)()
+        assert answer == (200, {"stream": "s", "count": 3, "first": 1, "last": 3})
+    assert world.post(b"\n\n", "empty", kind)() == (200, {"count": 0})
+    assert world.journal.bounds("s") == (1, 3)
+
+
+def test_a_repetition_during_the_first_attempt_waits_for_it() -> None:
+    world = World(auto=False)
+    first, again = world.post(b"hello"), world.post(b"hello")
+    world.journal.commit()
+    assert first() == again()
+    assert world.journal.bounds("s") == (1, 1)
+
+
+def test_a_key_with_another_body_is_refused() -> None:
+    world = World()
+    world.post(b"hello")()
+    status, answer = world.post(b"bye")()
+    assert status == 422
+    assert "belongs to other messages" in answer["error"]
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256, "\xe4"])
+def test_invalid_keys_are_refused(key: str) -> None:
+    assert World().post(b"hello", key)()[0] == 400
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_lines_with_a_key_are_limited(chunked: bool) -> None:
+    world = World()
+    body = b"x\n" * (KEYED // 2 + 1)
+    assert world.post(body, "k", f"Content-Type: {NDJSON}", chunked=chunked)()[0] == 413
+    assert world.journal.bounds("s") == (1, 0)

@@ -1,0 +1,138 @@
+"""Requests about named subscriptions, and the parameters of requests that consume one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fyrehose.protocols.http.managing import LARGEST, Manage, manage
+from fyrehose.protocols.http.session import HttpSession, Limits, Live, Read
+from fyrehose.records import LAST_SEQ
+from fyrehose.web.session import Refused
+
+
+def events(line: str, *headers: str, body: bytes | None = None) -> list[object]:
+    session = HttpSession(None, limits=Limits(message=10, body=100))
+    lines = [f"{line} HTTP/1.1", "Host: x", *headers]
+    if body is not None:
+        lines.append(f"Content-Length: {len(body)}")
+    return session.receive_data("\r\n".join([*lines, "", ""]).encode() + (body or b""))
+
+
+def managed(line: str, body: bytes | None = None) -> Manage:
+    (event,) = events(line, body=body)
+    assert isinstance(event, Manage)
+    return event
+
+
+def refused(line: str, *headers: str, body: bytes | None = None) -> tuple[int, str]:
+    *_, event = events(line, *headers, body=body)
+    assert isinstance(event, Refused)
+    return event.status, event.detail
+
+
+@pytest.mark.parametrize(
+    ("line", "action", "name", "stream"),
+    [
+        ("GET /subscriptions", "list", "", None),
+        ("GET /streams/s/subscriptions", "list", "", "s"),
+        ("GET /subscriptions/a", "show", "a", None),
+        ("GET /streams/s%2F/subscriptions/a", "show", "a", "s/"),
+        ("DELETE /subscriptions/a", "delete", "a", None),
+    ],
+)
+def test_requests_without_a_body(line: str, action: str, name: str, stream: str | None) -> None:
+    event = managed(line)
+    assert (event.action, event.name, event.stream) == (action, name, stream)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "seq", "generation"),
+    [
+        ("subscriptions/a/ack", {"seq": 5}, 5, None),
+        ("streams/s/subscriptions/a/ack", {"seq": LAST_SEQ, "generation": 3}, LAST_SEQ, 3),
+        ("subscriptions/a/rewind", {"seq": 0}, 0, None),
+        ("subscriptions/a/rewind", {"seq": "start"}, 0, None),
+        ("subscriptions/a/rewind", {"seq": "latest"}, None, None),
+    ],
+)
+def test_requests_with_a_position(path: str, body: object, seq: int | None, generation: int | None) -> None:
+    event = managed(f"POST /{path}", json.dumps(body).encode())
+    assert (event.action, event.seq, event.generation) == (path.rpartition("/")[2], seq, generation)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"5",
+        b"{}",
+        b"[" * 2_000,
+        b'{"seq": -1}',
+        b'{"seq": true}',
+        b'{"seq": 1.5}',
+        b'{"seq": "start"}',
+        b'{"seq": 281474976710656}',
+        b'{"seq": 1, "x": 2}',
+        b'{"seq": 1, "generation": "x"}',
+    ],
+)
+def test_invalid_positions_are_refused(body: bytes) -> None:
+    status, detail = refused("POST /subscriptions/a/ack", body=body)
+    assert status == 400
+    assert "expected" in detail
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ("POST /subscriptions", 405),
+        ("POST /subscriptions/a", 405),
+        ("GET /subscriptions/a/ack", 405),
+        ("DELETE /subscriptions/a/rewind", 405),
+        ("GET /subscriptions/a/other", 404),
+        ("GET /subscriptions/a/ack/b", 404),
+        ("GET /subscriptions?x=1", 400),
+        ("POST /subscriptions/a/ack", 411),
+    ],
+)
+def test_other_requests_are_refused(line: str, status: int) -> None:
+    assert refused(line)[0] == status
+
+
+def test_bodies_are_limited() -> None:
+    large = b" " * (LARGEST + 1)
+    assert refused("POST /subscriptions/a/ack", body=large)[0] == 413
+    chunk = b"%x\r\n%b\r\n" % (len(large), large)
+    session = HttpSession(None, limits=Limits(message=10, body=100))
+    head = b"POST /subscriptions/a/ack HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    *_, event = session.receive_data(head + chunk)
+    assert isinstance(event, Refused)
+    assert (event.status, event.detail) == (413, f"body exceeds the limit of {LARGEST} bytes")
+    assert refused("DELETE /subscriptions/a", body=b"x")[0] == 413
+
+
+def test_paths_of_streams_are_left_alone() -> None:
+    (event,) = events("GET /streams/subscriptions")
+    assert isinstance(event, Read)
+    assert manage(event.request) is None
+
+
+def test_a_read_may_consume_a_subscription() -> None:
+    (event,) = events("GET /streams/s?subscription=a&limit=5&wait=30&takeover=1&from=7")
+    assert isinstance(event, Read)
+    assert (event.subscription, event.limit, event.wait, event.takeover, event.after) == ("a", 5, 30, True, 6)
+
+
+def test_a_live_read_may_consume_a_subscription() -> None:
+    (event,) = events("GET /streams/s/live?subscription=a&from=7", "Last-Event-ID: 9")
+    assert isinstance(event, Live)
+    assert (event.subscription, event.after, event.last_event, event.takeover) == ("a", 6, 9, False)
+
+
+@pytest.mark.parametrize(
+    "query", ["wait=5", "takeover=1", "subscription=a&wait=301", "subscription=a&takeover=2", "subscription=a&x=1"]
+)
+def test_invalid_parameters_are_refused(query: str) -> None:
+    assert refused(f"GET /streams/s?{query}")[0] == 400

@@ -1,0 +1,226 @@
+"""Many streams over HTTP: listing them, and following all that match a pattern in one answer."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from twisted.internet.address import IPv4Address
+from twisted.internet.error import ConnectionDone
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+
+from fyrehose.core.broker import Broker
+from fyrehose.core.guard import Guard
+from fyrehose.core.policy import parse
+from fyrehose.core.quotas import PeerLimits
+from fyrehose.core.sequencer import Sequencer
+from fyrehose.protocols.http import patterns
+from fyrehose.protocols.http.answers import TURN_RECORDS
+from fyrehose.protocols.http.server import HttpFactory, Settings
+from fyrehose.records import Run
+from fyrehose.testing import MemoryJournal, Transport
+
+
+class World:
+    """A server with the streams logs.a, logs.b and other."""
+
+    def __init__(self, policy: Any = None, **settings: Any) -> None:
+        self.journal, self.clock = MemoryJournal(), Clock()
+        guard = Guard() if policy is None else Guard(parse({"allow": policy}))
+        self.broker = Broker(self.clock, self.journal, Sequencer(), guard=guard, **settings)
+        self.broker.open()
+        self.factory = HttpFactory(self.broker, Settings(refusal_delay=0.0), self.clock)
+        for stream in ("logs.a", "logs.b", "other"):
+            self.publish(stream, b"old")
+
+    def publish(self, stream: str, *payloads: bytes) -> None:
+        self.broker.publish([Run.of(stream, payloads, source="test")])
+
+    def ask(self, line: str) -> Peer:
+        return Peer(self, line)
+
+
+class Peer:
+    """An HTTP client that has sent one request."""
+
+    def __init__(self, world: World, line: str) -> None:
+        self.world = world
+        address = IPv4Address("TCP", "127.0.0.1", 5000)
+        self.protocol, self.transport = world.factory.buildProtocol(address), Transport(peerAddress=address)
+        self.protocol.makeConnection(self.transport)
+        self.protocol.dataReceived(f"{line} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+
+    def hear(self) -> bytes:
+        for _ in range(20):
+            self.world.clock.advance(0)
+        said = self.transport.value()
+        self.transport.clear()
+        return said
+
+    def answer(self) -> tuple[int, Any]:
+        head, _, body = self.hear().partition(b"\r\n\r\n")
+        return int(head.split()[1]), json.loads(body)
+
+    def events(self) -> list[tuple[str, int]]:
+        """Return stream and number of each record that was sent since the last call."""
+        found = [json.loads(line) for line in re.findall(rb"^data: (\{.*\})$", self.hear(), re.MULTILINE)]
+        return [(each["stream"], each["seq"]) for each in found if "seq" in each]
+
+
+def test_streams_are_listed_with_their_bounds() -> None:
+    world = World()
+    world.publish("logs.b", b"new")
+    assert world.ask("GET /streams").answer()[1]["matching"] == 3
+    assert world.ask("GET /streams?match=logs.*&limit=1&page=1").answer() == (
+        200,
+        {"matching": 2, "page": 1, "streams": [{"name": "logs.b", "first": 1, "last": 2}]},
+    )
+
+
+def test_streams_of_the_server_are_not_listed() -> None:
+    world = World()
+    world.publish(".own", b"x")
+    assert [each["name"] for each in world.ask("GET /streams?match=.*").answer()[1]["streams"]] == []
+    assert world.ask("GET /streams").answer()[1]["matching"] == 3
+
+
+@pytest.mark.parametrize(
+    ("subscribe", "names"), [("*", ["logs.a", "logs.b", "other"]), ("logs.*", ["logs.a", "logs.b"]), ("x", [])]
+)
+def test_a_peer_sees_the_streams_that_it_may_read(subscribe: str, names: list[str]) -> None:
+    world = World([{"network": "127.0.0.1", "subscribe": subscribe}])
+    assert [each["name"] for each in world.ask("GET /streams").answer()[1]["streams"]] == names
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ("GET /streams?limit=1001", 400),
+        ("GET /streams?page=x", 400),
+        ("GET /streams?other=1", 400),
+        ("POST /streams", 405),
+        ("GET /streams/logs.a/live?match=logs.*", 400),
+        ("GET /streams/*/live?match=", 400),
+        ("GET /streams/*/live?match=a&from=1", 400),
+    ],
+)
+def test_invalid_requests_are_refused(line: str, status: int) -> None:
+    assert World().ask(line).answer()[0] == status
+
+
+def test_all_streams_that_match_are_followed_in_one_answer() -> None:
+    world = World()
+    peer = world.ask("GET /streams/*/live?match=logs.*")
+    assert peer.events() == []
+    for stream in ("logs.a", "other", "logs.b"):
+        world.publish(stream, b"new")
+    assert sorted(peer.events()) == [("logs.a", 2), ("logs.b", 2)]
+
+
+def test_streams_that_are_created_later_are_followed_from_their_first_record() -> None:
+    world = World()
+    peer = world.ask("GET /streams/*/live?match=logs.*")
+    peer.hear()
+    world.publish("logs.new", b"1", b"2")
+    world.publish("elsewhere", b"1")
+    world.publish("logs.new", b"3")
+    assert peer.events() == [("logs.new", 1), ("logs.new", 2), ("logs.new", 3)]
+
+
+def test_a_retired_stream_that_comes_back_is_followed_once() -> None:
+    world = World()
+    peer = world.ask("GET /streams/*/live?match=logs.*")
+    peer.hear()
+    world.broker.retire(["logs.a"])
+    world.publish("logs.a", b"again")
+    assert peer.events() == [("logs.a", 2)]
+
+
+def test_a_peer_follows_only_what_it_may_read() -> None:
+    world = World([{"network": "127.0.0.1", "subscribe": "logs.*"}])
+    peer = world.ask("GET /streams/*/live?match=*")
+    peer.hear()
+    for stream in ("other", "new", "logs.new", "logs.a"):
+        world.publish(stream, b"x")
+    assert sorted(peer.events()) == [("logs.a", 2), ("logs.new", 1)]
+
+
+def test_a_peer_that_does_not_read_pauses_every_stream() -> None:
+    world = World()
+    peer = world.ask("GET /streams/*/live?match=logs.*")
+    peer.hear()
+    peer.protocol.pauseProducing()
+    for stream in ("logs.a", "logs.b", "logs.new"):
+        world.publish(stream, b"new")
+    assert peer.events() == []
+    peer.protocol.resumeProducing()
+    assert sorted(peer.events()) == [("logs.a", 2), ("logs.b", 2), ("logs.new", 1)]
+
+
+def test_many_small_records_are_sent_in_several_turns() -> None:
+    world = World()
+    peer = world.ask("GET /streams/*/live?match=logs.*")
+    peer.hear()
+    world.publish("logs.a", *[b"x"] * (3 * TURN_RECORDS))
+    assert len(peer.events()) == 3 * TURN_RECORDS
+
+
+def test_a_gap_names_its_stream() -> None:
+    world = World()
+    peer = world.ask("GET /streams/*/live?match=logs.*")
+    peer.hear()
+    peer.protocol.pauseProducing()
+    for payload in (b"2", b"3", b"4"):
+        world.publish("logs.a", payload)
+    world.journal.forget("logs.a", 4)
+    peer.protocol.resumeProducing()
+    assert b'event: gap\ndata: {"stream": "logs.a", "first": 2, "last": 3}' in peer.hear()
+
+
+def test_the_number_of_streams_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "MOST_STREAMS", 2)
+    world = World()
+    peer = world.ask("GET /streams/*/live?match=logs.*")
+    peer.hear()
+    world.publish("logs.c", b"x")
+    world.publish("logs.d", b"x")
+    assert peer.hear().count(b"more than 2 streams match") == 1
+    assert len(world.broker.cursors()) == 2
+
+
+def test_subscriptions_count_against_the_limit_of_the_address() -> None:
+    world = World(limits=PeerLimits(subscriptions=1))
+    assert world.ask("GET /streams/*/live?match=logs.*").answer()[0] == 429
+    assert len(world.broker.cursors()) == 0
+    peer = world.ask("GET /streams/*/live?match=logs.a*")
+    peer.hear()
+    world.publish("logs.ab", b"x")
+    assert b"is not followed" in peer.hear()
+
+
+def test_a_peer_that_leaves_leaves_nothing() -> None:
+    world = World()
+    peer = world.ask("GET /streams/*/live?match=logs.*")
+    peer.hear()
+    peer.protocol.connectionLost(Failure(ConnectionDone()))
+    assert len(world.broker.cursors()) == 0
+    world.publish("logs.new", b"x")
+    assert len(world.broker.cursors()) == 0
+
+
+def test_the_answer_ends_when_the_server_closes() -> None:
+    world = World()
+    peer = world.ask("GET /streams/*/live?match=logs.*")
+    peer.hear()
+    world.broker.close()
+    assert peer.hear().count(b"event: ended") == 1
+    assert peer.transport.disconnecting
+
+
+def test_a_head_request_follows_nothing() -> None:
+    world = World()
+    assert world.ask("HEAD /streams/*/live?match=logs.*").hear().startswith(b"HTTP/1.1 200")
+    assert len(world.broker.cursors()) == 0

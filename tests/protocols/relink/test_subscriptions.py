@@ -1,0 +1,371 @@
+"""Links that consume a named subscription: ``consumed`` moves its position, across lost links and restarts."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import attrs
+import pytest
+from twisted.internet.defer import Deferred
+
+from fyrehose.core.guard import Guard
+from fyrehose.core.policy import parse
+from fyrehose.interfaces import JournalState
+from fyrehose.protocols.relink import events
+from fyrehose.protocols.relink.handshake import Terms
+from fyrehose.protocols.relink.names import parse as parse_place
+from fyrehose.protocols.relink.names import subscribe_name
+from fyrehose.protocols.relink.reader import RelinkReader
+from fyrehose.records import Run
+
+
+def received(peer: Any) -> list[bytes]:
+    return [b"".join(parts) for event in peer.events if isinstance(event, events.Received) for parts in event.messages]
+
+
+def consume(peer: Any, count: int) -> None:
+    """Consume the first *count* messages of channel 0."""
+    for seq in range(count):
+        peer.link.consume(0, seq)
+    peer.talk()
+
+
+def position(server: Any, name: str = "n") -> int:
+    found: int = server.broker.named.find(name).state.seq
+    return found
+
+
+def serve(make_server: Any, **more: Any) -> Any:
+    server = make_server(**more)
+    server.publish("s", b"1", b"2", b"3", b"4", b"5")
+    return server
+
+
+def test_names_round_trip() -> None:
+    name = subscribe_name("a?b", 5, seqs=True, name="n", takeover=True)
+    assert name == "subscribe:a%3Fb@5?seq&name=n&takeover"
+    place = parse_place(Terms(endpoint=name))
+    assert (place.stream, place.after, place.seqs, place.name, place.takeover) == ("a?b", 5, True, "n", True)
+
+
+@pytest.mark.parametrize(
+    "options", ["", "x", "seq=1", "name", "takeover", "seq&seq", "name=a&name=b", "takeover=1&name=a"]
+)
+def test_unknown_options_are_refused(make_server: Any, options: str) -> None:
+    server = serve(make_server)
+    assert server.linked(f"subscribe:s?{options}").closed
+    assert server.count("endpoint-unknown") == 1
+    assert server.linked("publish:s?name=n").closed
+
+
+def test_consumed_moves_the_position_when_that_is_durable(make_server: Any) -> None:
+    server = serve(make_server)
+    peer = server.linked("subscribe:s@0?name=n")
+    assert received(peer) == [b"1", b"2", b"3", b"4", b"5"]
+    server.journal.auto = False
+    consume(peer, 3)
+    assert position(server) == 0
+    server.journal.commit()  # the first acknowledgement
+    server.journal.commit()  # those that arrived meanwhile, together
+    assert position(server) == 3
+
+
+def test_a_new_subscription_begins_with_new_records_unless_the_endpoint_says_where(make_server: Any) -> None:
+    server = serve(make_server)
+    peer = server.linked("subscribe:s?name=n")
+    server.publish("s", b"6")
+    peer.talk()
+    assert received(peer) == [b"6"]
+
+
+def test_another_link_continues_behind_the_position(make_server: Any) -> None:
+    server = serve(make_server)
+    peer = server.linked("subscribe:s@0?name=n")
+    consume(peer, 2)
+    peer.leave()
+    assert received(server.linked("subscribe:s@0?name=n")) == [b"3", b"4", b"5"]
+
+
+def test_a_resumed_link_continues_and_moves_the_position_after_a_restart(make_server: Any) -> None:
+    server = serve(make_server)
+    peer = server.linked("subscribe:s@0?name=n")
+    consume(peer, 2)
+    server.restart()
+    assert position(server) == 2
+    again = server.linked(old=peer.link)
+    assert again.session.link is peer.link
+    again.link.consume(0, 2)
+    again.talk()
+    assert position(server) == 3
+
+
+def test_the_position_takes_what_was_consumed_before_a_crash_when_the_link_resumes(make_server: Any) -> None:
+    server = serve(make_server)
+    peer = server.linked("subscribe:s@0?name=n")
+    server.journal.auto = False
+    consume(peer, 4)
+    server.journal.enter(JournalState.FAILED, "crash")
+    server.journal.auto = True
+    server.restart()
+    assert position(server) == 0
+    server.linked(old=peer.link)
+    assert position(server) == 4
+
+
+def test_a_second_consumer_is_refused_until_the_first_has_left(make_server: Any) -> None:
+    server = serve(make_server)
+    first = server.linked("subscribe:s@0?name=n")
+    links = len(server.registry.entries)
+    assert server.linked("subscribe:s@0?name=n").closed
+    assert not first.closed
+    assert server.count("subscription-refused") == 1
+    assert len(server.registry.entries) == links
+    first.leave()
+    assert not server.linked("subscribe:s@0?name=n").closed
+
+
+def test_a_consumer_that_takes_over_ends_the_other_link(make_server: Any) -> None:
+    server = serve(make_server)
+    first = server.linked("subscribe:s@0?name=n")
+    consume(first, 2)
+    second = server.linked("subscribe:s@0?name=n&takeover")
+    assert received(second) == [b"3", b"4", b"5"]
+    assert first.closed
+    assert server.count("subscription-displaced") == 1
+    old = server.connect(old=first.link, require=True)
+    old.talk()
+    assert any(isinstance(event, events.Refused) for event in old.events)
+
+
+def test_a_link_is_not_resumed_after_another_consumer_had_the_subscription(make_server: Any) -> None:
+    server = serve(make_server)
+    first = server.linked("subscribe:s@0?name=n")
+    first.leave()
+    second = server.linked("subscribe:s@0?name=n")
+    consume(second, 4)
+    second.leave()
+    again = server.linked(old=first.link)
+    assert again.link is not first.link
+    assert received(again) == [b"5"]
+
+
+def test_rewinding_ends_the_link(make_server: Any) -> None:
+    server = serve(make_server)
+    peer = server.linked("subscribe:s@0?name=n")
+    consume(peer, 5)
+    server.broker.named.rewind(server.broker.named.find("n"), 1)
+    assert peer.closed
+    assert received(server.linked(old=peer.link)) == [b"2", b"3", b"4", b"5"]
+
+
+def test_a_connection_that_replaces_a_half_open_one_keeps_the_subscription(make_server: Any) -> None:
+    server = serve(make_server)
+    peer = server.linked("subscribe:s@0?name=n")
+    peer.session.receive_eof()
+    again = server.linked(old=peer.link)
+    assert again.session.link is peer.link
+    peer.protocol.connectionLost()
+    assert server.linked("subscribe:s@0?name=n").closed
+
+
+def test_a_position_that_cannot_be_written_is_tried_again(make_server: Any) -> None:
+    server = serve(make_server)
+    peer = server.linked("subscribe:s@0?name=n")
+    server.journal.enter(JournalState.READ_ONLY, "full")
+    consume(peer, 3)
+    assert position(server) == 0
+    server.clock.advance(1)
+    server.journal.enter(JournalState.WRITABLE, "room")
+    server.clock.advance(1)
+    assert position(server) == 3
+
+
+def test_a_full_disk_refuses_new_subscriptions_only(make_server: Any) -> None:
+    server = serve(make_server)
+    server.linked("subscribe:s@0?name=n").leave()
+    server.journal.enter(JournalState.READ_ONLY, "full")
+    assert server.linked("subscribe:s@0?name=new").closed
+    assert received(server.linked("subscribe:s@0?name=n")) == [b"1", b"2", b"3", b"4", b"5"]
+
+
+def test_a_gap_is_passed_and_positions_behind_it_are_right(make_server: Any) -> None:
+    server = make_server()
+    for payload in (b"1", b"2", b"3", b"4"):
+        server.publish("s", payload)
+    server.linked("subscribe:s@0?name=n").leave()
+    server.journal.forget("s", 3)
+    peer = server.linked("subscribe:s@0?name=n")
+    peer.talk()
+    assert received(peer) == [b"3", b"4"]
+    consume(peer, 1)
+    assert position(server) == 3
+
+
+def test_consuming_needs_its_own_right(make_server: Any) -> None:
+    server = serve(make_server)
+    server.broker.guard = Guard(parse({"allow": [{"network": "127.0.0.1", "subscribe": "*", "consume": "t"}]}))
+    assert server.linked("subscribe:s@0?name=n").closed
+    assert not server.linked("subscribe:s@0").closed
+    assert not server.linked("subscribe:t@0?name=n").closed
+
+
+@attrs.define(eq=False)
+class Reading:
+    """A reader of a named subscription, with the numbers that it has passed on."""
+
+    wire: Any
+    takeover: bool = False
+    seqs: list[int] = attrs.field(factory=list)
+    lost: list[tuple[int, int]] = attrs.field(factory=list)
+    answers: list[Any] = attrs.field(factory=list)
+    reader: RelinkReader = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.reader = RelinkReader(self.wire.server.clock, self.wire)
+        self.reader.subscribe("s", self.take, 0, lambda *gap: self.lost.append(gap), name="n", takeover=self.takeover)
+        self.reader.connect().addErrback(lambda failure: None)
+        self.wire.pump()
+
+    def take(self, run: Run) -> Any:
+        self.seqs.append(run.first_seq)
+        return self.answers.pop(0) if self.answers else None
+
+    def lose_link(self) -> None:
+        registry = self.wire.server.registry
+        for entry in list(registry.entries.values()):
+            registry.discard(entry)
+        self.wire.cut()
+
+    def reconnect(self) -> None:
+        for _ in range(4):
+            self.wire.pump(1)
+
+
+@pytest.fixture
+def read(make_server: Any, make_client: Any) -> Any:
+    def make(server: Any, **more: Any) -> Reading:
+        wire_type = type(make_client("publish:none", server=make_server())[1])
+        return Reading(wire_type(server), **more)
+
+    return make
+
+
+def test_a_reader_gets_each_record_once_when_its_acknowledgements_were_lost(make_server: Any, read: Any) -> None:
+    server = serve(make_server)
+    reading = read(server)
+    assert position(server) == 5
+    server.journal.auto = False
+    server.publish("s", b"6", b"7")
+    server.journal.commit()
+    reading.wire.pump()
+    server.journal.enter(JournalState.FAILED, "crash")
+    server.journal.auto = True
+    server.restart()
+    assert position(server) == 5
+    reading.lose_link()
+    reading.reconnect()
+    assert (reading.seqs, reading.lost) == ([1, 2, 3, 4, 5, 6, 7], [])
+    assert position(server) == 7
+    reading.reader.close()
+
+
+def test_a_reader_gets_records_again_when_its_subscription_was_rewound(make_server: Any, read: Any) -> None:
+    server = serve(make_server)
+    reading = read(server)
+    server.broker.named.rewind(server.broker.named.find("n"), 3)
+    reading.reconnect()
+    assert reading.seqs == [1, 2, 3, 4, 5, 4, 5]
+    reading.wire.cut()
+    server.publish("s", b"6", b"7")
+    server.broker.named.rewind(server.broker.named.find("n"), None)
+    reading.reconnect()
+    assert (reading.seqs[7:], reading.lost) == ([], [])
+    reading.reader.close()
+
+
+def test_a_second_reader_waits_until_the_first_has_closed(make_server: Any, read: Any) -> None:
+    server = serve(make_server)
+    first, second = read(server), read(server)
+    second.reconnect()
+    assert second.seqs == []
+    first.reader.close()
+    first.wire.pump()
+    server.publish("s", b"6")
+    for _ in range(10):
+        second.wire.pump(1)
+    assert second.seqs == [6]
+    second.reader.close()
+
+
+def test_a_record_whose_processing_has_not_ended_is_not_acknowledged(make_server: Any, read: Any) -> None:
+    server = make_server()
+    reading = read(server)
+    slow: Deferred[None] = Deferred()
+    reading.answers = [None, slow]
+    server.publish("s", b"1", b"2", b"3")
+    reading.wire.pump()
+    assert (reading.seqs, position(server)) == ([1, 2], 1)
+    slow.callback(None)
+    reading.wire.pump()
+    assert (reading.seqs, position(server)) == ([1, 2, 3], 3)
+    reading.reader.close()
+
+
+def test_messages_of_a_new_link_are_delivered_when_slow_processing_of_the_old_one_ends(
+    make_server: Any, read: Any
+) -> None:
+    server = serve(make_server)
+    reading = read(server)
+    slow: Deferred[None] = Deferred()
+    reading.answers = [slow]
+    server.publish("s", b"6", b"7")
+    reading.wire.pump()
+    reading.lose_link()
+    reading.reconnect()
+    assert reading.seqs == [1, 2, 3, 4, 5, 6]
+    slow.callback(None)
+    reading.wire.pump()
+    assert reading.seqs == [1, 2, 3, 4, 5, 6, 7]
+    assert position(server) == 7
+    reading.reader.close()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_consuming_is_exactly_once_over_cuts_lost_links_and_crashes(make_server: Any, read: Any, seed: int) -> None:
+    dice = random.Random(seed)
+    server = make_server()
+    reading = read(server)
+    published = highest = 0
+    for _ in range(60):
+        what = dice.random()
+        if what < 0.4:
+            count = dice.randint(1, 5)
+            server.publish("s", *[b"x"] * count)
+            published += count
+        elif what < 0.6:
+            reading.wire.pump(dice.choice((0, 0, 1)))
+        elif what < 0.7:
+            reading.wire.cut()
+        elif what < 0.8:
+            reading.lose_link()
+        elif what < 0.9:
+            reading.wire.cut()
+            server.journal.auto = False
+            reading.wire.pump(1)
+            server.journal.enter(JournalState.FAILED, "crash")
+            server.journal.auto = True
+            reading.wire.cut()
+            server.restart()
+            published = server.journal.bounds("s")[1]
+        else:
+            reading.wire.pump(2)
+        if "n" in server.broker.table.entries:
+            now = position(server)
+            assert highest <= now <= max(reading.seqs, default=0), "never back, and never ahead of what was consumed"
+            highest = now
+    for _ in range(10):
+        reading.wire.pump(2)
+    assert (reading.seqs, reading.lost) == (list(range(1, published + 1)), [])
+    assert position(server) == published
+    reading.reader.close()
