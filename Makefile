@@ -28,7 +28,7 @@ HERD ?= 200
 HOSTILE ?= 15
 # Duration of the soak test.
 MINUTES ?= 10
-# Random schedules of two Relink sessions; messages of each Relink transfer, which is cut 500 times; kills in one of them.
+# Random schedules of two Relink sessions, and of replicated servers; messages of each Relink transfer, which is cut 500 times; kills in one of them.
 SCHEDULES ?= 100000
 MESSAGES ?= 100000
 TRANSFER_KILLS ?= 50
@@ -142,6 +142,7 @@ torture: .venv/test.stamp
 	$(BIN)/python tests/torture/power.py --count $(CUTS) --durability interval:2
 	$(BIN)/python tests/torture/power.py --count $(CUTS) --durability never
 	$(BIN)/python tests/torture/power.py --count $(CUTS) --fs xfs
+	$(BIN)/python tests/torture/replication.py --count $(SCHEDULES)
 	$(BIN)/python tests/torture/reorder.py --count $(HISTORIES)
 	$(BIN)/python tests/torture/sweep.py --count $(SWEEP)
 	$(BIN)/python tests/torture/abuse.py --connections $(CROWD) --seconds $(ABUSE)
