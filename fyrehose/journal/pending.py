@@ -113,6 +113,9 @@ class Pending:
         began = time.monotonic()
         if self.failed or not appends:
             return Commit(appends, size, began, None)
+        if not writer.may_commit(size + len(appends) * fmt.BATCH_HEADER.size):
+            self._appends.extendleft(reversed(appends))
+            return Commit([], 0, began, None)
         clock = self.now()
         accepted = max(writer.time, clock)
         try:

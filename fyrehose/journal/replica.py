@@ -92,6 +92,10 @@ class ReplicaWriter(Writer):
         except OSError as error:
             raise _refined(error) from error
 
+    def make_room(self) -> None:
+        if self._fd >= 0:  # a follower may have no segment yet
+            super().make_room()
+
     def take_outgoing(self) -> list[tuple[int, list[Buffer]]]:
         """Return what this server has written since the last call: positions, and the bytes of the batches there.
 
