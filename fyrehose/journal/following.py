@@ -16,7 +16,7 @@ import attrs
 from twisted.internet.defer import Deferred, fail
 from twisted.python.failure import Failure
 
-from fyrehose.errors import PublishError, ReadOnly
+from fyrehose.errors import JournalFailed, PublishError, ReadOnly
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
@@ -59,6 +59,8 @@ class ReplicaJournal(FileJournal):
     _waiting: deque[_Waiting] = attrs.field(factory=deque, init=False)
     #: Number of appends that were committed here, and are not released.
     _unreleased: int = attrs.field(default=0, init=False)
+    #: Whether appends are refused although this server leads.
+    _suspended: bool = attrs.field(default=False, init=False)
     #: Whether MARK is about to be written in the writer thread.
     _marking: bool = attrs.field(default=False, init=False)
 
@@ -103,11 +105,12 @@ class ReplicaJournal(FileJournal):
         return ends
 
     def _writable(self, _: None) -> None:
-        if self._leading:
+        if self._leading and not self._suspended:
             super()._writable(_)
 
     def _refusal(self) -> PublishError:
-        return super()._refusal() if self._leading else ReadOnly(self.refusal)
+        follows = self.state is JournalState.READ_ONLY and (self._suspended or not self._leading)
+        return ReadOnly(self.refusal) if follows else super()._refusal()
 
     # Follow.
 
@@ -248,6 +251,35 @@ class ReplicaJournal(FileJournal):
         self._marking = False
         self.replica.write_mark()
 
+    def suspend(self, reason: str) -> bool:
+        """Refuse further appends for a while; those that were accepted are still released.
+
+        :return: whether appends were accepted until now
+        """
+        suspends = self._leading and self.state is JournalState.WRITABLE
+        if suspends:
+            self.refusal = reason
+            self.state, self._announcement = JournalState.READ_ONLY, reason
+            self._suspended = True
+            self._settle()
+        return suspends
+
+    def resume(self) -> bool:
+        """Accept appends again after :meth:`suspend`; return whether anything has changed."""
+        if not self._suspended:
+            return False
+        self._suspended = False
+        if self._leading and self.state is JournalState.READ_ONLY and not self._pending.failed:
+            self.state = JournalState.WRITABLE
+            if self._announcement is not None or not self._unsettled:
+                self._announcement = "the shared log answers again"
+            self._settle()
+        return True
+
+    def break_off(self, reason: str) -> None:
+        """Fail for good: this journal must not be written any more."""
+        self._broke(Failure(JournalFailed(reason)))
+
     def follow(self, position: int, reason: str) -> Deferred[None]:
         """Accept nothing any more, and set aside what the log has beyond *position*.
 
@@ -257,6 +289,7 @@ class ReplicaJournal(FileJournal):
         :return: fires when the log ends at *position*
         """
         led, self._leading, self.refusal = self._leading, False, reason
+        self._suspended = False
         self._pending.failed = True
         while self._waiting and self._waiting[0].end <= position:
             self._waiting.popleft().release()
@@ -289,4 +322,4 @@ class ReplicaJournal(FileJournal):
         return attrs.evolve(super().status(), durable=min(self.replica.durable, self.replica.released))
 
     def retire(self, streams: Sequence[str]) -> Deferred[None]:
-        return super().retire(streams) if self._leading else fail(self._refusal())
+        return super().retire(streams) if self.state is JournalState.WRITABLE else fail(self._refusal())

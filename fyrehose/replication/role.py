@@ -78,9 +78,13 @@ class Compare:
 
 @attrs.frozen
 class Cut:
-    """Set aside what the journal has beyond *position*, then call :meth:`Role.was_cut`."""
+    """Set aside what the journal has beyond *position*, then call :meth:`Role.was_cut`.
+
+    :ivar reason: for people
+    """
 
     position: int
+    reason: str = attrs.field(default="", eq=False)
 
 
 @attrs.frozen
@@ -380,7 +384,7 @@ class Role:
         self._waiting = True
         self._end = self.position
         self.synced = min(self.synced, self.position)
-        self._actions.append(Cut(self.position))
+        self._actions.append(Cut(self.position, reason))
         self._set(State.FOLLOWER, reason)
 
     def was_cut(self) -> None:
