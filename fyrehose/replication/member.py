@@ -72,6 +72,7 @@ class Member:
 
     :ivar reactor: the clock
     :ivar peers: the other servers that were heard, by their names
+    :ivar on_deposed: called with the reason when another server has taken over from this one
     :ivar jitter: a random number from 0 to 1, so that two servers rarely try to take over together
     :ivar takeovers: how often this server has become the leader
     """
@@ -81,6 +82,7 @@ class Member:
     log: ISharedLog
     settings: ReplicationSettings
     incarnation: int
+    on_deposed: Callable[[str], object] = lambda reason: None
     jitter: float = 0.0
     role: Role = attrs.field(init=False)
     peers: dict[str, Peer] = attrs.field(factory=dict, init=False)
@@ -92,6 +94,8 @@ class Member:
     _noted: float = attrs.field(default=0.0, init=False)
     _trimmed: int = attrs.field(default=0, init=False)
     _led: float = attrs.field(default=0.0, init=False)  #: when this server became the leader
+    _left: set[tuple[str, object]] = attrs.field(factory=set, init=False)  #: leaders that have handed over
+    _led_once: bool = attrs.field(default=False, init=False)  #: whether the last other role was that of the leader
     _released: int = attrs.field(default=0, init=False)
     _opened: bool = attrs.field(default=False, init=False)
     _busy: set[str] = attrs.field(factory=set, init=False)  #: jobs of which one at a time is under way
@@ -137,6 +141,14 @@ class Member:
     def running(self) -> bool:
         """Return whether the server takes part in the cluster."""
         return self._ticking is not None and not self._broken
+
+    @property
+    def caught_up(self) -> bool:
+        """Return whether a leader is heard, and everything that it has told of is applied."""
+        silent = self.reactor.seconds() - self._heard_leader
+        return (
+            self.role.leader is not None and silent < self.settings.takeover_after and self.role.applied >= self._hint
+        )
 
     # Once in a while.
 
@@ -309,7 +321,12 @@ class Member:
         if not leads or epoch < self.role.validity.epoch:
             return
         if self.role.state is State.FOLLOWER:
-            self._heard_leader = now - (self.settings.takeover_after if said.get("leaving") else 0)
+            if said.get("leaving"):
+                self._left.add((name, said.get("incarnation")))
+            if (name, said.get("incarnation")) in self._left:  # an earlier message of it may arrive later
+                self._heard_leader = min(self._heard_leader, now - self.settings.takeover_after)
+            else:
+                self._heard_leader = now
             self._hint = max(self._hint, int(said.get("applied", 0)))
             if self._hint > self.role.applied:
                 self._once("read", self._read)
@@ -391,8 +408,12 @@ class Member:
             self._trimmed = self.role.applied
             await self.journal.lead()
             self._say()
+            self._led_once = True
         elif state is State.FOLLOWER:
             self._heard_leader = self.reactor.seconds()
+            if self._led_once:
+                self._led_once = False
+                self.on_deposed(reason)
         elif state is State.STOPPED:
             raise ConfigError(reason)
 

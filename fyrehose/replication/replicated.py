@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -23,25 +23,28 @@ class ReplicatedJournal(ReplicaJournal):
 
     :ivar replication: the options of this server
     :ivar shared_log: connects the servers
+    :ivar on_deposed: called with the reason when another server has taken over from this one
     :ivar incarnation: a random number for this start; None: choose one
     :ivar cluster: this server as a member of its cluster
     """
 
     replication: ReplicationSettings = attrs.field(kw_only=True)
     shared_log: ISharedLog = attrs.field(kw_only=True)
+    on_deposed: Callable[[str], object] = attrs.field(default=lambda reason: None, kw_only=True)
     incarnation: int | None = attrs.field(default=None, kw_only=True)
     cluster: Member = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         self.member = self.replication.name
-        random = int.from_bytes(os.urandom(8), "little")
+        random = int.from_bytes(os.urandom(8), "little") if self.incarnation is None else self.incarnation
         self.cluster = Member(
             self.reactor,
             self,
             self.shared_log,
             self.replication,
-            random if self.incarnation is None else self.incarnation,
+            random,
+            self.on_deposed,
             jitter=random % 1000 / 1000,
         )
 
@@ -60,6 +63,11 @@ class ReplicatedJournal(ReplicaJournal):
     def _begin(self, ends: Mapping[str, int]) -> Mapping[str, int]:
         self.cluster.start()
         return ends
+
+    @property
+    def caught_up(self) -> bool:
+        """Return whether readers find here what the leader has acknowledged, except for the last moment."""
+        return self.leading or self.cluster.caught_up
 
     def close(self) -> Deferred[None]:
         stopped: Deferred[Any] = Deferred.fromCoroutine(self.cluster.stop())

@@ -9,9 +9,11 @@ from typing import Any
 
 import attrs
 import pytest
+from click.testing import CliRunner
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
+from fyrehose.cli.command import main
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import ConfigError, ReadOnly
@@ -52,7 +54,7 @@ class Server:
                 servers=("nats://x:1",), name=self.name, address=f"{self.name}:1", members=cluster.members
             ),
             shared_log=cluster.hub.log(self.name),
-            incarnation=self.starts,
+            incarnation=self.starts + 331 * (ord(self.name[-1]) - ord("a")),
         )
         self.broker = Broker(cluster.clock, self.journal, Sequencer())
         opened: list[Any] = []
@@ -278,6 +280,37 @@ def test_a_server_that_is_too_far_behind_says_how_to_fill_it(cluster: Cluster, l
     assert new.journal.state is JournalState.FAILED
     assert "fyrehose journal backup" in str(logged_errors[0]["log_failure"])
     logged_errors.clear()
+
+
+def test_a_new_server_follows_after_a_copy_of_anothers_journal(cluster: Cluster) -> None:
+    cluster.members = 2
+    for name in "ab":
+        cluster.add(name)
+    leader = cluster.elect()
+    for number in range(5):
+        leader.publish(b"%d" % number)
+        cluster.run(3)
+    source, target = leader.journal.directory, cluster.directory / "c"
+    copied = CliRunner().invoke(main, ["journal", "backup", str(source), str(target)])
+    assert copied.exit_code == 0, copied.output
+    new = cluster.add("c")
+    leader.publish(b"after the copy")
+    cluster.run(1)
+    cluster.settle()
+    assert new.read() == leader.acknowledged
+
+
+def test_a_deposed_leader_tells_its_process(cluster: Cluster) -> None:
+    for name in "ab":
+        cluster.add(name)
+    old = cluster.elect()
+    told: list[str] = []
+    old.journal.cluster.on_deposed = told.append
+    cluster.hub.away.add(old.name)
+    cluster.run(30, until=lambda: len(cluster.leaders) == 2)
+    cluster.hub.away.clear()
+    cluster.run(10, until=lambda: bool(told))
+    assert "has written to the shared log" in told[0]
 
 
 def test_two_servers_with_one_name_are_noticed(cluster: Cluster, logged_errors: list[Any]) -> None:
