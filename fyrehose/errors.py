@@ -12,7 +12,7 @@
     │   ├── NewStreamRateExceeded    the peer creates streams too fast: try again later (retriable)
     │   ├── NewStreamForbidden       the configuration lets no peer create a stream of this name
     │   ├── StreamFull               the stream has used its last number
-    │   ├── ReadOnly                 the disk is full or cannot be written: try again later (retriable)
+    │   ├── ReadOnly                 the disk is full, or another server leads: try later, or there (retriable)
     │   └── Closed                   the journal or the server is closing, or has failed
     ├── Forbidden                  the access policy does not allow the peer this action on this stream
     │   └── TooManySubscriptions     the peer's address, or the memory budget, has no room for another subscription
@@ -25,7 +25,8 @@
     │   ├── JournalGap               numbers of a stream are missing from the journal for good
     │   ├── JournalUnreachable       the journal is not available at present: try again later
     │   ├── JournalFull              the disk has no room to open the journal for writing
-    │   └── JournalFailed            a sync failed, so later data may not be durable
+    │   ├── JournalFailed            a sync failed, so later data may not be durable
+    │   └── Deposed                  another server of the cluster has taken over from this one
     └── ConfigError                an option, an endpoint or a configuration file is invalid
         └── MissingExtra             a package that a protocol needs is not installed
 
