@@ -24,7 +24,7 @@ from fyrehose.admin.sampling import Sampler, StreamRates, delivered_by_protocol,
 from fyrehose.core.broker import Broker
 from fyrehose.core.fanout import Cursor
 from fyrehose.interfaces import JournalState
-from fyrehose.observe.meters import JournalStatus
+from fyrehose.observe.meters import ClusterStatus, JournalStatus
 
 #: The default number of streams and of subscribers that an answer lists.
 LISTED = 200
@@ -119,6 +119,9 @@ class Status:
         status = journal_status(self.broker)
         if status is not None:
             journal |= {name: value for name, value in attrs.asdict(status, recurse=False).items() if name != "meters"}
+        member = cluster_status(self.broker)
+        if member is not None:
+            journal["cluster"] = attrs.asdict(member)
         return journal
 
     def _lag(self) -> float | None:
@@ -208,6 +211,12 @@ def protocols_of(broker: Broker) -> list[str]:
     counters = broker.counters
     active = {protocol for protocol, _ in [*counters.counts, *counters.gauges]} | set(published_by_protocol(broker))
     return sorted(active | broker.tallies().keys() - {""})
+
+
+def cluster_status(broker: Broker) -> ClusterStatus | None:
+    """Return the figures of the server as a member of its cluster; None if it is alone."""
+    status: Callable[[], ClusterStatus | None] = getattr(broker.journal, "cluster_status", lambda: None)
+    return status()
 
 
 def journal_status(broker: Broker) -> JournalStatus | None:

@@ -21,6 +21,7 @@ from fyrehose.errors import ConfigError
 from fyrehose.journal.following import ReplicaJournal
 from fyrehose.journal.format import Damage
 from fyrehose.journal.writer import NoRoom
+from fyrehose.observe.meters import ClusterStatus
 from fyrehose.records import Buffer
 from fyrehose.replication.entries import Entry, Writer
 from fyrehose.replication.role import (
@@ -141,6 +142,22 @@ class Member:
     def running(self) -> bool:
         """Return whether the server takes part in the cluster."""
         return self._ticking is not None and not self._broken
+
+    def status(self) -> ClusterStatus:
+        """Return the figures for metrics and status pages."""
+        role = self.role
+        leads, leader = role.state is State.LEADER, "" if role.leader is None else role.leader.name
+        there = self.peers[leader].said.get("position", 0) if leader in self.peers else 0
+        return ClusterStatus(
+            name=self.settings.name,
+            role=role.state.value,
+            leader=leader,
+            epoch=role.validity.epoch,
+            behind=0 if leads else max(0, int(there) - role.mark),
+            silent=0.0 if leads else self.reactor.seconds() - self._heard_leader,
+            takeovers=self.takeovers,
+            entries=role.applied,
+        )
 
     @property
     def caught_up(self) -> bool:

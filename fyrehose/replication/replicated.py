@@ -12,6 +12,7 @@ from twisted.internet.defer import Deferred, fail
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IJournalObserver
 from fyrehose.journal.following import ReplicaJournal
+from fyrehose.observe.meters import ClusterStatus
 from fyrehose.replication.member import Member
 from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.replication.shared_log import ISharedLog
@@ -68,6 +69,10 @@ class ReplicatedJournal(ReplicaJournal):
     def caught_up(self) -> bool:
         """Return whether readers find here what the leader has acknowledged, except for the last moment."""
         return self.leading or self.cluster.caught_up
+
+    def cluster_status(self) -> ClusterStatus | None:
+        """Return the figures of this server as a member; None while the journal is not open."""
+        return self.cluster.status() if self.cluster.running else None
 
     def close(self) -> Deferred[None]:
         stopped: Deferred[Any] = Deferred.fromCoroutine(self.cluster.stop())

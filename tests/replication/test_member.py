@@ -162,6 +162,24 @@ def test_one_of_three_servers_leads_and_the_others_serve_what_it_accepts(cluster
         assert len(scan.segments(server.journal.directory)) > 1
 
 
+def test_the_status_names_the_role_and_the_leader(cluster: Cluster) -> None:
+    for name in "ab":
+        cluster.add(name)
+    leader = cluster.elect()
+    cluster.run(1)
+    follower = next(server for server in cluster.servers.values() if server is not leader)
+    leads, follows = leader.journal.cluster_status(), follower.journal.cluster_status()
+    assert leads is not None
+    assert follows is not None
+    assert (leads.role, leads.takeovers, leads.silent) == ("leader", 1, 0.0)
+    assert (follows.role, follows.leader, follows.takeovers, follows.behind) == ("follower", leader.name, 0, 0)
+    assert leads.epoch == follows.epoch == 1
+    assert follower.journal.caught_up
+    cluster.hub.away.add(follower.name)
+    cluster.run(4)
+    assert not follower.journal.caught_up
+
+
 def test_nothing_is_acknowledged_before_the_shared_log_has_accepted_it(cluster: Cluster) -> None:
     leader = cluster.add("a")
     cluster.elect()
