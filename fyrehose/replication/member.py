@@ -50,7 +50,7 @@ READ = 16
 ANNOUNCE = 0.005
 #: How long the leader waits for the shared log before it refuses messages, in seconds.
 QUIET = 5.0
-#: The shared log is trimmed after this many entries, or when nothing was appended for some seconds.
+#: The leader appends a checkpoint after this many entries, or when everything is accepted.
 TRIM = 1000
 #: How long an orderly stop waits for the shared log, in seconds.
 PATIENCE = 5.0
