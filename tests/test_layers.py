@@ -28,6 +28,8 @@ SANS_IO = (
     "fyrehose.journal.format",
     "fyrehose.kernels*",
     "fyrehose.ndjson",
+    "fyrehose.replication.entries",
+    "fyrehose.replication.role",
     "fyrehose.web.session",
     "fyrehose.protocols.http.bodies",
     "fyrehose.protocols.*.frames",
@@ -171,7 +173,7 @@ LAYERS = (
     ("journal", "core"),
     ("net",),
     ("web",),
-    ("journal.offline", "protocols", "admin"),
+    ("journal.offline", "replication", "protocols", "admin"),
     ("plugins",),
     ("server",),
 )

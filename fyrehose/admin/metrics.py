@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric
 
 from fyrehose import __version__, kernels
 from fyrehose.admin.sampling import journal_status, meters_of, published_by_protocol
-from fyrehose.admin.status import Status
+from fyrehose.admin.status import Status, cluster_status
 from fyrehose.core.broker import Broker
 from fyrehose.interfaces import JournalState
 from fyrehose.observe.meters import Histogram
@@ -81,6 +81,7 @@ class Exporter:
         yield from self._protocols()
         yield from self._refusals()
         yield from self._journal()
+        yield from self._cluster()
         yield from self._streams()
         yield from self._subscriptions()
         budget = self.broker.budget
@@ -147,6 +148,21 @@ class Exporter:
         )
         broken.add_metric((), status.broken_holds)
         yield broken
+
+    def _cluster(self) -> Iterator[Metric]:
+        status = cluster_status(self.broker)
+        if status is None:
+            return
+        role = GaugeMetricFamily("fyrehose_cluster_role", "1 for the server's current role.", labels=("role",))
+        for each in ("follower", "candidate", "leader", "stopped"):
+            role.add_metric((each,), int(status.role == each))
+        yield role
+        yield _gauge("fyrehose_cluster_epoch", "Number of the last take-over that counted.", status.epoch)
+        yield _gauge("fyrehose_cluster_behind_bytes", "Bytes of the leader's journal that are missing.", status.behind)
+        yield _gauge("fyrehose_cluster_leader_silent_seconds", "Time since the leader was heard.", status.silent)
+        takeovers = CounterMetricFamily("fyrehose_cluster_takeovers", "Times that this process became the leader.")
+        takeovers.add_metric((), status.takeovers)
+        yield takeovers
 
     def _streams(self) -> Iterator[Metric]:
         ends = self.broker.journal.ends()

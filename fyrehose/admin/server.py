@@ -4,6 +4,7 @@
     GET /metrics                    metrics for Prometheus
     GET /health                     200, or 503 if the journal has failed
     GET /ready                      200 while the server accepts messages and does not stop soon, else 503
+    GET /ready?for=read             200 while readers find what was acknowledged, else 503
     GET /api/status?match=&limit=   the status as JSON
     GET /api/streams?match=&page=&limit=    all streams in pages, in the order of their creation
     GET /api/subscribers?page=&limit=       all subscribers in pages, in the order of their creation
@@ -148,7 +149,7 @@ class AdminProtocol(WebProtocol):
         if request.method not in ("GET", "HEAD"):
             self._refuse(405, "bad-method", "method not allowed; use GET or HEAD", {"Allow": "GET, HEAD"})
         elif request.path in (("health",), ("ready",)):
-            self._respond_health(request.path[0])
+            self._respond_health(request.path[0], request.query.get("for", ""))
         elif self.admin.token is not None and not same(token_of(request), self.admin.token):
             detail = (
                 "missing or wrong token: send 'Authorization: Bearer TOKEN', or in a browser enter it as the password"
@@ -182,8 +183,9 @@ class AdminProtocol(WebProtocol):
 
     # Internals.
 
-    def _respond_health(self, check: str) -> None:
-        ready, state = self.admin.status.ready()
+    def _respond_health(self, check: str, whom: str) -> None:
+        status = self.admin.status
+        ready, state = status.ready_for_readers() if whom == "read" else status.ready()
         passed = ready if check == "ready" else self.admin.broker.journal.state is not JournalState.FAILED
         answer = {"ok": passed, "journal": state, "draining": self.admin.broker.draining}
         self.session.respond(200 if passed else 503, json.dumps(answer).encode() + b"\n")

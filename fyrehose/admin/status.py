@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import resource
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from heapq import nlargest
 from itertools import chain, islice
 from pathlib import Path
@@ -32,7 +32,7 @@ from fyrehose.admin.sampling import (
 from fyrehose.core.broker import Broker
 from fyrehose.core.fanout import Cursor
 from fyrehose.interfaces import JournalState
-from fyrehose.observe.meters import JournalStatus
+from fyrehose.observe.meters import ClusterStatus, JournalStatus
 
 #: The default number of streams and of subscribers that an answer lists.
 LISTED = 200
@@ -113,6 +113,14 @@ class Status:
         state = self.broker.journal.state
         return state is JournalState.WRITABLE and not self.broker.draining, state.value
 
+    def ready_for_readers(self) -> tuple[bool, str]:
+        """Return whether readers find what was acknowledged, and the state of the journal.
+
+        The server of a cluster that follows is ready when it has applied what the leader has told of.
+        """
+        journal = self.broker.journal
+        return getattr(journal, "caught_up", journal.state is not JournalState.FAILED), journal.state.value
+
     def journal(self) -> dict[str, Any]:
         """Return the state of the journal, and quantiles of its commits and syncs over the last minute."""
         meters = meters_of(self.broker)
@@ -125,6 +133,9 @@ class Status:
             journal |= {name: value for name, value in attrs.asdict(status, recurse=False).items() if name != "meters"}
             journal["written_rate"] = rate = self.sampler.written()
             journal["full_in"] = None if rate is None else time_to_full(status, rate)
+        member = cluster_status(self.broker)
+        if member is not None:
+            journal["cluster"] = attrs.asdict(member)
         return journal
 
     def _lag(self) -> float | None:
@@ -231,6 +242,12 @@ def protocols_of(broker: Broker) -> list[str]:
     counters = broker.counters
     active = {protocol for protocol, _ in [*counters.counts, *counters.gauges]} | set(published_by_protocol(broker))
     return sorted(active | broker.tallies().keys() - {""})
+
+
+def cluster_status(broker: Broker) -> ClusterStatus | None:
+    """Return the figures of the server as a member of its cluster; None if it is alone."""
+    status: Callable[[], ClusterStatus | None] = getattr(broker.journal, "cluster_status", lambda: None)
+    return status()
 
 
 def time_to_full(status: JournalStatus, rate: float) -> float | None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from fyrehose import __version__, plugins
+from fyrehose.cli.cluster import cluster
 from fyrehose.cli.completion import completion
 from fyrehose.cli.journal import journal
 from fyrehose.cli.streams import streams
@@ -257,6 +258,7 @@ def show_protocols(names: tuple[str, ...]) -> None:
 
 
 main.add_command(journal)
+main.add_command(cluster)
 main.add_command(completion)
 for _command in (streams, subscriptions, stats, top):
     main.add_command(_command)

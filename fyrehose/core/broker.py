@@ -365,7 +365,8 @@ class Broker:
     def _check_open(self) -> None:
         state = self.journal.state
         if state is JournalState.READ_ONLY:
-            raise ReadOnly("the journal's disk is full; publishing resumes when it has room again")
+            why = getattr(self.journal, "refusal", "")  # a server that follows names the leader
+            raise ReadOnly(why or "the journal's disk is full; publishing resumes when it has room again")
         if state is not JournalState.WRITABLE:
             raise Closed(f"the journal is {state.value}")
 

@@ -117,6 +117,9 @@ class Pending:
             appends.append(self._appends.popleft())
             size += appends[-1].size
         began = time.monotonic()
+        if appends and not self.failed and not writer.may_commit(size + len(appends) * fmt.BATCH_HEADER.size):
+            self._appends.extendleft(reversed(appends))
+            appends, size = [], 0
         result = None if self.failed or not appends else self._write(writer, appends)
         return Commit(appends, size, began, time.monotonic(), result)
 

@@ -175,6 +175,10 @@ class Writer:
             except OSError as error:
                 raise _no_room(error) from error
 
+    def may_commit(self, size: int) -> bool:
+        """Return whether :meth:`commit` may be called now with *size* bytes; a replica sometimes waits."""
+        return True
+
     def commit(self, batches: Sequence[Sequence[Run]], time: int, clock: int) -> Committed:
         """Append runs, and sync them if :attr:`sync_each` is set.
 

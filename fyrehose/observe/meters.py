@@ -70,6 +70,29 @@ class JournalMeters:
 
 
 @attrs.frozen(kw_only=True)
+class ClusterStatus:
+    """The status of a server as a member of its cluster.
+
+    :ivar role: follower, candidate, leader or stopped
+    :ivar leader: name of the server that leads; empty if none is known
+    :ivar epoch: number of the last take-over that counted
+    :ivar behind: how many bytes of the leader's journal are missing here
+    :ivar silent: seconds since the leader was heard; 0 on the leader
+    :ivar takeovers: how often this process has become the leader
+    :ivar entries: number of entries of the shared log that were applied
+    """
+
+    name: str
+    role: str
+    leader: str
+    epoch: int
+    behind: int
+    silent: float
+    takeovers: int
+    entries: int
+
+
+@attrs.frozen(kw_only=True)
 class JournalStatus:
     """The status of a journal.
 

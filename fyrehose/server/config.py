@@ -19,6 +19,10 @@
     name = "debug.*"
     keep-age = "1d"
 
+    [replication]
+    servers = ["nats://10.0.0.1:4222", "nats://10.0.0.2:4222", "nats://10.0.0.3:4222"]
+    name = "a"
+
 The name of a listener is PROTOCOL or PROTOCOL/LABEL.  Options of PROTOCOL/LABEL override those of PROTOCOL.
 Relative paths in a file are relative to its folder.
 """
@@ -46,6 +50,8 @@ from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IProtocolPlugin
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.options import build, count, duration, option, size, within
+from fyrehose.replication import settings as replication
+from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.server.logs import FORMATS
 
 #: The keys of a configuration file besides its tables.
@@ -150,6 +156,8 @@ class Config:
     log_format: str = "text"
     #: limits of streams by their names
     streams: StreamRules = UNLIMITED
+    #: None: this server is alone
+    replication: ReplicationSettings | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -162,6 +170,7 @@ class FromFile:
     listen: list[tuple[str, str]] = attrs.field(factory=list)
     options: Options = attrs.field(factory=dict)
     streams: StreamRules = UNLIMITED
+    replication: ReplicationSettings | None = None
 
 
 def parse_listen(text: str) -> tuple[str, str]:
@@ -202,11 +211,11 @@ def read_file(path: Path) -> FromFile:
         raise ConfigError(f"cannot read --config {path}: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"invalid --config {path}: not TOML: {error}") from error
-    unknown = sorted(content.keys() - {*_TEXTS, "listen", "option", "stream"})
+    unknown = sorted(content.keys() - {*_TEXTS, "listen", "option", "replication", "stream"})
     if unknown:
         raise ConfigError(
-            f"invalid --config {path}: unknown key {unknown[0]!r}; expected {_TEXTS_AND}, [listen], [option.PROTOCOL] "
-            "or [[stream]]"
+            f"invalid --config {path}: unknown key {unknown[0]!r}; expected {_TEXTS_AND}, [listen], [option.PROTOCOL], "
+            "[replication] or [[stream]]"
         )
     texts, listen, options = (
         [content.get(name) for name in _TEXTS],
@@ -222,7 +231,9 @@ def read_file(path: Path) -> FromFile:
         raise ConfigError(f"invalid --config {path}: options must be in tables named [option.PROTOCOL]")
     try:
         rules = streams.parse(content.get("stream", []))
-    except ValueError as error:
+        table = content.get("replication")
+        cluster = None if table is None else replication.parse(table)
+    except (ValueError, ConfigError) as error:
         raise ConfigError(f"invalid --config {path}: {error}") from error
     folder = path.absolute().parent
     return FromFile(
@@ -232,6 +243,7 @@ def read_file(path: Path) -> FromFile:
         listen=[(name, _endpoint_within(folder, endpoint)) for name, endpoint in _endpoints(path, listen)],
         options={scope: _options_within(folder, scope, _plain(table)) for scope, table in options.items()},
         streams=rules,
+        replication=cluster,
     )
 
 
@@ -247,11 +259,13 @@ def resolve(
     policy_file: str | None = None,
     log_format: str = "text",
     rules: StreamRules = UNLIMITED,
+    cluster: ReplicationSettings | None = None,
 ) -> Config:
     """Check the configuration, and build the settings of every listener.
 
     :param listen: pairs of a listener's name and its endpoint; empty: every protocol on its default endpoint
     :param rules: limits of streams by their names
+    :param cluster: the options of replication; None: this server is alone
     :raises ConfigError: a part of the configuration is invalid
     """
     wanted = list(listen)
@@ -281,6 +295,7 @@ def resolve(
         policy_file=None if policy_file is None else Path(policy_file).absolute(),
         log_format=log_format,
         streams=rules,
+        replication=cluster,
     )
 
 

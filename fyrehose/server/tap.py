@@ -12,6 +12,7 @@ import textwrap
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -28,10 +29,12 @@ from fyrehose import __version__, kernels, plugins
 from fyrehose.core import policy
 from fyrehose.core.budget import Budget
 from fyrehose.core.streams import UNLIMITED
-from fyrehose.errors import ConfigError, FyrehoseError, MissingExtra
+from fyrehose.errors import ConfigError, Deposed, FyrehoseError, MissingExtra
 from fyrehose.journal.journal import FileJournal
 from fyrehose.net import connections
 from fyrehose.observe.listeners import Listener, encryption
+from fyrehose.replication.jetstream import JetStreamLog
+from fyrehose.replication.replicated import ReplicatedJournal
 from fyrehose.server import logs, process
 from fyrehose.server.config import (
     Config,
@@ -136,7 +139,7 @@ class Options(usage.Options):
         if self["max-streams"] is not None:
             flags["server"] = {"max_streams": self["max-streams"]}
         self["option"] = merged(self["option"], flags)
-        rules = UNLIMITED
+        rules, cluster = UNLIMITED, None
         if self["config"] is not None:
             file: FromFile = _usage(read_file, Path(self["config"]))
             self["data-dir"] = self["data-dir"] or file.data_dir
@@ -144,11 +147,18 @@ class Options(usage.Options):
             self["log-format"] = self["log-format"] or file.log_format
             self["listen"] = self["listen"] or file.listen
             self["option"] = merged(file.options, self["option"])
-            rules = file.streams
+            rules, cluster = file.streams, file.replication
         self["data-dir"] = self["data-dir"] or "data"
         self["log-format"] = self["log-format"] or "text"
         self.resolved = _usage(
-            resolve, self["data-dir"], self["listen"], self["option"], self["policy"], self["log-format"], rules
+            resolve,
+            self["data-dir"],
+            self["listen"],
+            self["option"],
+            self["policy"],
+            self["log-format"],
+            rules,
+            cluster,
         )
         if self.parent is not None and self.parent.get("syslog") and self["log-format"] != "text":
             raise usage.UsageError("--log-format json cannot be used with --syslog; log to a file or standard output")
@@ -223,7 +233,7 @@ class Server(Service):
         self.reactor = reactor
         self.config = config
         stream_age = config.streams.keep_age if config.streams.expire else None
-        self.journal = FileJournal(reactor, config.data_dir, config.journal, stream_age=stream_age)
+        self.journal = self._make_journal(stream_age)
         self.fyrehose = Fyrehose(
             reactor,
             self.journal,
@@ -248,6 +258,26 @@ class Server(Service):
             idle.setServiceParent(IService(self.fyrehose))
         for listener in self._within_descriptors(config.listeners):
             self._add(listener)
+
+    def _make_journal(self, stream_age: Callable[[str], float] | None) -> FileJournal:
+        config, cluster = self.config, self.config.replication
+        if cluster is None:
+            return FileJournal(self.reactor, config.data_dir, config.journal, stream_age=stream_age)
+        if find_spec("nats") is None:
+            raise MissingExtra("replication needs nats-py; install it with: pip install 'fyrehose[replication]'")
+        options = {"user_credentials": cluster.credentials} if cluster.credentials else {}
+        shared_log = JetStreamLog(self.reactor, cluster.servers, cluster.cluster, cluster.replicas, options=options)
+        return ReplicatedJournal(
+            self.reactor,
+            config.data_dir,
+            config.journal,
+            stream_age=stream_age,
+            replication=cluster,
+            shared_log=shared_log,
+            on_deposed=lambda reason: self._end_process(
+                Deposed(f"{reason}; this server was the leader, and follows when it is started again")
+            ),
+        )
 
     def setServiceParent(self, parent: Any) -> None:
         Service.setServiceParent(self, parent)

@@ -18,6 +18,7 @@ from fyrehose.core.sequencer import Sequencer
 from fyrehose.journal import holds
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.worker import InlineWorker
+from fyrehose.observe.meters import ClusterStatus
 from fyrehose.records import Run
 
 log = Logger()
@@ -154,3 +155,23 @@ def test_metrics_of_named_subscriptions(watched: Any) -> None:
     assert labelled(samples, "fyrehose_subscription_lag_messages") == {("s", "billing"): 2}
     assert labelled(samples, "fyrehose_subscription_lag_seconds") == {("s", "billing"): 3}
     assert labelled(scraped(watched.status, streams=0), "fyrehose_subscription_position") == {}
+
+
+def test_metrics_of_a_server_of_a_cluster(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not [name for name, _ in scraped(watched.status) if name.startswith("fyrehose_cluster")]
+    status = ClusterStatus(
+        name="b", role="follower", leader="a", epoch=7, behind=1234, silent=0.5, takeovers=2, entries=90
+    )
+    monkeypatch.setattr(type(watched.broker.journal), "cluster_status", lambda self: status, raising=False)
+    samples = scraped(watched.status)
+    assert labelled(samples, "fyrehose_cluster_role") == {
+        ("follower",): 1,
+        ("candidate",): 0,
+        ("leader",): 0,
+        ("stopped",): 0,
+    }
+    assert labelled(samples, "fyrehose_cluster_epoch") == {(): 7}
+    assert labelled(samples, "fyrehose_cluster_behind_bytes") == {(): 1234}
+    assert labelled(samples, "fyrehose_cluster_leader_silent_seconds") == {(): 0.5}
+    assert labelled(samples, "fyrehose_cluster_takeovers_total") == {(): 2}
+    assert watched.status.journal()["cluster"]["leader"] == "a"

@@ -17,6 +17,7 @@ SECTIONS = {
     "core": "## `core`",
     "journal": "## `journal`",
     "journal/offline": "### `journal/offline`",
+    "replication": "## `replication`",
     "net": "## `net` and `web`",
     "web": "## `net` and `web`",
     "server": "## `server`",

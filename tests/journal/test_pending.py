@@ -20,8 +20,12 @@ class FakeWriter:
 
     time: int = 100
     payloads: list[bytes] = attrs.field(factory=list)
+    may: bool = True
     times: list[int] = attrs.field(factory=list)
     error: Exception | None = None
+
+    def may_commit(self, size: int) -> bool:
+        return self.may
 
     def commit(self, batches: list[list[Run]], time: int, clock: int) -> Committed:
         if self.error is not None:
@@ -56,6 +60,17 @@ def test_one_commit_is_scheduled_for_several_appends(pending: Pending) -> None:
     assert [bytes(one.runs[0].payload) for one in committed.appends] == [b"a", b"b"]
     assert (writer.time, writer.times) == (100, [50]), "the time of records never goes back, that of the clock may"
     assert not pending.needs_commit()
+
+
+def test_appends_stay_pending_in_order_while_the_writer_has_to_wait(pending: Pending) -> None:
+    writer = FakeWriter(may=False)
+    for payload in (b"a", b"b"):
+        pending.add(append(payload))
+    waited = commit(pending, writer)
+    assert (waited.appends, waited.result, len(pending)) == ([], None, 2)
+    writer.may = True
+    assert len(commit(pending, writer).appends) == 2
+    assert writer.payloads == [b"a", b"b"]
 
 
 def test_append_during_a_commit_belongs_to_the_next(pending: Pending) -> None:

@@ -141,7 +141,7 @@ def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
         ("\x00", "not TOML"),
         (
             "data_dir = 'x'",
-            "unknown key 'data_dir'; expected data-dir, policy, log-format, [listen], [option.PROTOCOL] or [[stream]]",
+            "expected data-dir, policy, log-format, [listen], [option.PROTOCOL], [replication] or [[stream]]",
         ),
         ("[stream]\nname = 'a'", "expected limits of streams in tables named [[stream]], with two brackets"),
         ("[[stream]]\nname = 'a'\nkeep-age = 'x'", "[[stream]] table 1 has keep-age = 'x'; expected a duration"),

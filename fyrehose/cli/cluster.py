@@ -1,0 +1,215 @@
+"""``fyrehose cluster``: show the servers of a cluster, and the log that they share.
+
+The servers tell each other of themselves four times a second through NATS; this command listens to that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+import click
+from rich.table import Table
+
+from fyrehose.cli.listing import terminal
+from fyrehose.cli.values import Duration
+from fyrehose.errors import ConfigError, FyrehoseError, MissingExtra
+from fyrehose.replication.settings import ReplicationSettings
+from fyrehose.server.config import read_file
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: How long the command listens, in seconds: several messages of each server.
+LISTEN = 1.5
+#: How long NATS may take to answer, in seconds.
+PATIENCE = 5.0
+
+
+@attrs.frozen
+class Survey:
+    """What was heard.
+
+    :ivar servers: the last message of each server, in the order of their names
+    :ivar log: first and last number, bytes and replicas of the shared log; None if JetStream does not answer
+    """
+
+    servers: list[dict[str, Any]]
+    log: dict[str, Any] | None
+
+
+@click.group()
+def cluster() -> None:
+    """Show the state of a cluster of servers, see docs/cluster.md.
+
+    \b
+        fyrehose cluster status --config /etc/fyrehose/fyrehose.toml
+        fyrehose cluster status --nats nats://10.0.0.1:4222
+    """
+
+
+def of_a_cluster(command: F) -> F:
+    """Add the options that say which cluster is meant."""
+    for option in (
+        click.option("--cluster", "name", default="", help="Name of the cluster, with --nats.  [default: fyrehose]"),
+        click.option("--nats", "urls", multiple=True, metavar="URL", help="Address of a NATS server; may be repeated."),
+        click.option(
+            "--config", type=click.Path(path_type=Path), help="Configuration file of a server of the cluster."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@cluster.command()
+@of_a_cluster
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def status(config: Path | None, urls: tuple[str, ...], name: str, form: str) -> None:
+    """Show which server leads, and how far behind the others are.
+
+    The status is 1 if no server leads.
+
+    \b
+        fyrehose cluster status --config /etc/fyrehose/fyrehose.toml
+        fyrehose cluster status --nats nats://10.0.0.1:4222 --format json
+    """
+    _check_installed()
+    found = asyncio.run(survey(_settings(config, urls, name)))
+    if form == "json":
+        click.echo(json.dumps(attrs.asdict(found)))
+    else:
+        _show(found)
+    if not any(map(leading, found.servers)):
+        raise FyrehoseError("no server leads: messages are refused until one does")
+
+
+@cluster.command()
+@of_a_cluster
+@click.option("--name", "only_name", is_flag=True, help="Print the name of the server instead of its address.")
+@click.option("--wait", type=Duration(), default="60s", show_default=True, help="How long to wait for a leader.")
+def leader(config: Path | None, urls: tuple[str, ...], name: str, only_name: bool, wait: float) -> None:
+    """Print the address of the server that leads; wait until one does.
+
+    \b
+        curl "$(fyrehose cluster leader --config fyrehose.toml)/streams/news" -d hello
+    """
+    _check_installed()
+    found = asyncio.run(survey(_settings(config, urls, name), wait, leading))
+    heard = next((server for server in found.servers if leading(server)), None)
+    if heard is None:
+        raise FyrehoseError(f"no server leads; listened for {wait:g} s")
+    if not only_name and not heard.get("address"):
+        raise FyrehoseError(f"server {heard['name']} leads, and its configuration has no address in [replication]")
+    click.echo(heard["name"] if only_name else heard["address"])
+
+
+def leading(said: dict[str, Any]) -> bool:
+    """Return whether a server has said that it leads."""
+    return said.get("state") == "leader" and not said.get("leaving")
+
+
+def _check_installed() -> None:
+    if find_spec("nats") is None:
+        raise MissingExtra("this command needs nats-py; install it with: pip install 'fyrehose[replication]'")
+
+
+def _settings(config: Path | None, urls: tuple[str, ...], name: str) -> ReplicationSettings:
+    if (config is None) == (not urls):
+        raise ConfigError("pass either --config FILE or --nats URL")
+    if config is None:
+        return ReplicationSettings(servers=urls, cluster=name or "fyrehose")
+    settings = read_file(config).replication
+    if settings is None:
+        raise ConfigError(f"{config} has no table [replication]: its server is alone")
+    return settings
+
+
+async def survey(
+    settings: ReplicationSettings, seconds: float = LISTEN, until: Callable[[dict[str, Any]], bool] = lambda said: False
+) -> Survey:
+    """Listen to the servers of a cluster.
+
+    :param until: stop as soon as this is true of a message
+    :raises FyrehoseError: no NATS server can be reached
+    """
+    import nats
+
+    heard: dict[str, dict[str, Any]] = {}
+    enough = asyncio.Event()
+
+    async def receive(message: Any) -> None:
+        said = json.loads(message.data)
+        heard[str(said.get("name"))] = said
+        if until(said):
+            enough.set()
+
+    async def quiet(error: Exception) -> None:
+        """Keep nats-py from printing a traceback; what matters fails the connection."""
+
+    options = {"user_credentials": settings.credentials} if settings.credentials else {}
+    try:
+        client = await asyncio.wait_for(
+            nats.connect(
+                list(settings.servers),
+                error_cb=quiet,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0.1,
+                connect_timeout=PATIENCE,
+                **options,
+            ),
+            2 * PATIENCE,
+        )
+    except Exception as error:
+        raise FyrehoseError(
+            f"no NATS server of {', '.join(settings.servers)} can be reached: {error or type(error).__name__}"
+        ) from error
+    try:
+        await client.subscribe(f"fyrehose.{settings.cluster}.say", cb=receive)
+        log = await _log(client, f"FYREHOSE_{settings.cluster}")
+        with suppress(TimeoutError):
+            await asyncio.wait_for(enough.wait(), seconds)
+    finally:
+        await client.close()
+    return Survey([heard[name] for name in sorted(heard)], log)
+
+
+async def _log(client: Any, stream: str) -> dict[str, Any] | None:
+    try:
+        info = await client.jetstream(timeout=PATIENCE).stream_info(stream)
+    except Exception:
+        return None  # shown as such
+    node = info.cluster.leader if info.cluster is not None else ""
+    return {
+        "stream": stream,
+        "first": info.state.first_seq,
+        "last": info.state.last_seq,
+        "bytes": info.state.bytes,
+        "replicas": info.config.num_replicas,
+        "node": node or "",
+    }
+
+
+def _show(found: Survey) -> None:
+    ends = [int(server.get("position", 0)) for server in found.servers if leading(server)]
+    table = Table("server", "role", "epoch", "position", "behind", "address", box=None, pad_edge=False)
+    for server in found.servers:
+        behind = max(0, max(ends) - int(server.get("position", 0))) if ends else None
+        cells = (server.get("name"), server.get("state"), server.get("epoch"), server.get("position"))
+        shown = [re.sub(r"[^\x20-\x7e]", "?", str(cell)) for cell in (*cells, "?" if behind is None else f"{behind:,}")]
+        table.add_row(*shown, str(server.get("address") or ""))
+    terminal().print(table)
+    if found.log is None:
+        click.echo("shared log: JetStream does not answer")
+    else:
+        log = found.log
+        entries = int(log["last"]) - int(log["first"]) + 1 if log["last"] else 0
+        click.echo(
+            f"shared log: {log['stream']}, {entries:,} entries ({int(log['bytes']):,} bytes) on {log['replicas']} "
+            f"NATS servers, up to entry {log['last']:,}"
+        )

@@ -1,0 +1,219 @@
+"""The entries of the shared log, and the rule by which every server decides whether an entry counts.
+
+The shared log hands the bytes of the journal from the leader to the followers.  Its entries are numbered 1, 2, 3 ... by
+the engine behind it.  Integers are little-endian:
+
+    entry       header 48 | name of the writer | data
+    takeover    a server has become the leader, in a new epoch, where the log ends
+    checkpoint  the log ends here; entries before this one may be deleted once other servers have synced them
+    data        bytes of the journal that belong at a position: whole batches, or a part of a large one
+
+A batch that does not fit into one entry is divided into parts; all but the last have the flag PART.  Parts count when
+the last of them is there: after a take-over the log continues in front of an incomplete batch.  The header of a segment
+is followed by the segment's first batch in the same entry, which no batch of the previous segment shares.
+
+    in: the bytes of batches      out: entries; entries that count
+
+This module imports neither Twisted nor a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from struct import Struct
+
+import attrs
+from crc32c import crc32c
+
+from fyrehose.journal.format import SEGMENT_MAGIC, Damage, Newer
+from fyrehose.records import Buffer
+
+#: The newest version of the layout that this code reads.
+VERSION = 1
+MAGIC = b"FYRE"
+#: Upper bound of an entry, in bytes; the default limit of a message in NATS, which counts the message's headers, too.
+MAX_ENTRY = (1 << 20) - 4096
+#: Upper bound of a writer's name, in bytes of UTF-8.
+MAX_WRITER = 128
+
+HEADER = Struct(
+    "<"
+    "4s"  # magic "FYRE"
+    "B"  # version
+    "B"  # kind
+    "B"  # 1: a part of a batch, and another part follows
+    "B"  # length of the writer's name
+    "Q"  # epoch: 1, 2, 3 ...; each take-over begins one
+    "Q"  # position in the journal
+    "Q"  # incarnation: a random number for each start of the writer
+    "I"  # length of the data
+    "I"  # CRC32C of everything behind the header
+    "4x"
+    "I"  # CRC32C of the 44 bytes before
+)
+#: Upper bound of the data of an entry, in bytes.
+MAX_DATA = MAX_ENTRY - HEADER.size - MAX_WRITER
+
+
+class Kind(IntEnum):
+    """The kinds of entries."""
+
+    TAKEOVER = 1
+    CHECKPOINT = 2
+    DATA = 3
+
+
+@attrs.frozen(slots=True)
+class Writer:
+    """The server that wrote an entry.
+
+    :ivar name: of the server
+    :ivar incarnation: a random number for each start of the server
+    """
+
+    name: str
+    incarnation: int
+
+
+@attrs.frozen(slots=True)
+class Entry:
+    """One entry of the shared log.
+
+    :ivar position: where the data begins, or where the log ends, in the journal
+    :ivar part: whether the batch continues in the next entry
+    """
+
+    kind: Kind
+    epoch: int
+    writer: Writer
+    position: int
+    data: bytes = b""
+    part: bool = False
+
+    @property
+    def end(self) -> int:
+        """Return the position behind the data."""
+        return self.position + len(self.data)
+
+    @property
+    def ident(self) -> str:
+        """Return a name that no other entry has; an engine that drops repetitions recognizes them by it."""
+        return f"{self.epoch}/{self.kind.name.lower()}/{self.position}/{self.writer.name}/{self.writer.incarnation:x}"
+
+    def pack(self) -> bytes:
+        name = self.writer.name.encode()
+        head = HEADER.pack(
+            MAGIC,
+            VERSION,
+            self.kind,
+            self.part,
+            len(name),
+            self.epoch,
+            self.position,
+            self.writer.incarnation,
+            len(self.data),
+            crc32c(self.data, crc32c(name)),
+            0,
+        )
+        return b"".join((head[:-4], crc32c(head[:-4]).to_bytes(4, "little"), name, self.data))
+
+    @classmethod
+    def unpack(cls, data: Buffer) -> Entry:
+        """Decode an entry.
+
+        :raises Damage: it is damaged, or no entry at all
+        :raises Newer: a newer version has written it
+        """
+        if len(data) < HEADER.size:
+            raise Damage(f"{len(data)} bytes are too few for an entry of the shared log")
+        magic, version, kind, part, size, epoch, position, incarnation, length, body, crc = HEADER.unpack_from(data)
+        if magic != MAGIC or crc != crc32c(data[: HEADER.size - 4]):
+            raise Damage("the header of an entry of the shared log is damaged")
+        if version > VERSION:
+            raise Newer(f"a newer version wrote an entry of the shared log (version {version}, this reads {VERSION})")
+        if len(data) != HEADER.size + size + length or crc32c(data[HEADER.size :]) != body:
+            raise Damage("an entry of the shared log is damaged")
+        if kind not in _KINDS or (length > 0) != (kind == Kind.DATA) or (part and kind != Kind.DATA):
+            raise Damage("an entry of the shared log has invalid values")
+        try:
+            name = bytes(data[HEADER.size : HEADER.size + size]).decode()
+        except UnicodeDecodeError as error:
+            raise Damage("the writer of an entry of the shared log is not UTF-8") from error
+        rest = bytes(data[HEADER.size + size :])
+        return cls(Kind(kind), epoch, Writer(name, incarnation), position, rest, bool(part))
+
+
+_KINDS = frozenset(Kind)
+
+
+@attrs.define
+class Validity:
+    """Rule 1: which entries count, the same for every server that reads them in order.
+
+    :ivar epoch: of the last take-over that counted; 0: none yet
+    :ivar end: the position where the log ends; parts of an incomplete batch are not included
+    :ivar reached: the position behind the last part; equal to *end* if no batch is incomplete
+    """
+
+    epoch: int = 0
+    end: int = 0
+    reached: int = 0
+
+    def begin(self, entry: Entry) -> None:
+        """Start in front of *entry*, the first that is left in the shared log; it then counts.
+
+        :raises Damage: the shared log cannot begin with such an entry
+        """
+        if entry.kind is Kind.DATA:
+            raise Damage("the shared log begins with data instead of a checkpoint or a take-over")
+        self.epoch = entry.epoch - (entry.kind is Kind.TAKEOVER)
+        self.end = self.reached = entry.position
+
+    def counts(self, entry: Entry) -> bool:
+        """Return whether *entry*, the next one in the shared log, counts; if so, move behind it."""
+        if entry.kind is Kind.TAKEOVER:
+            if entry.epoch <= self.epoch or entry.position != self.end:
+                return False
+            self.epoch, self.reached = entry.epoch, self.end
+            return True
+        if entry.epoch != self.epoch or entry.position != self.reached:
+            return False
+        if entry.kind is Kind.CHECKPOINT:
+            return self.reached == self.end
+        self.reached = entry.end
+        if not entry.part:
+            self.end = entry.end
+        return True
+
+
+def divide(position: int, batches: Sequence[Buffer], most: int = MAX_DATA) -> Iterator[tuple[int, bytes, bool]]:
+    """Distribute consecutive batches over entries.
+
+    :param position: of the first batch
+    :param batches: the bytes of whole batches; a segment's header and its first batch are one item
+    :param most: upper bound of the data of an entry, in bytes
+    :return: position, data, and whether the batch continues in the next entry, for each entry
+    """
+    pieces: list[Buffer] = []
+    size = 0
+    for batch in batches:
+        new_segment = bytes(batch[: len(SEGMENT_MAGIC)]) == SEGMENT_MAGIC
+        if pieces and (size + len(batch) > most or new_segment):
+            yield position, b"".join(pieces), False
+            position += size
+            pieces, size = [], 0
+        view = memoryview(batch)
+        while len(view) > most:
+            yield position, bytes(view[:most]), True
+            position += most
+            view = view[most:]
+            if len(view) <= most:
+                yield position, bytes(view), False
+                position += len(view)
+                view = view[:0]
+        if view:
+            pieces.append(view)
+            size += len(view)
+    if pieces:
+        yield position, b"".join(pieces), False

@@ -1,0 +1,487 @@
+"""One server of a cluster: carries out what its role decides, on its journal and the shared log.
+
+the shared log -> Role -> actions, in order -> the journal, the shared log
+the journal (what the leader commits) -> Role -> the shared log -> release
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.internet.task import LoopingCall, deferLater
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from fyrehose.errors import ConfigError
+from fyrehose.journal.following import ReplicaJournal
+from fyrehose.journal.format import Damage
+from fyrehose.journal.writer import NoRoom
+from fyrehose.observe.meters import ClusterStatus
+from fyrehose.records import Buffer
+from fyrehose.replication.entries import Entry, Writer
+from fyrehose.replication.role import (
+    Action,
+    Append,
+    Changed,
+    Compare,
+    Cut,
+    Fill,
+    LookAt,
+    Purge,
+    Role,
+    State,
+    Write,
+)
+from fyrehose.replication.settings import ReplicationSettings
+from fyrehose.replication.shared_log import ISharedLog, Refused, Unavailable
+
+log = Logger()
+
+#: How often the state is checked, and the other servers are told of it, in seconds.
+INTERVAL = 0.25
+#: How many entries are read at once.
+READ = 16
+#: After how many seconds the followers are told that something was appended.
+ANNOUNCE = 0.005
+#: How long the leader waits for the shared log before it refuses messages, in seconds.
+QUIET = 5.0
+#: The leader appends a checkpoint after this many entries, or when everything is accepted.
+TRIM = 1000
+#: How long an orderly stop waits for the shared log, in seconds.
+PATIENCE = 5.0
+
+
+@attrs.define(eq=False)
+class Peer:
+    """What another server has told of itself.
+
+    :ivar heard: when, by the reactor's clock
+    """
+
+    heard: float
+    said: dict[str, Any]
+
+
+@attrs.define(eq=False)
+class Member:
+    """One server of a cluster.
+
+    :ivar reactor: the clock
+    :ivar peers: the other servers that were heard, by their names
+    :ivar on_deposed: called with the reason when another server has taken over from this one
+    :ivar jitter: a random number from 0 to 1, so that two servers rarely try to take over together
+    :ivar takeovers: how often this server has become the leader
+    """
+
+    reactor: Any
+    journal: ReplicaJournal
+    log: ISharedLog
+    settings: ReplicationSettings
+    incarnation: int
+    on_deposed: Callable[[str], object] = lambda reason: None
+    jitter: float = 0.0
+    role: Role = attrs.field(init=False)
+    peers: dict[str, Peer] = attrs.field(factory=dict, init=False)
+    takeovers: int = attrs.field(default=0, init=False)
+    #: The last number in the shared log that was heard of.
+    _hint: int = attrs.field(default=0, init=False)
+    _heard_leader: float = attrs.field(default=0.0, init=False)
+    _answered: float = attrs.field(default=0.0, init=False)
+    _noted: float = attrs.field(default=0.0, init=False)
+    _trimmed: int = attrs.field(default=0, init=False)
+    _led: float = attrs.field(default=0.0, init=False)  #: when this server became the leader
+    _left: set[tuple[str, object]] = attrs.field(factory=set, init=False)  #: leaders that have handed over
+    _led_once: bool = attrs.field(default=False, init=False)  #: whether the last other role was that of the leader
+    _released: int = attrs.field(default=0, init=False)
+    _opened: bool = attrs.field(default=False, init=False)
+    _busy: set[str] = attrs.field(factory=set, init=False)  #: jobs of which one at a time is under way
+    _asked: set[str] = attrs.field(factory=set, init=False)  #: appends that are under way
+    _actions: deque[Action] = attrs.field(factory=deque, init=False)
+    #: Fire when no action is under way any more.
+    _idle: list[Deferred[None]] = attrs.field(factory=list, init=False)
+    _broken: bool = attrs.field(default=False, init=False)  #: replication cannot continue
+    _ticking: LoopingCall | None = attrs.field(default=None, init=False)
+    _warned: str = attrs.field(default="", init=False)
+
+    # Start and stop.
+
+    def start(self) -> None:
+        """Follow the shared log from where the open journal ends."""
+        self.role = Role(Writer(self.settings.name, self.incarnation), self.journal.replica.position)
+        self.journal.hand_over = self._hand_over
+        self._heard_leader = self._answered = self.reactor.seconds()
+        self._ticking = LoopingCall(self._tick)
+        self._ticking.clock = self.reactor
+        self._ticking.start(INTERVAL).addErrback(self._failed)
+
+    async def stop(self) -> None:
+        """Stop; a leader first waits until everything is accepted, so that another server takes over at once."""
+        if self._ticking is None:
+            return
+        deadline = self.reactor.seconds() + PATIENCE
+        self.journal.suspend("this server is stopping")
+        while self.running and self.role.pending and self.reactor.seconds() < deadline:
+            await deferLater(self.reactor, 0.05)
+        ticking, self._ticking = self._ticking, None
+        if ticking.running:
+            ticking.stop()
+        if self.role.state is State.LEADER:
+            self._say(leaving=True)
+            log.info("replication: {name} hands over", name=self.settings.name)
+        self._actions.clear()
+        if self.journal.leading:
+            await self.journal.follow(self.role.position, "this server is stopping")
+        await self.log.close()
+
+    @property
+    def running(self) -> bool:
+        """Return whether the server takes part in the cluster."""
+        return self._ticking is not None and not self._broken
+
+    def status(self) -> ClusterStatus:
+        """Return the figures for metrics and status pages."""
+        role = self.role
+        leads, leader = role.state is State.LEADER, "" if role.leader is None else role.leader.name
+        there = self.peers[leader].said.get("position", 0) if leader in self.peers else 0
+        return ClusterStatus(
+            name=self.settings.name,
+            role=role.state.value,
+            leader=leader,
+            epoch=role.validity.epoch,
+            behind=0 if leads else max(0, int(there) - role.mark),
+            silent=0.0 if leads else self.reactor.seconds() - self._heard_leader,
+            takeovers=self.takeovers,
+            entries=role.applied,
+        )
+
+    @property
+    def caught_up(self) -> bool:
+        """Return whether a leader is heard, and everything that it has told of is applied."""
+        silent = self.reactor.seconds() - self._heard_leader
+        return (
+            self.role.leader is not None and silent < self.settings.takeover_after and self.role.applied >= self._hint
+        )
+
+    # Once in a while.
+
+    def _tick(self) -> None:
+        now = self.reactor.seconds()
+        if not self.running:
+            return
+        if not self._opened:
+            self._once("open", self._open)
+            return
+        self._say()
+        if now - self._noted >= 1.0:
+            self._noted = now
+            self._once("note", self._note)
+        if self.role.state is State.FOLLOWER:
+            self._once("read", self._read)
+            if now - self._heard_leader > self.settings.takeover_after + self.jitter:
+                self._once("take over", self._take_over)
+        else:
+            self._lead(now)
+
+    def _once(self, name: str, job: Callable[[], Any]) -> None:
+        """Begin *job*, unless it is under way."""
+        if name in self._busy:
+            return
+        self._busy.add(name)
+        Deferred.fromCoroutine(job()).addBoth(self._done, name).addErrback(self._failed)
+
+    def _done(self, result: Any, name: str) -> Any:
+        self._busy.discard(name)
+        if name == "act":
+            idle, self._idle = self._idle, []
+            for each in idle:
+                each.callback(None)
+        if isinstance(result, Failure) and result.check(Unavailable):
+            if str(result.value) != self._warned:
+                log.warn("replication: {why}", why=str(result.value))
+            self._warned = str(result.value)
+            return None
+        return result
+
+    def _failed(self, failure: Failure) -> None:
+        """Stop for good: the journal or the shared log cannot be used."""
+        if self.running and not self._broken:
+            self._broken = True
+            self._actions.clear()
+            self.journal.break_off(f"replication cannot continue: {failure.getErrorMessage()}")
+
+    async def _open(self) -> None:
+        for warning in await self.log.open(self._heard):
+            log.warn("replication: {warning}", warning=warning)
+        self._opened = True
+        self._heard_leader = self.reactor.seconds()
+        log.info(
+            "replication: {name} follows cluster {cluster} from position {position}",
+            name=self.settings.name,
+            cluster=self.settings.cluster,
+            position=self.role.position,
+        )
+
+    async def _note(self) -> None:
+        mark = await self.journal.note()
+        self.role.noted(mark)
+
+    # Follow.
+
+    async def _read(self) -> None:
+        role = self.role
+        while self.running and role.state is State.FOLLOWER:
+            since = role.applied
+            found = await self.log.read(role.applied + 1, READ)
+            if not found:
+                extent = await self.log.extent()
+                if extent.first > extent.last > role.applied:
+                    raise ConfigError(
+                        f"the shared log was emptied up to entry {extent.last} by something else than this server"
+                    )
+                if extent.first > role.applied + 1:
+                    found = await self.log.read(extent.first, READ)
+                role.learned_last(extent.last, since)
+            for number, entry in found:
+                role.read(number, entry)
+            await self._perform()
+            if not found:
+                self._name_leader()
+                return
+
+    def _name_leader(self) -> None:
+        leader = self.role.leader
+        if leader is not None and not self.journal.leading:
+            said = self.peers[leader.name].said if leader.name in self.peers else {}
+            where = f" at {said['address']}" if said.get("address") else ""
+            self.journal.refusal = f"this server follows {leader.name}{where}; publish there"
+
+    async def _take_over(self) -> None:
+        extent = await self.log.extent()
+        silent = self.reactor.seconds() - self._heard_leader
+        if silent > self.settings.takeover_after and self.role.take_over(
+            extent.last, f"no leader was heard for {silent:.1f} s"
+        ):
+            self._answered = self.reactor.seconds()
+            await self._perform()
+
+    # Lead.
+
+    def _lead(self, now: float) -> None:
+        role = self.role
+        if any(item.entry.ident not in self._asked for item in role.inflight if not item.known):
+            role.repeat()
+            self._soon()
+        if not role.pending:
+            self._answered = now
+        if role.state is not State.LEADER:
+            return
+        if now - self._answered > QUIET and self.journal.suspend("the shared log does not answer"):
+            log.warn("replication: the shared log does not answer; messages are refused until it does")
+        grown = role.applied - self._trimmed
+        if grown >= TRIM or (grown > 1 and not role.pending):
+            self._trimmed = role.applied
+            role.add_checkpoint()
+        self._trim(now)
+        self._soon()
+
+    def _trim(self, now: float) -> None:
+        """Purge the shared log when every member has it on disk; members that were not heard for long do not count."""
+        least = now - self.settings.member_timeout
+        others = [int(peer.said.get("reported", 0)) for peer in self.peers.values() if peer.heard > least]
+        if len(others) + 1 >= self.settings.members or self._led < least:
+            self.role.purge(others)
+
+    def _hand_over(self, position: int, batches: Sequence[Buffer]) -> None:
+        """Append what this server has committed to the shared log."""
+        if self.role.state is not State.LEADER:
+            return
+        if not self.role.pending:
+            self._answered = self.reactor.seconds()
+        self.role.append(position, batches)
+        self.role.was_synced(position + sum(map(len, batches)))
+        self._soon()
+
+    # Talk.
+
+    def _say(self, leaving: bool = False) -> None:
+        role = self.role
+        said = {
+            "name": self.settings.name,
+            "incarnation": self.incarnation,
+            "state": role.state.value,
+            "epoch": role.validity.epoch,
+            "applied": role.applied,
+            "reported": role.reported,
+            "position": role.mark,
+            "address": self.settings.address,
+            "leaving": leaving,
+        }
+        self.log.say(json.dumps(said).encode())
+
+    def _heard(self, message: bytes) -> None:
+        try:
+            said = json.loads(message)
+            name, leads, epoch = str(said["name"]), said["state"] == State.LEADER.value, int(said["epoch"])
+        except (ValueError, KeyError, TypeError):
+            return
+        if name == self.settings.name or not self.running:
+            if said.get("incarnation") != self.incarnation and self.running:
+                self._failed(Failure(ConfigError(f"another server of the cluster has the same name, {name!r}")))
+            return
+        now = self.reactor.seconds()
+        self.peers[name] = Peer(now, said)
+        if not leads or epoch < self.role.validity.epoch:
+            return
+        if self.role.state is State.FOLLOWER:
+            if said.get("leaving"):
+                self._left.add((name, said.get("incarnation")))
+            if (name, said.get("incarnation")) in self._left:  # an earlier message of it may arrive later
+                self._heard_leader = min(self._heard_leader, now - self.settings.takeover_after)
+            else:
+                self._heard_leader = now
+            self._hint = max(self._hint, int(said.get("applied", 0)))
+            if self._hint > self.role.applied:
+                self._once("read", self._read)
+        elif epoch > self.role.validity.epoch:
+            self._once("look", self._look)
+
+    async def _look(self) -> None:
+        """Find out whether another server leads, as it says."""
+        since = self.role.applied
+        extent = await self.log.extent()
+        self.role.learned_last(extent.last, since)
+        await self._perform()
+
+    # Act.
+
+    def _soon(self) -> None:
+        """Carry out the actions of the role, now or behind those that are under way."""
+        self._actions.extend(self.role.take())
+        self._once("act", self._act)
+
+    async def _perform(self) -> None:
+        """Carry out the actions of the role, and wait until that is done."""
+        self._soon()
+        if "act" in self._busy:
+            idle: Deferred[None] = Deferred()
+            self._idle.append(idle)
+            await idle
+
+    async def _act(self) -> None:
+        self._release()
+        while self._actions and self.running:
+            await self._do(self._actions.popleft())
+            self._actions.extend(self.role.take())
+            self._release()
+
+    def _release(self) -> None:
+        if self.role.state is State.LEADER and self.journal.leading and self.role.mark > self._released:
+            self._released = self.role.mark
+            self.journal.release(self._released)
+            self._once("announce", self._announce)
+
+    async def _announce(self) -> None:
+        """Tell the followers soon that there is something to read."""
+        await deferLater(self.reactor, ANNOUNCE)
+        self._say()
+
+    async def _do(self, action: Action) -> None:
+        role = self.role
+        match action:
+            case Append(entry, expect, since):
+                self._append(entry, expect, since)
+            case LookAt(number):
+                self._once(f"look at {number}", lambda: self._look_at(number))
+            case Write(position, data):
+                role.was_synced(await self._apply(position, data))
+            case Compare(position, data):
+                if await self.journal.differs(position, data):
+                    role.contradicted(position)
+            case Cut(position, reason):
+                await self.journal.follow(position, reason)
+                role.was_cut()
+            case Purge(number):
+                self._once("purge", lambda: self._purge(number))
+            case Fill(position):
+                raise ConfigError(
+                    f"the journal ends at position {role.position}, and the shared log begins at {position}: copy the "
+                    "journal of another server into the data directory with `fyrehose journal backup`, and start again"
+                )
+            case Changed(state, reason):
+                await self._changed(state, reason)
+
+    async def _changed(self, state: State, reason: str) -> None:
+        log.info(
+            "replication: {name} is {state} now: {reason}", name=self.settings.name, state=state.value, reason=reason
+        )
+        if state is State.LEADER:
+            self.takeovers += 1
+            self._led = self.reactor.seconds()
+            self._trimmed = self.role.applied
+            await self.journal.lead()
+            self._say()
+            self._led_once = True
+        elif state is State.FOLLOWER:
+            self._heard_leader = self.reactor.seconds()
+            if self._led_once:
+                self._led_once = False
+                self.on_deposed(reason)
+        elif state is State.STOPPED:
+            raise ConfigError(reason)
+
+    async def _apply(self, position: int, data: bytes) -> int:
+        while True:
+            try:
+                return await self.journal.apply(position, data)
+            except NoRoom as full:
+                log.warn("replication: the disk is full; following waits for free space: {why}", why=full)
+                await deferLater(self.reactor, 1.0)
+            except Damage as damage:
+                raise ConfigError(f"the shared log does not continue this journal: {damage}") from damage
+
+    def _append(self, entry: Entry, expect: int, since: int) -> None:
+        if entry.ident in self._asked:
+            return
+        self._asked.add(entry.ident)
+
+        def answered(number: int) -> None:
+            self._heard_answer()
+            self.role.accepted(entry, number)
+
+        def refused(failure: Failure) -> None:
+            error = failure.value
+            if isinstance(error, Refused):
+                self._heard_answer()
+                self.role.refused(entry, error.last, since)
+            else:
+                failure.trap(Unavailable)
+
+        def settled(result: Any) -> Any:
+            self._asked.discard(entry.ident)
+            if self.running:
+                self._soon()
+            return result
+
+        appended: Deferred[int] = self.log.append(entry, expect)
+        appended.addCallbacks(answered, refused).addBoth(settled).addErrback(self._failed)
+
+    def _heard_answer(self) -> None:
+        self._answered = self.reactor.seconds()
+        if self.journal.resume():
+            log.info("replication: the shared log answers again")
+
+    async def _look_at(self, number: int) -> None:
+        found = await self.log.read(number, 1)
+        if found:
+            self.role.found(*found[0])
+        elif (await self.log.extent()).first > number:
+            self.role.found(number, None)
+        self._soon()
+
+    async def _purge(self, number: int) -> None:
+        await self.log.purge(number)

@@ -1,0 +1,79 @@
+"""The journal of a server that is one of several: an :class:`IJournal` that follows or leads by itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred, fail
+
+from fyrehose.errors import ConfigError
+from fyrehose.interfaces import IJournalObserver
+from fyrehose.journal.following import ReplicaJournal
+from fyrehose.observe.meters import ClusterStatus
+from fyrehose.replication.member import Member
+from fyrehose.replication.settings import ReplicationSettings
+from fyrehose.replication.shared_log import ISharedLog
+
+
+@attrs.define(eq=False)
+class ReplicatedJournal(ReplicaJournal):
+    """A journal that takes part in a cluster from :meth:`open` to :meth:`close`.
+
+    :ivar replication: the options of this server
+    :ivar shared_log: connects the servers
+    :ivar on_deposed: called with the reason when another server has taken over from this one
+    :ivar incarnation: a random number for this start; None: choose one
+    :ivar cluster: this server as a member of its cluster
+    """
+
+    replication: ReplicationSettings = attrs.field(kw_only=True)
+    shared_log: ISharedLog = attrs.field(kw_only=True)
+    on_deposed: Callable[[str], object] = attrs.field(default=lambda reason: None, kw_only=True)
+    incarnation: int | None = attrs.field(default=None, kw_only=True)
+    cluster: Member = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.member = self.replication.name
+        random = int.from_bytes(os.urandom(8), "little") if self.incarnation is None else self.incarnation
+        self.cluster = Member(
+            self.reactor,
+            self,
+            self.shared_log,
+            self.replication,
+            random,
+            self.on_deposed,
+            jitter=random % 1000 / 1000,
+        )
+
+    def open(self, observer: IJournalObserver) -> Deferred[Mapping[str, int]]:
+        if self.settings.durability.mode != "batch":
+            return fail(ConfigError("a replicated journal needs the durability batch; remove the option durability"))
+        if self.settings.quarantine:
+            return fail(
+                ConfigError(
+                    "a replicated journal cannot be quarantined, because it has to be identical on every server; empty "
+                    "the data directory, and copy the journal of another server with `fyrehose journal backup`"
+                )
+            )
+        return super().open(observer).addCallback(self._begin)
+
+    def _begin(self, ends: Mapping[str, int]) -> Mapping[str, int]:
+        self.cluster.start()
+        return ends
+
+    @property
+    def caught_up(self) -> bool:
+        """Return whether readers find here what the leader has acknowledged, except for the last moment."""
+        return self.leading or self.cluster.caught_up
+
+    def cluster_status(self) -> ClusterStatus | None:
+        """Return the figures of this server as a member; None while the journal is not open."""
+        return self.cluster.status() if self.cluster.running else None
+
+    def close(self) -> Deferred[None]:
+        stopped: Deferred[Any] = Deferred.fromCoroutine(self.cluster.stop())
+        return stopped.addCallback(lambda _: super(ReplicatedJournal, self).close())

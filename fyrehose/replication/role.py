@@ -1,0 +1,436 @@
+"""The role of a server: follower, candidate or leader; decides everything, and does nothing itself.
+
+    events    entries that were read, answers to appends, what the journal has synced      (methods)
+    actions   append to the shared log, write to the journal, truncate it, fill it, stop    (:meth:`Role.take`)
+
+A follower applies the entries that count.  Its take-over is an append under the condition that the shared log has not
+grown; whoever believed what about the old leader, only one server's append is accepted.  A leader has several appends
+in flight; each is repeated unchanged until its outcome is known.
+
+The *durable mark* of a replicated journal is the position up to which the log is synced here **and** accepted by the
+shared log; nothing beyond it is acknowledged or delivered.
+
+This module imports neither Twisted nor a clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from enum import Enum
+
+import attrs
+
+from fyrehose.journal.format import Damage
+from fyrehose.records import Buffer
+from fyrehose.replication.entries import MAX_DATA, Entry, Kind, Validity, Writer, divide
+
+#: How many appends to the shared log are under way at once.
+WINDOW = 8
+#: After this many consecutive signs that the shared log has lost entries, the server stops.  A single one may be an
+#: outdated answer.
+SIGNS = 5
+
+
+class State(Enum):
+    """The states of a server."""
+
+    FOLLOWER = "follower"
+    CANDIDATE = "candidate"  #: its take-over is under way
+    LEADER = "leader"
+    STOPPED = "stopped"  #: its journal and the shared log contradict each other
+
+
+@attrs.frozen
+class Append:
+    """Append *entry* to the shared log if its last number is *expect*; repeating it must not append it twice.
+
+    :ivar since: the shared log had at least this many entries when the append was sent
+    """
+
+    entry: Entry
+    expect: int
+    since: int
+
+
+@attrs.frozen
+class LookAt:
+    """Read the entry with this number, and pass it to :meth:`Role.found`."""
+
+    number: int
+
+
+@attrs.frozen
+class Write:
+    """Append whole batches to the journal at *position*, where it ends."""
+
+    position: int
+    data: bytes
+
+
+@attrs.frozen
+class Compare:
+    """Check that the journal has these bytes; if not, call :meth:`Role.contradicted`."""
+
+    position: int
+    data: bytes
+
+
+@attrs.frozen
+class Cut:
+    """Set aside what the journal has beyond *position*, then call :meth:`Role.was_cut`.
+
+    :ivar reason: for people
+    """
+
+    position: int
+    reason: str = attrs.field(default="", eq=False)
+
+
+@attrs.frozen
+class Fill:
+    """Copy the durable part of another server's journal, then start again: the shared log begins behind ours."""
+
+    position: int
+
+
+@attrs.frozen
+class Purge:
+    """Delete the entries of the shared log before *number*."""
+
+    number: int
+
+
+@attrs.frozen
+class Changed:
+    """The role has changed."""
+
+    state: State
+    reason: str
+
+
+Action = Append | LookAt | Write | Compare | Cut | Fill | Purge | Changed
+
+
+@attrs.define(eq=False)
+class InFlight:
+    """An append of the leader whose outcome may be unknown."""
+
+    entry: Entry
+    expect: int
+    known: bool = False  #: it is in the shared log at its number
+
+
+@attrs.define(eq=False)
+class Role:
+    """The role of one server from one start to the next.
+
+    :ivar writer: this server
+    :ivar position: up to here the journal agrees with the entries that count; at the start, its durable mark
+    :ivar synced: up to here the journal is on disk
+    :ivar validity: decides which entries count
+    :ivar applied: the number of the last entry of the shared log that was looked at
+    :ivar leader: the writer of the last take-over that counted; None: none is known
+    :ivar reported: everything up to this entry is on disk here, also after a power cut; other servers may be told
+    """
+
+    writer: Writer
+    position: int
+    window: int = WINDOW
+    most: int = MAX_DATA
+    validity: Validity = attrs.field(factory=Validity)
+    synced: int = attrs.field(init=False)
+    state: State = attrs.field(default=State.FOLLOWER, init=False)
+    applied: int = attrs.field(default=0, init=False)
+    reported: int = attrs.field(default=0, init=False)
+    leader: Writer | None = attrs.field(default=None, init=False)
+    #: The number of the checkpoint below which the shared log may be purged once others have synced everything.
+    checkpoint: int | None = attrs.field(default=None, init=False)
+    inflight: deque[InFlight] = attrs.field(factory=deque, init=False)
+    _start: int = attrs.field(init=False)  #: the durable mark at the start
+    _end: int = attrs.field(init=False)  #: where the leader's journal ends
+    _queue: deque[tuple[Kind, int, bytes, bool]] = attrs.field(factory=deque, init=False)
+    _parts: list[bytes] = attrs.field(factory=list, init=False)
+    #: Where the journal ended after each entry that is not reported yet: (number, position).
+    _ends: deque[tuple[int, int]] = attrs.field(factory=deque, init=False)
+    _actions: list[Action] = attrs.field(factory=list, init=False)
+    #: True while the journal is being truncated or filled; everything else is ignored meanwhile.
+    _waiting: bool = attrs.field(default=False, init=False)
+    _signs: int = attrs.field(default=0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.synced = self._start = self._end = self.position
+
+    @property
+    def mark(self) -> int:
+        """Return the durable mark: what lies below is synced here, and accepted by the shared log."""
+        return min(self.synced, self.position)
+
+    @property
+    def pending(self) -> bool:
+        """Return whether the outcome of an append is unknown, or entries wait to be appended."""
+        return bool(self.inflight or self._queue)
+
+    def take(self) -> list[Action]:
+        """Return the actions since the last call; the caller performs them in this order."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    # Follow.
+
+    def read(self, number: int, entry: Entry) -> None:
+        """Apply the next entry of the shared log, or the first that is left if the next one was purged.
+
+        A leader, or a candidate, ignores it: the answers to its own appends tell it what the shared log has.
+
+        :param number: of the entry; at most :attr:`applied` + 1, unless the entries in between were purged
+        """
+        if self.state is not State.FOLLOWER or self._waiting or number <= self.applied:
+            return
+        if (number > self.applied + 1 or number == 1) and not self._begin(entry):
+            return
+        self.applied = number
+        if self._counts(entry):
+            self._apply(entry)
+        self._ends.append((number, self.position))
+
+    def _begin(self, entry: Entry) -> bool:
+        """Start at the first entry that is left (rules 9 and 10); return False if the journal ends before it."""
+        if entry.kind is not Kind.DATA and entry.position > self.position:
+            self._actions.append(Fill(entry.position))
+            self._waiting = True  # nothing more happens until the journal is filled, with another role
+            return False
+        try:
+            self.validity.begin(entry)
+        except Damage as damage:
+            self._stop(f"{damage}; entries were deleted by something else than this server")
+            return False
+        self._parts.clear()
+        return True
+
+    def _counts(self, entry: Entry) -> bool:
+        return self.validity.counts(entry)
+
+    def _apply(self, entry: Entry) -> None:
+        if entry.kind is not Kind.DATA:
+            self._parts.clear()
+            self.leader = entry.writer
+            return
+        self._parts.append(entry.data)
+        if entry.part:
+            return
+        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts.clear()
+        begin = entry.end - len(data)
+        known = min(len(data), max(0, self.position - begin))
+        if known:  # it is here already, from before the last start
+            self._actions.append(Compare(begin, data[:known]))
+        if known < len(data):
+            self._actions.append(Write(begin + known, data[known:]))
+            self.position = self._end = entry.end
+
+    def learned_last(self, last: int, since: int) -> None:
+        """Record that the last number in the shared log is *last*, as far as the engine knows (rule 7).
+
+        :param since: :attr:`applied` when the engine was asked
+        """
+        if self.state is State.LEADER and last > self.applied + len(self.inflight):
+            self._step_down("another server has written to the shared log")
+        if self.state is not State.FOLLOWER or self._waiting:
+            return
+        if last < since:
+            self._sign(f"it ends at entry {last}, and this server has applied {since}")
+        elif last == self.applied and self.validity.end < self._start and last:
+            self._sign(f"it ends at position {self.validity.end}, and this journal is durable up to {self._start}")
+        else:
+            self._signs = 0
+
+    def contradicted(self, position: int) -> None:
+        """Record that the durable part of the journal differs from the shared log at *position*."""
+        self._stop(f"the journal differs from it at position {position}")
+
+    # Take over.
+
+    def take_over(self, last: int, reason: str = "no leader was heard") -> bool:
+        """Try to become the leader, if everything in the shared log is applied and synced here (rule 4).
+
+        :param last: the last number in the shared log, as far as the engine knows
+        :param reason: for the log
+        :return: whether the take-over is under way
+        """
+        if not self._may_take_over(last):
+            return False
+        self._set(State.CANDIDATE, reason)
+        self._send(self._entry(Kind.TAKEOVER, self.position, epoch=self.validity.epoch + 1))
+        return True
+
+    def _may_take_over(self, last: int) -> bool:
+        return (
+            self.state is State.FOLLOWER
+            and not self._waiting
+            and self.applied >= last
+            and self.synced >= self.position
+            and (self.applied == 0 or self.validity.end == self.position)
+        )
+
+    # Lead.
+
+    def append(self, position: int, batches: Sequence[Buffer]) -> None:
+        """Append batches to the shared log that the leader has appended to its journal at *position*."""
+        assert self.state is State.LEADER, "only the leader appends"
+        assert position == self._end, f"the journal ends at {self._end}, not at {position}"
+        for at, data, part in divide(position, batches, self.most):
+            self._queue.append((Kind.DATA, at, data, part))
+            self._end = at + len(data)
+        self._pump()
+
+    def add_checkpoint(self) -> None:
+        """Append a checkpoint, so that the shared log can be purged up to there (rule 9)."""
+        queued = [item.entry.kind for item in self.inflight] + [kind for kind, *_ in self._queue]
+        if self.state is State.LEADER and self.checkpoint is None and Kind.CHECKPOINT not in queued:
+            self._queue.append((Kind.CHECKPOINT, self._end, b"", False))
+            self._pump()
+
+    def _entry(self, kind: Kind, position: int, data: bytes = b"", part: bool = False, epoch: int = 0) -> Entry:
+        return Entry(kind, epoch or self.validity.epoch, self.writer, position, data, part)
+
+    def _pump(self) -> None:
+        while self._queue and len(self.inflight) < self.window:
+            self._send(self._entry(*self._queue.popleft()))
+
+    def _send(self, entry: Entry) -> None:
+        item = InFlight(entry, self.applied + len(self.inflight))
+        self.inflight.append(item)
+        self._actions.append(Append(entry, item.expect, self.applied))
+
+    def repeat(self) -> None:
+        """Send again every append whose outcome is unknown, unchanged (rule 3); called after a time-out."""
+        self._actions += [Append(item.entry, item.expect, self.applied) for item in self.inflight if not item.known]
+
+    def accepted(self, entry: Entry, number: int) -> None:
+        """Record the answer that *entry* was accepted, and has this number (rule 2)."""
+        item = self._find(entry)
+        if item is None:
+            return
+        self._signs = 0
+        if number == item.expect + 1:
+            item.known = True
+            self._confirm()
+        else:
+            self._actions.append(LookAt(item.expect + 1))
+
+    def refused(self, entry: Entry, last: int, since: int) -> None:
+        """Record the answer that *entry* was refused, because the last number in the shared log is *last*.
+
+        If *last* is less than expected, an append before it has not arrived yet; the entry is repeated later.
+
+        :param since: of the :class:`Append` that was refused
+        """
+        item = self._find(entry)
+        if item is None:
+            return
+        if last > item.expect:
+            self._actions.append(LookAt(item.expect + 1))
+        elif last < since:
+            self._sign(f"it ends at entry {last}, and entry {since} was confirmed")
+
+    def found(self, number: int, entry: Entry | None) -> None:
+        """Record which entry has this number; None if it was purged, which another leader has done (rule 5)."""
+        item = next((item for item in self.inflight if item.expect + 1 == number and not item.known), None)
+        if item is None:
+            return
+        if entry == item.entry:
+            item.known = True
+            self._confirm()
+        else:
+            by = "another server" if entry is None else f"{entry.writer.name!r}, epoch {entry.epoch},"
+            self._step_down(f"{by} has written to the shared log")
+
+    def _find(self, entry: Entry) -> InFlight | None:
+        return next((item for item in self.inflight if item.entry == entry and not item.known), None)
+
+    def _confirm(self) -> None:
+        """Process the appends that are confirmed: those before which none is unknown."""
+        while self.inflight and self.inflight[0].known:
+            item = self.inflight.popleft()
+            self.applied = item.expect + 1
+            if self.applied == 1:
+                self.validity.begin(item.entry)
+            if not self._counts(item.entry):
+                self._step_down("the shared log has accepted an append that does not count")
+                return
+            self._confirmed(item.entry)
+            self._ends.append((self.applied, self.position))
+        self._pump()
+
+    def _confirmed(self, entry: Entry) -> None:
+        if entry.kind is Kind.TAKEOVER:
+            self.leader = self.writer
+            self._parts.clear()
+            self._set(State.LEADER, f"its take-over was accepted, epoch {entry.epoch}")
+        elif entry.kind is Kind.CHECKPOINT:
+            self.checkpoint = self.applied
+        elif entry.part:
+            self._parts.append(entry.data)  # needed after stepping down, if the remaining parts were accepted, too
+        else:
+            self._parts.clear()
+            self.position = entry.end
+
+    def _step_down(self, reason: str) -> None:
+        """Follow again: nothing beyond the confirmed position was acknowledged, and it is cut off (rule 5)."""
+        self.inflight.clear()
+        self._queue.clear()
+        self.checkpoint = self.leader = None
+        self._waiting = True
+        self._end = self.position
+        self.synced = min(self.synced, self.position)
+        self._actions.append(Cut(self.position, reason))
+        self._set(State.FOLLOWER, reason)
+
+    def was_cut(self) -> None:
+        """Record that the journal ends at :attr:`position` again."""
+        self._waiting = False
+
+    # Disk.
+
+    def was_synced(self, position: int) -> None:
+        """Record that the journal is on disk up to *position*."""
+        if not self._waiting:
+            self.synced = max(self.synced, position)
+
+    def noted(self, position: int) -> None:
+        """Record that the durable mark on disk is *position*, also after a power cut; see :attr:`reported`."""
+        while self._ends and self._ends[0][1] <= position:
+            self.reported = self._ends.popleft()[0]
+
+    # Trim.
+
+    def purge(self, others: Sequence[int]) -> None:
+        """Purge the shared log before the last checkpoint, if this server and all *others* have it all on disk.
+
+        :param others: what each other member of the cluster has reported; those that were written off are left out
+        """
+        if self.state is not State.LEADER or self.checkpoint is None:
+            return
+        if self.reported >= self.checkpoint and self._copied(others, self.checkpoint):
+            self._actions.append(Purge(self.checkpoint))
+            self.checkpoint = None
+
+    def _copied(self, others: Sequence[int], number: int) -> bool:
+        return bool(others) and all(reported >= number for reported in others)
+
+    # States.
+
+    def _sign(self, what: str) -> None:
+        self._signs += 1
+        if self._signs >= SIGNS:
+            self._stop(what)
+
+    def _stop(self, what: str) -> None:
+        self.inflight.clear()
+        self._queue.clear()
+        self._set(State.STOPPED, f"the shared log has lost entries, or is of another cluster: {what}")
+
+    def _set(self, state: State, reason: str) -> None:
+        self.state = state
+        self._actions.append(Changed(state, reason))

@@ -1,0 +1,63 @@
+"""The options of replication: the table ``[replication]`` of a configuration file."""
+
+from __future__ import annotations
+
+import re
+
+import attrs
+
+from fyrehose.errors import ConfigError
+from fyrehose.options import build, count, duration, option
+from fyrehose.replication.entries import MAX_WRITER
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", text) or len(text) > MAX_WRITER // 2:
+        raise ValueError(f"1 to {MAX_WRITER // 2} letters, digits, - and _")
+    return text
+
+
+def _urls(text: str) -> tuple[str, ...]:
+    urls = tuple(url.strip() for url in text.split(",") if url.strip())
+    if not urls or not all(re.match(r"(nats|tls)://[^/]+$", url) for url in urls):
+        raise ValueError('addresses such as "nats://10.0.0.1:4222", separated by commas')
+    return urls
+
+
+def _text(text: str) -> str:
+    return text
+
+
+@attrs.frozen(kw_only=True)
+class ReplicationSettings:
+    """The options of one server of a cluster."""
+
+    servers: tuple[str, ...] = option((), _urls, "addresses of the NATS servers, separated by commas")
+    cluster: str = option("fyrehose", _name, "name of the cluster; the same on every server")
+    name: str = option("", _name, "name of this server; another one on each, also after a machine was replaced")
+    replicas: int = option(3, count, "on how many NATS servers each entry is stored", least=1)
+    members: int = option(3, count, "number of servers; entries are kept until all of them have them", least=1)
+    takeover_after: float = option(3.0, duration, "take over when the leader was not heard for this long", least=1)
+    member_timeout: float = option(
+        86400.0, duration, "do not keep entries for a server that was not heard for this long", least=60
+    )
+    address: str = option("", _text, "address of this server for publishers, which followers name")
+    credentials: str = option("", _text, "credentials file of NATS")
+
+
+def parse(table: object) -> ReplicationSettings:
+    """Build the settings from the table ``[replication]``.
+
+    :raises ConfigError: an option is unknown, invalid or missing
+    """
+    if not isinstance(table, dict):
+        raise ConfigError("replication must be a table: [replication]")
+    values = {key.replace("-", "_"): value for key, value in table.items()}
+    if isinstance(values.get("servers"), list):
+        values["servers"] = ",".join(map(str, values["servers"]))
+    settings = build(ReplicationSettings, "replication", values)
+    if not settings.servers:
+        raise ConfigError('[replication] needs servers, for example servers = ["nats://10.0.0.1:4222"]')
+    if not settings.name:
+        raise ConfigError("[replication] needs a name for this server, which no other server of the cluster has")
+    return settings

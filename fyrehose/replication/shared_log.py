@@ -1,0 +1,77 @@
+"""The shared log, as the rest of replication sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+from twisted.internet.defer import Deferred
+from zope.interface import Interface
+
+from fyrehose.replication.entries import Entry
+
+
+class Refused(Exception):
+    """An append was refused, because the shared log did not end at the expected number.
+
+    :ivar last: the last number in the shared log at that moment
+    """
+
+    def __init__(self, last: int) -> None:
+        super().__init__(f"the shared log ends at entry {last}")
+        self.last = last
+
+
+class Unavailable(Exception):
+    """The shared log did not answer: whether an append has arrived is unknown."""
+
+
+@attrs.frozen
+class Extent:
+    """What the shared log has.
+
+    :ivar first: number of the first entry that is left; *last* + 1 if none is
+    :ivar last: number of the last entry; 0 if there has never been one
+    """
+
+    first: int
+    last: int
+
+
+class ISharedLog(Interface):
+    """A log on several machines, which accepts an entry only at its expected place.
+
+    Every Deferred fails with :class:`Unavailable` if there is no answer in time.
+    """
+
+    def open(heard: Callable[[bytes], None]) -> Deferred[list[str]]:
+        """Connect, and create the log if it does not exist.
+
+        :param heard: called with each message that another server has :meth:`said <say>`
+        :return: fires with warnings for people about the settings of the log
+        :raises ConfigError: the log has settings that lose entries
+        """
+
+    def append(entry: Entry, expect: int) -> Deferred[int]:
+        """Append *entry* if the last number is *expect*; repeating it must not append it twice.
+
+        :return: fires with the number of the entry; fails with :class:`Refused`
+        """
+
+    def extent() -> Deferred[Extent]:
+        """Return the first and the last number, as far as one machine of the log knows."""
+
+    def read(number: int, most: int) -> Deferred[list[tuple[int, Entry]]]:
+        """Read at most *most* consecutive entries from *number* on.
+
+        :return: fires with numbers and entries; nothing if there is none with this number (yet, or any more)
+        """
+
+    def purge(number: int) -> Deferred[None]:
+        """Delete the entries before *number*."""
+
+    def say(message: bytes) -> None:
+        """Send *message* to the other servers; it may be lost."""
+
+    def close() -> Deferred[None]:
+        """Disconnect."""

@@ -1,0 +1,138 @@
+"""Start a cluster on loopback: NATS servers and Fyrehose servers as processes, for tests and for trying it out.
+
+    python -m fyrehose.testing.cluster DIRECTORY
+
+starts three of each, restarts Fyrehose servers that end, and ends everything on Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import attrs
+
+from fyrehose.testing.nats import NatsNodes, free_ports
+
+#: The names of the servers.
+NAMES = ("a", "b", "c")
+#: Ports of the servers that people try out: Figg, HTTP and the page of ``a``, ``b`` and ``c``.
+PORTS = ((8119, 8180, 8280), (8129, 8181, 8281), (8139, 8182, 8282))
+
+
+@attrs.define(eq=False)
+class Server:
+    """A Fyrehose server of the cluster.
+
+    :ivar ports: of Figg, of HTTP, and of the page
+    """
+
+    name: str
+    directory: Path
+    urls: list[str]
+    ports: tuple[int, ...]
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> str:
+        """Return the log of all its processes."""
+        return self.directory.joinpath("log").read_text(errors="replace")
+
+    def start(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        figg, http, page = self.ports
+        self.directory.joinpath("fyrehose.toml").write_text(
+            f'data-dir = "{self.directory / "data"}"\n\n[listen]\nfigg = "tcp:{figg}:interface=127.0.0.1"\n'
+            f'http = "tcp:{http}:interface=127.0.0.1"\nadmin = "tcp:{page}:interface=127.0.0.1"\n\n'
+            f'[option.journal]\nmin-free = "16MiB"\n\n'
+            f'[replication]\nservers = {json.dumps(self.urls)}\nname = "{self.name}"\n'
+            f'address = "127.0.0.1:{http}"\n'
+        )
+        with self.directory.joinpath("log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    str(Path(sys.executable).with_name("twistd")),
+                    "-n",
+                    f"--pidfile={self.directory / 'pid'}",
+                    "fyrehose",
+                    "--config",
+                    str(self.directory / "fyrehose.toml"),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            )
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
+        """End the process; return its status."""
+        assert self.process is not None
+        self.process.send_signal(how)
+        process, self.process = self.process, None
+        return process.wait(60)
+
+
+@attrs.define(eq=False)
+class Cluster:
+    """Three NATS servers and three Fyrehose servers; a context manager that ends them."""
+
+    directory: Path
+    ports: tuple[tuple[int, ...], ...] = ()
+    nats: NatsNodes = attrs.field(init=False)
+    servers: dict[str, Server] = attrs.field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.nats = NatsNodes(self.directory)
+        found = free_ports(3 * len(NAMES))
+        ports = self.ports or tuple(tuple(found[3 * i : 3 * i + 3]) for i in range(len(NAMES)))
+        for name, of in zip(NAMES, ports, strict=True):
+            self.servers[name] = Server(name, self.directory / name, self.nats.urls, of)
+
+    def __enter__(self) -> Cluster:
+        self.nats.__enter__()
+        for server in self.servers.values():
+            server.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for server in self.servers.values():
+            if server.process is not None and server.process.poll() is None:
+                server.stop(signal.SIGKILL)
+        self.nats.__exit__(*error)
+
+    def watch(self) -> None:
+        """Restart the servers that end, as systemd would, for ever."""
+        while True:
+            for server in self.servers.values():
+                if server.process is None or server.process.poll() is not None:
+                    print(f"server {server.name} has ended; starting it again", flush=True)
+                    server.start()
+            time.sleep(5)
+
+
+def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m fyrehose.testing.cluster DIRECTORY")
+    directory = Path(sys.argv[1]).absolute()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with Cluster(directory, PORTS) as cluster:
+        for server in cluster.servers.values():
+            figg, http, page = server.ports
+            print(f"server {server.name}: figg on 127.0.0.1:{figg}, HTTP on {http}, page http://127.0.0.1:{page}/")
+        print(
+            f"logs and journals are in {directory}; docs/cluster.md says what to try; Ctrl-C ends everything",
+            flush=True,
+        )
+        try:
+            cluster.watch()
+        except KeyboardInterrupt:
+            print("ending")
+
+
+if __name__ == "__main__":
+    main()

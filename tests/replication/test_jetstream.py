@@ -1,0 +1,233 @@
+"""The shared log on JetStream, with three real NATS servers on loopback, and the settings of streams."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any
+
+import attrs
+import pytest
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
+
+from fyrehose.errors import ConfigError
+from fyrehose.replication.entries import MAX_DATA, Entry, Kind, Writer
+from fyrehose.replication.jetstream import JetStreamLog, judge
+from fyrehose.replication.shared_log import Extent, Refused, Unavailable
+from fyrehose.testing.nats import NatsNodes, program
+
+live = [
+    pytest.mark.live,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server"),
+]
+A = Writer("a", 1)
+
+
+def takeover(epoch: int = 1) -> Entry:
+    return Entry(Kind.TAKEOVER, epoch, A, 0)
+
+
+def data(position: int, content: bytes = b"x") -> Entry:
+    return Entry(Kind.DATA, 1, A, position, content)
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsNodes]:
+    with NatsNodes(tmp_path_factory.mktemp("nats")) as started:
+        yield started
+
+
+Run = Callable[[Callable[[JetStreamLog], Coroutine[Any, Any, None]]], Any]
+
+
+@pytest.fixture
+def run(nodes: NatsNodes, request: pytest.FixtureRequest) -> Run:
+    """Return a function that runs a coroutine with an open log of its own name, until it is done."""
+
+    async def using(test: Callable[[JetStreamLog], Awaitable[None]]) -> None:
+        log = JetStreamLog(reactor, nodes.urls, request.node.name.replace("[", "-").replace("]", ""))
+        try:
+            await patiently(lambda: log.open(lambda message: None))
+            await test(log)
+        finally:
+            await log.close()
+
+    return lambda test: Deferred.fromCoroutine(using(test))
+
+
+async def patiently(ask: Callable[[], Deferred[Any]]) -> Any:
+    """Ask until there is an answer."""
+    while True:
+        try:
+            return await ask()
+        except Unavailable:
+            await deferLater(reactor, 0.2)
+
+
+class TestWithRealServers:
+    pytestmark = live
+
+    def test_an_entry_is_accepted_at_its_expected_place_only(self, run: Run) -> Any:
+        async def test(log: JetStreamLog) -> None:
+            assert await log.extent() == Extent(1, 0)
+            assert await log.append(takeover(), 0) == 1
+            assert await log.append(data(0), 1) == 2
+            with pytest.raises(Refused) as refused:
+                await log.append(takeover(2), 1)
+            assert refused.value.last == 2
+            assert await log.extent() == Extent(1, 2)
+
+        return run(test)
+
+    def test_a_repeated_append_is_answered_with_its_number_and_stored_once(self, run: Run) -> Any:
+        async def test(log: JetStreamLog) -> None:
+            for _ in range(3):
+                assert await log.append(takeover(), 0) == 1
+            assert (await log.extent()).last == 1
+
+        return run(test)
+
+    def test_entries_are_read_as_they_were_appended(self, run: Run) -> Any:
+        async def test(log: JetStreamLog) -> None:
+            entries = [takeover(), data(0), data(1, b"y" * MAX_DATA)]
+            for expect, entry in enumerate(entries):
+                await log.append(entry, expect)
+            found: list[tuple[int, Entry]] = []
+            while len(found) < 3:  # a node may be a moment behind
+                found = await log.read(1, 10)
+            assert found == list(enumerate(entries, 1))
+            assert await log.read(4, 10) == []
+
+        return run(test)
+
+    def test_purged_entries_are_gone_and_the_numbers_go_on(self, run: Run) -> Any:
+        async def test(log: JetStreamLog) -> None:
+            for expect in range(5):
+                await log.append(data(expect), expect)
+            await log.purge(4)
+            assert await log.extent() == Extent(4, 5)
+            while await log.read(1, 10):
+                await deferLater(reactor, 0.05)
+            assert await log.append(data(5), 5) == 6
+
+        return run(test)
+
+    def test_what_one_server_says_the_others_hear(self, run: Run, nodes: NatsNodes) -> Any:
+        async def test(log: JetStreamLog) -> None:
+            heard: list[bytes] = []
+            other = JetStreamLog(reactor, nodes.urls, log.name)
+            await patiently(lambda: other.open(heard.append))
+            try:
+                while not heard:
+                    log.say(b"here I am")
+                    await deferLater(reactor, 0.05)
+            finally:
+                await other.close()
+            assert heard[0] == b"here I am"
+
+        return run(test)
+
+    def test_appends_go_on_when_a_node_is_killed(self, run: Run, nodes: NatsNodes) -> Any:
+        async def test(log: JetStreamLog) -> None:
+            await log.append(takeover(), 0)
+            nodes.kill(0)
+            try:
+                for position in range(3):
+                    while True:
+                        try:
+                            assert await log.append(data(position), position + 1) == position + 2
+                            break
+                        except Unavailable:
+                            await deferLater(reactor, 0.2)
+            finally:
+                nodes.start(0)
+            assert (await patiently(log.extent)).last == 4
+
+        return run(test)
+
+    def test_a_stream_that_deletes_messages_is_refused(self, run: Run) -> Any:
+        async def test(log: JetStreamLog) -> None:
+            import nats
+
+            async def spoil() -> None:
+                client = await nats.connect(list(log.servers))
+                stream = client.jetstream()
+                config = (await stream.stream_info(log.stream)).config
+                config.max_age = 3600.0
+                await stream.update_stream(config)
+                await client.close()
+
+            import asyncio
+            import threading
+
+            done = threading.Thread(target=lambda: asyncio.run(spoil()))
+            done.start()
+            while done.is_alive():
+                await deferLater(reactor, 0.05)
+            with pytest.raises(ConfigError, match="deletes messages by itself"):
+                await log.open(lambda message: None)
+
+        return run(test)
+
+
+def test_a_server_that_is_not_there_is_unavailable() -> Any:
+    async def test() -> None:
+        log = JetStreamLog(reactor, ["nats://127.0.0.1:1"], "none", timeout=0.2)
+        with pytest.raises(Unavailable, match="closed"):
+            await log.append(takeover(), 0)
+        log.say(b"nobody hears it")
+        await log.close()
+
+    return Deferred.fromCoroutine(test())
+
+
+@attrs.define
+class Config:
+    """The settings of a stream as nats-py returns them."""
+
+    storage: str = "file"
+    retention: str = "limits"
+    subjects: tuple[str, ...] = ("fyrehose.x.log",)
+    num_replicas: int = 3
+    max_age: float = 0.0
+    max_msgs: int = -1
+    max_bytes: int = -1
+    max_msgs_per_subject: int = -1
+    max_msg_size: int = -1
+    no_ack: bool = False
+    allow_direct: bool = True
+
+
+def judged(**changes: Any) -> list[str]:
+    return judge(Config(**changes), "FYREHOSE_x", "fyrehose.x.log", 3)
+
+
+def test_a_stream_with_the_right_settings_has_no_warnings() -> None:
+    assert judged() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"storage": "memory"}, "stored in memory; it must be stored in files"),
+        ({"retention": "workqueue"}, "must be limits"),
+        ({"max_age": 60.0}, "max_age is 60"),
+        ({"max_msgs": 5}, "max_msgs is 5"),
+        ({"max_bytes": 5}, "max_bytes is 5"),
+        ({"max_msgs_per_subject": 5}, "max_msgs_per_subject is 5"),
+        ({"subjects": ("other",)}, "does not have the subject"),
+        ({"no_ack": True}, "no_ack"),
+        ({"allow_direct": False}, "allow_direct"),
+        ({"max_msg_size": 1000}, "max_msg_size is 1000"),
+    ],
+)
+def test_a_stream_that_would_lose_entries_is_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        judged(**change)
+
+
+def test_too_few_replicas_are_warned_about() -> None:
+    (warning,) = judged(num_replicas=1)
+    assert "has 1 replicas, and 3 are configured" in warning

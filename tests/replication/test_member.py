@@ -1,0 +1,398 @@
+"""Servers with real journals and a shared log in memory: they follow, take over, step down, and stay identical."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import attrs
+import pytest
+from click.testing import CliRunner
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+
+from fyrehose.cli.command import main
+from fyrehose.core.broker import Broker
+from fyrehose.core.sequencer import Sequencer
+from fyrehose.errors import ConfigError, ReadOnly
+from fyrehose.interfaces import JournalState
+from fyrehose.journal import scan
+from fyrehose.journal.offline.verify import verify
+from fyrehose.journal.settings import Durability, JournalSettings
+from fyrehose.journal.worker import InlineWorker
+from fyrehose.records import Run
+from fyrehose.replication.replicated import ReplicatedJournal
+from fyrehose.replication.role import State
+from fyrehose.replication.settings import ReplicationSettings
+from fyrehose.testing.shared_log import Hub
+
+
+@attrs.define(eq=False)
+class Server:
+    """One server of the cluster: a broker, its journal, and what was acknowledged to publishers."""
+
+    cluster: Cluster
+    name: str
+    broker: Broker = attrs.field(init=False)
+    journal: ReplicatedJournal = attrs.field(init=False)
+    acknowledged: list[bytes] = attrs.field(factory=list)
+    refused: list[Any] = attrs.field(factory=list)
+    starts: int = 0
+    up: bool = False
+
+    def start(self) -> Server:
+        self.starts += 1
+        cluster = self.cluster
+        self.journal = ReplicatedJournal(
+            cluster.clock,
+            cluster.directory / self.name,
+            JournalSettings(segment_size=1 << 14, min_free=0),
+            worker=InlineWorker(),
+            replication=ReplicationSettings(
+                servers=("nats://x:1",), name=self.name, address=f"{self.name}:1", members=cluster.members
+            ),
+            shared_log=cluster.hub.log(self.name),
+            incarnation=self.starts + 331 * (ord(self.name[-1]) - ord("a")),
+        )
+        self.broker = Broker(cluster.clock, self.journal, Sequencer())
+        opened: list[Any] = []
+        self.broker.open().addBoth(opened.append)
+        assert opened == [None], opened
+        self.up = True
+        return self
+
+    @property
+    def role(self) -> State:
+        return self.journal.cluster.role.state
+
+    def publish(self, payload: bytes) -> None:
+        published = self.broker.publish([Run.of("s", [payload], source="t")])
+        published.addCallback(lambda _: self.acknowledged.append(payload))
+        published.addErrback(lambda failure: self.refused.append(failure.value))
+
+    def stop(self) -> None:
+        closed: list[Any] = []
+        self.broker.close().addBoth(closed.append)
+        self.cluster.run(10, until=lambda: bool(closed))
+        assert closed == [None], closed
+        self.up = False
+
+    def read(self) -> list[bytes]:
+        found: list[bytes] = []
+        while runs := self.journal.read("s", len(found) + 1, 1 << 20):
+            found += [record.payload for run in runs for record in run.records()]
+        return found
+
+    def log(self) -> bytes:
+        """Return the durable bytes of the journal."""
+        data = b"".join(segment.path.read_bytes() for segment in scan.segments(self.journal.directory))
+        return data[: scan.read_mark(self.journal.directory)]
+
+
+@attrs.define(eq=False)
+class Cluster:
+    directory: Path
+    members: int = 3
+    clock: Clock = attrs.field(factory=Clock)
+    hub: Hub = attrs.field(init=False)
+    servers: dict[str, Server] = attrs.field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self.hub = Hub(self.clock, Random(1))
+
+    def add(self, name: str) -> Server:
+        self.servers[name] = Server(self, name)
+        return self.servers[name].start()
+
+    def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+        end = self.clock.seconds() + seconds
+        while self.clock.seconds() < end and not until():
+            self.clock.advance(0.01)
+
+    @property
+    def leaders(self) -> list[Server]:
+        return [server for server in self.servers.values() if server.up and server.role is State.LEADER]
+
+    def elect(self) -> Server:
+        """Run until one server leads, and accepts messages."""
+        self.run(30, until=lambda: any(s.journal.state is JournalState.WRITABLE for s in self.leaders))
+        (leader,) = self.leaders
+        return leader
+
+    def settle(self) -> None:
+        """Run until all servers have the same durable bytes."""
+
+        def same() -> bool:
+            writers = [server.journal.replica for server in self.servers.values() if server.up]
+            ends = {writer.released for writer in writers} | {writer.position for writer in writers}
+            return len(ends) == 1 == len({server.log() for server in self.servers.values() if server.up})
+
+        self.run(30, until=same)
+        logs = {name: server.log() for name, server in self.servers.items() if server.up}
+        assert same(), {name: len(data) for name, data in logs.items()}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path)
+    yield made
+    made.hub.away.clear()
+    made.hub.loss = 0.0
+    for server in made.servers.values():
+        if server.up:
+            server.stop()
+    for server in made.servers.values():
+        if scan.segments(server.journal.directory):
+            assert not verify(server.journal.directory).problems
+
+
+def test_one_of_three_servers_leads_and_the_others_serve_what_it_accepts(cluster: Cluster) -> None:
+    for name in "abc":
+        cluster.add(name)
+    leader = cluster.elect()
+    for number in range(100):
+        leader.publish(b"%d" % number * 100)
+        cluster.run(0.02)
+    cluster.settle()
+    assert leader.acknowledged == [b"%d" % number * 100 for number in range(100)]
+    for server in cluster.servers.values():
+        assert server.read() == leader.acknowledged
+        assert len(scan.segments(server.journal.directory)) > 1
+
+
+def test_the_status_names_the_role_and_the_leader(cluster: Cluster) -> None:
+    for name in "ab":
+        cluster.add(name)
+    leader = cluster.elect()
+    cluster.run(1)
+    follower = next(server for server in cluster.servers.values() if server is not leader)
+    leads, follows = leader.journal.cluster_status(), follower.journal.cluster_status()
+    assert leads is not None
+    assert follows is not None
+    assert (leads.role, leads.takeovers, leads.silent) == ("leader", 1, 0.0)
+    assert (follows.role, follows.leader, follows.takeovers, follows.behind) == ("follower", leader.name, 0, 0)
+    assert leads.epoch == follows.epoch == 1
+    assert follower.journal.caught_up
+    cluster.hub.away.add(follower.name)
+    cluster.run(4)
+    assert not follower.journal.caught_up
+
+
+def test_nothing_is_acknowledged_before_the_shared_log_has_accepted_it(cluster: Cluster) -> None:
+    leader = cluster.add("a")
+    cluster.elect()
+    cluster.run(1)
+    before = len(cluster.hub.entries)
+    leader.publish(b"x")
+    assert (leader.acknowledged, leader.read()) == ([], [])
+    cluster.run(1, until=lambda: bool(leader.acknowledged))
+    assert len(cluster.hub.entries) > before
+    assert leader.read() == [b"x"]
+
+
+def test_a_follower_refuses_messages_and_names_the_leader(cluster: Cluster) -> None:
+    for name in "ab":
+        cluster.add(name)
+    leader = cluster.elect()
+    cluster.run(1)
+    follower = next(server for server in cluster.servers.values() if server is not leader)
+    with pytest.raises(ReadOnly, match=f"follows {leader.name} at {leader.name}:1; publish there"):
+        raise_from(follower.journal.append([Run.of("s", [b"x"], source="t")], [1]))
+
+
+def raise_from(failed: Deferred[Any]) -> None:
+    found: list[Any] = []
+    failed.addErrback(lambda failure: found.append(failure.value))
+    raise found[0]
+
+
+def test_another_server_takes_over_when_the_leader_is_away(cluster: Cluster) -> None:
+    for name in "abc":
+        cluster.add(name)
+    old = cluster.elect()
+    old.publish(b"kept")
+    cluster.settle()
+    cluster.hub.away.add(old.name)
+    old.publish(b"lost")
+    cluster.run(30, until=lambda: len(cluster.leaders) == 2)
+    new = next(server for server in cluster.leaders if server is not old)
+    cluster.run(1)
+    new.publish(b"new")
+    cluster.run(1)
+    assert new.acknowledged == [b"new"]
+    assert old.acknowledged == [b"kept"]
+    cluster.hub.away.clear()
+    cluster.run(10, until=lambda: old.role is State.FOLLOWER)
+    cluster.settle()
+    assert [type(error) for error in old.refused] == [ReadOnly]
+    for server in cluster.servers.values():
+        assert server.read() == [b"kept", b"new"]
+    assert b"lost" in next(old.journal.directory.glob("torn-*.bytes")).read_bytes()
+
+
+def test_a_leader_without_the_shared_log_refuses_messages_until_it_answers(cluster: Cluster) -> None:
+    leader = cluster.add("a")
+    cluster.elect()
+    cluster.run(1)
+    cluster.hub.away.add("a")
+    leader.publish(b"waits")
+    cluster.run(8)
+    assert leader.journal.state is JournalState.READ_ONLY
+    leader.publish(b"refused")
+    assert len(leader.refused) == 1
+    cluster.hub.away.clear()
+    cluster.run(8, until=lambda: leader.journal.state is JournalState.WRITABLE)
+    assert leader.acknowledged == [b"waits"]
+    leader.publish(b"goes on")
+    cluster.run(2)
+    assert leader.acknowledged == leader.read() == [b"waits", b"goes on"]
+
+
+def test_an_orderly_stop_hands_over_at_once(cluster: Cluster) -> None:
+    for name in "ab":
+        cluster.add(name)
+    old = cluster.elect()
+    old.publish(b"one")
+    cluster.settle()
+    old.stop()
+    began = cluster.clock.seconds()
+    new = cluster.elect()
+    assert cluster.clock.seconds() - began < 2.0  # simulated time; without a hand-over it is three seconds and more
+    new.publish(b"two")
+    cluster.run(1)
+    old.start()
+    cluster.settle()
+    assert old.read() == [b"one", b"two"]
+
+
+def test_the_shared_log_is_trimmed_and_a_restarted_server_goes_on(cluster: Cluster) -> None:
+    cluster.members = 2
+    for name in "ab":
+        cluster.add(name)
+    leader = cluster.elect()
+    for number in range(5):
+        leader.publish(b"%d" % number)
+        cluster.run(3)
+    assert cluster.hub.first > 5
+    follower = next(server for server in cluster.servers.values() if server is not leader)
+    follower.stop()
+    leader.publish(b"meanwhile")
+    cluster.run(3)
+    follower.start()
+    cluster.settle()
+    assert follower.read() == leader.acknowledged
+
+
+def test_a_server_that_is_too_far_behind_says_how_to_fill_it(cluster: Cluster, logged_errors: list[Any]) -> None:
+    cluster.members = 2
+    for name in "ab":
+        cluster.add(name)
+    leader = cluster.elect()
+    for number in range(5):
+        leader.publish(b"%d" % number)
+        cluster.run(3)
+    new = cluster.add("c")
+    cluster.run(3)
+    assert new.journal.state is JournalState.FAILED
+    assert "fyrehose journal backup" in str(logged_errors[0]["log_failure"])
+    logged_errors.clear()
+
+
+def test_a_new_server_follows_after_a_copy_of_anothers_journal(cluster: Cluster) -> None:
+    cluster.members = 2
+    for name in "ab":
+        cluster.add(name)
+    leader = cluster.elect()
+    for number in range(5):
+        leader.publish(b"%d" % number)
+        cluster.run(3)
+    source, target = leader.journal.directory, cluster.directory / "c"
+    copied = CliRunner().invoke(main, ["journal", "backup", str(source), str(target)])
+    assert copied.exit_code == 0, copied.output
+    new = cluster.add("c")
+    leader.publish(b"after the copy")
+    cluster.run(1)
+    cluster.settle()
+    assert new.read() == leader.acknowledged
+
+
+def test_a_deposed_leader_tells_its_process(cluster: Cluster) -> None:
+    for name in "ab":
+        cluster.add(name)
+    old = cluster.elect()
+    told: list[str] = []
+    old.journal.cluster.on_deposed = told.append
+    cluster.hub.away.add(old.name)
+    cluster.run(30, until=lambda: len(cluster.leaders) == 2)
+    cluster.hub.away.clear()
+    cluster.run(10, until=lambda: bool(told))
+    assert "has written to the shared log" in told[0]
+
+
+def test_two_servers_with_one_name_are_noticed(cluster: Cluster, logged_errors: list[Any]) -> None:
+    one = cluster.add("a")
+    cluster.run(1)
+    other = Server(cluster, "a")
+    cluster.directory = cluster.directory / "other"
+    cluster.hub.hears["first"] = cluster.hub.hears["a"]
+    other.starts = 7
+    other.start()
+    cluster.servers["other"] = other
+    cluster.run(3)
+    assert one.journal.state is JournalState.FAILED
+    assert "same name" in str(logged_errors[0]["log_failure"])
+    logged_errors.clear()
+
+
+@pytest.mark.parametrize("settings", [{"durability": Durability("never")}, {"quarantine": True}])
+def test_settings_that_cannot_be_replicated_are_refused(cluster: Cluster, settings: dict[str, Any]) -> None:
+    journal = ReplicatedJournal(
+        cluster.clock,
+        cluster.directory,
+        JournalSettings(**settings),
+        replication=ReplicationSettings(name="a"),
+        shared_log=cluster.hub.log("a"),
+    )
+    with pytest.raises(ConfigError, match="a replicated journal"):
+        raise_from(journal.open(Broker(cluster.clock, journal, Sequencer())))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nothing_acknowledged_is_lost_when_servers_and_answers_come_and_go(cluster: Cluster, seed: int) -> None:
+    rnd = Random(seed)
+    cluster.hub.rnd = Random(seed)
+    for name in "abc":
+        cluster.add(name)
+    number = 0
+    for _ in range(60):
+        luck, server = rnd.random(), cluster.servers[rnd.choice("abc")]
+        cluster.hub.loss = rnd.choice([0, 0, 0.2])
+        if luck < 0.15:
+            cluster.hub.away.symmetric_difference_update({server.name})
+        elif luck < 0.25:
+            if server.up:
+                server.stop()
+            else:
+                server.start()
+        for leader in cluster.leaders:
+            for _ in range(rnd.randint(0, 3)):
+                number += 1
+                leader.publish(b"%d " % number * rnd.randint(1, 300))
+        cluster.run(rnd.choice([0.05, 0.5, 4]))
+    cluster.hub.loss = 0
+    cluster.hub.away.clear()
+    for server in cluster.servers.values():
+        if not server.up:
+            server.start()
+    cluster.run(20, until=lambda: bool(cluster.leaders))
+    cluster.run(5)
+    cluster.settle()
+    kept = cluster.servers["a"].read()
+    assert len(set(kept)) == len(kept)
+    acknowledged = [payload for server in cluster.servers.values() for payload in server.acknowledged]
+    assert acknowledged
+    assert set(acknowledged) <= set(kept)
+    for server in cluster.servers.values():
+        assert server.read() == kept

@@ -1,0 +1,363 @@
+"""The rules of a role, one by one; tests/replication/test_schedules.py has all of them together, under bad weather."""
+
+from __future__ import annotations
+
+from fyrehose.replication.entries import Entry, Kind, Writer
+from fyrehose.replication.role import (
+    SIGNS,
+    Action,
+    Append,
+    Changed,
+    Compare,
+    Cut,
+    Fill,
+    LookAt,
+    Purge,
+    Role,
+    State,
+    Write,
+)
+
+ME, OTHER = Writer("me", 1), Writer("other", 2)
+
+
+def takeover(epoch: int, position: int, writer: Writer = OTHER) -> Entry:
+    return Entry(Kind.TAKEOVER, epoch, writer, position)
+
+
+def data(epoch: int, position: int, content: bytes, writer: Writer = OTHER, part: bool = False) -> Entry:
+    return Entry(Kind.DATA, epoch, writer, position, content, part)
+
+
+def actions(role: Role) -> list[Action]:
+    """Return the actions, except for changes of the role."""
+    return [action for action in role.take() if not isinstance(action, Changed)]
+
+
+def appends(role: Role) -> list[Entry]:
+    return [action.entry for action in role.take() if isinstance(action, Append)]
+
+
+def leader(position: int = 0, window: int = 8, most: int = 100) -> Role:
+    """Return a role that has become the leader of an empty shared log; its take-over is entry 1."""
+    role = Role(ME, position, window=window, most=most)
+    assert role.take_over(0)
+    (entry,) = appends(role)
+    role.accepted(entry, 1)
+    assert role.state is State.LEADER
+    role.take()
+    return role
+
+
+def test_a_takeover_is_an_append_under_the_condition_that_nothing_was_added() -> None:
+    role = Role(ME, 0)
+    role.read(1, takeover(4, 0))
+    assert role.take_over(1)
+    assert actions(role) == [Append(takeover(5, 0, ME), 1, 1)]
+    assert role.state is State.CANDIDATE
+    role.accepted(takeover(5, 0, ME), 2)
+    assert role.state is State.LEADER
+    assert role.leader == ME
+
+
+def test_a_server_that_has_not_applied_everything_does_not_take_over() -> None:
+    role = Role(ME, 0)
+    role.read(1, takeover(1, 0))
+    assert not role.take_over(2)
+
+
+def test_a_server_that_has_not_synced_everything_does_not_take_over() -> None:
+    role = Role(ME, 0)
+    role.read(1, takeover(1, 0))
+    role.read(2, data(1, 0, b"abc"))
+    assert not role.take_over(2)
+    role.was_synced(3)
+    assert role.take_over(2)
+
+
+def test_a_follower_writes_what_counts_and_releases_what_is_synced() -> None:
+    role = Role(ME, 0)
+    role.read(1, takeover(1, 0))
+    role.read(2, data(1, 0, b"abc"))
+    role.read(3, data(9, 3, b"void"))
+    role.read(4, data(1, 3, b"de"))
+    assert actions(role) == [Write(0, b"abc"), Write(3, b"de")]
+    assert role.mark == 0
+    role.was_synced(3)
+    assert role.mark == 3
+    assert role.leader == OTHER
+
+
+def test_a_follower_writes_a_divided_batch_as_a_whole() -> None:
+    role = Role(ME, 0)
+    role.read(1, takeover(1, 0))
+    role.read(2, data(1, 0, b"abc", part=True))
+    assert actions(role) == []
+    assert role.position == 0
+    role.read(3, data(1, 3, b"de"))
+    assert actions(role) == [Write(0, b"abcde")]
+
+
+def test_an_incomplete_batch_of_a_deposed_leader_is_not_written() -> None:
+    role = Role(ME, 0)
+    role.read(1, takeover(1, 0))
+    role.read(2, data(1, 0, b"abc", part=True))
+    role.read(3, takeover(2, 0))
+    role.read(4, data(2, 0, b"xyz"))
+    assert actions(role) == [Write(0, b"xyz")]
+
+
+def test_what_the_journal_has_already_is_compared_and_not_written_again() -> None:
+    role = Role(ME, 4)
+    role.read(1, takeover(1, 0))
+    role.read(2, data(1, 0, b"abc"))
+    role.read(3, data(1, 3, b"def"))
+    assert actions(role) == [Compare(0, b"abc"), Compare(3, b"d"), Write(4, b"ef")]
+    role.contradicted(3)
+    assert role.state is State.STOPPED
+
+
+def test_the_leader_acknowledges_what_is_synced_and_accepted() -> None:
+    role = leader()
+    role.append(0, [b"abc"])
+    (entry,) = appends(role)
+    role.accepted(entry, 2)
+    assert role.mark == 0
+    role.was_synced(3)
+    assert role.mark == 3
+    role.append(3, [b"de"])
+    role.was_synced(5)
+    assert role.mark == 3
+
+
+def test_an_accepted_append_is_confirmed_when_all_before_it_are() -> None:
+    role = leader(most=3)
+    role.append(0, [b"abc", b"def"])
+    role.was_synced(6)
+    first, second = appends(role)
+    role.accepted(second, 3)
+    assert role.mark == 0
+    role.accepted(first, 2)
+    assert role.mark == 6
+
+
+def test_an_append_that_was_accepted_at_another_number_is_not_confirmed() -> None:
+    role = leader()
+    role.append(0, [b"abc"])
+    role.was_synced(3)
+    (entry,) = appends(role)
+    role.accepted(entry, 9)
+    assert actions(role) == [LookAt(2)]
+    assert role.mark == 0
+
+
+def test_an_unknown_append_is_repeated_unchanged_until_its_outcome_is_known() -> None:
+    role = leader(most=3)
+    role.append(0, [b"abc", b"def"])
+    sent = actions(role)
+    role.repeat()
+    assert actions(role) == sent
+    role.accepted(data(1, 3, b"def", ME), 3)
+    role.repeat()
+    assert actions(role) == sent[:1]
+
+
+def test_a_refused_append_that_is_there_nevertheless_is_confirmed() -> None:
+    role = leader()
+    role.append(0, [b"abc"])
+    role.was_synced(3)
+    (entry,) = appends(role)
+    role.refused(entry, 2, 1)
+    assert actions(role) == [LookAt(2)]
+    role.found(2, entry)
+    assert role.mark == 3
+
+
+def test_a_refusal_before_the_appends_in_front_have_arrived_changes_nothing() -> None:
+    role = leader(most=3)
+    role.append(0, [b"abc", b"def"])
+    _, second = appends(role)
+    role.refused(second, 1, 1)
+    assert actions(role) == []
+    assert role.state is State.LEADER
+
+
+def test_a_leader_steps_down_and_truncates_when_somebody_elses_entry_is_in_the_place() -> None:
+    role = leader(most=3)
+    role.append(0, [b"abc", b"def"])
+    first, second = appends(role)
+    role.accepted(first, 2)
+    role.refused(second, 3, 1)
+    role.take()
+    role.found(3, takeover(2, 3))
+    assert role.state is State.FOLLOWER
+    assert actions(role) == [Cut(3)]
+    role.was_synced(6)  # reported for bytes that are being truncated
+    role.was_cut()
+    assert role.synced == 0
+    role.read(3, takeover(2, 3))
+    assert role.leader == OTHER
+    assert not role.pending
+
+
+def test_a_leader_steps_down_when_the_place_was_purged() -> None:
+    role = leader()
+    role.append(0, [b"abc"])
+    role.take()
+    role.found(2, None)
+    assert role.state is State.FOLLOWER
+
+
+def test_an_idle_leader_steps_down_when_the_shared_log_has_grown() -> None:
+    role = leader()
+    role.learned_last(1, 1)
+    assert role.state is State.LEADER
+    role.learned_last(2, 1)
+    assert role.state is State.FOLLOWER
+
+
+def test_remaining_parts_of_the_own_batch_count_after_stepping_down() -> None:
+    role = leader(most=3, window=1)
+    role.append(0, [b"abcde"])
+    role.accepted(data(1, 0, b"abc", ME, part=True), 2)
+    second = data(1, 3, b"de", ME)
+    assert appends(role)[-1] == second
+    role.learned_last(9, 2)
+    role.was_cut()
+    role.take()
+    role.read(3, second)
+    assert actions(role) == [Write(0, b"abcde")]
+
+
+def test_a_candidate_follows_again_after_somebody_else_was_faster() -> None:
+    role = Role(ME, 0)
+    assert role.take_over(0)
+    role.refused(takeover(1, 0, ME), 1, 0)
+    role.found(1, takeover(1, 0))
+    role.was_cut()
+    role.read(1, takeover(1, 0))
+    assert (role.state, role.leader) == (State.FOLLOWER, OTHER)
+
+
+def test_no_more_appends_than_the_window_are_under_way() -> None:
+    role = leader(window=2, most=1)
+    role.append(0, [b"a", b"b", b"c"])
+    first, _ = appends(role)
+    assert role.pending
+    role.accepted(first, 2)
+    assert [entry.data for entry in appends(role)] == [b"c"]
+
+
+def test_a_server_stops_when_the_shared_log_has_lost_entries() -> None:
+    role = Role(ME, 0)
+    role.read(1, takeover(1, 0))
+    role.read(2, data(1, 0, b"abc"))
+    for _ in range(SIGNS - 1):
+        role.learned_last(1, 2)
+    role.learned_last(2, 2)  # the answers before were outdated
+    for _ in range(SIGNS):
+        assert role.state is State.FOLLOWER
+        role.learned_last(1, 2)
+    assert role.state is State.STOPPED
+    assert not role.take_over(1)
+
+
+def test_a_server_stops_when_its_journal_goes_beyond_the_shared_log() -> None:
+    role = Role(ME, 10)
+    role.read(1, takeover(1, 0))
+    assert not role.take_over(1)
+    for _ in range(SIGNS):
+        role.learned_last(1, 1)
+    (stopped,) = (action for action in role.take() if isinstance(action, Changed))
+    assert stopped.state is State.STOPPED
+    assert "ends at position 0, and this journal is durable up to 10" in stopped.reason
+
+
+def test_a_leader_stops_when_the_shared_log_has_lost_what_was_confirmed() -> None:
+    role = leader()
+    role.append(0, [b"abc"])
+    (entry,) = appends(role)
+    role.accepted(entry, 2)
+    role.append(3, [b"def"])
+    (entry,) = appends(role)
+    for _ in range(SIGNS):
+        role.refused(entry, 1, 2)
+    assert role.state is State.STOPPED
+
+
+def test_an_answer_that_was_outdated_on_arrival_is_no_sign_of_lost_entries() -> None:
+    role = leader()
+    role.append(0, [b"abc"])
+    (entry,) = appends(role)
+    role.accepted(entry, 2)
+    role.append(3, [b"def"])
+    (entry,) = appends(role)
+    for _ in range(SIGNS):
+        role.refused(entry, 1, since=1)
+    assert role.state is State.LEADER
+
+
+def test_an_existing_journal_begins_an_empty_shared_log_where_it_ends() -> None:
+    role = leader(position=100)
+    role.append(100, [b"abc"])
+    (entry,) = appends(role)
+    role.accepted(entry, 2)
+    role.was_synced(103)
+    assert role.mark == 103
+    other = Role(OTHER, 100)
+    other.read(1, takeover(1, 100, ME))
+    other.read(2, entry)
+    assert actions(other) == [Write(100, b"abc")]
+
+
+def test_a_server_that_ends_before_the_first_entry_is_filled() -> None:
+    role = Role(ME, 5)
+    first = Entry(Kind.CHECKPOINT, 3, OTHER, 8)
+    role.read(10, first)
+    role.read(11, data(3, 8, b"abc"))
+    assert actions(role) == [Fill(8)]
+    assert not role.take_over(11)
+    filled = Role(ME, 8)
+    filled.read(10, first)
+    filled.read(11, data(3, 8, b"abc"))
+    assert actions(filled) == [Write(8, b"abc")]
+
+
+def test_a_shared_log_that_begins_with_data_is_not_followed() -> None:
+    role = Role(ME, 0)
+    role.read(7, data(3, 0, b"abc"))
+    assert role.state is State.STOPPED
+
+
+def test_the_shared_log_is_purged_when_every_other_member_has_it_on_disk() -> None:
+    role = leader()
+    role.append(0, [b"abc"])
+    role.accepted(data(1, 0, b"abc", ME), 2)
+    role.add_checkpoint()
+    role.add_checkpoint()  # one at a time
+    assert appends(role)[1:] == [Entry(Kind.CHECKPOINT, 1, ME, 3)]
+    role.accepted(Entry(Kind.CHECKPOINT, 1, ME, 3), 3)
+    role.purge([3])
+    assert actions(role) == []  # not synced here
+    role.was_synced(3)
+    role.noted(3)
+    for others in ([], [2], [3, 2]):
+        role.purge(others)
+        assert actions(role) == []
+    role.purge([3, 4])
+    assert actions(role) == [Purge(3)]
+    role.purge([3, 4])
+    assert actions(role) == []
+
+
+def test_a_follower_reports_what_is_on_disk_also_after_a_power_cut() -> None:
+    role = Role(ME, 0)
+    role.read(1, takeover(1, 0))
+    role.read(2, data(1, 0, b"abc"))
+    role.read(3, data(1, 3, b"def"))
+    role.was_synced(6)
+    assert role.reported == 0
+    role.noted(3)
+    assert role.reported == 2
+    role.noted(6)
+    assert role.reported == 3

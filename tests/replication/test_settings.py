@@ -1,0 +1,51 @@
+"""The table [replication]: its options, and what is wrong with those that are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fyrehose.errors import ConfigError
+from fyrehose.replication.settings import parse
+
+TABLE = {"servers": ["nats://10.0.0.1:4222", "tls://10.0.0.2:4222"], "name": "a"}
+
+
+def test_a_table_with_servers_and_a_name_is_enough() -> None:
+    settings = parse(TABLE)
+    assert settings.servers == ("nats://10.0.0.1:4222", "tls://10.0.0.2:4222")
+    assert (settings.name, settings.cluster, settings.replicas, settings.takeover_after) == ("a", "fyrehose", 3, 3.0)
+
+
+def test_options_may_be_written_with_hyphens() -> None:
+    assert parse({**TABLE, "takeover-after": "5s", "members": 2}).takeover_after == 5.0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"servers": []}, "addresses such as"),
+        ({"servers": ["10.0.0.1:4222"]}, "addresses such as"),
+        ({"name": "a b"}, "letters, digits"),
+        ({"name": ""}, "letters, digits"),
+        ({"cluster": "a.b"}, "letters, digits"),
+        ({"replicas": 0}, "replicas"),
+        ({"takeover-after": "10ms"}, "takeover"),
+        ({"server": "x"}, "server"),
+    ],
+)
+def test_invalid_options_are_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse({**TABLE, **change})
+
+
+@pytest.mark.parametrize("missing", ["servers", "name"])
+def test_missing_options_are_refused(missing: str) -> None:
+    with pytest.raises(ConfigError, match=missing):
+        parse({key: value for key, value in TABLE.items() if key != missing})
+
+
+def test_something_else_than_a_table_is_refused() -> None:
+    with pytest.raises(ConfigError, match="must be a table"):
+        parse("nats://10.0.0.1:4222")

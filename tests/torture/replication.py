@@ -1,0 +1,444 @@
+#!/usr/bin/env python3
+"""Servers with a role each, one shared log, and everything that may go wrong between them.
+
+    replication.py [--count 1000] [--first 0] [--seed 1] [--steps 400] [--break RULE]
+
+The roles and entries are the real ones (fyrehose/replication); journals, disks, the shared log and the network are
+models.  The shared log accepts an append only if its last number is the expected one.  Requests and answers take any
+time, are lost, repeated, or overtake each other; a request that was given up may still arrive.  Servers crash (and keep
+what was synced, and any part of the rest), pause for as long as they like, and start again; machines are lost, one at a
+time, with their disks.  The leader trims the shared log.  Checked after every step:
+
+    A  an acknowledged byte is in the shared log, or was when it was trimmed
+    B  a journal agrees with the entries that count, up to its durable mark
+    C  what is released (acknowledged or delivered) agrees with the entries that count
+    D  no server truncates its journal below its durable mark
+    E  an acknowledged byte is in what is left of the shared log, or synced on two servers; on one while a machine that
+       was lost is not filled again
+
+``--break`` takes one rule away, and the status must then be 1.  Prints a line per violation, with the number of its
+schedule: repeat it with --first NUMBER --count 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from fyrehose.replication.entries import Entry, Kind, Validity, Writer
+from fyrehose.replication.role import Append, Changed, Compare, Cut, Fill, LookAt, Purge, Role, State, Write
+
+#: Upper bound of the data of an entry: batches have 1 to 12 bytes, so that many are divided.
+MOST = 5
+
+
+class Violation(Exception):
+    """An invariant does not hold."""
+
+
+class CountsVoid(Validity):
+    """Rule 1, taken away: every entry counts."""
+
+    def counts(self, entry: Entry) -> bool:
+        super().counts(entry)
+        self.epoch = max(self.epoch, entry.epoch)
+        self.end = self.reached = entry.end
+        return True
+
+
+class OrderBlind(Role):
+    """Rule 2, taken away: an append is confirmed although the one before it is unknown."""
+
+    def _confirm(self) -> None:
+        known = [at for at, item in enumerate(self.inflight) if item.known]
+        for at in range(max(known, default=0)):
+            self.inflight[at].known = True
+        super()._confirm()
+
+
+class Forgetful(Role):
+    """Rule 3, taken away: what was not answered is given up, and something else takes its place."""
+
+    def repeat(self) -> None:
+        if self.state is State.LEADER and self.inflight and not self.inflight[0].known:
+            item = self.inflight.popleft()
+            if item.entry.kind is Kind.DATA:
+                self.position = max(self.position, item.entry.end)
+        super().repeat()
+
+
+class BlindTakeover(Role):
+    """Rule 4, taken away: a server takes over without having applied everything."""
+
+    def _may_take_over(self, last: int) -> bool:
+        self.applied = max(self.applied, last)
+        return self.state is State.FOLLOWER and not self._waiting
+
+
+class Stubborn(Role):
+    """Rule 5, taken away: a deposed leader keeps what was not confirmed."""
+
+    def _step_down(self, reason: str) -> None:
+        self.position = max(self.position, self._end)
+        super()._step_down(reason)
+
+
+class AcksLocal(Role):
+    """Rule 6, taken away in one half: what is synced here is acknowledged."""
+
+    @property
+    def mark(self) -> int:
+        return self.synced
+
+
+class AcksRemote(Role):
+    """Rule 6, taken away in the other half: what the shared log has is acknowledged."""
+
+    @property
+    def mark(self) -> int:
+        return self.position
+
+
+class TrimsAlone(Role):
+    """Rule 9, taken away in one half: the shared log is trimmed although nobody else has what it had."""
+
+    def _copied(self, others: Any, number: int) -> bool:
+        return True
+
+
+ROLES: dict[str, type[Role]] = {
+    "order-blind": OrderBlind,
+    "give-up": Forgetful,
+    "blind-takeover": BlindTakeover,
+    "no-step-down": Stubborn,
+    "ack-local": AcksLocal,
+    "ack-remote": AcksRemote,
+    "trim-alone": TrimsAlone,
+}
+#: Rules that are taken away elsewhere than in a role.
+ELSEWHERE = ("count-void", "no-truncate", "mark-local", "trim-anywhere", "copy-unconfirmed")
+RULES = (*ROLES, *ELSEWHERE)
+
+
+class World:
+    """The shared log, the network, and the servers of one schedule."""
+
+    def __init__(self, rnd: random.Random, broken: str | None = None, servers: int = 3) -> None:
+        self.rnd, self.broken = rnd, broken
+        self.log: list[Entry] = []
+        self.base = 0  #: entries before it were purged
+        self.truth = bytearray()  #: the bytes that count
+        self.ends: list[int] = []  #: how many of them there were in front of each entry
+        self.validity, self.parts = Validity(), b""
+        self.acked = 0  #: bytes below were acknowledged
+        self.net: list[tuple[Callable[..., None], Server, int, tuple[Any, ...]]] = []
+        self.messages = self.starts = self.fills = self.voids = 0
+        self.servers = [Server(self, i) for i in range(servers)]
+
+    def step(self) -> None:
+        luck, server = self.rnd.random(), self.rnd.choice(self.servers)
+        if self.net and luck < 0.45:
+            at = self.rnd.randrange(len(self.net))
+            packet = self.net[at] if self.rnd.random() < 0.05 else self.net.pop(at)  # else it arrives again later
+            self.arrive(*packet)
+        elif self.net and luck < 0.48:
+            self.net.pop(self.rnd.randrange(len(self.net)))
+        elif (luck := self.rnd.random()) < (0.01 if server.up else 0.1):
+            server.crash()
+        elif luck < (0.1 if server.paused else 0.02):
+            server.paused = not server.paused
+        elif 0.1 < luck < 0.104 and self.whole():
+            server.lose()
+        else:
+            server.turn()
+        self.check()
+
+    def send(self, to: Callable[..., None], server: Server, *what: Any) -> None:
+        self.net.append((to, server, server.incarnation, what))
+
+    def arrive(self, to: Callable[..., None], server: Server, incarnation: int, what: tuple[Any, ...]) -> None:
+        if to == self.request:
+            to(server, incarnation, *what)
+        elif server.incarnation == incarnation and server.up:
+            if server.paused:
+                self.net.append((to, server, incarnation, what))
+            else:
+                to(*what)
+                server.perform()
+
+    def request(self, server: Server, incarnation: int, entry: Entry, expect: int, since: int) -> None:
+        """Append *entry* if the last number is *expect*; the answer may be lost."""
+        role = server.role
+        if len(self.log) == expect:
+            self.grow(entry)
+            self.net.append((role.accepted, server, incarnation, (entry, len(self.log))))
+        else:
+            self.net.append((role.refused, server, incarnation, (entry, len(self.log), since)))
+
+    def grow(self, entry: Entry) -> None:
+        self.ends.append(len(self.truth))
+        self.log.append(entry)
+        if len(self.log) == 1:
+            self.validity.begin(entry)
+        if not self.validity.counts(entry):
+            self.voids += 1
+        elif entry.kind is not Kind.DATA:
+            self.parts = b""
+        else:
+            self.parts += entry.data
+            if not entry.part:
+                self.truth += self.parts
+                self.parts = b""
+
+    def left(self) -> int:
+        """Return the position at which what is left of the shared log begins."""
+        return self.ends[self.base] if self.base < len(self.ends) else len(self.truth)
+
+    def copies(self, end: int) -> int:
+        """Return how many servers have synced everything below *end*."""
+        return sum(server.synced >= end and server.disk[:end] == self.truth[:end] for server in self.servers)
+
+    def whole(self) -> bool:
+        """Return whether another machine may be lost: every server has what the shared log has not."""
+        return self.copies(min(self.left(), self.acked)) == len(self.servers)
+
+    def release(self, server: Server, start: int, end: int) -> None:
+        if server.disk[start:end] != self.truth[start:end]:
+            raise Violation(f"C: server {server.ident} releases {start}..{end}, which does not count")
+        if server.role.state is State.LEADER:
+            self.acked = max(self.acked, end)
+
+    def check(self) -> None:
+        enough = 1 if any(server.lost for server in self.servers) else 2
+        gone = min(self.left(), self.acked)
+        if gone and self.copies(gone) < enough:
+            raise Violation(f"E: {gone} bytes are trimmed, and synced on {self.copies(gone)} servers")
+
+    def finish(self) -> None:
+        """Check every journal as a whole."""
+        for server in self.servers:
+            if server.disk[: server.mark] != self.truth[: server.mark]:
+                raise Violation(f"B: server {server.ident} differs below its mark")
+        if self.acked > len(self.truth):
+            raise Violation(f"A: {self.acked} bytes were acknowledged, {len(self.truth)} count")
+
+
+class Server:
+    """A journal on a disk, and a role."""
+
+    def __init__(self, world: World, ident: int) -> None:
+        self.world, self.ident, self.name = world, ident, f"s{ident}"
+        self.incarnation = 0
+        self.disk = bytearray()
+        self.synced = 0  #: on disk for certain
+        self.mark_disk = 0  #: the durable mark that was written
+        self.up, self.paused, self.lost = True, False, False
+        self.start()
+
+    def start(self) -> None:
+        world = self.world
+        self.incarnation += 1
+        world.starts += 1
+        if world.broken != "no-truncate":
+            del self.disk[self.mark_disk :]
+        self.synced = min(self.synced, len(self.disk))
+        self.mark = self.mark_disk
+        validity = CountsVoid() if world.broken == "count-void" else Validity()
+        kind = ROLES.get(world.broken or "", Role)
+        begin = len(self.disk) if world.broken == "no-truncate" else self.mark_disk
+        self.role = kind(Writer(self.name, self.incarnation), begin, window=3, most=MOST, validity=validity)
+        self.cutting: int | None = None
+        self.filling = False
+        self.up = True
+
+    def crash(self) -> None:
+        if self.up:
+            del self.disk[self.world.rnd.randint(self.synced, len(self.disk)) :]
+            self.up = self.paused = False
+        else:
+            self.start()
+
+    def lose(self) -> None:
+        """The machine is lost with its disk; another one takes its place, under a name of its own."""
+        self.disk.clear()
+        self.synced = self.mark_disk = 0
+        self.lost, self.paused = True, False
+        self.name += "+"
+        self.start()
+
+    def turn(self) -> None:
+        if not self.up or self.paused:
+            return
+        luck = self.world.rnd.random()
+        if luck < 0.25:
+            self.sync()
+        elif self.cutting is not None:
+            self.cut()
+        elif self.role.state is State.LEADER:
+            self.lead(luck)
+        elif luck < 0.85 or self.world.rnd.random() < 0.7:
+            self.follow()
+        else:
+            world = self.world
+            last = max(len(world.log), world.base)
+            self.role.take_over(last if world.rnd.random() < 0.8 else world.rnd.randint(0, last))
+        self.perform()
+
+    def sync(self) -> None:
+        self.synced = len(self.disk)
+        self.role.was_synced(self.synced)
+        self.advance()
+        self.role.noted(self.mark_disk)
+        if self.lost and self.world.whole():
+            self.lost = False
+
+    def lead(self, luck: float) -> None:
+        world = self.world
+        if luck < 0.55:
+            if sum(1 for _ in self.role.inflight) < 3:
+                world.messages += 1
+                data = (b"<%d>" % world.messages) * world.rnd.randint(1, 3)
+                position = len(self.disk)
+                self.disk += data
+                self.role.append(position, [data])
+        elif luck < 0.6:
+            self.role.add_checkpoint()
+            self.role.purge([s.role.reported for s in world.servers if s is not self and not s.lost])
+        elif luck < 0.8:
+            self.role.repeat()
+        elif luck < 0.82:
+            self.role.learned_last(len(world.log), self.role.applied)
+
+    def follow(self) -> None:
+        """Read the next entries of the shared log."""
+        world, role = self.world, self.role
+        if self.filling:
+            self.copy()
+        elif role.state is State.CANDIDATE:
+            role.repeat()
+        else:
+            first = max(role.applied, world.base)
+            for number, entry in enumerate(world.log[first : first + world.rnd.randint(1, 4)], first + 1):
+                role.read(number, entry)
+            role.learned_last(len(world.log), role.applied)
+
+    def copy(self) -> None:
+        """Copy what is durable on another server; what is there already need not be copied."""
+        other = self.world.rnd.choice(self.world.servers)
+        if other is self or not other.up:
+            return
+        durable = len(other.disk) if self.world.broken == "copy-unconfirmed" else other.mark_disk
+        if durable > len(self.disk):
+            self.disk = other.disk[:durable]
+            self.synced = self.mark_disk = durable
+        self.start()
+
+    def cut(self) -> None:
+        assert self.cutting is not None
+        position, self.cutting = self.cutting, None
+        if self.world.broken != "no-truncate":
+            if position < max(self.mark, self.mark_disk):
+                raise Violation(f"D: server {self.ident} truncates at {position}, below its mark {self.mark}")
+            del self.disk[position:]
+            self.synced = min(self.synced, position)
+        self.role.was_cut()
+
+    def perform(self) -> None:
+        world, role = self.world, self.role
+        for action in role.take():
+            match action:
+                case Append(entry, expect, since):
+                    world.send(world.request, self, entry, expect, since)
+                case LookAt(number):
+                    there = world.base < number <= len(world.log)
+                    world.send(role.found, self, number, world.log[number - 1] if there else None)
+                case Write(position, data):
+                    self.write(position, data)
+                case Compare(position, data):
+                    if self.disk[position : position + len(data)] != data:
+                        raise Violation(f"B: server {self.ident} differs from the shared log at {position}")
+                case Cut(position):
+                    self.cutting = position
+                case Fill():
+                    self.filling = True
+                case Purge(number):
+                    self.purge(number)
+                case Changed(state, reason):
+                    if state is State.STOPPED:
+                        raise Violation(f"B: server {self.ident} stops: {reason}")
+        self.advance()
+
+    def write(self, position: int, data: bytes) -> None:
+        if position != len(self.disk):
+            raise Violation(f"B: server {self.ident} ends at {len(self.disk)}, the shared log goes on at {position}")
+        self.disk += data
+
+    def purge(self, number: int) -> None:
+        base = number - 1
+        if self.world.broken == "trim-anywhere":  # any entry may be the first, a void one, too
+            reader = Validity()
+            for at, entry in enumerate(self.world.log[:number]):
+                if at == 0:
+                    reader.begin(entry)
+                if not reader.counts(entry) and at >= self.world.base:
+                    base = at
+        self.world.base = max(self.world.base, base)
+
+    def advance(self) -> None:
+        """The one release point: synced here, and accepted by the shared log."""
+        mark = self.role.mark
+        if mark > self.mark:
+            self.world.release(self, self.mark, mark)
+            self.mark = mark
+        if self.world.broken == "mark-local":
+            self.mark_disk = self.synced
+        else:
+            self.mark_disk = max(self.mark_disk, min(self.mark, self.synced))
+
+
+def schedule(seed: str, steps: int, broken: str | None = None) -> tuple[World, str]:
+    """Run one schedule; return the world at its end, and the violation, or ""."""
+    world = World(random.Random(seed), broken)
+    try:
+        for _ in range(steps):
+            world.step()
+        world.finish()
+    except (Violation, AssertionError) as violation:
+        return world, str(violation) or repr(violation)
+    return world, ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--break", dest="broken", choices=RULES)
+    options = parser.parse_args()
+    bad = acked = starts = takeovers = trimmed = voids = 0
+    for number in range(options.first, options.first + options.count):
+        world, violation = schedule(f"{options.seed}/{number}", options.steps, options.broken)
+        if violation:
+            bad += 1
+            if bad <= 5:
+                print(f"schedule {number}: {violation}")
+        acked += world.acked
+        starts += world.starts
+        takeovers += sum(entry.kind is Kind.TAKEOVER for entry in world.log)
+        trimmed += world.base
+        voids += world.voids
+        if sys.stderr.isatty() and number % 100 == 0:
+            print(f"\r{number - options.first} of {options.count}", end="", file=sys.stderr)
+    print(
+        f"{options.count} schedules, {acked} bytes acknowledged, {takeovers} take-overs, {starts} starts, {voids} void "
+        f"entries, {trimmed} entries trimmed: {bad} violating"
+    )
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
