@@ -135,6 +135,8 @@ class Broker:
     once: PublishedOnce = attrs.field(init=False)
     #: the most named subscriptions
     named_subscriptions: int = attrs.field(default=1_000, kw_only=True)
+    #: whether the journal was opened to follow that of another server
+    _follows: bool = attrs.field(default=False, init=False)
     _new_streams: NewStreams = attrs.field(init=False)
     _fanout: Fanout = attrs.field(init=False)
     #: called with each stream that is created
@@ -162,6 +164,10 @@ class Broker:
         return opening.addCallback(self._opened)
 
     def _opened(self, ends: Mapping[str, int]) -> None:
+        self._recover(ends)
+        self._follows = self.journal.state is JournalState.READ_ONLY
+
+    def _recover(self, ends: Mapping[str, int]) -> None:
         self._restore(ends)
         self._largest = {stream: self._max_payload(stream) for stream in ends}
         self.table.open()
@@ -307,8 +313,13 @@ class Broker:
     def state_changed(self, state: JournalState, reason: str) -> None:
         # Appends that were not durable have failed: nobody has seen their numbers, and their streams were not created.
         ends = self.journal.ends()
-        self._restore(ends)
-        self._largest = {stream: largest for stream, largest in self._largest.items() if stream in ends}
+        if self._follows and state is JournalState.WRITABLE:
+            # This server leads from now on, and other servers have written its log until now.
+            self._follows = False
+            self._recover(ends)
+        else:
+            self._restore(ends)
+            self._largest = {stream: largest for stream, largest in self._largest.items() if stream in ends}
         self.watch(state, reason)
 
     def _restore(self, ends: Mapping[str, int]) -> None:

@@ -120,10 +120,13 @@ class NamedSubscriptions:
     # Opening and closing.
 
     def open(self) -> None:
-        """Recover the subscriptions from the journal, which is open.
+        """Recover the subscriptions from the journal, which is open; those that are known are forgotten.
 
         :raises JournalCorrupt: their records cannot be read
         """
+        for named in list(self.entries.values()):
+            self._displace(named, SubscriptionInUse("another server has led until now; ask again"))
+            self._forget(named)
         try:
             found = positions.recover(self.journal.read, self.journal.bounds(STREAM))
         except ValueError as damage:

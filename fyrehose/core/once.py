@@ -62,10 +62,12 @@ class PublishedOnce:
     _known: OrderedDict[tuple[str, str], Known] = attrs.field(factory=OrderedDict, init=False)
 
     def open(self) -> None:
-        """Recover the last keys from the journal, which is open.
+        """Recover the last keys from the journal, which is open; those that are known are forgotten.
 
         :raises JournalCorrupt: their records cannot be read
         """
+        while self._known:
+            self._forget(self._known.popitem()[1])
         oldest, last = self.journal.bounds(STREAM)
         for record in ownlog.records(self.journal.read, STREAM, max(oldest, last - MOST + 1), last):
             if record.source != SOURCE:

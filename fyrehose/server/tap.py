@@ -31,6 +31,7 @@ from fyrehose.core.budget import Budget
 from fyrehose.core.streams import UNLIMITED
 from fyrehose.errors import ConfigError, Deposed, FyrehoseError, MissingExtra
 from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.pace import Far
 from fyrehose.net import connections
 from fyrehose.observe.listeners import Listener, encryption
 from fyrehose.replication.jetstream import JetStreamLog
@@ -272,6 +273,7 @@ class Server(Service):
             config.data_dir,
             config.journal,
             stream_age=stream_age,
+            pace=Far(),  # the other servers take longer than a hand-over to the writer thread
             replication=cluster,
             shared_log=shared_log,
             on_deposed=lambda reason: self._end_process(

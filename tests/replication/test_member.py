@@ -232,6 +232,32 @@ def test_another_server_takes_over_when_the_leader_is_away(cluster: Cluster) -> 
     assert b"lost" in next(old.journal.directory.glob("torn-*.bytes")).read_bytes()
 
 
+def test_subscriptions_and_keys_continue_at_the_next_leader(cluster: Cluster) -> None:
+    for name in "abc":
+        cluster.add(name)
+    old = cluster.elect()
+    for payload in (b"1", b"2", b"3"):
+        old.publish(payload)
+    keyed: list[int] = []
+    old.broker.publish_once([Run.of("s", [b"4"], source="t")], "key").addCallback(keyed.append)
+    named: list[Any] = []
+    old.broker.named.open("billing", "s", 0).addCallback(named.append)
+    cluster.run(1)
+    old.broker.named.acknowledge(named[0], 3)
+    cluster.settle()
+    cluster.hub.away.add(old.name)
+    cluster.run(30, until=lambda: len(cluster.leaders) == 2)
+    new = next(server for server in cluster.leaders if server is not old)
+    cluster.run(1)
+    assert new.broker.named.find("billing").state.seq == 3
+    new.broker.publish_once([Run.of("s", [b"4"], source="t")], "key").addCallback(keyed.append)
+    cluster.run(1)
+    assert keyed == [4, 4]
+    assert new.read() == [b"1", b"2", b"3", b"4"]
+    cluster.hub.away.clear()
+    cluster.run(10, until=lambda: old.role is State.FOLLOWER)
+
+
 def test_a_leader_without_the_shared_log_refuses_messages_until_it_answers(cluster: Cluster) -> None:
     leader = cluster.add("a")
     cluster.elect()
