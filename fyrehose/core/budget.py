@@ -21,10 +21,8 @@ no frame has a grant and little is held, the next frame gets one however large i
 A grant that becomes too small because its frame grows is extended; the oldest grant can always be extended.
 
 Starvation is impossible, too: each part leaves some memory to an address that holds nothing yet, grants are given in
-turn, and the next frame in turn keeps its place until it fits.
-
-A connection is read once more after it has reached a bound, so ``used`` is at most ``limit`` plus a frame and these
-reads.
+turn, and the next frame in turn keeps its place until it fits.  ``used`` is at most ``limit`` plus a frame and a read of
+each connection, because a connection is read once more after it has reached a bound.
 
 Use in a protocol::
 
@@ -375,7 +373,6 @@ class Account:
 
     def close(self) -> None:
         """Release everything except publishes, which stay charged until they are durable."""
-        budget = self.budget
         if self._closed:
             return
         self._closed = True
@@ -386,7 +383,7 @@ class Account:
             self._charge(-self.arrived)
         self.frame = self.arrived = 0
         self.share.accounts -= 1
-        budget._serve()
+        self.budget._serve()
         self._forget_share()
 
     @property

@@ -144,11 +144,8 @@ class FileJournal:
             return self._start_writing(self._recover_files())
         except (NoRoom, OSError) as error:
             full = isinstance(error, NoRoom) or error.errno in NO_ROOM
-            kind, hint = (
-                (JournalFull, "free some space")
-                if full
-                else (JournalError, "check the disk, and the owner of the files")
-            )
+            kind = JournalFull if full else JournalError
+            hint = "free some space" if full else "check the disk, and the owner of the files"
             raise kind(
                 f"the journal {self.directory} cannot be opened: {error}; {hint}, or use another --data-dir"
             ) from error
