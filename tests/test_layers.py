@@ -163,7 +163,7 @@ def test_only_programs_import_the_reactor(module: str) -> None:
 #: such as the command line, may import everything.
 LAYERS = (
     ("kernels", "lazy"),
-    ("errors", "records", "options", "identity", "interfaces", "ndjson", "observe"),
+    ("errors", "extras", "records", "options", "identity", "interfaces", "ndjson", "observe"),
     ("journal", "core"),
     ("net",),
     ("web",),
