@@ -169,7 +169,7 @@ def test_only_programs_import_the_reactor(module: str) -> None:
 #: such as the command line, may import everything.
 LAYERS = (
     ("kernels", "lazy"),
-    ("errors", "records", "options", "identity", "interfaces", "ndjson", "ownlog", "observe"),
+    ("errors", "extras", "records", "options", "identity", "interfaces", "ndjson", "ownlog", "observe"),
     ("journal", "core"),
     ("net",),
     ("web",),
