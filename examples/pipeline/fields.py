@@ -23,12 +23,15 @@ from pyspark.sql.types import (
     LongType,
     NullType,
     StructType,
+    VariantType,
 )
 
 #: Most columns of a table; further fields are only in ``rescued``.  Some programs use ids as names of fields.
 MOST = 1000
+#: Type of a field whose values have several types.
+MIXED = "mixed"
 #: Types of values that a column of each type accepts, as a regular expression.
-_ACCEPTED = {
+_ACCEPTED: dict[str, str] = {
     "bigint": "BIGINT",
     "double": "BIGINT|DOUBLE|FLOAT|DECIMAL.*",
     "boolean": "BOOLEAN",
@@ -64,7 +67,7 @@ def with_fields(records: DataFrame, known: Mapping[str, str], reserved: set[str]
     # In a column of its own, so that each document is parsed once, and not once for each field.
     parsed = records.withColumn("_document", document)
     schema = parsed.agg(f.schema_of_variant_agg("_document")).collect()[0][0]
-    columns, homeless = place(list(fields(schema)), known, reserved)
+    columns, homeless = place(_decided(list(fields(schema)), parsed), known, reserved)
     misfits = [f.lit(False), f.col("_document").isNull(), *(_value(path).isNotNull() for path in homeless)]
     values = {}
     for name, (kind, paths) in columns.items():
@@ -77,6 +80,22 @@ def with_fields(records: DataFrame, known: Mapping[str, str], reserved: set[str]
     rescued = f.when(f.greatest(*misfits), f.col("payload"))
     own = [f.col(name) for name in records.columns if name != "payload"]
     return parsed.select(*own, *(value.alias(name) for name, value in values.items()), rescued.alias("rescued"))
+
+
+def _decided(found: list[Field], parsed: DataFrame) -> list[Field]:
+    """Return the fields, where those with values of several types have the most frequent one."""
+    mixed = [field for field in found if field.type == MIXED]
+    if not mixed:
+        return found
+    kinds = [_kind(_path(field.path) or "$") for field in mixed]
+    modes = parsed.agg(*(f.mode(f.when(kind != "VOID", kind)) for kind in kinds)).collect()[0]
+    types = {field.path: _type(kind) for field, kind in zip(mixed, modes, strict=True)}
+    return [attrs.evolve(field, type=types.get(field.path, field.type)) for field in found]
+
+
+def _type(kind: str | None) -> str:
+    accepting = (name for name in ("bigint", "double", "boolean") if re.fullmatch(_ACCEPTED[name], kind or ""))
+    return next(accepting, "string")
 
 
 def fields(schema: str | None) -> Iterator[Field]:
@@ -97,6 +116,7 @@ def _leaves(path: tuple[str, ...], kind: DataType) -> Iterator[Field]:
             DoubleType: "double",
             DecimalType: "double",
             BooleanType: "boolean",
+            VariantType: MIXED,
         }
         yield Field(path, types.get(type(kind), "string"))
 

@@ -92,6 +92,20 @@ def test_new_field_becomes_a_column_and_changed_type_is_rescued(spark: Any, writ
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_field_with_several_types_in_the_first_round_has_the_most_frequent_one(
+    spark: Any, written: Opener, opened: Any
+) -> None:
+    journal = written()
+    odd = event(0, http={"response": {"status_code": "odd"}})
+    journal.append(beats(request(0, 200), odd, request(1, 404)))
+    pipeline = opened(journal)
+    pipeline.advance()
+    assert [row["http.response.status_code"] for row in silver(pipeline)] == [200, None, 404]
+    assert [row["rescued"] for row in silver(pipeline)] == [None, odd, None]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_rounds_of_any_size_give_the_same_tables(spark: Any, written: Opener, opened: Any) -> None:
     journal = written()
     small = opened(journal, "small", rows=7)
