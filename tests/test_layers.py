@@ -302,6 +302,9 @@ def test_every_test_has_a_module() -> None:
         # The session and the server of one protocol together, with the broker.
         "tests/protocols/http/test_keys.py",
         "tests/protocols/relink/test_subscriptions.py",
+        # The programs in examples/ and in the recipes.
+        "tests/spark/test_pipeline.py",
+        "tests/spark/test_sinks.py",
     )
     orphans = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
