@@ -44,7 +44,7 @@ class Survey:
     log: dict[str, Any] | None
 
 
-@click.group()
+@click.group(short_help="Show the servers of a cluster, and which one leads.")
 def cluster() -> None:
     """Show the state of a cluster of servers, see docs/cluster.md.
 
@@ -97,7 +97,7 @@ def leader(config: Path | None, urls: tuple[str, ...], name: str, only_name: boo
     """Print the address of the server that leads; wait until one does.
 
     \b
-        curl "$(fyrehose cluster leader --config fyrehose.toml)/streams/news" -d hello
+        fyrehose cluster leader --config fyrehose.toml
     """
     _check_installed()
     found = asyncio.run(survey(_settings(config, urls, name), wait, leading))

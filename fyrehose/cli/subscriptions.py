@@ -32,7 +32,7 @@ def _of_a_server(command: F) -> F:
     return command
 
 
-@click.group(cls=ListByDefault)
+@click.group(cls=ListByDefault, short_help="Show or rewind positions of consumers that the server keeps.")
 def subscriptions() -> None:
     """List, show, rewind or delete the named subscriptions of a running server.
 

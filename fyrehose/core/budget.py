@@ -21,8 +21,8 @@ no frame has a grant and little is held, the next frame gets one however large i
 A grant that becomes too small because its frame grows is extended; the oldest grant can always be extended.
 
 Starvation is impossible, too: each part leaves some memory to an address that holds nothing yet, grants are given in
-turn, and the next frame in turn keeps its place until it fits.  ``used`` is at most ``limit`` plus a frame and a read of
-each connection, because a connection is read once more after it has reached a bound.
+turn, and the next frame in turn keeps its place until it fits.  ``used`` is at most ``limit`` plus a frame and a read
+of each connection, because a connection is read once more after it has reached a bound.
 
 Use in a protocol::
 

@@ -75,12 +75,10 @@ def _spark(command: F) -> F:
             metavar="FILE",
             callback=_name_token,
             expose_value=False,
-            help=f"File with the journal's token; or {TOKEN_FILE}.",
+            help="File with the journal's token.",
         ),
         click.option("--memory", default="2g", show_default=True, help="Memory of Spark's driver."),
-        click.option(
-            "--master", metavar="URL", help="Spark's master.  [default: this machine, or that of spark-submit]"
-        ),
+        click.option("--master", metavar="URL", help="Spark's master.  [default: this machine]"),
     ):
         command = option(command)
     return command
@@ -175,10 +173,10 @@ def _monitored(where: str | None) -> Iterator[Callable[[State], object] | None]:
     type=Text("duration", duration),
     default="1h",
     show_default=True,
-    help="Merge files this often; 0s: never.",
+    help="Merge files so often.",
 )
-@click.option("--keep", type=Text("duration", duration), help="Delete days that ended longer ago, when merging.")
-@click.option("--metrics", metavar="FILE.prom|HOST:PORT", help="Metrics for Prometheus.")
+@click.option("--keep", type=Text("duration", duration), help="Delete days that ended longer ago.")
+@click.option("--metrics", metavar="FILE|HOST:PORT", help="Metrics for Prometheus, in FILE.prom.")
 @click.option("--server", metavar="NAME", help="Name of this journal.  [default: its host]")
 @click.option("--accept-loss", is_flag=True, help="Continue behind records that were deleted.")
 @click.option(
@@ -186,7 +184,7 @@ def _monitored(where: str | None) -> Iterator[Callable[[State], object] | None]:
     type=click.Choice(["spark", "local"]),
     default="spark",
     show_default=True,
-    help="Write by Spark, or without Java.",
+    help="What writes.",
 )
 @_spark
 @click.argument("journal")
@@ -207,9 +205,9 @@ def archive(
     master: str | None,
     memory: str,
 ) -> None:
-    """Archive JOURNAL, a directory or http://HOST:PORT, into LAKE, a directory or s3://BUCKET/PATH, exactly once.
+    """Archive JOURNAL, a directory or a URL, into LAKE, a directory or s3:// URL.
 
-    Ctrl-C stops after the current round, a second one at once.  The next archive resumes, also after a kill.
+    Ctrl-C stops after the current round.  The next archive resumes, also after a kill.
 
     \b
         fyrehose-spark archive data lake --follow --hold lake

@@ -91,6 +91,7 @@ BOUNDARIES = {
     "server.new_streams_burst": "tests/core/test_quotas.py::test_one_stream_beyond_the_default_burst_is_refused",
     "server.new_streams_rate": "tests/core/test_quotas.py::test_one_stream_beyond_the_default_burst_is_refused",
     "server.streams_per_address": "tests/core/test_quotas.py::test_one_stream_beyond_the_default_number_is_refused",
+    "server.named_subscriptions": "tests/core/test_named.py::test_the_number_of_subscriptions_is_limited",
     "server.subscriptions_per_address": (
         "tests/core/test_quotas.py::test_the_default_number_of_subscriptions_is_allowed_and_one_more_is_refused"
     ),

@@ -19,6 +19,7 @@ from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.worker import InlineWorker
+from fyrehose.observe.meters import ClusterStatus
 from fyrehose.records import Run
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -28,11 +29,18 @@ FILES = ["prometheus.yml", "alerts.yml", "dashboard.json"]
 NAME = re.compile(r"\b(?:fyrehose|process|python)_[a-z_]+\b")
 
 
+class Member(FileJournal):
+    """The journal of a server of a cluster."""
+
+    def cluster_status(self) -> ClusterStatus:
+        return ClusterStatus(name="a", role="leader", leader="a", epoch=1, behind=0, silent=0.0, takeovers=1, entries=1)
+
+
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """Return the names of all metric families and samples that a server exports after a little work."""
     clock = Clock()
-    broker = Broker(clock, FileJournal(clock, tmp_path_factory.mktemp("j"), worker=InlineWorker()), Sequencer())
+    broker = Broker(clock, Member(clock, tmp_path_factory.mktemp("j"), worker=InlineWorker()), Sequencer())
     broker.open()
     broker.publish([Run.of("s", [b"x"], source="figg")])
     broker.counters.refuse(Logger(), "figg", "too-large", "x")
