@@ -41,7 +41,7 @@ class ReplicationSettings:
     member_timeout: float = option(
         86400.0, duration, "do not keep entries for a server that was not heard for this long", least=60
     )
-    address: str = option("", _text, "address of this server for publishers, which followers name")
+    address: str = option("", _text, "HOST:PORT or URL where this server accepts messages by HTTP")
     credentials: str = option("", _text, "credentials file of NATS")
 
 

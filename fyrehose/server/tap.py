@@ -409,7 +409,10 @@ class Server(Service):
                 "access policy; pass --policy FILE or add interface=127.0.0.1"
             )
         service.setName(f"{listener.name} ({listener.endpoint})")
-        service.setServiceParent(IService(self.fyrehose))
+        if getattr(listener.plugin, "only_leading", False):
+            self.fyrehose.add_for_leader(service)
+        else:
+            service.setServiceParent(IService(self.fyrehose))
         self.fyrehose.broker.listeners.append(
             Listener(
                 name=listener.name,
