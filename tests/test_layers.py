@@ -302,6 +302,9 @@ def test_every_test_has_a_module() -> None:
         # The session and the server of one protocol together, with the broker.
         "tests/protocols/http/test_keys.py",
         "tests/protocols/relink/test_subscriptions.py",
+        # Relink with a replicated journal, and the settings of replication with a NATS server.
+        "tests/replication/test_relink.py",
+        "tests/replication/test_tls.py",
     )
     orphans = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
