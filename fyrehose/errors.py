@@ -13,7 +13,8 @@
     │   ├── NewStreamForbidden       the configuration lets no peer create a stream of this name
     │   ├── StreamFull               the stream has used its last number
     │   ├── KeyReused                the key of the publish belongs to other messages, or cannot be remembered
-    │   ├── ReadOnly                 the disk is full, or another server leads: try later, or there (retriable)
+    │   ├── ReadOnly                 the disk is full, or nothing is accepted for a while: try later (retriable)
+    │   │   └── Following                another server of the cluster leads: publish there
     │   └── Closed                   the journal or the server is closing, or has failed
     ├── Forbidden                  the access policy does not allow the peer this action on this stream
     │   └── TooManySubscriptions     the peer's address, or the memory budget, has no room for another subscription
@@ -130,6 +131,17 @@ class ReadOnly(PublishError):
     """The disk is full or cannot be written.  Reads continue; writes resume once the disk has room."""
 
     retriable = True
+
+
+class Following(ReadOnly):
+    """This server follows another one of its cluster, which publishers have to use.
+
+    :ivar leader: the address of that server, as its configuration has it; empty if it is unknown
+    """
+
+    def __init__(self, text: str, leader: str = "") -> None:
+        super().__init__(text)
+        self.leader = leader
 
 
 class Closed(PublishError):

@@ -234,6 +234,13 @@ class IBroker(Interface):
 
     named = Attribute("The named subscriptions, as the peer may use them: see INamedSubscriptions.")
 
+    def when_leading() -> Deferred[None]:
+        """Return a Deferred that fires when publishers may use this server.
+
+        It has fired already, unless the server follows another one of its cluster; then it fires when this server
+        takes over.
+        """
+
     def identified(identity: Identity) -> Any:
         """Return this :class:`IBroker` restricted to the actions that the peer *identity* may do.
 
@@ -384,7 +391,9 @@ class IProtocolPlugin(Interface):
     """A protocol plugin: the object ``plugin`` in the module ``plugin`` of a protocol's folder.
 
     A plugin with ``guards_itself = True`` controls access itself, so it may listen on public addresses without an
-    access policy.  ``extra`` is the :class:`~fyrehose.extras.Extra` whose package it needs, or works better with.
+    access policy.  A plugin with ``only_leading = True`` has no use on a server that follows another one, so the server
+    keeps its listeners closed until it leads.  ``extra`` is the :class:`~fyrehose.extras.Extra` whose package it needs,
+    or works better with.
     """
 
     name = Attribute("The protocol's name, as used in --listen and --option.")

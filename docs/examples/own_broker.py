@@ -46,6 +46,10 @@ class LastMessages:
     def __attrs_post_init__(self) -> None:
         self._fanout = Fanout(self.clock, self.read)
 
+    def when_leading(self) -> Deferred[None]:
+        """Return a Deferred that has fired: this broker is no member of a cluster."""
+        return succeed(None)
+
     def identified(self, identity: Identity) -> LastMessages:
         """Return this broker: every peer that can connect may do everything."""
         return self

@@ -33,6 +33,7 @@ from fyrehose.core.broker import Broker
 from fyrehose.core.fanout import Cursor
 from fyrehose.interfaces import JournalState
 from fyrehose.observe.meters import ClusterStatus, JournalStatus
+from fyrehose.options import shown_size
 
 #: The default number of streams and of subscribers that an answer lists.
 LISTED = 200
@@ -135,7 +136,7 @@ class Status:
             journal["full_in"] = None if rate is None else time_to_full(status, rate)
         member = cluster_status(self.broker)
         if member is not None:
-            journal["cluster"] = attrs.asdict(member)
+            journal["cluster"] = attrs.asdict(member) | {"summary": summary(member)}
         return journal
 
     def _lag(self) -> float | None:
@@ -248,6 +249,21 @@ def cluster_status(broker: Broker) -> ClusterStatus | None:
     """Return the figures of the server as a member of its cluster; None if it is alone."""
     status: Callable[[], ClusterStatus | None] = getattr(broker.journal, "cluster_status", lambda: None)
     return status()
+
+
+def summary(member: ClusterStatus) -> str:
+    """Return the role of a server in its cluster, its leader and its lag, in plain words."""
+    epoch = f"epoch {member.epoch}"
+    if member.role == "leader":
+        return f"{member.name} leads, {epoch}"
+    if member.role == "candidate":
+        return f"{member.name} is taking over, {epoch}"
+    if member.role == "stopped":
+        return f"{member.name} has stopped replicating, {epoch}"
+    if not member.leader:
+        return f"{member.name} follows, no leader is known"
+    behind = f"{shown_size(member.behind)} behind" if member.behind else "not behind"
+    return f"{member.name} follows {member.leader}, {epoch}, {behind}, leader heard {member.silent:.1f} s ago"
 
 
 def time_to_full(status: JournalStatus, rate: float) -> float | None:

@@ -152,7 +152,7 @@ async def survey(
     async def quiet(error: Exception) -> None:
         """Keep nats-py from printing a traceback; what matters fails the connection."""
 
-    options = {"user_credentials": settings.credentials} if settings.credentials else {}
+    options = settings.connect_options()
     try:
         client = await asyncio.wait_for(
             nats.connect(

@@ -129,6 +129,7 @@ def _overview(status: dict[str, Any], everything: bool) -> list[RenderableType]:
         disk += f", full in {_time(journal['full_in'])}"
     lines: list[RenderableType] = [
         head,
+        *([Text(f"cluster: {escaped(journal['cluster']['summary'])}")] if "cluster" in journal else []),
         Text(f"{commits}; {disk}"),
         Text(f"memory {_size(memory['resident'])}; longest pause of the server {_time(status['reactor']['lag'])}"),
         Text(f"streams: {status['streams']['total']}; subscribers: {found['total']}, at most {found['lag']} behind"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import attrs
-from twisted.internet.defer import Deferred, fail
+from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -27,6 +27,7 @@ from fyrehose.core.quotas import STREAMS, NewStreams, PeerLimits, Subscriptions
 from fyrehose.core.streams import UNLIMITED, StreamRules
 from fyrehose.errors import (
     Closed,
+    Following,
     FyrehoseError,
     InvalidName,
     NewStreamForbidden,
@@ -135,8 +136,9 @@ class Broker:
     once: PublishedOnce = attrs.field(init=False)
     #: the most named subscriptions
     named_subscriptions: int = attrs.field(default=1_000, kw_only=True)
-    #: whether the journal was opened to follow that of another server
-    _follows: bool = attrs.field(default=False, init=False)
+    #: whether the journal follows that of another server, which publishers have to use
+    follows: bool = attrs.field(default=False, init=False)
+    _awaiting_lead: list[Deferred[None]] = attrs.field(factory=list, init=False)
     _new_streams: NewStreams = attrs.field(init=False)
     _fanout: Fanout = attrs.field(init=False)
     #: called with each stream that is created
@@ -165,7 +167,13 @@ class Broker:
 
     def _opened(self, ends: Mapping[str, int]) -> None:
         self._recover(ends)
-        self._follows = self.journal.state is JournalState.READ_ONLY
+        self.follows = self.journal.state is JournalState.READ_ONLY
+
+    def when_leading(self) -> Deferred[None]:
+        if not self.follows:
+            return succeed(None)
+        self._awaiting_lead.append(Deferred())
+        return self._awaiting_lead[-1]
 
     def _recover(self, ends: Mapping[str, int]) -> None:
         self._restore(ends)
@@ -313,14 +321,18 @@ class Broker:
     def state_changed(self, state: JournalState, reason: str) -> None:
         # Appends that were not durable have failed: nobody has seen their numbers, and their streams were not created.
         ends = self.journal.ends()
-        if self._follows and state is JournalState.WRITABLE:
+        waiting: list[Deferred[None]] = []
+        if self.follows and state is JournalState.WRITABLE:
             # This server leads from now on, and other servers have written its log until now.
-            self._follows = False
+            self.follows = False
             self._recover(ends)
+            waiting, self._awaiting_lead = self._awaiting_lead, waiting
         else:
             self._restore(ends)
             self._largest = {stream: largest for stream, largest in self._largest.items() if stream in ends}
         self.watch(state, reason)
+        for leading in waiting:
+            leading.callback(None)
 
     def _restore(self, ends: Mapping[str, int]) -> None:
         """Continue the numbers of every stream, also of retired ones, where the journal ends."""
@@ -377,6 +389,8 @@ class Broker:
         state = self.journal.state
         if state is JournalState.READ_ONLY:
             why = getattr(self.journal, "refusal", "")  # a server that follows names the leader
+            if self.follows:
+                raise Following(why or "another server leads; publish there", getattr(self.journal, "leader", ""))
             raise ReadOnly(why or "the journal's disk is full; publishing resumes when it has room again")
         if state is not JournalState.WRITABLE:
             raise Closed(f"the journal is {state.value}")

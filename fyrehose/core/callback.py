@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred, fail, gatherResults, maybeDeferred
+from twisted.internet.defer import Deferred, fail, gatherResults, maybeDeferred, succeed
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -52,6 +52,10 @@ class CallbackBroker:
     counters: Counters = attrs.field(factory=Counters, kw_only=True)
     budget: Budget = attrs.field(factory=Budget, kw_only=True)
     _ends: dict[str, int] = attrs.field(factory=dict, kw_only=True, alias="ends")
+
+    def when_leading(self) -> Deferred[None]:
+        """Return a Deferred that has fired, because this broker accepts messages at any time."""
+        return succeed(None)
 
     def identified(self, identity: Identity) -> CallbackBroker:
         """Return this broker for the peer *identity*; both share their numbers."""

@@ -59,6 +59,8 @@ class Unguarded(Protocol):
     @property
     def once(self) -> PublishedOnce: ...
 
+    def when_leading(self) -> Deferred[None]: ...
+
     def identified(self, identity: Identity) -> IBroker: ...
 
     def publish(
@@ -150,6 +152,9 @@ class Guarded:
     @property
     def named(self) -> Consuming:
         return Consuming(self.broker.table, self, self._network)
+
+    def when_leading(self) -> Deferred[None]:
+        return self.broker.when_leading()
 
     def identified(self, identity: Identity) -> IBroker:
         """Return the broker of another peer, which inherits nothing from this one."""

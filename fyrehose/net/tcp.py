@@ -29,7 +29,7 @@ from zope.interface import implementer
 
 from fyrehose.core.budget import Account
 from fyrehose.core.inflight import InFlight
-from fyrehose.errors import Broken, Forbidden, FyrehoseError, ReadOnly, RemoteProtocolError
+from fyrehose.errors import Broken, Following, Forbidden, FyrehoseError, ReadOnly, RemoteProtocolError
 from fyrehose.identity import Identity
 from fyrehose.interfaces import IBroker, ISubscription
 from fyrehose.net.handshakes import Handshake
@@ -281,8 +281,10 @@ class SessionProtocol(TwistedProtocol):
         failure.trap(FyrehoseError)
         error = failure.value
         self.broker.counters.refuse(self.log, self.protocol_name, type(error).__name__, self.peer, str(error))
-        # Without an acknowledgement the peer will reconnect, and should not do so at once.
-        self._finish_late(FULL_GRACE if isinstance(error, ReadOnly) else 0.0)
+        # Without an acknowledgement the peer will reconnect, and should not do so at once, unless it is to reconnect to
+        # another server.
+        waits = isinstance(error, ReadOnly) and not isinstance(error, Following)
+        self._finish_late(FULL_GRACE if waits else 0.0)
 
     def failed(self, failure: Failure) -> None:
         """Handle an unexpected error, a bug: whether the publish is durable is unknown, so it is not acknowledged."""

@@ -160,6 +160,13 @@ class Member:
         )
 
     @property
+    def leader_address(self) -> str:
+        """Return the address of the server that leads, as its configuration has it; empty if it is unknown."""
+        leader = self.role.leader
+        peer = None if leader is None else self.peers.get(leader.name)
+        return "" if peer is None else str(peer.said.get("address") or "")
+
+    @property
     def caught_up(self) -> bool:
         """Return whether a leader is heard, and everything that it has told of is applied."""
         silent = self.reactor.seconds() - self._heard_leader
@@ -256,8 +263,7 @@ class Member:
     def _name_leader(self) -> None:
         leader = self.role.leader
         if leader is not None and not self.journal.leading:
-            said = self.peers[leader.name].said if leader.name in self.peers else {}
-            where = f" at {said['address']}" if said.get("address") else ""
+            where = f" at {self.leader_address}" if self.leader_address else ""
             self.journal.refusal = f"this server follows {leader.name}{where}; publish there"
 
     async def _take_over(self) -> None:

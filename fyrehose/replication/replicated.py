@@ -70,6 +70,11 @@ class ReplicatedJournal(ReplicaJournal):
         """Return whether readers find here what the leader has acknowledged, except for the last moment."""
         return self.leading or self.cluster.caught_up
 
+    @property
+    def leader(self) -> str:
+        """Return the address of the server that leads, as its configuration has it; empty if it is unknown."""
+        return self.cluster.leader_address if self.cluster.running else ""
+
     def cluster_status(self) -> ClusterStatus | None:
         """Return the figures of this server as a member; None while the journal is not open."""
         return self.cluster.status() if self.cluster.running else None

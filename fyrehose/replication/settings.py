@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import ssl
+from typing import Any
 
 import attrs
 
@@ -41,8 +43,30 @@ class ReplicationSettings:
     member_timeout: float = option(
         86400.0, duration, "do not keep entries for a server that was not heard for this long", least=60
     )
-    address: str = option("", _text, "address of this server for publishers, which followers name")
+    address: str = option("", _text, "HOST:PORT or URL where this server accepts messages by HTTP")
     credentials: str = option("", _text, "credentials file of NATS")
+    ca: str = option("", _text, "PEM file of the certificate authority of the NATS servers")
+    certificate: str = option("", _text, "PEM file with this server's certificate for NATS")
+    key: str = option("", _text, "PEM file with the key of the certificate")
+
+    def connect_options(self) -> dict[str, Any]:
+        """Return the arguments of ``nats.connect`` for credentials and TLS.
+
+        :raises ConfigError: a file cannot be read, or is invalid
+        """
+        options: dict[str, Any] = {"user_credentials": self.credentials} if self.credentials else {}
+        if bool(self.certificate) != bool(self.key):
+            raise ConfigError("[replication] needs both certificate and key, or neither")
+        if self.ca or self.certificate:
+            try:
+                options["tls"] = context = ssl.create_default_context(cafile=self.ca or None)
+                if self.certificate:
+                    context.load_cert_chain(self.certificate, self.key)
+            except OSError as error:
+                files = ", ".join(filter(None, (self.ca, self.certificate, self.key)))
+                why = error.strerror or error
+                raise ConfigError(f"[replication] cannot use the files for TLS ({files}): {why}") from error
+        return options
 
 
 def parse(table: object) -> ReplicationSettings:

@@ -85,6 +85,8 @@ class Fyrehose(MultiService):
         self._on_open = on_open
         self._open = False
         self._started: list[Any] = []
+        #: children that are not started before this server leads its cluster
+        self._only_leading: list[Any] = []
         #: fires when the start in progress has succeeded or failed; None if none is in progress
         self._settled: Deferred[None] | None = None
         self._start_error: Exception | None = None
@@ -121,12 +123,21 @@ class Fyrehose(MultiService):
             MultiService.addService(self, service)
         finally:
             self.running = running
-        if running and self._settled is None:
+        if running and self._settled is None and service in self._unstarted():
             Deferred.fromCoroutine(self._start_child(service)).addErrback(self._report)
 
+    def add_for_leader(self, service: Any) -> None:
+        """Add a child that is started only once the server accepts messages, because it has no other use.
+
+        A server that follows another one keeps it closed, so that its clients go elsewhere.
+        """
+        self._only_leading.append(service)
+        service.setServiceParent(self)
+
     def removeService(self, service: Any) -> Any:
-        if service in self._started:
-            self._started.remove(service)
+        for known in (self._started, self._only_leading):
+            if service in known:
+                known.remove(service)
         return MultiService.removeService(self, service)
 
     async def _start(self) -> None:
@@ -134,10 +145,10 @@ class Fyrehose(MultiService):
             await self.broker.open()
             self._open = True
             self._on_open()
-            waiting = list(self)
-            while waiting and self.running:
+            while self.running and (waiting := self._unstarted()):
                 await self._start_child(waiting[0])
-                waiting = [service for service in self if service not in self._started]
+            if self.broker.follows and self.running:
+                self._start_when_leading()
             if not self.running:
                 self._start_error = Closed("the server was stopped while it started")
         except Exception as error:
@@ -146,12 +157,38 @@ class Fyrehose(MultiService):
             await self._unwind()
             raise
         finally:
-            settled, self._settled = self._settled, None
-            if settled is not None:
-                settled.callback(None)
-            waiting_for_start, self._waiting = self._waiting, []
-            for opened in waiting_for_start:
-                opened.callback(None) if self._start_error is None else opened.errback(self._start_error)
+            self._settle()
+
+    def _settle(self) -> None:
+        """End the start in progress, and tell those who wait for it."""
+        settled, self._settled = self._settled, None
+        if settled is not None:
+            settled.callback(None)
+        waiting, self._waiting = self._waiting, []
+        for opened in waiting:
+            opened.callback(None) if self._start_error is None else opened.errback(self._start_error)
+
+    def _unstarted(self) -> list[Any]:
+        """Return the children that are to be started now."""
+        closed = self._only_leading if self.broker.follows else []
+        return [service for service in self if service not in self._started and service not in closed]
+
+    def _start_when_leading(self) -> None:
+        for service in self._only_leading:
+            log.info("{name} stays closed until this server leads", name=_name(service))
+        leading: Deferred[Any] = self.broker.when_leading()
+        leading.addCallback(lambda _: Deferred.fromCoroutine(self._start_rest())).addErrback(self._report)
+
+    async def _start_rest(self) -> None:
+        """Start the children that were closed while the server followed."""
+        if not self.running:
+            return
+        self._settled = Deferred()  # a stop waits for it
+        try:
+            while self.running and (waiting := self._unstarted()):
+                await self._start_child(waiting[0])
+        finally:
+            self._settle()
 
     async def _start_child(self, service: Any) -> None:
         try:

@@ -266,7 +266,7 @@ class Server(Service):
             return FileJournal(self.reactor, config.data_dir, config.journal, stream_age=stream_age)
         if find_spec("nats") is None:
             raise MissingExtra("replication needs nats-py; install it with: pip install 'fyrehose[replication]'")
-        options = {"user_credentials": cluster.credentials} if cluster.credentials else {}
+        options = cluster.connect_options()
         shared_log = JetStreamLog(self.reactor, cluster.servers, cluster.cluster, cluster.replicas, options=options)
         return ReplicatedJournal(
             self.reactor,
@@ -409,7 +409,10 @@ class Server(Service):
                 "access policy; pass --policy FILE or add interface=127.0.0.1"
             )
         service.setName(f"{listener.name} ({listener.endpoint})")
-        service.setServiceParent(IService(self.fyrehose))
+        if getattr(listener.plugin, "only_leading", False):
+            self.fyrehose.add_for_leader(service)
+        else:
+            service.setServiceParent(IService(self.fyrehose))
         self.fyrehose.broker.listeners.append(
             Listener(
                 name=listener.name,

@@ -46,12 +46,14 @@ class MemoryJournal:
 
     :ivar auto: True if each append is durable at once; otherwise :meth:`commit` makes appends durable
     :ivar now: the clock, in microseconds since 1970 UTC
+    :ivar leader: the address of the server that this one follows from :meth:`open` on; None: this one leads
     :ivar stream_age: returns the age up to which a stream's records are served, in seconds; 0 for no limit
     """
 
     auto: bool = True
     now: Callable[[], int] = lambda: 1_000_000
     stream_age: Callable[[str], float] = lambda stream: 0
+    leader: str | None = attrs.field(default=None, kw_only=True)
     state: JournalState = attrs.field(default=JournalState.CLOSED, init=False)
     floor: int = attrs.field(default=0, init=False)
     keeper: MemoryKeeper = attrs.field(factory=MemoryKeeper, init=False)
@@ -66,7 +68,7 @@ class MemoryJournal:
 
     def open(self, observer: IJournalObserver) -> Deferred[Mapping[str, int]]:
         self._observer = observer
-        self.state = JournalState.WRITABLE
+        self.state = JournalState.WRITABLE if self.leader is None else JournalState.READ_ONLY
         return succeed(self.ends())
 
     def append(self, runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:

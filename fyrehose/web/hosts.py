@@ -17,6 +17,18 @@ LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 FOREIGN_ORIGIN = "request of a page of another site: only pages of this server may use it"
 
 
+def url_of(address: str, secure: bool) -> str:
+    """Return the URL of another server, without a slash at its end.
+
+    :param address: a URL of http or https, or HOST:PORT
+    :param secure: whether HOST:PORT stands for https
+    :return: the URL; empty if *address* is neither
+    """
+    url = address if "://" in address else f"http{'s' * secure}://{address}"
+    found = re.fullmatch(r"(https?://[A-Za-z0-9.:_\[\]-]+)/?", url)
+    return found[1] if found else ""
+
+
 def is_local(endpoint: str) -> bool:
     """Return whether only this machine can reach *endpoint*; false if that is not certain."""
     if endpoint.startswith("unix:"):

@@ -60,11 +60,13 @@ class Refused:
     :ivar status: the HTTP status
     :ivar cause: a few words joined by dashes, for the counter and the log
     :ivar detail: the error message for the peer
+    :ivar elsewhere: the URL of the server that accepts the same request; empty if none is known
     """
 
     status: int
     cause: str
     detail: str
+    elsewhere: str = ""
 
 
 @attrs.define(eq=False)
@@ -86,6 +88,8 @@ class WebSession:
     _stopped: bool = attrs.field(default=False, init=False)
     #: whether the body of the request is incomplete
     _body_incomplete: bool = attrs.field(default=False, init=False)
+    #: the path and query of the request, as the peer sent them
+    _target: str = attrs.field(default="", init=False)
     #: whether the body of the answer is left out, because the request is a HEAD
     _without_body: bool = attrs.field(default=False, init=False)
 
@@ -238,6 +242,10 @@ class WebSession:
         """Complete the answer."""
         self._send(h11.EndOfMessage())
 
+    def elsewhere(self, server: str) -> Headers:
+        """Return the header that sends the peer with this request to *server*, a URL; none if that is empty."""
+        return {"Location": server + self._target} if server else {}
+
     def refuse(
         self, status: int, cause: str, detail: str, headers: Headers | None = None, **more: object
     ) -> list[Refused]:
@@ -315,6 +323,7 @@ class WebSession:
     def _receive_head(self, head: h11.Request) -> Iterable[object]:
         self._refused, self._body_incomplete = None, True
         self._without_body = head.method == b"HEAD"
+        self._target = head.target.decode("latin-1") if head.target.startswith(b"/") else ""
         if sum(len(name) + len(value) for name, value in head.headers) + len(head.target) > MAX_HEAD:
             return self.refuse(431, "head-too-large", f"request head exceeds the limit of {MAX_HEAD} bytes")
         try:

@@ -12,7 +12,7 @@ from twisted.logger import Logger
 
 from fyrehose.admin import metrics
 from fyrehose.admin.sampling import Sampler, StreamRates
-from fyrehose.admin.status import Status
+from fyrehose.admin.status import Status, summary
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.journal import holds
@@ -175,3 +175,4 @@ def test_metrics_of_a_server_of_a_cluster(watched: Any, monkeypatch: pytest.Monk
     assert labelled(samples, "fyrehose_cluster_leader_silent_seconds") == {(): 0.5}
     assert labelled(samples, "fyrehose_cluster_takeovers_total") == {(): 2}
     assert watched.status.journal()["cluster"]["leader"] == "a"
+    assert watched.status.journal()["cluster"]["summary"] == summary(status)

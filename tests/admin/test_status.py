@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import attrs
 import pytest
 from twisted.logger import Logger
 
 from fyrehose import __version__
 from fyrehose.admin import census, metrics
-from fyrehose.admin.status import time_to_full
+from fyrehose.admin.status import summary, time_to_full
 from fyrehose.core import fanout
 from fyrehose.core.broker import Broker
 from fyrehose.interfaces import FileHold, JournalState
 from fyrehose.observe.listeners import Listener
-from fyrehose.observe.meters import JournalMeters, JournalStatus
+from fyrehose.observe.meters import ClusterStatus, JournalMeters, JournalStatus
 from fyrehose.testing import RecordingSink
 
 log = Logger()
@@ -294,3 +295,21 @@ def test_programs_that_read_the_files_are_listed_behind_the_consumers_of_streams
     consumer, files = watched.status.complete()["subscriptions"]["listed"]
     assert (consumer["kind"], consumer["name"]) == ("stream", "billing")
     assert files == {"name": "archive", "kind": "files", "behind_bytes": 600, "active": 990_000_000}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"role": "leader"}, "b leads, epoch 7"),
+        ({"role": "candidate"}, "b is taking over, epoch 7"),
+        ({"role": "stopped"}, "b has stopped replicating, epoch 7"),
+        ({}, "b follows a, epoch 7, 2.0 KiB behind, leader heard 0.5 s ago"),
+        ({"behind": 0}, "b follows a, epoch 7, not behind, leader heard 0.5 s ago"),
+        ({"leader": ""}, "b follows, no leader is known"),
+    ],
+)
+def test_the_role_in_a_cluster_is_said_in_plain_words(changes: dict[str, Any], words: str) -> None:
+    member = ClusterStatus(
+        name="b", role="follower", leader="a", epoch=7, behind=2048, silent=0.5, takeovers=0, entries=9
+    )
+    assert summary(attrs.evolve(member, **changes)) == words

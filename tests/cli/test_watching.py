@@ -177,6 +177,14 @@ def test_failed_journal_without_durability_is_shown(monkeypatch: pytest.MonkeyPa
     assert "journal failed, durability unknown" in run("stats")
 
 
+def test_stats_shows_the_role_in_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = status()["journal"] | {"cluster": {"summary": "b follows a\x1b[2J, epoch 7"}}
+    monkeypatch.setattr(Asker, "status", lambda asker, match, limit: status(journal=journal))
+    said = run("stats")
+    assert "cluster: b follows a" in said
+    assert "\x1b" not in said
+
+
 def test_top_stops_after_count_updates(asked: list[Any]) -> None:
     said = run("top", "--count", "3")
     assert len(asked) == 3

@@ -128,6 +128,7 @@ def test_a_follower_refuses_messages_and_names_the_leader(cluster: Cluster) -> N
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(request, timeout=10)
     assert refused.value.code == 503
+    assert refused.value.headers["Location"] == f"http://127.0.0.1:{leader.ports[1]}/streams/s"
     assert f"follows {leader.name} at".encode() in refused.value.read()
 
 

@@ -16,7 +16,7 @@ from twisted.internet.task import Clock
 from fyrehose.cli.command import main
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
-from fyrehose.errors import ConfigError, ReadOnly
+from fyrehose.errors import ConfigError, Following, ReadOnly
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.offline.verify import verify
@@ -200,6 +200,26 @@ def test_a_follower_refuses_messages_and_names_the_leader(cluster: Cluster) -> N
     follower = next(server for server in cluster.servers.values() if server is not leader)
     with pytest.raises(ReadOnly, match=f"follows {leader.name} at {leader.name}:1; publish there"):
         raise_from(follower.journal.append([Run.of("s", [b"x"], source="t")], [1]))
+
+
+def test_a_follower_tells_publishers_the_address_of_the_leader(cluster: Cluster) -> None:
+    for name in "ab":
+        cluster.add(name)
+    leader = cluster.elect()
+    cluster.run(1)
+    follower = next(server for server in cluster.servers.values() if server is not leader)
+    follower.publish(b"x")
+    (refused,) = follower.refused
+    assert isinstance(refused, Following)
+    assert refused.leader == f"{leader.name}:1"
+    assert "publish there" in str(refused)
+    opened: list[str] = []
+    for server in (leader, follower):
+        server.broker.when_leading().addCallback(lambda _, name=server.name: opened.append(name))
+    assert opened == [leader.name]
+    leader.stop()
+    cluster.elect()
+    assert opened == [leader.name, follower.name]
 
 
 def raise_from(failed: Deferred[Any]) -> None:

@@ -368,3 +368,58 @@ def test_when_open_fails_if_the_server_stops_while_it_starts(server: Server) -> 
     server.journal.opening.callback(None)
     (reason,) = opened
     assert isinstance(reason, Closed)
+
+
+def following(server: Server) -> Child:
+    """Make *server* follow another one; return a child of it that is of use to publishers only."""
+    server.journal.leader = "10.0.0.1:8117"
+    child = Child("c", server.told)
+    server.service.add_for_leader(child)
+    return child
+
+
+def test_follower_starts_listeners_of_publishers_when_it_leads(server: Server, log_lines: list[str]) -> None:
+    child = following(server)
+    started = server.start()
+    assert started.called
+    assert server.since() == ["journal opens", "open", "a starts", "b starts"]
+    assert "c stays closed until this server leads" in log_lines[-1]
+    server.journal.enter(JournalState.WRITABLE, "this server leads")
+    assert server.since() == ["c starts"]
+    stopped = server.service.stopService()
+    assert server.since() == [], "the stop waits for the start in progress"
+    child.starting.callback(None)
+    assert server.since() == ["a stops", "b stops", "c stops"]
+    for each in (*server.children, child):
+        each.stopping.callback(None)
+    server.journal.closing.callback(None)
+    assert stopped.called
+
+
+def test_follower_that_stops_does_not_stop_what_was_never_started(server: Server) -> None:
+    following(server)
+    server.start()
+    server.since()
+    server.service.stopService()
+    assert server.since() == ["a stops", "b stops"]
+    server.journal.enter(JournalState.WRITABLE, "this server leads")
+    assert server.since() == []
+
+
+def test_listener_that_cannot_open_when_the_server_leads_ends_the_server(server: Server, logged_errors: Any) -> None:
+    child = following(server)
+    server.start()
+    server.journal.enter(JournalState.WRITABLE, "this server leads")
+    child.starting.errback(CannotListenError("127.0.0.1", 5044, OSError(98, "Address already in use")))
+    assert [str(failure) for failure in server.failures] == [
+        "c cannot listen: 127.0.0.1 port 5044: Address already in use"
+    ]
+    assert len(logged_errors.take()) == 1
+
+
+def test_server_that_is_alone_starts_listeners_of_publishers_at_once(server: Server) -> None:
+    child = following(server)
+    server.journal.leader = None
+    child.starting.callback(None)
+    server.start()
+    assert server.since()[-1] == "c starts"

@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,8 +25,10 @@ from fyrehose.core import policy
 from fyrehose.core.policy import LOOPBACK
 from fyrehose.errors import ConfigError, FyrehoseError, JournalCorrupt, JournalFailed, JournalLocked, MissingExtra
 from fyrehose.identity import Action, Identity
+from fyrehose.interfaces import JournalState
 from fyrehose.server import process, tap
 from fyrehose.server.tap import Options, Server
+from fyrehose.testing import MemoryJournal
 
 ROOT = Path(__file__).parents[2]
 
@@ -290,6 +293,26 @@ def test_listeners_are_described_for_operators(ending: list[Any], tmp_path: Path
     assert server.fyrehose.broker.listeners[0].access() == "by policy (1 rule)"
     server.fyrehose.broker.guard.change(policy.parse({"allow": [{"network": "10.0.0.0/8", "publish": "*"}] * 2}))
     assert server.fyrehose.broker.listeners[0].access() == "by policy (2 rules)"
+
+
+def test_listeners_of_protocols_that_need_the_leader_stay_closed_on_a_follower(
+    ending: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Journal(MemoryJournal):
+        report = SimpleNamespace(lines=list)
+
+    journal = Journal(leader="10.0.0.1:8117")
+    monkeypatch.setattr("fyrehose.server.tap.FileJournal", lambda *_, **__: journal)
+    words = ["--data-dir", str(tmp_path)]
+    for name, port in (("figg", 8119), ("http", 8117), ("lumberjack", 5044), ("relink", 7733)):
+        words += ["--listen", f"{name}=tcp:{port}:interface=127.0.0.1"]
+    reactor = MemoryReactorClock()
+    server = Server(reactor, parsed(*words).resolved)
+    server.fyrehose.startService()
+    assert sorted(port for port, *_ in reactor.tcpServers) == [8117, 8119]
+    journal.enter(JournalState.WRITABLE, "this server leads")
+    assert sorted(port for port, *_ in reactor.tcpServers) == [5044, 7733, 8117, 8119]
+    assert server.fyrehose.stopService().called
 
 
 def test_reducing_a_configured_maximum_logs_one_warning(

@@ -121,7 +121,8 @@ function showHeader(status, journal) {
   $("journal-state").className = "pill " + journal.state;
   setText("durability", journal.durability ? "durability " + journal.durability : "");
   setText("uptime", "up " + age(status.uptime));
-  showAlarm(journal.state === "writable" ? "" : `The journal is ${journal.state}: publishing is refused.`);
+  const follows = journal.state === "read-only" && journal.cluster && journal.cluster.role === "follower";
+  showAlarm(journal.state === "writable" || follows ? "" : `The journal is ${journal.state}: publishing is refused.`);
 }
 
 function showTiles(status, journal, protocols) {
@@ -168,6 +169,7 @@ function showJournal(journal, status) {
     ["commits in total", whole(journal.commits)],
     ["retention held by", journal.held_by || undefined],
     ["retention holds broken", journal.broken_holds ? count(journal.broken_holds) : undefined],
+    ["cluster", journal.cluster ? journal.cluster.summary : undefined],
     ["buffers", `${bytes(status.memory.budget_used)} of ${bytes(status.memory.budget)}`],
     ["pauses of the server", `99% ${within(status.reactor.lag_p99)} in the last minute`],
   ].filter(([, text]) => text !== undefined);

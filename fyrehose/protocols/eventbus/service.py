@@ -18,6 +18,7 @@ from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IDelayedCall, IListeningPort
 from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.identity import Action, Identity
@@ -144,6 +145,9 @@ class EventBusService(Service):
             wrong = OSError(error.errno, os.strerror(error.errno or 0))
             return self._close().addCallback(lambda _: fail(CannotListenError(self._host, self._first, wrong)))
         self._port = port
+        leading = self._broker.when_leading()
+        if not leading.called:
+            self._close_collector(sockets[2], leading)
         self._serve(*sockets)
         return succeed(ListeningPorts(self, self._host, port))
 
@@ -221,6 +225,29 @@ class EventBusService(Service):
                 if not left:
                     raise
         raise AssertionError("ATTEMPTS is not positive")
+
+    def _close_collector(self, collector: Socket, leading: Deferred[None]) -> None:
+        """Close COLLECTOR until this server leads: publishers that know several servers then use another one."""
+        where = address(self._host, self._port + 2)
+        collector.unbind(where)
+        log.info("{protocol}: COLLECTOR stays closed until this server leads", protocol=PROTOCOL)
+
+        def leads(_: None) -> None:
+            if not collector.closed:
+                collector.bind(where)
+                log.info("{protocol}: COLLECTOR is open", protocol=PROTOCOL)
+
+        leading.addCallback(leads).addErrback(self._not_open)
+
+    def _not_open(self, failure: Failure) -> None:
+        failure.trap(zmq.ZMQError)
+        log.critical(
+            "{protocol}: COLLECTOR cannot listen at port {port}, so events cannot be published here; free the port, "
+            "and restart the server: {why}",
+            protocol=PROTOCOL,
+            port=self._port + 2,
+            why=failure.getErrorMessage(),
+        )
 
     def _serve(self, snapshot: Socket, publisher: Socket, collector: Socket) -> None:
         reactor = self._reactor

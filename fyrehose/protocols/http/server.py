@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import attrs
 from twisted.internet.defer import maybeDeferred
+from twisted.internet.interfaces import ISSLTransport
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -50,7 +51,7 @@ from fyrehose.protocols.http.session import (
     Retire,
 )
 from fyrehose.records import MAX_PAYLOAD, Run
-from fyrehose.web.hosts import hosts_of
+from fyrehose.web.hosts import hosts_of, url_of
 from fyrehose.web.server import RETRY, WebProtocol, WebSettings, token_of
 from fyrehose.web.session import Refused, Request
 
@@ -428,7 +429,12 @@ class HttpProtocol(WebProtocol):
         status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 503)
         if isinstance(error, errors.Forbidden) and not self.identity.token:
             status = 401
-        return Refused(status=status, cause=type(error).__name__, detail=str(error))
+        leader = error.leader if isinstance(error, errors.Following) else ""
+        elsewhere = url_of(leader, ISSLTransport.providedBy(self.transport))
+        return Refused(status=status, cause=type(error).__name__, detail=str(error), elsewhere=elsewhere)
+
+    def _headers_of(self, refusal: Refused) -> dict[str, str]:
+        return {**_HEADERS.get(refusal.status, {}), **self.session.elsewhere(refusal.elsewhere)}
 
     def _retired(self, _: None) -> None:
         if self.session.answering:
@@ -451,14 +457,14 @@ class HttpProtocol(WebProtocol):
         refusal = self._refusal_of(failure.value)
         self.count_refusal(refusal)
         if self.session.answering and self.writable:
-            self.session.refuse(refusal.status, refusal.cause, refusal.detail, _HEADERS.get(refusal.status))
+            self.session.refuse(refusal.status, refusal.cause, refusal.detail, self._headers_of(refusal))
             self.proceed()
 
     def _answer_refusal(self, refusal: Refused) -> None:
         """Answer a POST with *refusal* and the number of its messages that were published."""
         upload, self._upload = self._upload, None
         published = 0 if upload is None else upload.count
-        headers = _HEADERS.get(refusal.status)
+        headers = self._headers_of(refusal)
         self.session.refuse(refusal.status, refusal.cause, refusal.detail, headers, published=published)
 
     def _authenticate(self, request: Request) -> None:

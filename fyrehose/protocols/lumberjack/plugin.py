@@ -28,6 +28,7 @@ class LumberjackPlugin:
     description: str = "Lumberjack 1 and 2: events from Filebeat and other Beats, over TCP or TLS"
     default_endpoint: str = "tcp:5044:interface=127.0.0.1"
     default_port: int = 5044
+    only_leading: bool = True
     settings: type[Settings] = Settings
     extra: Extra = LUMBERJACK
 

@@ -41,6 +41,7 @@ class RelinkPlugin:
     default_port: int = 7733
     consumes: bool = True
     default_endpoint: str = "tcp:7733:interface=127.0.0.1"
+    only_leading: bool = True
     settings: type[Settings] = Settings
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> RelinkService:

@@ -253,6 +253,15 @@ def test_a_full_disk_drops_pushes_and_counts_them(make_world: Make) -> None:
     assert delivers(world.network.sent_to(CLIENT)) == [(1, b"kept")]
 
 
+def test_a_follower_drops_pushes_and_counts_them(make_world: Make) -> None:
+    world = make_world()
+    world.journal.leader = ""
+    world.broker.open()
+    world.send(Push(data=b"lost"), Push(data=b"lost"))
+    assert world.count("Following") == 2
+    assert world.journal.ends() == {}
+
+
 def test_last_sequence_ends_publishing(make_world: Make) -> None:
     world = make_world()
     world.broker.sequencer.restore({"backbone": LAST_SEQ - 1})

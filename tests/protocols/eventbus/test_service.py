@@ -18,6 +18,7 @@ from fyrehose.core.broker import Broker
 from fyrehose.core.policy import parse
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import ConfigError
+from fyrehose.interfaces import JournalState
 from fyrehose.protocols.eventbus import connections
 from fyrehose.protocols.eventbus.handshakes import BAD, LEFT, TIMEOUT
 from fyrehose.protocols.eventbus.service import EventBusService
@@ -39,7 +40,8 @@ class Running:
     def __init__(self, fake: Any, host: str = "127.0.0.1", port: int = 5556, **options: Any) -> None:
         self.fake = fake
         self.reactor = Reactor()
-        self.broker = Broker(self.reactor, MemoryJournal(), Sequencer())
+        self.journal = MemoryJournal()
+        self.broker = Broker(self.reactor, self.journal, Sequencer())
         self.broker.open()
         self.service = EventBusService(self.reactor, self.broker, host, port, Settings(**options))
 
@@ -97,6 +99,43 @@ def test_service_binds_three_ports_and_a_zap_handler(make_service: Any) -> None:
     running.reactor.advance(0)
     assert not running.reactor.getDelayedCalls()
     assert running.service.stopService().called
+
+
+def follower(make_service: Any) -> Any:
+    running = make_service()
+    running.journal.leader = ""
+    running.broker.open()
+    running.start()
+    return running
+
+
+def test_follower_opens_collector_when_it_leads(make_service: Any, log_lines: list[str]) -> None:
+    running = follower(make_service)
+    _, snapshot, publisher, collector = running.fake.contexts[0].sockets
+    assert [snapshot.bound, publisher.bound] == [["tcp://127.0.0.1:5556"], ["tcp://127.0.0.1:5557"]]
+    assert collector.bound == []
+    running.journal.enter(JournalState.WRITABLE, "this server leads")
+    assert collector.bound == ["tcp://127.0.0.1:5558"]
+    assert "COLLECTOR is open" in log_lines[-1]
+    running.service.stopService()
+
+
+def test_taken_port_of_collector_is_logged_when_the_server_leads(
+    make_service: Any, log_lines: list[str], logged_errors: Any
+) -> None:
+    running = follower(make_service)
+    running.fake.taken.add("tcp://127.0.0.1:5558")
+    running.journal.enter(JournalState.WRITABLE, "this server leads")
+    assert "COLLECTOR cannot listen at port 5558" in log_lines[-1]
+    assert len(logged_errors.take()) == 1
+    running.service.stopService()
+
+
+def test_stopped_service_does_not_open_collector(make_service: Any) -> None:
+    running = follower(make_service)
+    running.service.stopService()
+    running.journal.enter(JournalState.WRITABLE, "this server leads")
+    assert running.fake.contexts[0].sockets[3].bound == []
 
 
 @pytest.mark.parametrize(("payload", "waiting"), [(16 << 20, 16), (1 << 20, 256), (256 << 10, 1_000), (1, 1_000)])

@@ -257,6 +257,23 @@ class TestRefusedAmongOthers:
         server.connect().say(*(publish(i, topic=f"t{i}") for i in range(1, 100)))
         assert server.count("ReadOnly") == 1
 
+    def test_follower_closes_connections_of_publishers_at_once(self, log_lines: list[str]) -> None:
+        server = self.server()
+        server.journal.leader = "10.0.0.1:8117"
+        server.broker.open()
+        peer = server.connect()
+        peer.say(publish(1))
+        assert peer.transport.disconnecting, "the client finds the leader, and need not wait for this server"
+        assert server.count("Following") == 1
+        assert "another server leads; publish there" in log_lines[-1]
+
+    def test_full_disk_keeps_the_connection_for_a_while(self) -> None:
+        server = self.server()
+        server.journal.enter(JournalState.READ_ONLY, "full")
+        peer = server.connect()
+        peer.say(publish(1))
+        assert not peer.transport.disconnecting
+
     def test_log_names_a_reserved_topic(self, log_lines: list[str]) -> None:
         server = self.server()
         server.connect().say(publish(1, topic=".dot"))

@@ -396,6 +396,31 @@ def test_full_disk_is_answered_with_retry_after(server: Server) -> None:
     assert peer.ask("POST /streams/s", body=b"x").status == 200
 
 
+@pytest.mark.parametrize(
+    ("leader", "location"),
+    [
+        ("10.0.0.1:8117", "http://10.0.0.1:8117/streams/a%2Fb?key=1"),
+        ("https://one.example/", "https://one.example/streams/a%2Fb?key=1"),
+        ("", None),
+        ("figg at 10.0.0.1", None),
+    ],
+)
+def test_follower_sends_publishers_to_the_leader(server: Server, leader: str, location: str | None) -> None:
+    server.journal.leader = leader
+    server.broker.open()
+    answer = server.connect().ask("POST /streams/a%2Fb?key=1", body=b"x")
+    assert (answer.status, answer.headers.get("location"), answer.json["published"]) == (503, location, 0)
+    assert "another server leads" in answer.json["error"]
+    assert server.count("Following") == 1
+
+
+def test_follower_serves_readers(server: Server) -> None:
+    server.publish(b"x")
+    server.journal.leader = ""
+    server.broker.open()
+    assert server.connect().ask("GET /streams/s").status == 200
+
+
 def test_answer_counts_messages_published_before_the_disk_was_full(server: Server) -> None:
     peer = server.connect()
     peer.say("POST /streams/s", "Content-Type: application/x-ndjson", "Transfer-Encoding: chunked")
