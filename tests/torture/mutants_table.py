@@ -258,15 +258,15 @@ MUTANTS = (
     Mutant(
         "a publish is told at once",
         _BROKER,
-        "return durable.addCallback(self._acknowledged, runs, firsts)",
+        "return durable.addCallback(self._acknowledged, counted, firsts, began)",
         "from twisted.internet.defer import succeed\n        return succeed(firsts)",
         _TESTS_BROKER,
     ),
     Mutant(
         "numbers of failed appends are lost",
         _BROKER,
-        "        ends = self.journal.ends()\n        self._restore(ends)\n",
-        "        ends = self.journal.ends()\n",
+        "        else:\n            self._restore(ends)\n",
+        "        else:\n",
         _TESTS_BROKER,
     ),
     Mutant(
