@@ -455,7 +455,8 @@ class ITailer(Interface):
 
         :param take: called with each :class:`fyrehose.records.Run`, in order
         :param after: begin after this number (0: with the oldest record); None: with records published from now on
-        :param lost: called with the first and the last number of a range that is missing for good
+        :param lost: called with the first and the last number of a range that is missing for good and, if *stream* is a
+            pattern, with the name of its stream
         :raises ConfigError: the protocol needs a stream, or has only one, or the name is invalid
         """
 
@@ -484,7 +485,8 @@ class IClientPlugin(IProtocolPlugin):
     """A protocol plugin that also makes clients, for ``fyrehose publish``, ``fyrehose tail`` and other programs.
 
     A plugin with transactions also has ``transactional_publisher(reactor, host, port, window, size)``, which returns an
-    :class:`IPublisher` that commits *size* messages at a time.
+    :class:`IPublisher` that commits *size* messages at a time.  A plugin whose tailer consumes named subscriptions has
+    ``consumes = True``, and one whose tailer follows all streams that match a pattern has ``patterns = True``.
     """
 
     default_port = Attribute("The port on which servers listen by default.")

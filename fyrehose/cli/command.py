@@ -188,9 +188,9 @@ def publish(
 @click.option("--protocol", metavar="NAME", help="[default: http where it listens, else figg]")
 @click.option("--from", "place", type=Place(), default="127.0.0.1", help="Server address.  [default: 127.0.0.1]")
 @_tls
-@click.option("--stream", metavar="NAME", help="Stream to read (not with backbone).")
+@click.option("--stream", metavar="NAME", help="Stream to read (not with backbone), or pattern.")
 @click.option("--since", type=Since(), default="latest", show_default=True, help="First record.")
-@click.option("--subscription", metavar="NAME", help="Named subscription to continue (relink).")
+@click.option("--subscription", metavar="NAME", help="Named subscription to continue.")
 @click.option("--takeover", is_flag=True, help="Displace another consumer of it.")
 @click.option("--count", type=click.IntRange(1), help="Stop after this many messages.")
 @click.option("--idle", type=Duration(), help="Stop when no message arrives for this long.")
@@ -215,9 +215,12 @@ def tail(
     everything with http; "payload_base64" if the message is not UTF-8.  raw: no separators.  Exit status 1: messages
     are missing.
 
+    Patterns need http; named subscriptions http or relink.
+
     \b
         fyrehose tail --stream log --since start --idle 1s | wc -l
-        fyrehose tail --protocol relink --stream log --subscription billing
+        fyrehose tail --stream 'logs.*'
+        fyrehose tail --stream log --subscription billing
     """
     from fyrehose.cli import formats, running, tailing
     from fyrehose.cli.servers import protocol_to_tail, server
@@ -231,7 +234,7 @@ def tail(
             reactor,
             at.tailer(reactor, stream, subscription is not None),
             stream,
-            formats.for_terminal(form) if os.isatty(1) else formats.FORMATS[form],
+            formats.chosen(form, os.isatty(1), many=stream is not None and "*" in stream),
             count,
             idle,
             timeout,

@@ -20,6 +20,12 @@ def text(run: Run) -> bytes:
     return b"".join(b"%b\n" % bytes(payload) for payload in run.payloads())
 
 
+def text_with_stream(run: Run) -> bytes:
+    """Return each payload with the name of its stream in front, followed by a line feed."""
+    name = run.stream.encode(errors="surrogateescape")
+    return b"".join(b"%b: %b\n" % (name, bytes(payload)) for payload in run.payloads())
+
+
 def raw(run: Run) -> bytes:
     """Return the payloads without separators."""
     return bytes(run.payload)
@@ -33,9 +39,23 @@ def as_json(run: Run) -> bytes:
 FORMATS: dict[str, Format] = {"text": text, "raw": raw, "json": as_json}
 
 
-def for_terminal(name: str) -> Format:
-    """Return the format called *name*, escaping every character that a terminal would interpret or could not show."""
-    form, json = FORMATS[name], name == "json"
+def chosen(name: str, terminal: bool, many: bool = False) -> Format:
+    """Return the format called *name*.
+
+    :param terminal: whether a terminal shows it
+    :param many: whether the records are those of several streams, so that text names the stream
+    """
+    form = text_with_stream if many and name == "text" else FORMATS[name]
+    return for_terminal(name, form) if terminal else form
+
+
+def for_terminal(name: str, form: Format | None = None) -> Format:
+    """Return the format called *name*, escaping every character that a terminal would interpret or could not show.
+
+    :param form: the format to escape, if it is a variant of that name
+    """
+    json = name == "json"
+    form = form or FORMATS[name]
 
     def escape(match: re.Match[str]) -> str:
         code = ord(match[0])

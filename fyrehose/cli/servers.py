@@ -61,12 +61,16 @@ class ServerAddress:
     def tailer(self, reactor: Any, stream: str | None, named: bool = False) -> Any:
         """Return an :class:`fyrehose.interfaces.ITailer`, for a subscription to *stream*.
 
+        :param stream: a name, or a pattern, in which ``*`` stands for any text
         :param named: whether it is to consume a named subscription
-
         :raises ConfigError: the protocol has no such client, or the stream's name is invalid
         """
         if named and not getattr(self.plugin, "consumes", False):
-            raise ConfigError(f"protocol {self.protocol} has no named subscriptions; use --protocol relink")
+            raise ConfigError(f"protocol {self.protocol} has no named subscriptions; use --protocol http or relink")
+        if stream is not None and "*" in stream and not getattr(self.plugin, "patterns", False):
+            raise ConfigError(
+                f"protocol {self.protocol} reads one stream by its name; use --protocol http for the pattern {stream!r}"
+            )
         made = self.plugin.tailer(self._watched(reactor, "read", "read", stream), self.host, self.port)
         if made is None:
             raise ConfigError(f"protocol {self.protocol} has no subscriber; see --protocol")

@@ -123,6 +123,7 @@ async def tail(
     left = count
     waiting: IDelayedCall | None = None
     missing: list[str] = []
+    why = ""
     short: str | None = None
 
     def take(run: Run) -> Deferred[Any] | None:
@@ -137,13 +138,17 @@ async def tail(
             waiting.reset(idle)
         if left == 0:
             output.end()
-        # A record that cannot be written is not consumed.
-        return None if named is None else written.addCallback(lambda ok: None if ok else Deferred())
+        # A record that cannot be written is not consumed, nor is what was cut off the run.
+        return None if named is None else written.addCallback(lambda ok: run.last_seq if ok else Deferred())
 
-    def lost(first: int, last: int) -> None:
-        click.echo(f"fyrehose: records {first} to {last} are no longer kept", err=True)
+    def lost(first: int, last: int, name: str | None = None) -> None:
+        nonlocal why
+        # Those of a pattern may have been published while there was no connection.
+        why = "are no longer kept" if name is None else "were not received"
+        numbers = f"{first} to {last}" + ("" if name is None else f" of stream {name!r}")
+        click.echo(f"fyrehose: records {numbers} {why}", err=True)
         if len(missing) < MOST_NAMED and not (since == 0 and first == 1):
-            missing.append(f"{first} to {last}")
+            missing.append(numbers)
 
     def quiet() -> None:
         nonlocal short
@@ -165,7 +170,7 @@ async def tail(
             raise output.error
         short = tailer.shortfall(True) if short is None else short
         if missing and not short:
-            short = f"{', '.join(missing)} are no longer kept"
+            short = f"{', '.join(missing)} {why}"
         if short:
             raise FyrehoseError(f"records are missing: {short}")
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from fyrehose.cli.formats import FORMATS, as_json, for_terminal, raw, text
+from fyrehose.cli.formats import FORMATS, as_json, chosen, for_terminal, raw, text
 from fyrehose.ndjson import lines
 from fyrehose.records import Run
 
@@ -21,6 +21,15 @@ def test_text_and_raw_change_no_byte() -> None:
 
 def test_json_is_an_object_a_line() -> None:
     assert as_json(RUN) == lines((RUN,))
+
+
+def test_text_of_several_streams_names_the_stream() -> None:
+    run = Run.of("logs.\x1b", [b"one", b"two"], source="http").numbered(7, 0)
+    assert chosen("text", False, many=True)(run) == b"logs.\x1b: one\nlogs.\x1b: two\n"
+    assert chosen("text", True, many=True)(run) == b"logs.\\x1b: one\nlogs.\\x1b: two\n"
+    assert chosen("text", False)(run) == b"one\ntwo\n"
+    assert chosen("raw", False, many=True)(run) == b"onetwo"
+    assert json.loads(chosen("json", False, many=True)(run).splitlines()[0])["stream"] == "logs.\x1b"
 
 
 def test_every_format_has_a_name() -> None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from twisted.internet.testing import MemoryReactorClock
 
 from fyrehose.cli.servers import ServerAddress, protocol_to_tail, server
 from fyrehose.errors import ConfigError
@@ -61,6 +62,17 @@ def test_invalid_stream_name_is_refused(stream: str) -> None:
         both.publisher(None, stream, 1)
     with pytest.raises(ConfigError, match="expected 1 to 255 bytes"):
         both.tailer(None, stream)
+
+
+def test_a_pattern_or_a_subscription_needs_a_protocol_that_has_them() -> None:
+    figg = ServerAddress("figg", "h", 1, plugin(None, object()))
+    with pytest.raises(ConfigError, match=r"use --protocol http for the pattern 'logs\.\*'"):
+        figg.tailer(None, "logs.*")
+    with pytest.raises(ConfigError, match="protocol figg has no named subscriptions; use --protocol http or relink"):
+        figg.tailer(None, "s", named=True)
+    http = server("http", ("h", None))
+    assert http.tailer(MemoryReactorClock(), "logs.*") is not None
+    assert http.tailer(MemoryReactorClock(), "s", named=True) is not None
 
 
 def test_protocol_without_clients_is_refused() -> None:

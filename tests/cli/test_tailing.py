@@ -297,6 +297,29 @@ def test_a_record_of_a_named_subscription_is_consumed_when_it_is_written(monkeyp
     assert follower.outcome == [0]
 
 
+def test_what_count_cuts_off_a_run_is_not_consumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    follower = Follower(monkeypatch, named=Named("billing"), count=2)
+    follower.connect()
+    done: list[Any] = []
+    follower.tailer.take(Run.of("s", [b"a", b"b", b"c"], source="x").numbered(7, 0)).addCallback(done.append)
+    follower.write()
+    assert done == [8]
+
+
+def test_missing_records_of_a_pattern_name_their_stream(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    follower = Follower(monkeypatch, count=1)
+    follower.connect()
+    follower.tailer.lost(3, 7, "logs.a")
+    assert capsys.readouterr().err == "fyrehose: records 3 to 7 of stream 'logs.a' were not received\n"
+    follower.records(b"a")
+    follower.write()
+    assert [str(error) for error in follower.outcome] == [
+        "records are missing: 3 to 7 of stream 'logs.a' were not received"
+    ]
+
+
 def test_a_record_that_cannot_be_written_is_not_consumed(monkeypatch: pytest.MonkeyPatch) -> None:
     follower = Follower(monkeypatch, named=Named("billing"))
     follower.connect()

@@ -119,7 +119,7 @@ class Shell:
             assert status == "status=0", f"{step.command}: {self.lines[begin:]}"
         if step.command.endswith("&"):  # wait until the subscriber is connected, as a person would
             self.write(
-                'until curl -s http://127.0.0.1:8118/api/subscribers | grep -q \'"protocol": "figg"\'; '
+                'until curl -s http://127.0.0.1:8118/api/subscribers | grep -q \'"protocol": "http"\'; '
                 "do sleep 0.2; done; echo there"
             )
             self.until(begin, lambda output: "there" in output, step)

@@ -7,7 +7,9 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +127,49 @@ def test_with_tls_a_policy_and_a_token(start: Any, tmp_path: Path) -> None:
     assert curl(*trusted, "-d", "x", url) == b"401"
     assert curl(*trusted, "-H", "Authorization: Bearer secret", "-d", "x", url) == b"200"
     assert curl(*trusted, "-H", "Authorization: Bearer secret", url) == b"403"
+
+
+FYREHOSE = [sys.executable, "-c", "from fyrehose.cli.command import main; main(prog_name='fyrehose')"]
+
+
+def tail(server: Any, *words: str) -> list[str]:
+    at = ("--protocol", "http", "--from", f"127.0.0.1:{server.port('http')}")
+    ended = subprocess.run([*FYREHOSE, "tail", *at, *words], capture_output=True, text=True, timeout=100, check=True)
+    return ended.stdout.splitlines()
+
+
+def test_tail_by_http_continues_a_named_subscription(start: Any) -> None:
+    server = start(*HTTP)
+    url = f"http://127.0.0.1:{server.port('http')}/streams/orders"
+    lines_of_body = b"\n".join(b'"%d"' % n for n in range(1, 101)).decode()
+    curl(*NDJSON, "--data-binary", lines_of_body, url)
+    words = ("--stream", "orders", "--subscription", "billing", "--since", "start", "--count")
+    assert tail(server, *words, "3") == ['"1"', '"2"', '"3"'], "a part of what the server sends in one piece"
+    assert tail(server, *words, "1") == ['"4"']
+    server.stop()
+    server = start(*HTTP)
+    assert tail(server, *words, "96") == [f'"{n}"' for n in range(5, 101)]
+    shown = curl(f"http://127.0.0.1:{server.port('http')}/subscriptions/billing")
+    assert json.loads(shown)["position"] == 100
+
+
+def test_tail_of_a_pattern_follows_streams_that_are_created_later(start: Any) -> None:
+    server = start(*HTTP)
+    url = f"http://127.0.0.1:{server.port('http')}/streams"
+    curl("-d", "before", f"{url}/logs.a")
+    at = ("--protocol", "http", "--from", f"127.0.0.1:{server.port('http')}")
+    command = [*FYREHOSE, "tail", *at, "--stream", "logs.*", "--count", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follower:
+        assert follower.stdout is not None
+        heard: list[str] = []
+        stop = time.monotonic() + 60
+        reader = threading.Thread(target=lambda: heard.extend(follower.stdout))  # type: ignore[arg-type]
+        reader.start()
+        while follower.poll() is None and time.monotonic() < stop:
+            curl("-d", "x", f"{url}/logs.a")
+            curl("-d", "y", f"{url}/logs.b")
+            time.sleep(0.2)
+        reader.join(60)
+        assert follower.wait(60) == 0
+    assert len(heard) == 2
+    assert set(heard) <= {"logs.a: x\n", "logs.b: y\n"}

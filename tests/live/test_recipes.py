@@ -70,7 +70,7 @@ def commands(page: str, name: str) -> list[list[str]]:
 def test_filebeat_with_certificates_and_a_policy(page: str, start: Any, tmp_path: Path) -> None:
     """pylogbeat stands in for Filebeat, with the settings of the file."""
     (tmp_path / "deploy").symlink_to(ROOT / "deploy")
-    certificates, (_, _, _, *words) = commands(page, "filebeat")
+    certificates, (_, _, *words) = commands(page, "filebeat")
     subprocess.run(certificates, cwd=tmp_path, check=True, timeout=60)
     server = start(*["lumberjack=tcp:0" if word == "lumberjack=tcp:5044" else word for word in words])
     output = yaml.safe_load((RECIPES / "filebeat" / "filebeat-tls.yml").read_text())["output.logstash"]

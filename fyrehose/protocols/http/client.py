@@ -1,8 +1,11 @@
-"""HTTP client that follows one stream with all columns of its records, and reconnects without a gap.
+"""HTTP client that follows a stream, or all that match a pattern, with all columns of their records, and reconnects.
 
     HEAD /streams/NAME -> number of the last record -> GET /streams/NAME/live?from=N -> events -> runs -> take
+    GET /streams/NAME/live?subscription=S           -> events -> runs -> take -> acknowledge
+    GET /streams?match=P -> numbers of last records -> GET /streams/*/live?match=P   -> events -> runs -> take
 
-The numbers tell where to continue, so that a new connection begins behind the last record.
+The numbers tell where to continue, so that a new connection begins behind the last record.  The server keeps the
+position of a named subscription.  With a pattern the client reports which records it missed while it was not connected.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from struct import pack
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 from uuid import UUID
 
 import attrs
@@ -29,35 +32,50 @@ from zope.interface import implementer
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.interfaces import ITailer
 from fyrehose.net.clients import reconnecting
+from fyrehose.protocols.http.acknowledging import TEMPORARY, Acknowledger
+from fyrehose.protocols.http.session import MOST_LISTED
 from fyrehose.records import MAX_PAYLOAD, Run
 
 log = Logger()
 
 #: The largest event accepted, in bytes: JSON may need six characters for one byte of a payload.
 MOST_EVENT = 6 * MAX_PAYLOAD + (64 << 10)
+#: How names are encoded that are not UTF-8.
+ESCAPED = "surrogateescape"
 #: The part of an error's body that is kept, in bytes.
 MOST_ERROR = 4 << 10
-#: Refusals that may pass by themselves.
-TEMPORARY = (429, 503)
 
 
 @implementer(ITailer)
 @attrs.define(eq=False)
 class HttpTailer:
-    """Reads one stream.
+    """Reads one stream, or all streams that match a pattern.
 
     :ivar authority: the value of the ``Host`` header
     :ivar position: number of the last record that was passed on, or the one before the first; None: not known yet
+    :ivar positions: the same for each stream that matches the pattern
     """
 
     clock: IReactorTime
     endpoint: IStreamClientEndpoint
     authority: str
     position: int | None = attrs.field(default=None, init=False)
+    positions: dict[str, int] = attrs.field(factory=dict, init=False)
     path: str = attrs.field(default="", init=False)
+    _pattern: str | None = attrs.field(default=None, init=False)
+    _after: int | None = attrs.field(default=None, init=False)
+    _acknowledger: Acknowledger | None = attrs.field(default=None, init=False)
+    _takeover: bool = attrs.field(default=False, init=False)
+    #: the generation of the named subscription when the server began to send records; None: not yet
+    _generation: int | None = attrs.field(default=None, init=False)
+    #: raised when a record was not processed: what was passed on since is not acknowledged
+    _failures: int = attrs.field(default=0, init=False)
+    _reconnected: bool = attrs.field(default=False, init=False)
+    #: which of the streams that match the server does not send; empty if it sends all
+    _partial: str = attrs.field(default="", init=False)
     _stream: str = attrs.field(default="", init=False)
     _take: Callable[[Run], Any] = attrs.field(default=lambda run: None, init=False)
-    _lost: Callable[[int, int], object] | None = attrs.field(default=None, init=False)
+    _lost: Callable[..., object] | None = attrs.field(default=None, init=False)
     _service: ClientService | None = attrs.field(default=None, init=False)
     _connection: _Connection | None = attrs.field(default=None, init=False)
     _connected: Deferred[None] | None = attrs.field(default=None, init=False)
@@ -70,16 +88,35 @@ class HttpTailer:
         stream: str | None,
         take: Callable[[Run], Any],
         after: int | None = None,
-        lost: Callable[[int, int], object] | None = None,
+        lost: Callable[..., object] | None = None,
+        name: str | None = None,
+        takeover: bool = False,
     ) -> None:
         """Select the stream, before :meth:`connect`; see :meth:`fyrehose.interfaces.ITailer.subscribe`.
 
-        :raises ConfigError: no stream was given
+        :param stream: a name, or a pattern, in which ``*`` stands for any text
+        :param take: if it returns a Deferred, records of a named subscription are acknowledged when that fires: all of
+            the run, or those up to the number that is its result
+        :param lost: called with the first and the last number and, with a pattern, the stream
+        :param name: a named subscription, whose position the server keeps; *after* says where a new one begins
+        :param takeover: displace its consumer when connecting for the first time
+        :raises ConfigError: no stream was given, or the pattern cannot be used with *after* or *name*
         """
         if stream is None:
             raise ConfigError("no stream was given; use --stream NAME")
-        self._stream, self._take, self.position, self._lost = stream, take, after, lost
-        self.path = "/streams/" + quote(stream, safe="", errors="surrogateescape")
+        self._stream, self._take, self._lost, self._after = stream, take, lost, after
+        self.path = "/streams/" + quote(stream, safe="", errors=ESCAPED)
+        if "*" in stream:
+            if name is not None:
+                raise ConfigError(f"a named subscription belongs to one stream; {stream!r} is a pattern")
+            if after is not None:
+                raise ConfigError(f"a pattern begins with new records; leave --since out, or name one of {stream!r}")
+            self._pattern = stream
+        elif name is not None:
+            self._takeover = takeover
+            self._acknowledger = Acknowledger(self.clock, self.endpoint, self.authority, name)
+        else:
+            self.position = after
 
     def connect(self) -> Deferred[None]:
         """Connect, and reconnect until :meth:`close`.
@@ -104,10 +141,16 @@ class HttpTailer:
 
     def shortfall(self, complete: bool) -> str:
         """Return why records do not arrive at present; "" if they do, or if all that were requested have arrived."""
-        return "" if complete else self._problem
+        return "" if complete else self._problem or self._partial
 
     def close(self) -> Deferred[None]:
-        """Disconnect from the server."""
+        """Disconnect from the server, after it has answered the last acknowledgement of a named subscription."""
+        if self._acknowledger is None:
+            return self._stop()
+        acknowledged = self._acknowledger.close()
+        return acknowledged.addCallback(lambda _: self._stop())
+
+    def _stop(self) -> Deferred[None]:
         service, self._service = self._service, None
         if service is None:
             return succeed(None)
@@ -126,9 +169,50 @@ class HttpTailer:
         elif self._paused:
             connection.transport.pauseProducing()
 
-    def begun(self) -> None:
-        """Record that the server sends records from now on."""
-        self._problem = ""
+    @property
+    def question(self) -> tuple[str, str] | None:
+        """The method and the target of the request to make before that for records; None: none is needed."""
+        if self._pattern is not None:
+            return "GET", "/streams?" + urlencode({"match": self._pattern, "limit": MOST_LISTED}, errors=ESCAPED)
+        if self._acknowledger is None and self.position is None:
+            return "HEAD", self.path
+        return None
+
+    @property
+    def target(self) -> str:
+        """The target of the request for records."""
+        if self._pattern is not None:
+            return "/streams/*/live?" + urlencode({"match": self._pattern}, errors=ESCAPED)
+        if self._acknowledger is None:
+            return f"{self.path}/live?from={(self.position or 0) + 1}"
+        fields: dict[str, object] = {"subscription": self._acknowledger.name}
+        fields |= {} if self._after is None else {"from": self._after + 1}
+        fields |= {"takeover": 1} if self._takeover else {}
+        return f"{self.path}/live?{urlencode(fields, errors=ESCAPED)}"
+
+    def ends_at(self, last: int) -> None:
+        """Begin behind number *last*, at which the stream ends."""
+        self.position = last
+
+    def listed(self, streams: list[dict[str, Any]]) -> None:
+        """Record where the streams end that match the pattern, and report what was published without a connection."""
+        self._reconnected = self._connected is not None and self._connected.called
+        for each in streams:
+            stream, last = str(each["name"]), int(each["last"])
+            before = self.positions.get(stream, max(0, int(each["first"]) - 1))
+            self.positions[stream] = max(before, last)
+            if last > before and self._reconnected:
+                self.missing(before + 1, last, stream)
+
+    def begun(self, generation: int | None = None) -> None:
+        """Record that the server sends records from now on.
+
+        :param generation: that of the named subscription; if it has changed, the server knows best what was consumed
+        """
+        self._problem = self._partial = ""
+        self._takeover = False  # Two consumers that want it would displace each other for ever.
+        if generation != self._generation:
+            self.position, self._generation = None, generation
         if self._connected is not None and not self._connected.called:
             self._connected.callback(None)
 
@@ -147,19 +231,70 @@ class HttpTailer:
         """Record that the server ended the answer because of *reason*; the client reconnects."""
         self._problem = reason
 
+    def not_followed(self, reason: str) -> None:
+        """Record that the server does not send a stream that matches the pattern."""
+        log.warn("{name}: {reason}", name=self.authority, reason=reason)
+        self._partial = reason
+
     def received(self, records: list[dict[str, Any]]) -> None:
         """Pass on *records*, objects of :mod:`fyrehose.ndjson`."""
+        if self._pattern is not None:
+            for stream, group in groupby(records, lambda record: str(record["stream"])):
+                self._received_in(stream, list(group))
+            return
         position = self.position or 0
         fresh = [record for record in records if record["seq"] > position]
         for run in runs_of(self._stream, fresh):
             self.position = run.last_seq
+            taken = self._take(run)
+            if self._acknowledger is not None:
+                self._acknowledge(run, taken)
+
+    def missing(self, first: int, last: int, stream: str | None = None) -> None:
+        """Report a range of numbers that the stream no longer has, or that were published without a connection.
+
+        :param stream: the one that matches the pattern
+        """
+        if stream is None:
+            self.position = last
+        else:
+            self.positions[stream] = last
+        if self._lost is not None:
+            self._lost(first, last, *(() if stream is None else (stream,)))
+
+    # Internals.
+
+    def _received_in(self, stream: str, records: list[dict[str, Any]]) -> None:
+        known = self.positions.get(stream, 0)
+        fresh = [record for record in records if record["seq"] > known]
+        for run in runs_of(stream, fresh):
+            if known and run.first_seq > known + 1 and self._reconnected:
+                self.missing(known + 1, run.first_seq - 1, stream)  # They came between the list and the events.
+            known = self.positions[stream] = run.last_seq
             self._take(run)
 
-    def missing(self, first: int, last: int) -> None:
-        """Report a range of numbers that the stream no longer has."""
-        self.position = last
-        if self._lost is not None:
-            self._lost(first, last)
+    def _acknowledge(self, run: Run, taken: Any) -> None:
+        """Acknowledge *run* when *taken* has fired, the result of ``take``."""
+        acknowledger, generation, failures = self._acknowledger, self._generation, self._failures
+        assert acknowledger is not None
+
+        def consumed(result: Any) -> None:
+            if failures == self._failures:
+                acknowledger.acknowledge(result if isinstance(result, int) else run.last_seq, generation or 0)
+
+        if isinstance(taken, Deferred):
+            taken.addCallback(consumed)
+            taken.addErrback(self._not_consumed)
+        else:
+            consumed(None)
+
+    def _not_consumed(self, failure: Failure) -> None:
+        """Read again from the position that the server keeps, because a record could not be processed."""
+        log.warn("a record was not processed, and is read again: {error}", error=failure.getErrorMessage())
+        self._generation = None
+        self._failures += 1
+        if self._connection is not None:
+            self._connection.transport.abortConnection()
 
 
 def runs_of(stream: str, records: Iterable[dict[str, Any]]) -> Iterator[Run]:
@@ -202,6 +337,8 @@ class _Connection(Protocol):
         self._tailer = tailer
         self._http = h11.Connection(h11.CLIENT)
         self._live = False  #: whether the answer is the one with records
+        self._asked = False  #: whether the request before that was made, if one is needed
+        self._listing = False  #: whether the answer is a list of streams
         self._status = 0
         self._error = bytearray()
         self._events = bytearray()
@@ -231,21 +368,24 @@ class _Connection(Protocol):
             self.transport.abortConnection()
 
     def _request(self) -> None:
-        position, path = self._tailer.position, self._tailer.path
-        self._live = position is not None
-        target = path if position is None else f"{path}/live?from={position + 1}"
+        question = None if self._asked else self._tailer.question
+        self._live, self._asked = question is None, True
+        method, target = ("GET", self._tailer.target) if question is None else question
         headers = [("Host", self._tailer.authority), ("Accept", "text/event-stream, application/x-ndjson")]
-        request = h11.Request(method="GET" if self._live else "HEAD", target=target, headers=headers)
+        request = h11.Request(method=method, target=target, headers=headers)
         self.transport.write((self._http.send(request) or b"") + (self._http.send(h11.EndOfMessage()) or b""))
 
     def _answered(self, status: int, headers: dict[bytes, bytes]) -> None:
-        self._status = status
+        self._status, self._listing = status, False
         if self._live and status == 200:
-            self._tailer.begun()
+            generation = headers.get(b"fyrehose-generation")
+            self._tailer.begun(None if generation is None else int(generation))
+        elif not self._live and status == 200 and b"fyrehose-last" in headers:
+            self._tailer.ends_at(int(headers[b"fyrehose-last"]))
         elif not self._live and status == 200:
-            self._tailer.position = int(headers[b"fyrehose-last"])
+            self._listing = True
         elif not self._live and status == 404 and b"json" in headers.get(b"content-type", b""):
-            self._tailer.position = 0  # The stream does not exist yet.
+            self._tailer.ends_at(0)  # The stream does not exist yet.
 
     def _body(self, data: bytes) -> None:
         if self._status != 200:
@@ -254,6 +394,8 @@ class _Connection(Protocol):
         self._events += data
         if len(self._events) > MOST_EVENT:
             raise ValueError("it sends an event that is larger than any record")
+        if self._listing:
+            return
         end = self._events.rfind(b"\n\n", max(0, self._searched - 1))
         if end < 0:
             self._searched = len(self._events)
@@ -276,14 +418,19 @@ class _Connection(Protocol):
             self._tailer.received(records)
             records = []
             if kind == b"gap":
-                self._tailer.missing(data["first"], data["last"])
+                self._tailer.missing(data["first"], data["last"], data.get("stream"))
+            elif kind == b"error":
+                self._tailer.not_followed(str(data["error"]))
             elif kind == b"ended":
                 self._tailer.ended(data["error"])
         self._tailer.received(records)
 
     def _ended(self) -> None:
         """Handle the end of an answer: follow the stream after the first one, otherwise close the connection."""
-        if not self._live and self._tailer.position is not None and self._http.our_state is h11.DONE:
+        if self._listing:
+            self._tailer.listed(json.loads(self._events)["streams"])
+            self._events.clear()
+        if not self._live and (self._listing or self._tailer.question is None) and self._http.our_state is h11.DONE:
             self._http.start_next_cycle()
             self._request()
             return

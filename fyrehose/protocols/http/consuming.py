@@ -87,6 +87,11 @@ class Consumption:
         self._named = None
         self.connection.displace(reason)
 
+    @property
+    def waits(self) -> bool:
+        """Whether the request waits for a record."""
+        return self._waiting is not None
+
     # While it waits for records.
 
     @property

@@ -26,6 +26,8 @@ class HttpPlugin:
     default_endpoint: str = "tcp:8117:interface=127.0.0.1"
     default_port: int = 8117
     settings: type[Settings] = Settings
+    consumes: bool = True
+    patterns: bool = True
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> TCPService:
         factory = HttpFactory(broker, settings, reactor, endpoint)

@@ -404,6 +404,15 @@ class HttpProtocol(WebProtocol):
             self._answer_refusal(refusal)
         super().hang_up()
 
+    def readConnectionLost(self) -> None:
+        """Handle the end of input; a consumer that has disconnected leaves its subscription to another one."""
+        super().readConnectionLost()
+        consumption = self._consumption
+        if consumption is not None and (consumption.waits or isinstance(self._streamed, LiveAnswer)):
+            # Otherwise the loss is noticed when something is written, which may be much later.
+            self._end_consumption()
+            self.abort()
+
     def connectionLost(self, reason: Any = None) -> None:
         if self._streamed is not None:
             self._streamed.stop()

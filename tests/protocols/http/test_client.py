@@ -38,12 +38,14 @@ class Endpoint:
 class Bench:
     """A tailer that is connecting, and everything that it passed on."""
 
-    def __init__(self, after: int | None = None) -> None:
+    def __init__(self, after: int | None = None, stream: str = "a/b", take: Any = None, **named: Any) -> None:
         self.clock, self.endpoint = Clock(), Endpoint()
         self.tailer = HttpTailer(self.clock, self.endpoint, "h:1")  # type: ignore[arg-type]
         self.runs: list[Run] = []
-        self.lost: list[tuple[int, int]] = []
-        self.tailer.subscribe("a/b", self.runs.append, after, lambda *numbers: self.lost.append(numbers))
+        self.lost: list[tuple[Any, ...]] = []
+        self.tailer.subscribe(
+            stream, take or self.runs.append, after, lambda *numbers: self.lost.append(numbers), **named
+        )
         self.results: list[Any] = []
         self.tailer.connect().addBoth(self.results.append)
         self.clock.advance(0)
@@ -201,3 +203,149 @@ def test_plugin_makes_a_tailer_and_no_publisher() -> None:
     assert tailer.authority == "[::1]:8117"
     with pytest.raises(ConfigError, match="--stream NAME"):
         tailer.subscribe(None, print)
+
+
+# Patterns.
+
+
+def of(stream: str, first: int, *payloads: bytes) -> bytes:
+    run = Run.of(stream, payloads, source="http").numbered(first, 77)
+    return b"".join(b"data: %b\n\n" % record for record in ndjson.objects(run))
+
+
+def listed(bench: Bench, **lasts: int) -> None:
+    """Answer the request for the list of streams."""
+    assert bench.request == "GET /streams?match=logs.%2A&limit=1000 HTTP/1.1"
+    streams = [{"name": f"logs.{name}", "first": 1, "last": last} for name, last in lasts.items()]
+    body = json.dumps({"matching": len(streams), "page": 0, "streams": streams}).encode()
+    bench.answer(OK, body[:20], body[20:])
+    bench.endpoint.connections[-1][0].dataReceived(b"0\r\n\r\n")
+
+
+def records_of(bench: Bench) -> list[tuple[str, int, bytes]]:
+    return [(record.stream, record.seq, record.payload) for run in bench.runs for record in run.records()]
+
+
+def test_a_pattern_follows_all_streams_and_records_name_theirs() -> None:
+    bench = Bench(stream="logs.*")
+    listed(bench, a=3)
+    assert bench.request == "GET /streams/*/live?match=logs.%2A HTTP/1.1"
+    bench.answer(OK, of("logs.a", 5, b"x", b"y") + of("logs.new", 1, b"z") + of("logs.a", 7, b"w"))
+    assert bench.results == [None]
+    expected = [("logs.a", 5, b"x"), ("logs.a", 6, b"y"), ("logs.new", 1, b"z"), ("logs.a", 7, b"w")]
+    assert records_of(bench) == expected
+    assert bench.lost == [], "nothing is missing that came while it was connecting"
+
+
+def test_a_pattern_reports_what_was_published_while_it_was_not_connected() -> None:
+    bench = Bench(stream="logs.*")
+    listed(bench, a=3, quiet=9)
+    bench.answer(OK, of("logs.a", 4, b"x"))
+    bench.lose()
+    listed(bench, a=6, quiet=9, new=2)
+    assert bench.lost == [(5, 6, "logs.a"), (1, 2, "logs.new")]
+    bench.answer(OK, of("logs.a", 6, b"double") + of("logs.quiet", 12, b"y"))
+    assert bench.lost[2:] == [(10, 11, "logs.quiet")], "they came between the list and the events"
+    assert records_of(bench) == [("logs.a", 4, b"x"), ("logs.quiet", 12, b"y")]
+
+
+def test_a_pattern_reports_gaps_and_streams_that_are_not_followed(log_lines: list[str]) -> None:
+    bench = Bench(stream="logs.*")
+    listed(bench)
+    gap = b'event: gap\ndata: {"stream": "logs.a", "first": 1, "last": 4}\n\n'
+    bench.answer(OK, gap + b'event: error\ndata: {"error": "more than 1000 streams match"}\n\n')
+    assert bench.lost == [(1, 4, "logs.a")]
+    assert "more than 1000 streams match" in log_lines[-1]
+    assert bench.tailer.shortfall(False) == "more than 1000 streams match"
+
+
+def test_a_pattern_with_a_position_or_a_subscription_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a pattern begins with new records; leave --since out"):
+        Bench(after=0, stream="logs.*")
+    with pytest.raises(ConfigError, match="a named subscription belongs to one stream"):
+        Bench(stream="logs.*", name="billing")
+
+
+# Named subscriptions.
+
+CONSUMING = OK + b"Fyrehose-Generation: %d\r\n"
+
+
+class Consuming(Bench):
+    """A tailer of the subscription "billing", each of whose records the test consumes."""
+
+    def __init__(self, **more: Any) -> None:
+        self.taken: list[Deferred[Any]] = []
+        super().__init__(take=self.take, name="billing", **more)
+
+    def take(self, run: Run) -> Deferred[Any]:
+        self.runs.append(run)
+        self.taken.append(Deferred())
+        return self.taken[-1]
+
+    def acknowledgements(self) -> list[str]:
+        """The bodies that were posted on any connection."""
+        sent = [transport.value().decode() for _, transport in self.endpoint.connections]
+        posted = [text for text in sent if text.startswith("POST /subscriptions/billing/ack HTTP/1.1")]
+        return [part.split("\r\n\r\n")[1] for text in posted for part in text.split("POST ")[1:]]
+
+
+def test_a_named_subscription_is_acknowledged_when_a_record_is_consumed() -> None:
+    bench = Consuming(after=4, takeover=True)
+    assert bench.request == "GET /streams/a%2Fb/live?subscription=billing&from=5&takeover=1 HTTP/1.1"
+    bench.answer(CONSUMING % 7, event(numbered(5, b"a", b"b")) + event(numbered(9, b"c")))
+    assert bench.results == [None]
+    assert bench.acknowledgements() == []
+    bench.taken[0].callback(None)
+    assert bench.acknowledgements() == ['{"seq": 6, "generation": 7}']
+
+
+def test_only_what_was_consumed_of_a_run_is_acknowledged() -> None:
+    bench = Consuming()
+    bench.answer(CONSUMING % 1, event(numbered(5, b"a", b"b", b"c")))
+    bench.taken[0].callback(6)
+    assert bench.acknowledgements() == ['{"seq": 6, "generation": 1}']
+
+
+def test_records_that_were_passed_on_do_not_come_twice_unless_the_subscription_was_rewound() -> None:
+    bench = Consuming(takeover=True)
+    assert bench.request == "GET /streams/a%2Fb/live?subscription=billing&takeover=1 HTTP/1.1"
+    bench.answer(CONSUMING % 1, event(numbered(5, b"a", b"b")))
+    bench.lose()
+    assert bench.request == "GET /streams/a%2Fb/live?subscription=billing HTTP/1.1", "it displaces nobody again"
+    bench.answer(CONSUMING % 1, event(numbered(5, b"a", b"b", b"c")))
+    bench.lose()
+    bench.answer(CONSUMING % 2, event(numbered(1, b"z")))
+    assert [(run.first_seq, len(run)) for run in bench.runs] == [(5, 2), (7, 1), (1, 1)]
+
+
+def test_a_record_that_fails_is_read_again_and_nothing_behind_it_is_acknowledged(log_lines: list[str]) -> None:
+    bench = Consuming()
+    bench.answer(CONSUMING % 1, event(numbered(5, b"a")) + event(numbered(7, b"b")))
+    bench.taken[0].errback(ValueError("no room"))
+    bench.taken[1].callback(None)
+    assert bench.acknowledgements() == []
+    assert "no room" in log_lines[-1]
+    bench.lose()
+    bench.answer(CONSUMING % 1, event(numbered(5, b"a")))
+    assert [run.first_seq for run in bench.runs] == [5, 7, 5]
+
+
+def test_a_subscription_with_another_consumer_is_an_error() -> None:
+    bench = Consuming()
+    bench.refuse(409, b'{"error": "subscription has a consumer"}')
+    [failure] = bench.results
+    assert failure.getErrorMessage() == "h:1 refused the request with status 409: subscription has a consumer"
+
+
+def test_closing_waits_for_the_last_acknowledgement() -> None:
+    bench = Consuming()
+    bench.answer(CONSUMING % 1, event(numbered(5, b"a")))
+    following = bench.endpoint.connections[0][1]
+    bench.taken[0].callback(None)
+    bench.tailer.close()
+    assert not following.disconnecting
+    bench.refuse(200, b"{}")
+    assert bench.endpoint.connections[1][1].disconnecting
+    bench.lose()
+    assert following.disconnecting

@@ -277,3 +277,28 @@ def test_a_client_that_leaves_before_its_subscription_is_created_disturbs_nobody
     world.journal.commit()
     world.journal.auto = True
     assert world.seqs("&limit=1") == [1]
+
+
+@pytest.mark.parametrize(
+    "request_line", ["GET /streams/s/live?subscription=a", "GET /streams/s?subscription=a&wait=60"]
+)
+def test_a_consumer_that_disconnects_leaves_the_subscription_at_once(request_line: str) -> None:
+    world = World()
+    world.seqs()
+    world.ask("POST /subscriptions/a/ack", {"seq": 10})
+    gone = world.peer()
+    gone.say(request_line)
+    gone.hear()
+    assert world.ask(request_line)[0] == 409
+    gone.protocol.readConnectionLost()  # The transport knows no more until something is written.
+    world.publish(1)
+    assert world.seqs() == [11]
+
+
+def test_a_half_closed_peer_that_does_not_wait_gets_its_records() -> None:
+    world = World()
+    peer = world.peer()
+    peer.say("GET /streams/s?subscription=new&limit=2")
+    peer.protocol.readConnectionLost()
+    status, lines = peer.answer()
+    assert (status, len(lines)) == (200, 2)

@@ -1,0 +1,114 @@
+"""Acknowledging by HTTP: one request at a time, repeated after a lost connection, and none for nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.error import ConnectionLost
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
+
+from fyrehose.protocols.http.acknowledging import CLOSE_TIMEOUT, Acknowledger
+
+
+class Bench:
+    """An acknowledger, whose connections are in the test's hands."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.connections: list[tuple[Any, StringTransport]] = []
+        self.acknowledger = Acknowledger(self.clock, self, "h:1", "a b")  # type: ignore[arg-type]
+
+    def connect(self, factory: Any) -> Deferred[Any]:
+        protocol, transport = factory.buildProtocol(None), StringTransport()
+        self.connections.append((protocol, transport))
+        protocol.makeConnection(transport)
+        return succeed(protocol)
+
+    @property
+    def posted(self) -> list[tuple[int, int]]:
+        """The numbers and generations that were posted on the latest connection."""
+        texts = self.connections[-1][1].value().decode().split("POST /subscriptions/a%20b/ack HTTP/1.1\r\n")[1:]
+        bodies = [json.loads(text.split("\r\n\r\n")[1]) for text in texts]
+        return [(body["seq"], body["generation"]) for body in bodies]
+
+    def answer(self, status: int, body: bytes = b"{}") -> None:
+        head = b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
+        self.connections[-1][0].dataReceived(head + body)
+
+    def lose(self) -> None:
+        self.connections[-1][0].connectionLost(Failure(ConnectionLost()))
+        self.clock.pump([1] * 60)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_acknowledgements_that_wait_become_one(bench: Bench) -> None:
+    for seq in (1, 2, 3):
+        bench.acknowledger.acknowledge(seq, 1)
+    assert bench.posted == [(1, 1)]
+    bench.answer(200)
+    assert bench.posted == [(1, 1), (3, 1)]
+    bench.answer(200)
+    assert len(bench.posted) == 2
+    bench.acknowledger.acknowledge(4, 1)
+    assert bench.posted[2:] == [(4, 1)]
+    assert len(bench.connections) == 1
+
+
+def test_an_acknowledgement_without_an_answer_is_sent_again(bench: Bench) -> None:
+    bench.acknowledger.acknowledge(5, 1)
+    bench.lose()
+    assert len(bench.connections) == 2
+    assert bench.posted == [(5, 1)]
+
+
+def test_without_need_of_a_connection_none_is_made(bench: Bench) -> None:
+    bench.acknowledger.acknowledge(5, 1)
+    bench.answer(200)
+    bench.lose()
+    assert len(bench.connections) == 1
+    bench.acknowledger.acknowledge(6, 1)
+    assert bench.posted == [(6, 1)]
+
+
+def test_a_temporary_refusal_is_retried_over_another_connection(bench: Bench) -> None:
+    bench.acknowledger.acknowledge(5, 1)
+    bench.answer(503, b'{"error": "closing"}')
+    assert bench.connections[0][1].disconnecting
+    bench.lose()
+    assert bench.posted == [(5, 1)]
+
+
+def test_a_refusal_of_an_old_generation_is_reported_and_not_repeated(bench: Bench, log_lines: list[str]) -> None:
+    bench.acknowledger.acknowledge(5, 1)
+    bench.acknowledger.acknowledge(2, 2)
+    bench.answer(409, b'{"error": "it was rewound"}')
+    assert bench.posted == [(5, 1), (2, 2)], "a newer generation is newer, also with a smaller number"
+    assert "refused to acknowledge record 5 of subscription 'a b' with status 409: it was rewound" in log_lines[0]
+    assert bench.acknowledger.refused == 1
+
+
+def test_closing_waits_for_the_answer_for_a_limited_time(bench: Bench) -> None:
+    bench.acknowledger.acknowledge(5, 1)
+    closed: list[Any] = []
+    bench.acknowledger.close().addCallback(closed.append)
+    assert not bench.connections[0][1].disconnecting
+    bench.clock.advance(CLOSE_TIMEOUT)
+    assert bench.connections[0][1].disconnecting
+    bench.connections[0][0].connectionLost(Failure(ConnectionLost()))
+    assert closed == [None]
+    assert not bench.clock.getDelayedCalls()
+
+
+def test_an_answer_that_is_not_http_closes_the_connection(bench: Bench, log_lines: list[str]) -> None:
+    bench.acknowledger.acknowledge(5, 1)
+    bench.connections[-1][0].dataReceived(b"garbage\r\n\r\n")
+    assert "does not answer as HTTP" in log_lines[0]
