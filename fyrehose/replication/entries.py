@@ -9,7 +9,8 @@ the engine behind it.  Integers are little-endian:
     data        bytes of the journal that belong at a position: whole batches, or a part of a large one
 
 A batch that does not fit into one entry is divided into parts; all but the last have the flag PART.  Parts count when
-the last of them is there: after a take-over the log continues in front of an incomplete batch.  The header of a segment
+the last of them is there: after a take-over the log continues in front of an incomplete batch.  Whole batches may
+follow the last part in its entry.  The header of a segment
 is followed by the segment's first batch in the same entry, which no batch of the previous segment shares.
 
     in: the bytes of batches      out: entries; entries that count

@@ -36,6 +36,7 @@ from fyrehose.replication.role import (
     Role,
     State,
     Write,
+    take_following,
 )
 from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.replication.shared_log import ISharedLog, Refused, Unavailable
@@ -45,7 +46,7 @@ log = Logger()
 #: How often the state is checked, and the other servers are told of it, in seconds.
 INTERVAL = 0.25
 #: How many entries are read at once.
-READ = 16
+READ = 64
 #: After how many seconds the followers are told that something was appended.
 ANNOUNCE = 0.005
 #: How long the leader waits for the shared log before it refuses messages, in seconds.
@@ -93,6 +94,7 @@ class Member:
     _heard_leader: float = attrs.field(default=0.0, init=False)
     _answered: float = attrs.field(default=0.0, init=False)
     _noted: float = attrs.field(default=0.0, init=False)
+    _checked: float = attrs.field(default=float("-inf"), init=False)  #: when a follower asked for the log's extent last
     _trimmed: int = attrs.field(default=0, init=False)
     _led: float = attrs.field(default=0.0, init=False)  #: when this server became the leader
     _left: set[tuple[str, object]] = attrs.field(factory=set, init=False)  #: leaders that have handed over
@@ -235,23 +237,34 @@ class Member:
     async def _read(self) -> None:
         role = self.role
         while self.running and role.state is State.FOLLOWER:
-            since = role.applied
             found = await self.log.read(role.applied + 1, READ)
             if not found:
-                extent = await self.log.extent()
-                if extent.first > extent.last > role.applied:
-                    raise ConfigError(
-                        f"the shared log was emptied up to entry {extent.last} by something else than this server"
-                    )
-                if extent.first > role.applied + 1:
-                    found = await self.log.read(extent.first, READ)
-                role.learned_last(extent.last, since)
+                found = await self._check_extent()
             for number, entry in found:
                 role.read(number, entry)
             await self._perform()
-            if not found:
+            if not found or role.applied >= self._hint:
                 self._name_leader()
                 return
+
+    async def _check_extent(self) -> list[tuple[int, Entry]]:
+        """Compare the shared log, which has no next entry, with what is applied; return its first entries if need be.
+
+        Not after every message that was read: the engine needs more time for this answer than for many entries.
+        """
+        role, since, now = self.role, self.role.applied, self.reactor.seconds()
+        if now - self._checked < INTERVAL:
+            return []
+        self._checked = now
+        extent = await self.log.extent()
+        if extent.first > extent.last > role.applied:
+            raise ConfigError(
+                f"the shared log was emptied up to entry {extent.last} by something else than this server"
+            )
+        begins_later = extent.first > role.applied + 1
+        found = await self.log.read(extent.first, READ) if begins_later else []
+        role.learned_last(extent.last, since)
+        return found
 
     def _name_leader(self) -> None:
         leader = self.role.leader
@@ -398,7 +411,7 @@ class Member:
             case LookAt(number):
                 self._once(f"look at {number}", lambda: self._look_at(number))
             case Write(position, data):
-                role.was_synced(await self._apply(position, data))
+                role.was_synced(await self._apply(position, take_following(position, data, self._actions)))
             case Compare(position, data):
                 if await self.journal.differs(position, data):
                     role.contradicted(position)
