@@ -42,6 +42,8 @@ DUPLICATES = 120.0
 RETRY = 0.25
 #: How many bytes of entries one request reads; the connection's buffers hold several times as much.
 READ_BYTES = 4 << 20
+#: How many bytes one read of the connection takes at most.
+RECEIVE_BYTES = 512 << 10
 
 
 @implementer(ISharedLog)
@@ -91,8 +93,10 @@ class JetStreamLog:
         return self._ask(self._open(heard))
 
     async def _open(self, heard: Callable[[bytes], None]) -> list[str]:
-        import nats
+        import nats.aio.client
 
+        # Entries are large, and each read of the connection costs as much as the copy of ten times the default.
+        nats.aio.client.DEFAULT_BUFFER_SIZE = max(nats.aio.client.DEFAULT_BUFFER_SIZE, RECEIVE_BYTES)
         if self._client is None:
 
             async def receive(message: Any) -> None:

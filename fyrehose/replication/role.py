@@ -23,7 +23,7 @@ import attrs
 
 from fyrehose.journal.format import SEGMENT_MAGIC, Damage
 from fyrehose.records import Buffer
-from fyrehose.replication.entries import MAX_DATA, Entry, Kind, Validity, Writer, divide
+from fyrehose.replication.entries import MAX_DATA, Entry, Kind, Validity, Writer, divide, joined
 
 #: How many appends to the shared log are under way at once.
 WINDOW = 8
@@ -131,7 +131,7 @@ def take_following(position: int, data: bytes, actions: deque[Action]) -> bytes:
         actions.popleft()
         pieces.append(after.data)
         size += len(after.data)
-    return data if len(pieces) == 1 else b"".join(pieces)
+    return joined(pieces)
 
 
 @attrs.define(eq=False)
@@ -335,7 +335,7 @@ class Role:
             self._queue.popleft()
             pieces.append(more)
             size += len(more)
-        return kind, position, data if len(pieces) == 1 else b"".join(pieces), part
+        return kind, position, joined(pieces), part
 
     def _send(self, entry: Entry) -> None:
         item = InFlight(entry, self.applied + len(self.inflight))
