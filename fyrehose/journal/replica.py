@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,9 +49,11 @@ class ReplicaWriter(Writer):
     """Appends to a replicated journal.
 
     :ivar released: everything below this position may leave the server; MARK never goes beyond it
+    :ivar wrote: called in the thread that writes when there is something for :meth:`take_outgoing`, before it is synced
     """
 
     released: int = attrs.field(default=0, init=False)
+    wrote: Callable[[], object] = attrs.field(default=lambda: None, init=False)
     #: What this server has written itself, and nobody has taken yet: position, and the bytes of whole batches.
     _outgoing: deque[tuple[int, list[Buffer]]] = attrs.field(factory=deque, init=False)
     #: The header and the first batch of the next segment, from another server.
@@ -173,6 +175,7 @@ class ReplicaWriter(Writer):
         super()._append(pieces)
         data = b"".join(pieces)
         self._outgoing.append((self.position, [data] if len(data) <= TOGETHER else _separated(data, self.position)))
+        self.wrote()
 
     def _follow_segment(self, start: bytes) -> None:
         """Begin a segment with the header and the first batch of another server."""

@@ -24,20 +24,7 @@ from fyrehose.journal.writer import NoRoom
 from fyrehose.observe.meters import ClusterStatus
 from fyrehose.records import Buffer
 from fyrehose.replication.entries import Entry, Writer
-from fyrehose.replication.role import (
-    Action,
-    Append,
-    Changed,
-    Compare,
-    Cut,
-    Fill,
-    LookAt,
-    Purge,
-    Role,
-    State,
-    Write,
-    take_following,
-)
+from fyrehose.replication.role import Action, Append, Changed, Compare, Cut, Fill, LookAt, Purge, Role, State, Write
 from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.replication.shared_log import ISharedLog, Refused, Unavailable
 
@@ -115,7 +102,7 @@ class Member:
     def start(self) -> None:
         """Follow the shared log from where the open journal ends."""
         self.role = Role(Writer(self.settings.name, self.incarnation), self.journal.replica.position)
-        self.journal.hand_over = self._hand_over
+        self.journal.hand_over, self.journal.synced = self._hand_over, self._synced
         self._heard_leader = self._answered = self.reactor.seconds()
         self._ticking = LoopingCall(self._tick)
         self._ticking.clock = self.reactor
@@ -310,14 +297,18 @@ class Member:
             self.role.purge(others)
 
     def _hand_over(self, position: int, batches: Sequence[Buffer]) -> None:
-        """Append what this server has committed to the shared log."""
+        """Append to the shared log what this server has written, and is perhaps still syncing."""
         if self.role.state is not State.LEADER:
             return
         if not self.role.pending:
             self._answered = self.reactor.seconds()
         self.role.append(position, batches)
-        self.role.was_synced(position + sum(map(len, batches)))
         self._soon()
+
+    def _synced(self, position: int) -> None:
+        if self.role.state is State.LEADER:
+            self.role.was_synced(position)
+            self._soon()
 
     # Talk.
 
@@ -410,14 +401,15 @@ class Member:
                 self._append(entry, expect, since)
             case LookAt(number):
                 self._once(f"look at {number}", lambda: self._look_at(number))
-            case Write(position, data):
-                role.was_synced(await self._apply(position, take_following(position, data, self._actions)))
+            case Write() as write:
+                role.was_synced(await self._apply(write.position, write.take_following(self._actions)))
             case Compare(position, data):
                 if await self.journal.differs(position, data):
                     role.contradicted(position)
             case Cut(position, reason):
                 await self.journal.follow(position, reason)
                 role.was_cut()
+                role.was_synced(position)
             case Purge(number):
                 self._once("purge", lambda: self._purge(number))
             case Fill(position):

@@ -73,6 +73,21 @@ class Write:
     position: int
     data: bytes
 
+    def take_following(self, actions: deque[Action]) -> bytes:
+        """Return the data, and what the next of *actions* write behind it, so that one sync serves them all.
+
+        These are removed from *actions*.  A segment begins with a write of its own.
+        """
+        pieces, end = [self.data], self.position + len(self.data)
+        while actions and end - self.position < WRITE:
+            after = actions[0]
+            if not isinstance(after, Write) or after.position != end or after.data.startswith(SEGMENT_MAGIC):
+                break
+            actions.popleft()
+            pieces.append(after.data)
+            end += len(after.data)
+        return joined(pieces)
+
 
 @attrs.frozen
 class Compare:
@@ -116,22 +131,6 @@ class Changed:
 
 
 Action = Append | LookAt | Write | Compare | Cut | Fill | Purge | Changed
-
-
-def take_following(position: int, data: bytes, actions: deque[Action]) -> bytes:
-    """Return *data*, and what the next of *actions* write behind it, so that one sync serves them all.
-
-    These are removed from *actions*.  A segment begins with a write of its own.
-    """
-    pieces, size = [data], len(data)
-    while actions and size < WRITE:
-        after = actions[0]
-        if not isinstance(after, Write) or after.position != position + size or after.data.startswith(SEGMENT_MAGIC):
-            break
-        actions.popleft()
-        pieces.append(after.data)
-        size += len(after.data)
-    return joined(pieces)
 
 
 @attrs.define(eq=False)

@@ -19,7 +19,6 @@ from fyrehose.replication.role import (
     Role,
     State,
     Write,
-    take_following,
 )
 
 ME, OTHER = Writer("me", 1), Writer("other", 2)
@@ -302,8 +301,8 @@ def test_a_part_is_not_joined_with_what_follows() -> None:
 def test_writes_that_follow_each_other_are_joined_up_to_the_beginning_of_a_segment() -> None:
     segment = SEGMENT_MAGIC + b"s"
     actions: deque[Action] = deque([Write(1, b"bc"), Write(3, segment), Write(3 + len(segment), b"d")])
-    assert take_following(0, b"a", actions) == b"abc"
-    assert take_following(3, segment, deque([Write(9, b"elsewhere")])) == segment
+    assert Write(0, b"a").take_following(actions) == b"abc"
+    assert Write(3, segment).take_following(deque([Write(99, b"elsewhere")])) == segment
     assert list(actions) == [Write(3, segment), Write(3 + len(segment), b"d")]
 
 
