@@ -1,7 +1,8 @@
 """The journal of one server of a cluster: read-only while it follows, and writable while it leads.
 
     follow:  apply(position, bytes) -> written and synced -> the observer
-    lead:    append -> a commit here -> hand_over(position, batches) -> release(position) -> the observer, the Deferreds
+    lead:    append -> written here -> hand_over(position, batches) \
+                                    -> synced(position)             -> release(position) -> the observer, the Deferreds
 
 Everything else is as in :class:`~fyrehose.journal.journal.FileJournal`.  Who leads, and what may be released, is
 decided by the owner (:mod:`fyrehose.replication`).
@@ -46,7 +47,9 @@ class ReplicaJournal(FileJournal):
     """The journal in *directory*, as one of several identical ones.
 
     :ivar member: name of this server, which is kept in the file REPLICA
-    :ivar hand_over: called while this server leads, with what it has written: a position, and the bytes of each batch
+    :ivar hand_over: called while this server leads, with what it has written: a position, and the bytes of whole
+        batches; they may not be on disk yet
+    :ivar synced: called while this server leads, with the position up to which the log is on disk
     :ivar refusal: why publishing is refused, for people
     """
 
@@ -54,6 +57,7 @@ class ReplicaJournal(FileJournal):
     hand_over: Callable[[int, Sequence[Buffer]], object] = attrs.field(
         default=lambda position, batches: None, kw_only=True
     )
+    synced: Callable[[int], object] = attrs.field(default=lambda position: None, kw_only=True)
     refusal: str = attrs.field(default="this server follows, and accepts nothing", init=False)
     _leading: bool = attrs.field(default=False, init=False)
     _waiting: deque[_Waiting] = attrs.field(factory=deque, init=False)
@@ -61,6 +65,8 @@ class ReplicaJournal(FileJournal):
     _unreleased: int = attrs.field(default=0, init=False)
     #: Whether appends are refused although this server leads.
     _suspended: bool = attrs.field(default=False, init=False)
+    #: Where the log was cut when this server led last: what was committed before counts, although it leads no more.
+    _kept: int = attrs.field(default=0, init=False)
     #: Whether MARK is about to be written in the writer thread.
     _marking: bool = attrs.field(default=False, init=False)
 
@@ -97,7 +103,13 @@ class ReplicaJournal(FileJournal):
         except Exception:
             writer.close(in_order=False)
             raise
+        writer.wrote = self._wrote
         return writer
+
+    def _wrote(self) -> None:
+        """Hand over what is being synced in the writer thread; after a commit in the reactor's, that follows anyway."""
+        if self._leading and self._worker is not None and not self._worker.idle:
+            self.reactor.callFromThread(self._hand_over)
 
     def _opened(self, writer: Writer) -> Mapping[str, int]:
         ends = super()._opened(writer)
@@ -170,16 +182,22 @@ class ReplicaJournal(FileJournal):
         self._leading = True
         self._pending.failed = False
         self._hand_over()
+        self.synced(self.replica.durable)
         if self.state is JournalState.READ_ONLY:
             self.state = JournalState.WRITABLE
             self._announcement = "this server leads"
         self._settle()
 
     def _hand_over(self) -> None:
+        if not self._leading:
+            return
         for position, batches in self.replica.take_outgoing():
             self.hand_over(position, batches)
 
     def _settle_commit(self, commit: Commit) -> None:
+        if not self._leading and isinstance(commit.result, Committed) and commit.result.end <= self._kept:
+            super()._settle_commit(commit)
+            return
         if not self._leading or isinstance(commit.result, Failure):
             self._fail_commit(commit)
             return
@@ -190,6 +208,7 @@ class ReplicaJournal(FileJournal):
             self._waiting.append(
                 _Waiting(commit.result.end, lambda: self._release_commit(commit), lambda: self._drop_commit(commit))
             )
+            self.synced(commit.result.durable)
         elif commit.appends:
             super()._settle_commit(commit)
         else:
@@ -229,6 +248,7 @@ class ReplicaJournal(FileJournal):
             refuse()
         else:
             self._waiting.append(_Waiting(self.replica.position, release, refuse))
+            self.synced(self.replica.durable)
         return done
 
     def release(self, position: int) -> None:
@@ -287,7 +307,7 @@ class ReplicaJournal(FileJournal):
         :param reason: for people
         :return: fires when the log ends at *position*
         """
-        led, self._leading, self.refusal = self._leading, False, reason
+        led, self._leading, self.refusal, self._kept = self._leading, False, reason, position
         self._suspended = False
         self._pending.failed = True
         while self._waiting and self._waiting[0].end <= position:
@@ -304,6 +324,7 @@ class ReplicaJournal(FileJournal):
         """Set aside what lies beyond *position*, and start again there (called in the writer thread)."""
         old = self.replica
         old.take_outgoing()
+        old.sync()
         if old.position == position:
             return
         old.released = min(old.released, position)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,6 +28,8 @@ from fyrehose.records import Buffer, Run
 
 #: Name of the file that marks a directory as a replica; it has the name of the server.
 REPLICA = "REPLICA"
+#: Batches of a commit of at most this many bytes are handed over together, without a copy for each.
+TOGETHER = 512 << 10
 
 
 @attrs.frozen(slots=True)
@@ -47,10 +49,12 @@ class ReplicaWriter(Writer):
     """Appends to a replicated journal.
 
     :ivar released: everything below this position may leave the server; MARK never goes beyond it
+    :ivar wrote: called in the thread that writes when there is something for :meth:`take_outgoing`, before it is synced
     """
 
     released: int = attrs.field(default=0, init=False)
-    #: What this server has written itself, and nobody has taken yet: position, and the bytes of each batch.
+    wrote: Callable[[], object] = attrs.field(default=lambda: None, init=False)
+    #: What this server has written itself, and nobody has taken yet: position, and the bytes of whole batches.
     _outgoing: deque[tuple[int, list[Buffer]]] = attrs.field(factory=deque, init=False)
     #: The header and the first batch of the next segment, from another server.
     _foreign: bytes = attrs.field(default=b"", init=False)
@@ -97,9 +101,10 @@ class ReplicaWriter(Writer):
             super().make_room()
 
     def take_outgoing(self) -> list[tuple[int, list[Buffer]]]:
-        """Return what this server has written since the last call: positions, and the bytes of the batches there.
+        """Return what this server has written since the last call: positions, and the bytes of whole batches there.
 
-        The header of a segment and the segment's first batch are one item.  Any thread may call it.
+        An item has several batches if they are small.  The header of a segment and the segment's first batch are one
+        item.  Any thread may call it.
         """
         found = []
         with suppress(IndexError):
@@ -168,12 +173,9 @@ class ReplicaWriter(Writer):
 
     def _append(self, pieces: Sequence[Buffer]) -> None:
         super()._append(pieces)
-        data, at, found = memoryview(b"".join(pieces)), 0, list[Buffer]()
-        while at < len(data):
-            size = fmt.BatchHeader.unpack(data[at:], self.position + at).length + fmt.BATCH_HEADER.size
-            found.append(data[at : at + size])
-            at += size
-        self._outgoing.append((self.position, found))
+        data = b"".join(pieces)
+        self._outgoing.append((self.position, [data] if len(data) <= TOGETHER else _separated(data, self.position)))
+        self.wrote()
 
     def _follow_segment(self, start: bytes) -> None:
         """Begin a segment with the header and the first batch of another server."""
@@ -245,6 +247,16 @@ def _parse(position: int, view: memoryview, chain: int) -> list[tuple[fmt.BatchH
         found.append((header, runs, [] if records else fmt.entries(body, header.parts)))
         view = view[header.end - position :]
         position, chain = header.end, header.checksum
+    return found
+
+
+def _separated(data: bytes, position: int) -> list[Buffer]:
+    """Return the batches in *data*, which are at *position*."""
+    view, at, found = memoryview(data), 0, list[Buffer]()
+    while at < len(data):
+        size = fmt.BatchHeader.unpack(view[at:], position + at).length + fmt.BATCH_HEADER.size
+        found.append(view[at : at + size])
+        at += size
     return found
 
 

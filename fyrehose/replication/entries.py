@@ -9,7 +9,8 @@ the engine behind it.  Integers are little-endian:
     data        bytes of the journal that belong at a position: whole batches, or a part of a large one
 
 A batch that does not fit into one entry is divided into parts; all but the last have the flag PART.  Parts count when
-the last of them is there: after a take-over the log continues in front of an incomplete batch.  The header of a segment
+the last of them is there: after a take-over the log continues in front of an incomplete batch.  Whole batches may
+follow the last part in its entry.  The header of a segment
 is followed by the segment's first batch in the same entry, which no batch of the previous segment shares.
 
     in: the bytes of batches      out: entries; entries that count
@@ -132,7 +133,7 @@ class Entry:
             raise Damage("the header of an entry of the shared log is damaged")
         if version > VERSION:
             raise Newer(f"a newer version wrote an entry of the shared log (version {version}, this reads {VERSION})")
-        if len(data) != HEADER.size + size + length or crc32c(data[HEADER.size :]) != body:
+        if len(data) != HEADER.size + size + length or crc32c(memoryview(data)[HEADER.size :]) != body:
             raise Damage("an entry of the shared log is damaged")
         if kind not in _KINDS or (length > 0) != (kind == Kind.DATA) or (part and kind != Kind.DATA):
             raise Damage("an entry of the shared log has invalid values")
@@ -191,7 +192,8 @@ def divide(position: int, batches: Sequence[Buffer], most: int = MAX_DATA) -> It
     """Distribute consecutive batches over entries.
 
     :param position: of the first batch
-    :param batches: the bytes of whole batches; a segment's header and its first batch are one item
+    :param batches: the bytes of whole batches, one or several in each item; a segment's header begins an item, which
+        has the segment's first batch, too
     :param most: upper bound of the data of an entry, in bytes
     :return: position, data, and whether the batch continues in the next entry, for each entry
     """
@@ -200,20 +202,24 @@ def divide(position: int, batches: Sequence[Buffer], most: int = MAX_DATA) -> It
     for batch in batches:
         new_segment = bytes(batch[: len(SEGMENT_MAGIC)]) == SEGMENT_MAGIC
         if pieces and (size + len(batch) > most or new_segment):
-            yield position, b"".join(pieces), False
+            yield position, joined(pieces), False
             position += size
             pieces, size = [], 0
+        if len(batch) <= most:
+            pieces.append(batch)
+            size += len(batch)
+            continue
         view = memoryview(batch)
         while len(view) > most:
             yield position, bytes(view[:most]), True
             position += most
             view = view[most:]
-            if len(view) <= most:
-                yield position, bytes(view), False
-                position += len(view)
-                view = view[:0]
-        if view:
-            pieces.append(view)
-            size += len(view)
+        yield position, bytes(view), False
+        position += len(view)
     if pieces:
-        yield position, b"".join(pieces), False
+        yield position, joined(pieces), False
+
+
+def joined(pieces: Sequence[Buffer]) -> bytes:
+    """Join *pieces*; a single one, which is the most frequent case, is not copied."""
+    return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)

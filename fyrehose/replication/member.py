@@ -24,19 +24,7 @@ from fyrehose.journal.writer import NoRoom
 from fyrehose.observe.meters import ClusterStatus
 from fyrehose.records import Buffer
 from fyrehose.replication.entries import Entry, Writer
-from fyrehose.replication.role import (
-    Action,
-    Append,
-    Changed,
-    Compare,
-    Cut,
-    Fill,
-    LookAt,
-    Purge,
-    Role,
-    State,
-    Write,
-)
+from fyrehose.replication.role import Action, Append, Changed, Compare, Cut, Fill, LookAt, Purge, Role, State, Write
 from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.replication.shared_log import ISharedLog, Refused, Unavailable
 
@@ -45,7 +33,7 @@ log = Logger()
 #: How often the state is checked, and the other servers are told of it, in seconds.
 INTERVAL = 0.25
 #: How many entries are read at once.
-READ = 16
+READ = 64
 #: After how many seconds the followers are told that something was appended.
 ANNOUNCE = 0.005
 #: How long the leader waits for the shared log before it refuses messages, in seconds.
@@ -93,6 +81,7 @@ class Member:
     _heard_leader: float = attrs.field(default=0.0, init=False)
     _answered: float = attrs.field(default=0.0, init=False)
     _noted: float = attrs.field(default=0.0, init=False)
+    _checked: float = attrs.field(default=float("-inf"), init=False)  #: when a follower asked for the log's extent last
     _trimmed: int = attrs.field(default=0, init=False)
     _led: float = attrs.field(default=0.0, init=False)  #: when this server became the leader
     _left: set[tuple[str, object]] = attrs.field(factory=set, init=False)  #: leaders that have handed over
@@ -113,7 +102,7 @@ class Member:
     def start(self) -> None:
         """Follow the shared log from where the open journal ends."""
         self.role = Role(Writer(self.settings.name, self.incarnation), self.journal.replica.position)
-        self.journal.hand_over = self._hand_over
+        self.journal.hand_over, self.journal.synced = self._hand_over, self._synced
         self._heard_leader = self._answered = self.reactor.seconds()
         self._ticking = LoopingCall(self._tick)
         self._ticking.clock = self.reactor
@@ -242,23 +231,34 @@ class Member:
     async def _read(self) -> None:
         role = self.role
         while self.running and role.state is State.FOLLOWER:
-            since = role.applied
             found = await self.log.read(role.applied + 1, READ)
             if not found:
-                extent = await self.log.extent()
-                if extent.first > extent.last > role.applied:
-                    raise ConfigError(
-                        f"the shared log was emptied up to entry {extent.last} by something else than this server"
-                    )
-                if extent.first > role.applied + 1:
-                    found = await self.log.read(extent.first, READ)
-                role.learned_last(extent.last, since)
+                found = await self._check_extent()
             for number, entry in found:
                 role.read(number, entry)
             await self._perform()
-            if not found:
+            if not found or role.applied >= self._hint:
                 self._name_leader()
                 return
+
+    async def _check_extent(self) -> list[tuple[int, Entry]]:
+        """Compare the shared log, which has no next entry, with what is applied; return its first entries if need be.
+
+        Not after every message that was read: the engine needs more time for this answer than for many entries.
+        """
+        role, since, now = self.role, self.role.applied, self.reactor.seconds()
+        if now - self._checked < INTERVAL:
+            return []
+        self._checked = now
+        extent = await self.log.extent()
+        if extent.first > extent.last > role.applied:
+            raise ConfigError(
+                f"the shared log was emptied up to entry {extent.last} by something else than this server"
+            )
+        begins_later = extent.first > role.applied + 1
+        found = await self.log.read(extent.first, READ) if begins_later else []
+        role.learned_last(extent.last, since)
+        return found
 
     def _name_leader(self) -> None:
         leader = self.role.leader
@@ -303,14 +303,18 @@ class Member:
             self.role.purge(others)
 
     def _hand_over(self, position: int, batches: Sequence[Buffer]) -> None:
-        """Append what this server has committed to the shared log."""
+        """Append to the shared log what this server has written, and is perhaps still syncing."""
         if self.role.state is not State.LEADER:
             return
         if not self.role.pending:
             self._answered = self.reactor.seconds()
         self.role.append(position, batches)
-        self.role.was_synced(position + sum(map(len, batches)))
         self._soon()
+
+    def _synced(self, position: int) -> None:
+        if self.role.state is State.LEADER:
+            self.role.was_synced(position)
+            self._soon()
 
     # Talk.
 
@@ -403,14 +407,15 @@ class Member:
                 self._append(entry, expect, since)
             case LookAt(number):
                 self._once(f"look at {number}", lambda: self._look_at(number))
-            case Write(position, data):
-                role.was_synced(await self._apply(position, data))
+            case Write() as write:
+                role.was_synced(await self._apply(write.position, write.take_following(self._actions)))
             case Compare(position, data):
                 if await self.journal.differs(position, data):
                     role.contradicted(position)
             case Cut(position, reason):
                 await self.journal.follow(position, reason)
                 role.was_cut()
+                role.was_synced(position)
             case Purge(number):
                 self._once("purge", lambda: self._purge(number))
             case Fill(position):

@@ -21,15 +21,21 @@ from enum import Enum
 
 import attrs
 
-from fyrehose.journal.format import Damage
+from fyrehose.journal.format import SEGMENT_MAGIC, Damage
 from fyrehose.records import Buffer
-from fyrehose.replication.entries import MAX_DATA, Entry, Kind, Validity, Writer, divide
+from fyrehose.replication.entries import MAX_DATA, Entry, Kind, Validity, Writer, divide, joined
 
 #: How many appends to the shared log are under way at once.
 WINDOW = 8
+#: While at least so many are, only entries of at least so many bytes follow; smaller ones wait, and are joined.  The
+#: shared log spends more time on an entry than on its bytes.
+EAGER = 2
+LARGE = 256 << 10
 #: After this many consecutive signs that the shared log has lost entries, the server stops.  A single one may be an
 #: outdated answer.
 SIGNS = 5
+#: How many bytes of entries a follower writes to its journal with one sync.
+WRITE = 4 << 20
 
 
 class State(Enum):
@@ -66,6 +72,21 @@ class Write:
 
     position: int
     data: bytes
+
+    def take_following(self, actions: deque[Action]) -> bytes:
+        """Return the data, and what the next of *actions* write behind it, so that one sync serves them all.
+
+        These are removed from *actions*.  A segment begins with a write of its own.
+        """
+        pieces, end = [self.data], self.position + len(self.data)
+        while actions and end - self.position < WRITE:
+            after = actions[0]
+            if not isinstance(after, Write) or after.position != end or after.data.startswith(SEGMENT_MAGIC):
+                break
+            actions.popleft()
+            pieces.append(after.data)
+            end += len(after.data)
+        return joined(pieces)
 
 
 @attrs.frozen
@@ -138,6 +159,7 @@ class Role:
     position: int
     window: int = WINDOW
     most: int = MAX_DATA
+    eager: int = EAGER
     validity: Validity = attrs.field(factory=Validity)
     synced: int = attrs.field(init=False)
     state: State = attrs.field(default=State.FOLLOWER, init=False)
@@ -295,8 +317,24 @@ class Role:
         return Entry(kind, epoch or self.validity.epoch, self.writer, position, data, part)
 
     def _pump(self) -> None:
+        large = min(LARGE, self.most)
         while self._queue and len(self.inflight) < self.window:
-            self._send(self._entry(*self._queue.popleft()))
+            if len(self.inflight) >= self.eager and sum(len(data) for _, _, data, _ in self._queue) < large:
+                return
+            self._send(self._entry(*self._take_queued()))
+
+    def _take_queued(self) -> tuple[Kind, int, bytes, bool]:
+        """Return the next entry of the queue, joined with those behind it as far as they fit."""
+        kind, position, data, part = self._queue.popleft()
+        pieces, size = [data], len(data)
+        while self._queue and kind is Kind.DATA and not part:
+            after, _, more, is_part = self._queue[0]
+            if after is not Kind.DATA or is_part or size + len(more) > self.most or more.startswith(SEGMENT_MAGIC):
+                break
+            self._queue.popleft()
+            pieces.append(more)
+            size += len(more)
+        return kind, position, joined(pieces), part
 
     def _send(self, entry: Entry) -> None:
         item = InFlight(entry, self.applied + len(self.inflight))

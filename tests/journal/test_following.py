@@ -14,10 +14,68 @@ from twisted.internet.task import Clock
 from fyrehose.errors import ReadOnly
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
+from fyrehose.journal.files import Files
 from fyrehose.journal.following import ReplicaJournal
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.journal.worker import InlineWorker
+from fyrehose.journal.worker import InlineWorker, Worker
 from fyrehose.records import Buffer, Run
+
+
+class ThreadedClock(Clock):
+    """A reactor whose calls from other threads run at once."""
+
+    def callFromThread(self, call: Callable[..., object], *args: object) -> None:
+        call(*args)
+
+
+@attrs.define(eq=False)
+class SteppedWorker:
+    """A writer thread whose jobs wait while it is held.
+
+    :ivar held: whether jobs wait for :meth:`work`, and their results for :meth:`settle`
+    """
+
+    held: bool = False
+    idle: bool = False
+    _jobs: list[Callable[[], object]] = attrs.field(factory=list)
+    _results: list[Callable[[], object]] = attrs.field(factory=list)
+
+    def call(self, job: Callable[[], Any]) -> Deferred[Any]:
+        done: Deferred[Any] = Deferred()
+
+        def work() -> None:
+            result = job()
+            self._results.append(lambda: done.callback(result))
+
+        self._jobs.append(work)
+        if not self.held:
+            self.settle()
+        return done
+
+    def work(self) -> None:
+        """Run the jobs that wait; their results wait."""
+        while self._jobs:
+            self._jobs.pop(0)()
+
+    def settle(self) -> None:
+        self.work()
+        while self._results:
+            self._results.pop(0)()
+            self.work()
+
+    def stop(self) -> None:
+        self.settle()
+
+
+@attrs.define(eq=False)
+class WatchedFiles(Files):
+    """Files whose syncs are watched."""
+
+    synced: Callable[[], object] = lambda: None
+
+    def sync(self, fd: int) -> None:
+        super().sync(fd)
+        self.synced()
 
 
 @attrs.define(eq=False)
@@ -25,6 +83,8 @@ class Member:
     """A server's journal, what it has handed over, and what its observer has seen."""
 
     directory: Path
+    worker: Worker = attrs.field(factory=InlineWorker)
+    files: Files = attrs.field(factory=Files)
     journal: ReplicaJournal = attrs.field(init=False)
     handed: list[tuple[int, bytes]] = attrs.field(factory=list)
     ends: dict[str, int] = attrs.field(factory=dict)
@@ -33,10 +93,11 @@ class Member:
 
     def __attrs_post_init__(self) -> None:
         self.journal = ReplicaJournal(
-            Clock(),
+            ThreadedClock(),
             self.directory,
             JournalSettings(segment_size=1 << 16, min_free=0),
-            worker=InlineWorker(),
+            files=self.files,
+            worker=self.worker,
             member=self.directory.name,
             hand_over=self.take,
         )
@@ -288,3 +349,33 @@ def test_a_follower_does_not_become_writable_by_itself(member: Callable[[str], M
         follower.journal.reactor.advance(1)
     assert follower.journal.state is JournalState.READ_ONLY
     assert follower.states == []
+
+
+def test_what_the_writer_thread_has_written_is_handed_over_before_it_is_synced(tmp_path: Path) -> None:
+    files = WatchedFiles()
+    leader = Member(tmp_path / "a", SteppedWorker(), files)
+    now(leader.journal.lead())
+    leader.handed.clear()
+    handed: list[bool] = []
+    files.synced = lambda: handed.append(bool(leader.handed))
+    leader.append(b"x")
+    assert handed[0]
+    now(leader.journal.follow(leader.position(), "the test is over"))
+    now(leader.journal.close())
+
+
+def test_a_commit_that_is_accepted_before_it_is_settled_counts_when_another_server_takes_over(tmp_path: Path) -> None:
+    worker = SteppedWorker()
+    leader = Member(tmp_path / "a", worker)
+    now(leader.journal.lead())
+    worker.held = True
+    accepted = leader.append(b"accepted")
+    worker.work()
+    followed = leader.journal.follow(leader.position(), "another server leads")
+    worker.held = False
+    worker.settle()
+    now(followed)
+    now(accepted)
+    assert leader.read() == [b"accepted"]
+    assert leader.ends == {"s": 1}
+    now(leader.journal.close())

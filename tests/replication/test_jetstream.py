@@ -98,6 +98,7 @@ class TestWithRealServers:
             while len(found) < 3:  # a node may be a moment behind
                 found = await log.read(1, 10)
             assert found == list(enumerate(entries, 1))
+            assert await log.read(2, 1) == found[1:2]
             assert await log.read(4, 10) == []
 
         return run(test)

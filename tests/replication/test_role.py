@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
+
+from fyrehose.journal.format import SEGMENT_MAGIC
 from fyrehose.replication.entries import Entry, Kind, Writer
 from fyrehose.replication.role import (
     SIGNS,
@@ -246,6 +249,61 @@ def test_no_more_appends_than_the_window_are_under_way() -> None:
     assert role.pending
     role.accepted(first, 2)
     assert [entry.data for entry in appends(role)] == [b"c"]
+
+
+def test_small_appends_wait_for_the_first_two_and_are_joined() -> None:
+    role = leader()
+    for position, batch in enumerate([b"a", b"b", b"c", b"d"]):
+        role.append(position, [batch])
+    first, second = appends(role)
+    assert (first.data, second.data) == (b"a", b"b")
+    role.accepted(first, 2)
+    assert appends(role) == [data(1, 2, b"cd", ME)]
+
+
+def test_large_appends_do_not_wait() -> None:
+    role = leader(most=3)
+    role.append(0, [b"abc", b"def", b"ghi", b"jk"])
+    assert [entry.data for entry in appends(role)] == [b"abc", b"def", b"ghi"]
+
+
+def test_the_beginning_of_a_segment_and_a_checkpoint_are_not_joined_with_what_was_before() -> None:
+    role = leader()
+    segment = SEGMENT_MAGIC + b"s"
+    for position, batch in enumerate([b"a", b"b", b"c"]):
+        role.append(position, [batch])
+    role.append(3, [segment])
+    role.append(3 + len(segment), [b"d"])
+    role.add_checkpoint()
+    role.append(4 + len(segment), [b"e"])
+    sent = []
+    while role.pending:
+        sent += [(entry.kind, entry.data) for entry in appends(role)]
+        item = role.inflight[0]
+        role.accepted(item.entry, item.expect + 1)
+    data, checkpoint = Kind.DATA, Kind.CHECKPOINT
+    assert sent == [(data, b"a"), (data, b"b"), (data, b"c"), (data, segment + b"d"), (checkpoint, b""), (data, b"e")]
+
+
+def test_a_part_is_not_joined_with_what_follows() -> None:
+    role = leader(most=3)
+    role.append(0, [b"a"])
+    role.append(1, [b"b"])
+    role.append(2, [b"cdefg"])
+    sent = []
+    while role.pending:
+        sent += [(entry.data, entry.part) for entry in appends(role)]
+        item = role.inflight[0]
+        role.accepted(item.entry, item.expect + 1)
+    assert sent == [(b"a", False), (b"b", False), (b"cde", True), (b"fg", False)]
+
+
+def test_writes_that_follow_each_other_are_joined_up_to_the_beginning_of_a_segment() -> None:
+    segment = SEGMENT_MAGIC + b"s"
+    actions: deque[Action] = deque([Write(1, b"bc"), Write(3, segment), Write(3 + len(segment), b"d")])
+    assert Write(0, b"a").take_following(actions) == b"abc"
+    assert Write(3, segment).take_following(deque([Write(99, b"elsewhere")])) == segment
+    assert list(actions) == [Write(3, segment), Write(3 + len(segment), b"d")]
 
 
 def test_a_server_stops_when_the_shared_log_has_lost_entries() -> None:

@@ -250,6 +250,7 @@ class Server:
         kind = ROLES.get(world.broken or "", Role)
         begin = len(self.disk) if world.broken == "no-truncate" else self.mark_disk
         self.role = kind(Writer(self.name, self.incarnation), begin, window=3, most=MOST, validity=validity)
+        self.role.eager = world.rnd.choice((1, 2, 3))
         self.cutting: int | None = None
         self.filling = False
         self.up = True
