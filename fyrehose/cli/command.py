@@ -211,14 +211,10 @@ def tail(
 ) -> None:
     """Write the messages of a stream to standard output as they arrive.
 
-    text: one message a line, escaped on a terminal.  json: one object a line with what the protocol carries, which is
-    everything with http; "payload_base64" if the message is not UTF-8.  raw: no separators.  Exit status 1: messages
-    are missing.
-
-    Patterns need http; named subscriptions http or relink.
+    text: one message a line.  json: one object a line with what the protocol carries.  raw: no separators.  Patterns
+    need http; named subscriptions http or relink.  Exit status 1: messages are missing.
 
     \b
-        fyrehose tail --stream log --since start --idle 1s | wc -l
         fyrehose tail --stream 'logs.*'
         fyrehose tail --stream log --subscription billing
     """
