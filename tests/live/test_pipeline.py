@@ -27,11 +27,11 @@ def test_commands_of_the_page_fill_tables_from_a_running_server(start: Callable[
     assert serve.startswith("make run ")
     assert "pip install" in install
     # The same programs, of this environment; the server listens on a free port.
-    publish = publish.replace(".venv/bin/fyrehose", f"{sys.executable} -c 'from fyrehose.cli import main; main()'")
+    programs = {"python": sys.executable, "fyrehose": f"{sys.executable} -c 'from fyrehose.cli import main; main()'"}
     publish = publish.replace("20000", "2000") + f" --to 127.0.0.1:{server.port('lumberjack')}"
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     for command in (publish, fill):
-        command = command.replace(".venv/bin/python", sys.executable)
+        command = re.sub(r"\.venv/bin/(\w+)", lambda found: programs[found[1]], command)
         ended = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert ended.returncode == 0, f"{command}: {ended.stdout}{ended.stderr}"
     silver = DeltaTable(str(tmp_path / "tables" / "silver")).to_pyarrow_table()
