@@ -17,7 +17,7 @@ from fyrehose.errors import ConfigError
 from fyrehose.spark import command
 from fyrehose.spark.jobs.archive import Archived, Behind, State, archive
 from fyrehose.spark.lake import Lake
-from fyrehose.spark.metrics import Metrics
+from fyrehose.spark.metrics import Metrics, log
 
 Opener = Callable[..., Any]
 
@@ -99,8 +99,10 @@ def test_metrics_are_served_over_http() -> None:
 
 
 def test_file_that_cannot_be_written_ends_the_archive_only_at_its_start(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(log, "warning", lambda text, *values: said.append(text % values))
     with pytest.raises(ConfigError, match=r"invalid --metrics 'archive.txt': expected FILE.prom or HOST:PORT"):
         Metrics("archive.txt").start()
     metrics = Metrics(str(tmp_path / "not" / "a.prom"))
@@ -108,7 +110,7 @@ def test_file_that_cannot_be_written_ends_the_archive_only_at_its_start(
     with pytest.raises(OSError, match="No such file"):
         metrics.update(state())
     metrics.update(state())
-    assert "metrics were not written" in caplog.text
+    assert [line.partition(" to ")[0] for line in said] == ["metrics were not written"]
 
 
 def test_documentation_lists_every_metric() -> None:
