@@ -76,6 +76,7 @@ class Sampler:
         """Start sampling."""
         self._sampled_at = self.clock.seconds()
         self._last_totals = self._totals()
+        self._note_counts()  # what is observed before the first sample belongs to the last minute, too
         self._arm()
 
     def stop(self) -> None:
@@ -146,7 +147,7 @@ class Sampler:
         )
         self._sampled_at, self._last_totals, self._max_lag = now, (published, delivered), 0.0
         self.history.add(sample)
-        self._counts.append({key: tuple(histogram.counts) for key, histogram in self._histograms().items()})
+        self._note_counts()
         if now // 60 != self._minute:
             self._minute = int(now // 60)
             self._producers = {protocol: each.producers for protocol, each in self.broker.published.items()}
@@ -154,6 +155,9 @@ class Sampler:
                 each.producers = set()
         for watcher in list(self._watchers):
             watcher(sample)
+
+    def _note_counts(self) -> None:
+        self._counts.append({key: tuple(histogram.counts) for key, histogram in self._histograms().items()})
 
     def _growth(self) -> int:
         """Return the bytes that were appended to the journal since the last call."""

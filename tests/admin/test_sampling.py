@@ -50,6 +50,15 @@ def test_lag_of_the_reactor_is_measured(watched: Any) -> None:
     assert watched.sampler.recent_quantile(3, 1.0) < 0.25, "that was long ago"
 
 
+def test_what_is_published_before_the_first_sample_is_in_the_quantiles(watched: Any) -> None:
+    watched.publish(b"a")
+    watched.pass_time(3)
+    (source,) = watched.broker.published
+    assert watched.sampler.recent_quantile(source, 0.5) is not None
+    watched.pass_time(RECENT + 5)
+    assert watched.sampler.recent_quantile(source, 0.5) is None, "that was long ago"
+
+
 def test_journal_without_meters_has_no_quantiles(watched: Any) -> None:
     assert [watched.sampler.recent_quantile(which, 0.5) for which in range(3)] == [None, None, None]
 
