@@ -13,6 +13,7 @@ in: calls of the reactor and the owner      out: messages as lists of bytes
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -234,6 +235,9 @@ class ZMQPort:
             log.failure("processing a message of the event bus failed; please report this bug")
 
 
+_monitors = itertools.count()
+
+
 class Monitor(ZMQPort):
     """The port at which ZeroMQ reports the connection events of *watched*; see :meth:`ZMQPort.watch`."""
 
@@ -244,7 +248,8 @@ class Monitor(ZMQPort):
             happened(int.from_bytes(frames[0][:2], "little"), int.from_bytes(frames[0][2:6], "little"))
 
         self._watched = watched
-        address = f"inproc://monitor-{id(self):x}"
+        # Not id(self): ZeroMQ gives an address free some time after its monitor was closed and forgotten.
+        address = f"inproc://monitor-{next(_monitors)}"
         watched.monitor(address, events)
         pair = watched.context.socket(zmq.PAIR)
         pair.connect(address)
