@@ -60,7 +60,11 @@ def test_a_full_disk_and_a_rate_are_retriable() -> None:
     def all_of(cls: type[PublishError]) -> set[type[PublishError]]:
         return {cls}.union(*(all_of(child) for child in cls.__subclasses__() if child.__module__ == errors.__name__))
 
-    assert {cls.__name__ for cls in all_of(PublishError) if cls.retriable} == {"ReadOnly", "Following", "NewStreamRateExceeded"}
+    assert {cls.__name__ for cls in all_of(PublishError) if cls.retriable} == {
+        "ReadOnly",
+        "Following",
+        "NewStreamRateExceeded",
+    }
 
 
 def test_a_broken_session_keeps_nothing_of_the_peer_alive() -> None:
