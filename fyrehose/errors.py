@@ -173,7 +173,7 @@ class SubscriptionError(FyrehoseError):
 
 
 class NoSuchSubscription(SubscriptionError):
-    """There is no named subscription of this name."""
+    """The named subscription does not exist."""
 
 
 class SubscriptionInUse(SubscriptionError):

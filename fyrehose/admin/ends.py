@@ -26,7 +26,7 @@ BYTES = 64 << 10
 
 @attrs.define(slots=True)
 class End:
-    """What is known about the records of a stream.
+    """The first and the last record of a stream, as far as they were looked up.
 
     :ivar first: the first number when ``oldest`` was read; 0: not yet
     :ivar last: the last number when ``newest`` was read; 0: not yet

@@ -34,7 +34,7 @@ PATIENCE = 5.0
 
 @attrs.frozen
 class Survey:
-    """What was heard.
+    """The answers of a cluster: its servers, and its shared log.
 
     :ivar servers: the last message of each server, in the order of their names
     :ivar log: first and last number, bytes and replicas of the shared log; None if JetStream does not answer
@@ -180,10 +180,12 @@ async def survey(
 
 
 async def _log(client: Any, stream: str) -> dict[str, Any] | None:
+    from nats.errors import Error
+
     try:
         info = await client.jetstream(timeout=PATIENCE).stream_info(stream)
-    except Exception:
-        return None  # shown as such
+    except (Error, OSError):
+        return None  # the status says that JetStream does not answer
     node = info.cluster.leader if info.cluster is not None else ""
     return {
         "stream": stream,

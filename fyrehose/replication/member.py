@@ -46,7 +46,7 @@ PATIENCE = 5.0
 
 @attrs.define(eq=False)
 class Peer:
-    """What another server has told of itself.
+    """The last message of another server of the cluster.
 
     :ivar heard: when, by the reactor's clock
     """

@@ -4,8 +4,8 @@
     actions   append to the shared log, write to the journal, truncate it, fill it, stop    (:meth:`Role.take`)
 
 A follower applies the entries that count.  Its take-over is an append under the condition that the shared log has not
-grown; whoever believed what about the old leader, only one server's append is accepted.  A leader has several appends
-in flight; each is repeated unchanged until its outcome is known.
+grown; no matter what each server believed about the old leader, only one server's append is accepted.  A leader has
+several appends in flight; each is repeated unchanged until its outcome is known.
 
 The *durable mark* of a replicated journal is the position up to which the log is synced here **and** accepted by the
 shared log; nothing beyond it is acknowledged or delivered.

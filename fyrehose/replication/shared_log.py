@@ -28,7 +28,7 @@ class Unavailable(Exception):
 
 @attrs.frozen
 class Extent:
-    """What the shared log has.
+    """The range of entries that the shared log still has.
 
     :ivar first: number of the first entry that is left; *last* + 1 if none is
     :ivar last: number of the last entry; 0 if there has never been one

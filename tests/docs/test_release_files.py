@@ -1,4 +1,4 @@
-"""What a release contains besides the package: its news, and its description on a package index.
+"""Test what a release contains besides the package: its news, and its description on a package index.
 
 ``make dist`` builds the files themselves, and uses them in empty environments.
 """
