@@ -354,12 +354,8 @@ class Broker:
 
     def _retired(self, _: None, streams: Sequence[str], by: str) -> None:
         self.sequencer.raise_floor(self.journal.floor)
-        retired = self.journal.retired()
         for stream in streams:
             self._fanout.forget_stream(stream)
-            if self.sequencer.last(stream) > retired.get(stream, self.journal.floor):
-                # An append behind the retirement has created the stream again.
-                self._largest.setdefault(stream, self._max_payload(stream))
         self.counters.add("server", "streams-retired", len(streams))
         if len(streams) == 1:
             log.info("stream {stream!r} was retired by {by}", stream=streams[0], by=by)

@@ -263,8 +263,6 @@ class Fanout:
             cursors += place.waiting or ()
             place.waiting = None
         self._queue.clear()
-        self._recent.clear()
-        self._recent_size = 0
         for cursor in cursors:
             self._end(cursor, reason)
 

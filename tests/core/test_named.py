@@ -60,6 +60,14 @@ class World:
         return World(self.journal)
 
 
+def test_a_closed_broker_checks_nothing_any_more() -> None:
+    world = World()
+    world.open()
+    assert world.clock.getDelayedCalls()
+    world.broker.close()
+    assert not world.clock.getDelayedCalls()
+
+
 def refusal(call: Any) -> Exception:
     failures: list[Any] = []
     call.addErrback(failures.append)

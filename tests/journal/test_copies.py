@@ -18,6 +18,7 @@ from fyrehose.errors import JournalCorrupt
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
+from fyrehose.journal.copies import PAGE, written_while_copied
 from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.recovery import recover
@@ -279,3 +280,20 @@ class TestTheFront:
         bench.crash()
         assert first.path.exists()
         open_journal(segment_size=4096)
+
+
+@pytest.mark.parametrize("stop", [2 * PAGE, 2 * PAGE + 8])
+def test_zeros_before_the_end_of_a_page_show_that_a_file_was_written_while_it_was_copied(stop: int) -> None:
+    class Reader:
+        base = 64 * PAGE
+        data = b"x" * (2 * PAGE - fmt.BATCH_HEADER.size) + bytes(fmt.BATCH_HEADER.size) + b"x" * PAGE
+
+        def read(self, position: int, size: int) -> bytes:
+            at = position - self.base
+            return self.data[at : at + size]
+
+    reader: Any = Reader()
+    assert written_while_copied(reader, reader.base + 100, reader.base + stop)
+    assert written_while_copied(reader, reader.base + PAGE, reader.base + stop)
+    assert not written_while_copied(reader, reader.base + 100, reader.base + 2 * PAGE - 8)
+    assert not written_while_copied(reader, reader.base + 2 * PAGE, reader.base + stop)

@@ -116,3 +116,15 @@ def test_read_only_disk_has_no_free_space(tmp_path: Path, monkeypatch: pytest.Mo
     read_only = SimpleNamespace(f_flag=real.f_flag | os.ST_RDONLY, f_bavail=real.f_bavail, f_frsize=real.f_frsize)
     monkeypatch.setattr(os, "statvfs", lambda path: read_only)
     assert Files().free(tmp_path) == 0
+
+
+def test_reading_goes_on_after_the_system_has_read_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(bytes(range(100)))
+    fd, pread = os.open(path, os.O_RDONLY), os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, size, offset: pread(fd, min(size, 7), offset))
+    try:
+        assert Files().read(fd, 20, 50) == bytes(range(50, 70))
+        assert Files().read(fd, 20, 90) == bytes(range(90, 100)), "the end of the file"
+    finally:
+        os.close(fd)

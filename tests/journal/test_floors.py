@@ -241,3 +241,9 @@ def test_names_that_come_and_go_do_not_fill_the_memory(
         assert bench.journal.bounds("s24") == (1, 1)
         assert bench.journal.bounds("s0") == (1, 1)
     assert len(asked) == 26
+
+
+def test_a_record_expires_when_it_is_older_than_its_stream_allows() -> None:
+    ages: Any = floors.Floors(None, lambda stream: 100.0 if stream == "s" else 0.0, now=START)
+    assert [ages.expired("s", START - 100 * SECOND + by) for by in (-1, 0, 1)] == [True, False, False]
+    assert not ages.expired("t", 0)

@@ -155,3 +155,15 @@ def test_every_flipped_bit_of_an_index_is_detected() -> None:
         changed = bytearray(data)
         changed[bit // 8] ^= 1 << bit % 8
         assert PackedIndex.unpack(bytes(changed), BASE, 9000) is None, f"bit {bit}"
+
+
+def test_a_packed_index_finds_the_nearest_batch_of_each_stream() -> None:
+    whole = SegmentIndex(BASE)
+    for n in range(20):
+        for at, stream in enumerate(STREAMS):
+            whole.add_run(BASE + n * SPACING + 8 * at, stream, 1 + n, 1 + n)
+    whole.end = BASE + 20 * SPACING
+    for index in both(whole):
+        for at, stream in enumerate(STREAMS):
+            assert [index.find(stream, seq) for seq in range(1, 21)] == [BASE + n * SPACING + 8 * at for n in range(20)]
+            assert index.find(stream, 21) is None

@@ -12,10 +12,11 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.errors import Closed, JournalError, JournalFailed, JournalFull, JournalLocked, ReadOnly
+from fyrehose.errors import Closed, JournalCorrupt, JournalError, JournalFailed, JournalFull, JournalLocked, ReadOnly
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
+from fyrehose.journal.copies import RESTORING
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.pending import COMMIT
 from fyrehose.journal.settings import JournalSettings
@@ -830,3 +831,21 @@ def test_status_reports_the_figures(open_journal) -> None:
     assert meters.commit_bytes.count == meters.commit_seconds.count == 20
     assert meters.commit_bytes.total > 20 * 900
     assert meters.sync_seconds.count >= 20
+
+
+def test_files_can_be_read_by_the_group_and_by_nobody_else(open_journal) -> None:
+    bench = open_journal()
+    bench.append(b"a")
+    bench.close()
+    modes = {path.name: path.stat().st_mode & 0o777 for path in bench.journal.directory.iterdir()}
+    assert modes
+    assert {name: mode for name, mode in modes.items() if mode & 0o137} == {}
+
+
+def test_a_directory_whose_restore_is_not_complete_is_refused(open_journal) -> None:
+    bench = open_journal()
+    bench.append(b"a")
+    bench.close()
+    (bench.journal.directory / RESTORING).touch()
+    with pytest.raises(JournalCorrupt, match="is not complete"):
+        open_journal()

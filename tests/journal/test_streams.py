@@ -315,6 +315,7 @@ class TestRetired:
         failure = retire(bench, "s")
         assert failure.check(ReadOnly)
         assert bench.journal.bounds("s") == (1, 1)
+        assert retire(bench, "s").check(ReadOnly), "while the disk is full, it is not tried again"
 
 
 @given(

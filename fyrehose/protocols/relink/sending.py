@@ -149,7 +149,6 @@ class SendChannel:
             self.base += 1
         self.base = last + 1
         self.recv = max(self.recv, last)
-        self.settled = max(self.settled, last)
         return first, last
 
     def resulted(self, ack: Ack, number: int | None) -> list[tuple[int, int]]:
@@ -166,7 +165,7 @@ class SendChannel:
                 first += 1
             last = first
         else:
-            last = nearest(number, self.settled)
+            last = nearest(number, first - 1)
         if last > self.dec:
             raise RemoteProtocolError("result-unasked", f"message {last} is not decided")
         runs: list[tuple[int, int]] = []

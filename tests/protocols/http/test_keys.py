@@ -52,6 +52,13 @@ def test_a_repeated_post_gets_the_same_answer() -> None:
     assert world.post(b"hello", "another")()[1]["first"] == 3
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize(("more", "status"), [(0, 200), (1, 413)])
+def test_lines_with_a_key_may_have_1_mib(chunked: bool, more: int, status: int) -> None:
+    body = b"x" * ((1 << 20) + more)
+    assert World().post(body, "k", f"Content-Type: {NDJSON}", chunked=chunked)()[0] == status
+
+
 def test_lines_with_a_key_are_one_publish() -> None:
     world = World()
     kind = f"Content-Type: {NDJSON}"

@@ -11,6 +11,7 @@ from fyrehose.protocols.http.session import (
     BodyRefused,
     HttpSession,
     Limits,
+    List,
     Live,
     Publish,
     PublishEnd,
@@ -125,6 +126,10 @@ def test_lines_are_published_before_the_body_is_complete() -> None:
         (request("POST /streams/s", "Transfer-Encoding: chunked") + b"b\r\n" + b"x" * 11, 413, "too-large"),
         (request("GET /streams/s", body=b"x"), 413, "unexpected-body"),
         (request("GET /", body=b"x"), 413, "unexpected-body"),
+        (request("GET /streams", body=b"x"), 413, "unexpected-body"),
+        (request("GET /streams?limit=1001"), 400, "bad-query"),
+        (request("GET /streams?page=10000001"), 400, "bad-query"),
+        (request("GET /streams?limit=x"), 400, "bad-query"),
         (request("GET /streams/s?from=x"), 400, "bad-query"),
         (request("GET /streams/s?from=-1"), 400, "bad-query"),
         (request("GET /streams/s?from=%D9%A3"), 400, "bad-query"),
@@ -163,6 +168,12 @@ def test_get_reads_records(target: str, first: int, limit: int) -> None:
     (read,) = make().receive_data(request(f"GET {target}"))
     assert isinstance(read, Read)
     assert (read.stream, read.first, read.limit) == ("s", first, limit)
+
+
+def test_get_lists_streams() -> None:
+    (listed,) = make().receive_data(request("GET /streams?limit=1000&page=10000000&match=a*"))
+    assert isinstance(listed, List)
+    assert (listed.pattern, listed.limit, listed.page) == ("a*", 1_000, 10_000_000)
 
 
 @pytest.mark.parametrize(

@@ -283,6 +283,19 @@ def test_window_is_not_acknowledged_before_the_last_part_of_its_event(peer: Make
     assert fed.acks == [(version, 1)]
 
 
+@both
+def test_window_is_not_acknowledged_before_every_part_of_its_event_is_durable(peer: Make, version: int) -> None:
+    fed = peer(auto=False).feed(announce(2, version) + doc(1, b" " * (40 << 20), version) + doc(2, b"{}", version))
+    assert len(fed.events) == 4
+    found = []
+    for _ in fed.events:
+        fed.session.durable(1)
+        fed.session.acknowledge_part()
+        found.append(b"".join(fed.session.data_to_send()))
+    partial = b"2A" + pack(">I", 1) if version == 2 else b""
+    assert found == [b"", b"", partial, b"%dA" % version + pack(">I", 2)]
+
+
 def test_compressed_frame_that_ends_between_parts_of_an_event_is_refused(peer: Make) -> None:
     inner = doc(1, b" " * (20 << 20))[: 10 + (16 << 20)]
     fed = peer().feed(announce(1) + packed(inner))
