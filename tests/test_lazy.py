@@ -31,7 +31,7 @@ def run(code: str) -> str:
 def test_public_names_exist_and_have_docstrings(package: str) -> None:
     module: Any = import_module(package)
     for name in module.__all__:
-        value = getattr(module, name, None) or import_module(f"{package}.{name}")
+        value = getattr(module, name) if hasattr(module, name) else import_module(f"{package}.{name}")
         assert package in INTERNAL or value.__doc__, name
         assert name in dir(module)
 
