@@ -33,7 +33,7 @@ from twisted.logger import Logger
 from fyrehose import errors
 from fyrehose.admin import metrics
 from fyrehose.admin.sampling import Sampler, StreamRates
-from fyrehose.admin.settings import PROTOCOL, Settings, read_token
+from fyrehose.admin.settings import PROTOCOL, AdminSettings, read_token
 from fyrehose.admin.status import LISTED, Status
 from fyrehose.admin.tail import INTERVAL, Tail, as_event
 from fyrehose.core.broker import Broker
@@ -137,7 +137,7 @@ class AdminProtocol(WebProtocol):
     protocol_name: ClassVar[str] = PROTOCOL
     log: ClassVar[Logger] = Logger()
 
-    settings: Settings
+    settings: AdminSettings
 
     def __init__(self, factory: AdminFactory) -> None:
         super().__init__(factory, WebSession(factory.hosts))
@@ -335,12 +335,12 @@ class AdminFactory(SessionFactory):
     """Listens for operators, at *endpoint* (see :class:`~fyrehose.protocols.http.server.HttpFactory`)."""
 
     protocol = AdminProtocol
-    defaults = Settings()
+    defaults = AdminSettings()
     proofs = None
-    settings: Settings
+    settings: AdminSettings
 
     def __init__(
-        self, admin: Admin, settings: Settings | None = None, reactor: Any = None, endpoint: str | None = None
+        self, admin: Admin, settings: AdminSettings | None = None, reactor: Any = None, endpoint: str | None = None
     ) -> None:
         super().__init__(admin.broker, settings, reactor)
         self.admin = admin
@@ -350,7 +350,7 @@ class AdminFactory(SessionFactory):
 class AdminService(TCPService):
     """The service of an admin listener, which samples the server while it runs."""
 
-    def __init__(self, reactor: Any, endpoint: str, admin: Admin, settings: Settings, around: Any = None) -> None:
+    def __init__(self, reactor: Any, endpoint: str, admin: Admin, settings: AdminSettings, around: Any = None) -> None:
         self._admin = admin
         self._token_file = settings.token_file
         self._scheme = "https" if settings.tls_certificate or is_encrypted(endpoint) else "http"
@@ -386,7 +386,9 @@ class AdminService(TCPService):
         return super().stopService()
 
 
-def make_admin(broker: Broker, clock: Any, now: Callable[[], float], settings: Settings, token: str | None) -> Admin:
+def make_admin(
+    broker: Broker, clock: Any, now: Callable[[], float], settings: AdminSettings, token: str | None
+) -> Admin:
     """Return the shared state of an admin listener for *broker*.
 
     :param now: the wall clock, in seconds since 1970 UTC

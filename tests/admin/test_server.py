@@ -19,7 +19,7 @@ from fyrehose import extras
 from fyrehose.admin.metrics import registry
 from fyrehose.admin.plugin import plugin
 from fyrehose.admin.server import FILES, POLICY, Admin, AdminFactory, AdminService, make_admin
-from fyrehose.admin.settings import Settings
+from fyrehose.admin.settings import AdminSettings
 from fyrehose.admin.tail import INTERVAL
 from fyrehose.core.policy import parse
 from fyrehose.errors import ConfigError, JournalCorrupt, MissingExtra
@@ -77,7 +77,7 @@ def connect(watched: Any) -> Iterator[Connect]:
     peers: list[Peer] = []
 
     def connect(token: str | None = None, endpoint: str = "tcp:1:interface=127.0.0.1", **settings: Any) -> Peer:
-        made = Settings(**{"refusal_delay": 0.0, **settings})
+        made = AdminSettings(**{"refusal_delay": 0.0, **settings})
         admin = Admin(watched.status, token, registry(watched.status, 100))
         address = IPv4Address("TCP", "127.0.0.1", 5)
         protocol = AdminFactory(admin, made, watched.clock, endpoint).buildProtocol(address)
@@ -385,7 +385,7 @@ def test_head_of_an_event_stream_ends_immediately(connect: Connect) -> None:
 
 def test_service_samples_while_it_runs(make_watched: Any, log_lines: list[str]) -> None:
     watched, reactor = make_watched(), MemoryReactorClock()
-    settings = Settings()
+    settings = AdminSettings()
     admin = make_admin(watched.broker, reactor, lambda: 0.0, settings, None)
     service = AdminService(reactor, "tcp:1:interface=127.0.0.1", admin, settings)
     assert not reactor.getDelayedCalls()
@@ -402,7 +402,7 @@ def test_service_samples_while_it_runs(make_watched: Any, log_lines: list[str]) 
 def test_reload_reads_the_token_again(watched: Any, tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(TOKEN)
-    settings = Settings(token_file=str(path))
+    settings = AdminSettings(token_file=str(path))
     service = plugin.make_service(MemoryReactorClock(), watched.broker, plugin.default_endpoint, settings)
     assert service._admin.token == TOKEN
     path.write_text("another one, as long")
@@ -417,7 +417,7 @@ def test_reload_reads_the_token_again(watched: Any, tmp_path: Path) -> None:
 def test_reload_with_another_token_closes_connections(watched: Any, tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(TOKEN)
-    settings = Settings(token_file=str(path))
+    settings = AdminSettings(token_file=str(path))
     service = plugin.make_service(MemoryReactorClock(), watched.broker, plugin.default_endpoint, settings)
     address = IPv4Address("TCP", "127.0.0.1", 5)
     protocol, transport = service.factory.buildProtocol(address), Transport(peerAddress=address)
@@ -435,15 +435,15 @@ def test_reload_with_another_token_closes_connections(watched: Any, tmp_path: Pa
 
 def test_foreign_broker_is_refused() -> None:
     with pytest.raises(ConfigError, match="own broker"):
-        plugin.make_service(MemoryReactorClock(), object(), plugin.default_endpoint, Settings())  # type: ignore[arg-type]
+        plugin.make_service(MemoryReactorClock(), object(), plugin.default_endpoint, AdminSettings())  # type: ignore[arg-type]
 
 
 def test_public_endpoint_without_tls_and_token_is_refused(watched: Any) -> None:
     with pytest.raises(ConfigError, match="TLS"):
-        plugin.make_service(MemoryReactorClock(), watched.broker, "tcp:8118", Settings())
+        plugin.make_service(MemoryReactorClock(), watched.broker, "tcp:8118", AdminSettings())
 
 
 def test_missing_prometheus_client_is_reported(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda name: None if "prometheus" in name else find_spec(name))
     with pytest.raises(MissingExtra, match=r"fyrehose\[admin\]"):
-        plugin.make_service(MemoryReactorClock(), watched.broker, plugin.default_endpoint, Settings())
+        plugin.make_service(MemoryReactorClock(), watched.broker, plugin.default_endpoint, AdminSettings())

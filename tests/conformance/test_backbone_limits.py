@@ -7,10 +7,10 @@ from random import Random
 from fyrehose.protocols.backbone.frames import Flags, KeepAlive, Push, Request
 from fyrehose.protocols.backbone.server_session import Pushed, ServerSession
 from fyrehose.protocols.backbone.session import Dropped
-from fyrehose.protocols.backbone.settings import Settings
+from fyrehose.protocols.backbone.settings import BackboneSettings
 
 CLIENT = ("10.0.0.2", 4000)
-SETTINGS = Settings()
+SETTINGS = BackboneSettings()
 
 
 def make() -> ServerSession:

@@ -9,10 +9,10 @@ from twisted.internet.task import Clock
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.protocols.figg.frames import Attach
-from fyrehose.protocols.figg.server import FiggFactory, Settings
+from fyrehose.protocols.figg.server import FiggFactory, FiggSettings
 from fyrehose.testing import MemoryJournal, Transport
 
-MOST = Settings().max_subscriptions
+MOST = FiggSettings().max_subscriptions
 
 
 @pytest.mark.parametrize("count", [MOST - 1, MOST, MOST + 1])
@@ -22,7 +22,7 @@ def test_a_connection_may_have_as_many_subscriptions_as_the_limit(count: int) ->
     broker.open()
     address = IPv4Address("TCP", "127.0.0.1", 5000)
     protocol, transport = (
-        FiggFactory(broker, Settings(refusal_delay=0.0), clock).buildProtocol(address),
+        FiggFactory(broker, FiggSettings(refusal_delay=0.0), clock).buildProtocol(address),
         Transport(address),
     )
     protocol.makeConnection(transport)

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from fyrehose.protocols.http.bodies import Lines, TooLarge, Whole
-from fyrehose.protocols.http.server import Settings
+from fyrehose.protocols.http.server import HttpSettings
 from fyrehose.protocols.http.session import NDJSON, HttpSession, Limits
 from fyrehose.web.session import Refused
 
-SETTINGS = Settings()
+SETTINGS = HttpSettings()
 LARGEST = SETTINGS.max_payload
 
 

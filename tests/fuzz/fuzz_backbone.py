@@ -32,7 +32,7 @@ with harness.instrumented("fyrehose.protocols.backbone", "fyrehose.kernels.pure"
     )
     from fyrehose.protocols.backbone.server_session import Pushed, Replay, ServerSession
     from fyrehose.protocols.backbone.session import Dropped
-    from fyrehose.protocols.backbone.settings import Settings
+    from fyrehose.protocols.backbone.settings import BackboneSettings
     from fyrehose.records import Run
 
 SERVER = ("10.0.0.1", 2323)
@@ -76,18 +76,18 @@ def train(dice: harness.Dice, tokens: list[bytes]) -> tuple[bytes, int]:
 
 def server(data: bytes) -> None:
     """Nothing is raised, nothing is counted twice, and answers go to those who asked: with any limits."""
-    serve(data, Settings(push_rate=50, request_rate=5, subscribers=3), ())
-    serve(data, Settings(), (frames.MAX_DATA, frames.MAX_SEQUENCES))
+    serve(data, BackboneSettings(push_rate=50, request_rate=5, subscribers=3), ())
+    serve(data, BackboneSettings(), (frames.MAX_DATA, frames.MAX_SEQUENCES))
 
 
-def make_session(settings: Settings) -> ServerSession:
+def make_session(settings: BackboneSettings) -> ServerSession:
     """Make the session of a server that anybody may use."""
     return ServerSession(
         settings, lambda: (5, LAST - 3), lambda address: address == SERVER, Random(1), lambda host, action: True
     )
 
 
-def serve(data: bytes, settings: Settings, edges: tuple[int, ...]) -> None:
+def serve(data: bytes, settings: BackboneSettings, edges: tuple[int, ...]) -> None:
     dice = harness.Dice(data, edges)
     session = make_session(settings)
     now = 0.0
@@ -118,7 +118,7 @@ def serve(data: bytes, settings: Settings, edges: tuple[int, ...]) -> None:
 
 def limits(data: bytes) -> None:
     """The largest datagram, the widest range of a request, as many pushes as the rate allows; default settings."""
-    settings = Settings()
+    settings = BackboneSettings()
     specimen = harness.Specimen(
         data, {"data": frames.MAX_DATA, "range": frames.MAX_SEQUENCES, "rate": settings.push_rate}
     )

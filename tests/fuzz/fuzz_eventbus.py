@@ -37,7 +37,7 @@ with harness.instrumented("fyrehose.protocols.eventbus"):
     )
     from fyrehose.protocols.eventbus.labels import WireLabels, read_labels
     from fyrehose.protocols.eventbus.server_session import ServerSession
-    from fyrehose.protocols.eventbus.settings import Settings, Syntax
+    from fyrehose.protocols.eventbus.settings import EventBusSettings, Syntax
     from fyrehose.protocols.eventbus.zap import Authenticator
     from fyrehose.records import MAX_NAME, Run
 
@@ -161,12 +161,12 @@ class Fuzzer:
         dedup, subtrees = random.random() < 0.5, random.choice(list(Syntax))
         default = random.random() < 0.5
         small = {"max_payload": 30, "snapshots": 2, "snapshots_memory": 4096}
-        settings = Settings() if default else Settings(dedup=dedup, subtrees=subtrees, **small)
+        settings = EventBusSettings() if default else EventBusSettings(dedup=dedup, subtrees=subtrees, **small)
         session = ServerSession(settings)
         while random:
             self.publishes(session, settings)
 
-    def publishes(self, session: ServerSession, settings: Settings) -> None:
+    def publishes(self, session: ServerSession, settings: EventBusSettings) -> None:
         """One message more."""
         message = self.message()
         identity = self.piece()
@@ -206,7 +206,7 @@ class Fuzzer:
 
 def limits(data: bytes) -> None:
     """Every length at its limit, by default settings: it is refused if, and only if, it is above."""
-    settings = Settings()
+    settings = EventBusSettings()
     specimen = harness.Specimen(
         data,
         {

@@ -18,7 +18,7 @@ import harness
 with harness.instrumented("fyrehose.web", "fyrehose.protocols.http", "h11"):
     from fyrehose.errors import Broken
     from fyrehose.protocols.http.bodies import SMALL, Lines, TooLarge, Whole
-    from fyrehose.protocols.http.server import Settings
+    from fyrehose.protocols.http.server import HttpSettings
     from fyrehose.protocols.http.session import BodyRefused, HttpSession, Limits, Live, Publish, PublishEnd, Read
     from fyrehose.web.session import Refused
 
@@ -38,7 +38,7 @@ HEADERS = (
 )
 #: Small limits, so that they are reached.
 LIMITS = Limits(message=40, body=120)
-DEFAULTS = Limits(message=Settings().max_payload, body=Settings().max_body)
+DEFAULTS = Limits(message=HttpSettings().max_payload, body=HttpSettings().max_body)
 
 
 def body(dice: harness.Dice) -> bytes:

@@ -26,7 +26,7 @@ with harness.instrumented("fyrehose.protocols.lumberjack", "fyrehose.kernels.pur
     from fyrehose.protocols.lumberjack import frames, inflate
     from fyrehose.protocols.lumberjack.client_session import LumberjackWriterSession
     from fyrehose.protocols.lumberjack.inflate import ENGINE, PIECE, WHOLE
-    from fyrehose.protocols.lumberjack.server import Settings
+    from fyrehose.protocols.lumberjack.server import LumberjackSettings
     from fyrehose.protocols.lumberjack.session import Limits, LumberjackServerSession
     from fyrehose.records import Run
 
@@ -122,7 +122,7 @@ def read(stream: bytes, size: int, events: int) -> None:
     wanted = session_of(Limits(max_inflated=1 << 20), [stream])
     size = max(size, len(stream) // 50)
     chunks = [stream[at : at + size] for at in range(0, len(stream), size)]
-    defaults = Settings().limits
+    defaults = LumberjackSettings().limits
     assert session_of(defaults, chunks) == session_of(defaults, [stream])
     found = session_of(Limits(max_inflated=1 << 20, turn_events=events, turn_bytes=64 * events), chunks)
     assert found == wanted, (found, wanted)
@@ -149,7 +149,7 @@ def streaming(size: int) -> Iterator[None]:
 
 def limits(data: bytes) -> None:
     """Lengths and counts at their limits, by default settings: refused if, and only if, it is above."""
-    defaults = Settings().limits
+    defaults = LumberjackSettings().limits
     specimen = harness.Specimen(
         data,
         {

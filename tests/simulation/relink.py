@@ -28,7 +28,7 @@ from fyrehose.protocols.relink.reader import RelinkReader
 from fyrehose.protocols.relink.registry import Registry
 from fyrehose.protocols.relink.server import RelinkFactory
 from fyrehose.protocols.relink.service import RelinkService
-from fyrehose.protocols.relink.settings import Settings
+from fyrehose.protocols.relink.settings import RelinkSettings
 from fyrehose.records import Run
 
 PORT = 7733
@@ -315,7 +315,9 @@ class Relink:
         self.readable = (STREAM, STREAM, *topics)
         history.internal |= {LINKS, POSITIONS}
         self.broker: Any = None
-        self.settings = Settings() if herd else Settings(window=dice.choice((2, 1024)), backlog=dice.choice((64, 1024)))
+        self.settings = (
+            RelinkSettings() if herd else RelinkSettings(window=dice.choice((2, 1024)), backlog=dice.choice((64, 1024)))
+        )
         server.listeners.append(self._listener)
         self.clients: list[Publisher | Subscriber | Numbered] = []
         self.made = 0

@@ -30,7 +30,7 @@ from fyrehose.protocols.backbone.protocol import TrainProtocol
 from fyrehose.protocols.backbone.replays import Replays
 from fyrehose.protocols.backbone.server_session import Pushed, Replay, ServerSession
 from fyrehose.protocols.backbone.session import Dropped
-from fyrehose.protocols.backbone.settings import Settings
+from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.protocols.backbone.trains import Delivers, Train, serialize_delivers
 from fyrehose.protocols.backbone.udp import is_local
 from fyrehose.records import Delivery, Run
@@ -70,14 +70,18 @@ class BackboneProtocol(TrainProtocol):
     name = PROTOCOL
 
     def __init__(
-        self, broker: IBroker, settings: Settings | None = None, reactor: Any = None, random: Random | None = None
+        self,
+        broker: IBroker,
+        settings: BackboneSettings | None = None,
+        reactor: Any = None,
+        random: Random | None = None,
     ) -> None:
         if reactor is None:
             from twisted.internet import reactor
         self.reactor = reactor
         self.counters = broker.counters
         self._broker = broker
-        self._settings = settings = settings or Settings()
+        self._settings = settings = settings or BackboneSettings()
         # Here, and not when the port is bound, because other listeners may be open before this one.
         broker.restrict(settings.stream, MAX_DATA)
         bounds = lambda: broker.bounds(settings.stream)  # noqa: E731

@@ -40,7 +40,7 @@ from fyrehose.protocols.backbone.frames import (
 )
 from fyrehose.protocols.backbone.rates import Rates
 from fyrehose.protocols.backbone.session import Dropped, Session
-from fyrehose.protocols.backbone.settings import Settings
+from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.protocols.backbone.subscribers import Client, Rotation, Subscribers
 from fyrehose.protocols.backbone.trains import Train, single
 from fyrehose.records import Column
@@ -91,7 +91,7 @@ class ServerSession(Session[Pushed | Replay]):
 
     def __init__(
         self,
-        settings: Settings,
+        settings: BackboneSettings,
         bounds: Callable[[], tuple[int, int]],
         is_own: Callable[[Address], bool],
         random: Random,

@@ -37,7 +37,7 @@ from fyrehose.protocols.eventbus.encoding import PROTOCOL, Frames, event_frames
 from fyrehose.protocols.eventbus.laggards import Laggards
 from fyrehose.protocols.eventbus.lent import LEAST, Full, Lent, MemoryFull
 from fyrehose.protocols.eventbus.server_session import ServerSession
-from fyrehose.protocols.eventbus.settings import Settings
+from fyrehose.protocols.eventbus.settings import EventBusSettings
 from fyrehose.protocols.eventbus.snapshots import Snapshot
 from fyrehose.protocols.eventbus.zmqport import Gone, ZMQPort, by_then
 from fyrehose.records import Delivery
@@ -85,7 +85,7 @@ class EventBusServer:
         self,
         clock: IReactorTime,
         broker: IBroker,
-        settings: Settings,
+        settings: EventBusSettings,
         connections: Connections | None = None,
     ) -> None:
         self._clock = clock

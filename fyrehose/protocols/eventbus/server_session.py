@@ -22,7 +22,7 @@ from fyrehose.protocols.eventbus.drafts import Batch, Drafts
 from fyrehose.protocols.eventbus.encoding import PROTOCOL
 from fyrehose.protocols.eventbus.frames import EVENT_FRAMES, Dialect, SyncStart, check_event, without_delimiter
 from fyrehose.protocols.eventbus.lent import Pool
-from fyrehose.protocols.eventbus.settings import Settings, Syntax
+from fyrehose.protocols.eventbus.settings import EventBusSettings, Syntax
 from fyrehose.protocols.eventbus.snapshots import Snapshot, Snapshots
 
 #: Upper bound of the memory of SYNCs that wait for clients, in bytes.
@@ -48,7 +48,7 @@ class Requested:
 class ServerSession:
     """The state of a server: events of this turn, recent UUIDs, snapshots."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: EventBusSettings) -> None:
         self._settings = settings
         self._drafts = Drafts(settings.stream, PROTOCOL)
         #: recent UUIDs and their time; a publisher sends an event again if no BROADCAST has confirmed it

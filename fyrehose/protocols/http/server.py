@@ -83,7 +83,7 @@ _HEADERS = {503: {"Retry-After": RETRY}, 429: {"Retry-After": RETRY}, 401: {"WWW
 
 
 @attrs.frozen(kw_only=True)
-class Settings(WebSettings):
+class HttpSettings(WebSettings):
     """The options of HTTP listeners."""
 
     max_payload: int = option(MAX_PAYLOAD, size, "largest message accepted, in bytes")
@@ -140,7 +140,7 @@ class HttpProtocol(WebProtocol):
     log: ClassVar[Logger] = Logger()
 
     session: HttpSession
-    settings: Settings
+    settings: HttpSettings
 
     def __init__(self, factory: HttpFactory) -> None:
         super().__init__(factory, HttpSession(factory.hosts, limits=factory.limits))
@@ -493,12 +493,12 @@ class HttpFactory(SessionFactory):
     """
 
     protocol = HttpProtocol
-    defaults = Settings()
+    defaults = HttpSettings()
     proofs = PROOFS | {"token"}
-    settings: Settings
+    settings: HttpSettings
 
     def __init__(
-        self, broker: IBroker, settings: Settings | None = None, reactor: Any = None, endpoint: str | None = None
+        self, broker: IBroker, settings: HttpSettings | None = None, reactor: Any = None, endpoint: str | None = None
     ) -> None:
         super().__init__(broker, settings, reactor)
         self.limits = Limits(message=self.settings.max_payload, body=self.settings.max_body)

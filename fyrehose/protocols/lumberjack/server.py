@@ -44,7 +44,7 @@ def _path(text: str) -> str:
 
 
 @attrs.frozen(kw_only=True)
-class Settings(TLSSettings):
+class LumberjackSettings(TLSSettings):
     """Lumberjack's options."""
 
     stream: str = option("lumberjack", name, "stream to which events are published")
@@ -79,7 +79,7 @@ class LumberjackProtocol(SessionProtocol):
     log: ClassVar[Logger] = Logger()
 
     session: LumberjackServerSession
-    settings: Settings
+    settings: LumberjackSettings
 
     def __init__(self, factory: LumberjackFactory) -> None:
         super().__init__(factory, LumberjackServerSession(factory.limits))
@@ -303,11 +303,11 @@ class LumberjackFactory(SessionFactory):
     """Listens for writers, which share turns: ``endpoint.listen(LumberjackFactory(broker))``."""
 
     protocol = LumberjackProtocol
-    defaults = Settings()
+    defaults = LumberjackSettings()
     largest_read = READ
-    settings: Settings
+    settings: LumberjackSettings
 
-    def __init__(self, broker: IBroker, settings: Settings | None = None, reactor: Any = None) -> None:
+    def __init__(self, broker: IBroker, settings: LumberjackSettings | None = None, reactor: Any = None) -> None:
         super().__init__(broker, settings, reactor)
         self.turns = Turns(self.clock, broker.budget)
         self.limits = self.settings.limits

@@ -20,7 +20,7 @@ from fyrehose.protocols.relink.reader import RelinkReader
 from fyrehose.protocols.relink.registry import Registry
 from fyrehose.protocols.relink.server import RelinkFactory
 from fyrehose.protocols.relink.service import RelinkService
-from fyrehose.protocols.relink.settings import Settings
+from fyrehose.protocols.relink.settings import RelinkSettings
 
 
 def links_stream(endpoint: str) -> str:
@@ -42,9 +42,9 @@ class RelinkPlugin:
     consumes: bool = True
     default_endpoint: str = "tcp:7733:interface=127.0.0.1"
     only_leading: bool = True
-    settings: type[Settings] = Settings
+    settings: type[RelinkSettings] = RelinkSettings
 
-    def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> RelinkService:
+    def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: RelinkSettings) -> RelinkService:
         factory = RelinkFactory(broker, settings, reactor, Registry(broker, reactor, settings, links_stream(endpoint)))
         return RelinkService(reactor, endpoint, factory, add_tls(PROTOCOL, endpoint, factory, settings, reactor))
 

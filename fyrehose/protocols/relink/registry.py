@@ -26,7 +26,7 @@ from fyrehose.protocols.relink import linklog, snapshot
 from fyrehose.protocols.relink.handshake import MAX_LINK_ID, Hello, Terms
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.linklog import Anchors, Kind
-from fyrehose.protocols.relink.settings import Settings
+from fyrehose.protocols.relink.settings import RelinkSettings
 from fyrehose.records import Run
 
 log = Logger()
@@ -116,7 +116,7 @@ class Registry:
 
     broker: IBroker
     clock: IReactorTime
-    settings: Settings
+    settings: RelinkSettings
     stream: str = ".relink/links"
     now: Callable[[], int] = wall_clock
     randbits: Callable[[int], int] = randbits

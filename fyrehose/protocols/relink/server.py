@@ -40,7 +40,7 @@ from fyrehose.protocols.relink.keepalive import KeepAlive
 from fyrehose.protocols.relink.names import Place, parse
 from fyrehose.protocols.relink.registry import Entry, Registry
 from fyrehose.protocols.relink.server_session import ListenerSession
-from fyrehose.protocols.relink.settings import Settings
+from fyrehose.protocols.relink.settings import RelinkSettings
 from fyrehose.records import Run
 
 #: Refusals that a retry cannot avoid; the broker raises them at once, before anything else is written.
@@ -65,7 +65,7 @@ class RelinkProtocol(SessionProtocol):
     log: ClassVar[Logger] = Logger()
 
     session: ListenerSession
-    settings: Settings
+    settings: RelinkSettings
 
     def __init__(self, factory: RelinkFactory) -> None:
         settings = factory.settings
@@ -414,13 +414,13 @@ class RelinkFactory(SessionFactory):
     """
 
     protocol = RelinkProtocol
-    defaults = Settings()
-    settings: Settings
+    defaults = RelinkSettings()
+    settings: RelinkSettings
 
     def __init__(
         self,
         broker: IBroker,
-        settings: Settings | None = None,
+        settings: RelinkSettings | None = None,
         reactor: Any = None,
         registry: Registry | None = None,
     ) -> None:

@@ -12,7 +12,7 @@ from fyrehose.records import MAX_PAYLOAD
 
 
 @attrs.frozen(kw_only=True)
-class Settings(TLSSettings):
+class RelinkSettings(TLSSettings):
     """Options of the form ``--option relink.NAME=VALUE``."""
 
     max_links: int = option(10_000, count, "maximum number of links, connected or not", least=1)

@@ -33,7 +33,7 @@ from fyrehose.protocols.figg.frames import (
     Pong,
     Publish,
 )
-from fyrehose.protocols.figg.server import FiggFactory, Settings
+from fyrehose.protocols.figg.server import FiggFactory, FiggSettings
 from fyrehose.protocols.figg.session import FiggClientSession
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal, Transport
@@ -102,7 +102,9 @@ def make(
     journal, clock = MemoryJournal(auto=auto), Clock()
     broker = Broker(clock, journal, Sequencer(), limits=limits or PeerLimits(), rules=rules)
     broker.open()
-    return Server(journal, broker, clock, FiggFactory(broker, Settings(**{"refusal_delay": 0.0, **settings}), clock))
+    return Server(
+        journal, broker, clock, FiggFactory(broker, FiggSettings(**{"refusal_delay": 0.0, **settings}), clock)
+    )
 
 
 def publish(number: int, data: bytes = b"x", topic: str = "t") -> Publish:
@@ -629,11 +631,11 @@ class TestOthers:
 
 
 def test_settings_are_parsed_and_checked() -> None:
-    assert build(Settings, "figg", {"max-payload": "1MiB", "max_per_host": 5}) == Settings(
+    assert build(FiggSettings, "figg", {"max-payload": "1MiB", "max_per_host": 5}) == FiggSettings(
         max_payload=1 << 20, max_per_host=5
     )
     with pytest.raises(ConfigError, match="max_payload must be 1 to"):
-        build(Settings, "figg", {"max_payload": "17MiB"})
+        build(FiggSettings, "figg", {"max_payload": "17MiB"})
 
 
 def test_forbidden_topic_is_not_attached() -> None:

@@ -16,7 +16,7 @@ from fyrehose.core.guard import Guard
 from fyrehose.core.policy import parse
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.interfaces import FileHold, JournalState
-from fyrehose.protocols.http.server import HttpFactory, Settings
+from fyrehose.protocols.http.server import HttpFactory, HttpSettings
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal, Transport
 
@@ -30,7 +30,7 @@ class World:
         self.broker = Broker(self.clock, self.journal, Sequencer(), guard=guard)
         self.broker.open()
         self.broker.table.now = lambda: 5_000_000
-        self.factory = HttpFactory(self.broker, Settings(refusal_delay=0.0), self.clock)
+        self.factory = HttpFactory(self.broker, HttpSettings(refusal_delay=0.0), self.clock)
         self.publish(10)
 
     def publish(self, count: int) -> None:

@@ -11,7 +11,7 @@ from twisted.internet.task import Clock
 
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
-from fyrehose.protocols.http.server import HttpFactory, Settings
+from fyrehose.protocols.http.server import HttpFactory, HttpSettings
 from fyrehose.protocols.http.session import KEYED, NDJSON
 from fyrehose.testing import MemoryJournal, Transport
 
@@ -21,7 +21,7 @@ class World:
         self.journal, self.clock = MemoryJournal(auto=auto), Clock()
         self.broker = Broker(self.clock, self.journal, Sequencer())
         self.broker.open()
-        self.factory = HttpFactory(self.broker, Settings(refusal_delay=0.0), self.clock)
+        self.factory = HttpFactory(self.broker, HttpSettings(refusal_delay=0.0), self.clock)
 
     def post(self, body: bytes, key: str | None = "k", *headers: str, chunked: bool = False) -> Any:
         """Send a POST, and return a function that returns the status and the answer."""

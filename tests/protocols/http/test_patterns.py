@@ -19,7 +19,7 @@ from fyrehose.core.quotas import PeerLimits
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.protocols.http import patterns
 from fyrehose.protocols.http.answers import TURN_RECORDS
-from fyrehose.protocols.http.server import HttpFactory, Settings
+from fyrehose.protocols.http.server import HttpFactory, HttpSettings
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal, Transport
 
@@ -32,7 +32,7 @@ class World:
         guard = Guard() if policy is None else Guard(parse({"allow": policy}))
         self.broker = Broker(self.clock, self.journal, Sequencer(), guard=guard, **settings)
         self.broker.open()
-        self.factory = HttpFactory(self.broker, Settings(refusal_delay=0.0), self.clock)
+        self.factory = HttpFactory(self.broker, HttpSettings(refusal_delay=0.0), self.clock)
         for stream in ("logs.a", "logs.b", "other"):
             self.publish(stream, b"old")
 

@@ -26,7 +26,7 @@ from fyrehose.net.holding import FIRST
 from fyrehose.net.tcp import LINGER
 from fyrehose.observe.listeners import Listener
 from fyrehose.protocols.http.answers import KEEPALIVE, TURN_RECORDS
-from fyrehose.protocols.http.server import MOST_RANGES, HttpFactory, Settings, Upload
+from fyrehose.protocols.http.server import MOST_RANGES, HttpFactory, HttpSettings, Upload
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal, Transport
 
@@ -127,7 +127,7 @@ def make() -> Make:
         guard = Guard() if policy is None else Guard(parse({"allow": policy}))
         broker = Broker(clock, journal, Sequencer(), guard=guard, limits=limits or PeerLimits(), rules=rules)
         broker.open()
-        factory = HttpFactory(broker, Settings(**{"refusal_delay": 0.0, **settings}), clock)
+        factory = HttpFactory(broker, HttpSettings(**{"refusal_delay": 0.0, **settings}), clock)
         return Server(journal, broker, clock, factory)
 
     return make

@@ -18,7 +18,7 @@ from fyrehose.core.sequencer import Sequencer
 from fyrehose.core.streams import UNLIMITED, StreamRules
 from fyrehose.errors import Broken
 from fyrehose.protocols.lumberjack.frames import Ack, Compressed, EventRun, Json, Window
-from fyrehose.protocols.lumberjack.server import LumberjackFactory, Settings
+from fyrehose.protocols.lumberjack.server import LumberjackFactory, LumberjackSettings
 from fyrehose.protocols.lumberjack.session import LumberjackServerSession
 from fyrehose.records import Record, Run
 from fyrehose.testing import MemoryJournal, Transport
@@ -170,7 +170,10 @@ class Server:
         broker = Broker(clock, journal, Sequencer(), budget=budget or Budget(), rules=rules)
         broker.open()
         return cls(
-            journal, clock, broker, LumberjackFactory(broker, Settings(**{"refusal_delay": 0.0, **settings}), clock)
+            journal,
+            clock,
+            broker,
+            LumberjackFactory(broker, LumberjackSettings(**{"refusal_delay": 0.0, **settings}), clock),
         )
 
     def connect(self, host: str = "10.0.0.1", port: int = 5000, transport: Transport | None = None) -> Connection:

@@ -25,7 +25,7 @@ from fyrehose.net.connections import READS
 from fyrehose.net.tcp import FULL_GRACE, LINGER
 from fyrehose.options import build
 from fyrehose.protocols.lumberjack.frames import Compressed, Data, Json, Window
-from fyrehose.protocols.lumberjack.server import KEEP_ALIVE, SILENCE, Settings
+from fyrehose.protocols.lumberjack.server import KEEP_ALIVE, SILENCE, LumberjackSettings
 from fyrehose.protocols.lumberjack.session import Limits
 from fyrehose.protocols.lumberjack.turns import MAX_IN_FLIGHT, READ
 from fyrehose.records import Run
@@ -707,17 +707,17 @@ class TestTLS:
 )
 def test_invalid_options_are_refused(wrong: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="lumberjack"):
-        build(Settings, "lumberjack", wrong)
+        build(LumberjackSettings, "lumberjack", wrong)
 
 
 def test_options_become_limits() -> None:
     limits = build(
-        Settings, "lumberjack", {"topic": "log.level", "max-inflated": "9MiB", "topic-search": "1KiB"}
+        LumberjackSettings, "lumberjack", {"topic": "log.level", "max-inflated": "9MiB", "topic-search": "1KiB"}
     ).limits
     assert limits.topic == (b"log", b"level")
     assert limits.topic_bytes == 1024
     assert limits.max_inflated == 9 << 20
-    assert build(Settings, "lumberjack", {"topic": ""}).limits.topic == ()
+    assert build(LumberjackSettings, "lumberjack", {"topic": ""}).limits.topic == ()
 
 
 def test_false_lengths_and_counts_close_the_connection_without_allocating(server: Make) -> None:

@@ -42,7 +42,7 @@ from fyrehose.protocols.relink.handshake import Hello, Terms
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.registry import Registry
 from fyrehose.protocols.relink.server import RelinkFactory
-from fyrehose.protocols.relink.settings import Settings
+from fyrehose.protocols.relink.settings import RelinkSettings
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal
 
@@ -269,7 +269,7 @@ class Server:
 
     journal: MemoryJournal
     clock: Clock
-    settings: Settings
+    settings: RelinkSettings
     limits: PeerLimits = attrs.field(factory=PeerLimits)
     rules: StreamRules = UNLIMITED
     now: int = 1_000_000
@@ -346,7 +346,7 @@ def make_server() -> Any:
     def make(
         auto: bool = True, limits: PeerLimits | None = None, rules: StreamRules = UNLIMITED, **settings: str
     ) -> Server:
-        built = build(Settings, "relink", {"refusal_delay": "0", **settings})
+        built = build(RelinkSettings, "relink", {"refusal_delay": "0", **settings})
         server = Server(MemoryJournal(auto=auto), Clock(), built, limits or PeerLimits(), rules)
         server.start()
         made.append(server)
