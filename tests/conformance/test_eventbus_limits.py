@@ -7,7 +7,7 @@ import pytest
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.eventbus.frames import MAX_LABEL, Dialect, Subtrees, SyncStart
 from fyrehose.protocols.eventbus.lent import Pool
-from fyrehose.protocols.eventbus.server_session import ServerSession
+from fyrehose.protocols.eventbus.server_session import EventBusServerSession
 from fyrehose.protocols.eventbus.settings import EventBusSettings
 from fyrehose.protocols.eventbus.snapshots import COST, Snapshot, Snapshots
 
@@ -17,7 +17,7 @@ LARGEST = EventBusSettings().max_payload
 
 
 def refused(*frames: bytes) -> str | None:
-    found = ServerSession(EventBusSettings()).receive_pub([b"c", *frames], 1 + len(frames), 0.0)
+    found = EventBusServerSession(EventBusSettings()).receive_pub([b"c", *frames], 1 + len(frames), 0.0)
     return None if found is None else found.cause
 
 

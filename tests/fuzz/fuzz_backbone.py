@@ -24,13 +24,13 @@ with harness.instrumented("fyrehose.protocols.backbone", "fyrehose.kernels.pure"
     from fyrehose.kernels.pure import backbone as pure
     from fyrehose.protocols.backbone import frames
     from fyrehose.protocols.backbone.client_session import (
+        BackboneClientSession,
         BackboneOptions,
-        ClientSession,
         Confirmed,
         RecordsSkipped,
         Unconfirmed,
     )
-    from fyrehose.protocols.backbone.server_session import Pushed, Replay, ServerSession
+    from fyrehose.protocols.backbone.server_session import BackboneServerSession, Pushed, Replay
     from fyrehose.protocols.backbone.session import Dropped
     from fyrehose.protocols.backbone.settings import BackboneSettings
     from fyrehose.records import Run
@@ -80,9 +80,9 @@ def server(data: bytes) -> None:
     serve(data, BackboneSettings(), (frames.MAX_DATA, frames.MAX_SEQUENCES))
 
 
-def make_session(settings: BackboneSettings) -> ServerSession:
+def make_session(settings: BackboneSettings) -> BackboneServerSession:
     """Make the session of a server that anybody may use."""
-    return ServerSession(
+    return BackboneServerSession(
         settings, lambda: (5, LAST - 3), lambda address: address == SERVER, Random(1), lambda host, action: True
     )
 
@@ -147,7 +147,7 @@ def client(data: bytes) -> None:
     dice = harness.Dice(data)
     after = dice.choice((None, None, 0, 3))
     options = BackboneOptions(subscribe=not dice.one_in(9), store=dice.choice((0, 300)), window=3, retries=1)
-    session = ClientSession(SERVER, SOURCES[1], options, Random(1), 0.0, after)
+    session = BackboneClientSession(SERVER, SOURCES[1], options, Random(1), 0.0, after)
     now, pushed, position = 0.0, 0, -1
     settled: set[int] = set()
     tokens: list[bytes] = []

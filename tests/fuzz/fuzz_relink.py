@@ -45,7 +45,7 @@ with harness.instrumented("fyrehose.protocols.relink", "fyrehose.kernels.pure"):
     from fyrehose.protocols.relink.limits import Limits
     from fyrehose.protocols.relink.link import Link
     from fyrehose.protocols.relink.server_session import ListenerSession
-    from fyrehose.protocols.relink.session import Session
+    from fyrehose.protocols.relink.session import RelinkSession
     from fyrehose.protocols.relink.tables import Receiving
     from fyrehose.records import Run
 
@@ -172,7 +172,7 @@ class Fuzzer:
         if not timed:
             assert found[0] == found[1], [turn.hex() for turn in turns]
 
-    def settle(self, session: Session, link: Link) -> list[Any]:
+    def settle(self, session: RelinkSession, link: Link) -> list[Any]:
         """An owner that finishes everything, in order, and then takes what was held back meanwhile."""
         got: list[Any] = []
         busy = True
@@ -190,7 +190,7 @@ class Fuzzer:
         assert link.over or not session.waiting, "what was held back stays where it is"
         return got
 
-    def linked(self, terms: Terms, resumed: bool, connector: bool) -> Session:
+    def linked(self, terms: Terms, resumed: bool, connector: bool) -> RelinkSession:
         if connector:
             old = Link(terms, True, 5, 6, self.limits) if resumed else None
             hello = Hello(terms=terms, epoch=5 if resumed else 0, link_id=6 if resumed else 0)

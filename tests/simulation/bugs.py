@@ -21,7 +21,7 @@ from fyrehose.journal.writer import Writer
 from fyrehose.protocols.backbone import subscribers
 from fyrehose.protocols.backbone.repair import Repair
 from fyrehose.protocols.backbone.server import BackboneProtocol
-from fyrehose.protocols.eventbus.client_session import ClientSession
+from fyrehose.protocols.eventbus.client_session import EventBusClientSession
 from fyrehose.protocols.eventbus.confirmations import Confirmations
 from fyrehose.protocols.eventbus.snapshots import Snapshot
 from fyrehose.protocols.figg.session import FiggServerSession
@@ -43,7 +43,7 @@ _publish, _subscribe = Broker.publish, Broker.subscribe_as
 _send_ack = FiggServerSession.send_ack
 _due, _replay_slice = Repair.due, BackboneProtocol._replay_slice
 _acks, _lost = LumberjackWindows.acks, LumberjackConnection.connectionLost
-_start, _connected = Snapshot.start, ClientSession.connected
+_start, _connected = Snapshot.start, EventBusClientSession.connected
 _reserve, _open, _delete = Writer._reserve, Writer.open, retention.Deletion.work
 _store, _replace = Files.store, quarantine._replace
 _write, _decided = RelinkProtocol.write, Publishing.decided
@@ -157,12 +157,12 @@ def _skips_the_first(self: Snapshot) -> None:
     self.highest, self.next = self.request.sequence, self.request.sequence + 2
 
 
-def _asks_by_the_same_connection(self: ClientSession, now: float) -> None:
+def _asks_by_the_same_connection(self: EventBusClientSession, now: float) -> None:
     self._now = now
     self._request_sync()
 
 
-def _asks_only_once(self: ClientSession, now: float) -> None:
+def _asks_only_once(self: EventBusClientSession, now: float) -> None:
     if self.position is None or not self._highest:
         _connected(self, now)
     else:
@@ -243,10 +243,12 @@ BUGS = {
     ),
     "eventbus: the end is ahead of the snapshot": Bug("eventbus", (Snapshot, "start", _ends_ahead)),
     "eventbus: a snapshot lacks its first": Bug("eventbus", (Snapshot, "__attrs_post_init__", _skips_the_first)),
-    "eventbus: what came meanwhile is not held": Bug("eventbus", (ClientSession, "_hold", lambda session, event: None)),
-    "eventbus: a client asks only once": Bug("eventbus", (ClientSession, "connected", _asks_only_once)),
+    "eventbus: what came meanwhile is not held": Bug(
+        "eventbus", (EventBusClientSession, "_hold", lambda session, event: None)
+    ),
+    "eventbus: a client asks only once": Bug("eventbus", (EventBusClientSession, "connected", _asks_only_once)),
     "eventbus: a late answer is taken for the next": Bug(
-        "eventbus", (ClientSession, "connected", _asks_by_the_same_connection)
+        "eventbus", (EventBusClientSession, "connected", _asks_by_the_same_connection)
     ),
     "eventbus: nothing is sent again": Bug("eventbus", (Confirmations, "resend", lambda confirmations, now: ([], []))),
     "relink: acknowledged before it is durable": Bug("relink", (RelinkProtocol, "write", _settles_at_once)),

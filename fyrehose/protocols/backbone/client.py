@@ -28,9 +28,9 @@ from fyrehose.interfaces import IPublisher, ITailer
 from fyrehose.net.clients import Watchers
 from fyrehose.observe.counters import Counters
 from fyrehose.protocols.backbone.client_session import (
+    BackboneClientSession,
     BackboneLost,
     BackboneOptions,
-    ClientSession,
     Confirmed,
     Event,
     Found,
@@ -97,7 +97,7 @@ class BackboneClient(TrainProtocol):
     _after: int | None = attrs.field(default=None, init=False)
     _given_up: list[tuple[int, int]] = attrs.field(factory=list, init=False)
     _server: Address | None = attrs.field(default=None, init=False)
-    _session: ClientSession | None = attrs.field(default=None, init=False)
+    _session: BackboneClientSession | None = attrs.field(default=None, init=False)
     _timer: IDelayedCall | None = attrs.field(default=None, init=False)
     _connected: Deferred[None] | None = attrs.field(default=None, init=False)
     _watchers: Watchers = attrs.field(factory=Watchers, init=False)
@@ -263,7 +263,7 @@ class BackboneClient(TrainProtocol):
 
     # The port and the session.
 
-    def _running(self) -> ClientSession:
+    def _running(self) -> BackboneClientSession:
         if self._session is None:
             raise LocalProtocolError("the client is not connected; call connect() first")
         return self._session
@@ -286,7 +286,7 @@ class BackboneClient(TrainProtocol):
         own = self.transport.getHost()
         now = self.reactor.seconds()
         address = (own.host, own.port)
-        self._session = ClientSession(self._server, address, self.options, self.random, now, self._after)
+        self._session = BackboneClientSession(self._server, address, self.options, self.random, now, self._after)
         self._tick()
 
     def _stop(self) -> None:

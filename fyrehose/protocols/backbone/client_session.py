@@ -37,7 +37,7 @@ from fyrehose.protocols.backbone.frames import (
 from fyrehose.protocols.backbone.pushes import Pushes
 from fyrehose.protocols.backbone.rates import Rates
 from fyrehose.protocols.backbone.repair import RecordsSkipped, Repair
-from fyrehose.protocols.backbone.session import Dropped, Session
+from fyrehose.protocols.backbone.session import BackboneSession, Dropped
 from fyrehose.protocols.backbone.store import RecentRuns
 from fyrehose.protocols.backbone.trains import serialize_delivers, serialize_pushes, single
 from fyrehose.records import Run
@@ -110,7 +110,7 @@ class BackboneLost:
 Event = Run | RecordsSkipped | Confirmed | Unconfirmed | Found | BackboneLost | Dropped
 
 
-class ClientSession(Session[Run | RecordsSkipped | Confirmed | Unconfirmed | Found | BackboneLost]):
+class BackboneClientSession(BackboneSession[Run | RecordsSkipped | Confirmed | Unconfirmed | Found | BackboneLost]):
     """The protocol state of a client.
 
     :param server: the address of the backbone

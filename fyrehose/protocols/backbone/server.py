@@ -28,7 +28,7 @@ from fyrehose.interfaces import IBroker, ISink, ISubscription
 from fyrehose.protocols.backbone.frames import HEADER, MAX_DATA, Address
 from fyrehose.protocols.backbone.protocol import TrainProtocol
 from fyrehose.protocols.backbone.replays import Replays
-from fyrehose.protocols.backbone.server_session import Pushed, Replay, ServerSession
+from fyrehose.protocols.backbone.server_session import BackboneServerSession, Pushed, Replay
 from fyrehose.protocols.backbone.session import Dropped
 from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.protocols.backbone.trains import Delivers, Train, serialize_delivers
@@ -85,7 +85,7 @@ class BackboneProtocol(TrainProtocol):
         # Here, and not when the port is bound, because other listeners may be open before this one.
         broker.restrict(settings.stream, MAX_DATA)
         bounds = lambda: broker.bounds(settings.stream)  # noqa: E731
-        self._session = ServerSession(settings, bounds, self._is_own, random or SystemRandom(), self._permits)
+        self._session = BackboneServerSession(settings, bounds, self._is_own, random or SystemRandom(), self._permits)
         #: the brokers of the latest hosts
         self._identified = lru_cache(HOSTS)(lambda host: broker.identified(Identity(host=host)))
         self._journal_behind = False

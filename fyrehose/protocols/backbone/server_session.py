@@ -39,7 +39,7 @@ from fyrehose.protocols.backbone.frames import (
     first_seq,
 )
 from fyrehose.protocols.backbone.rates import Rates
-from fyrehose.protocols.backbone.session import Dropped, Session
+from fyrehose.protocols.backbone.session import BackboneSession, Dropped
 from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.protocols.backbone.subscribers import Client, Rotation, Subscribers
 from fyrehose.protocols.backbone.trains import Train, single
@@ -78,7 +78,7 @@ class Replay:
 Event = Pushed | Replay | Dropped
 
 
-class ServerSession(Session[Pushed | Replay]):
+class BackboneServerSession(BackboneSession[Pushed | Replay]):
     """The protocol state of a server.
 
     :param bounds: returns the oldest and the last durable sequence of the stream

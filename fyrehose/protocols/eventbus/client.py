@@ -35,8 +35,8 @@ from fyrehose.errors import Closed, ConfigError, LocalProtocolError, PublishErro
 from fyrehose.interfaces import IPublisher, ITailer
 from fyrehose.net.clients import Watchers
 from fyrehose.protocols.eventbus.client_session import (
-    ClientSession,
     Event,
+    EventBusClientSession,
     EventBusOptions,
     Events,
     EventsExpired,
@@ -131,7 +131,7 @@ class EventBusClient:
     random: Random = attrs.field(factory=SystemRandom, kw_only=True)
     now: Callable[[], int] = attrs.field(default=_microseconds, kw_only=True)
     ignored: dict[str, int] = attrs.field(factory=dict, init=False)
-    _session: ClientSession | None = attrs.field(default=None, init=False)
+    _session: EventBusClientSession | None = attrs.field(default=None, init=False)
     _context: Context | None = attrs.field(default=None, init=False)
     _ports: dict[str, ZMQPort] = attrs.field(factory=dict, init=False)
     _up: set[str] = attrs.field(factory=set, init=False)
@@ -188,7 +188,7 @@ class EventBusClient:
         """
         if self._context is not None or self._closed:
             raise LocalProtocolError("connect() was called before, or after close(); create a new client")
-        self._session = ClientSession(self.options, self.random, self.reactor.seconds())
+        self._session = EventBusClientSession(self.options, self.random, self.reactor.seconds())
         self._context = zmq.Context()
         self._open("publisher", zmq.SUB, 1)
         self._open("snapshot", zmq.DEALER, 0)
@@ -353,7 +353,7 @@ class EventBusClient:
 
     # Messages and timers.
 
-    def _running(self) -> ClientSession:
+    def _running(self) -> EventBusClientSession:
         if self._session is None or self._closed:
             raise LocalProtocolError("the client is not connected; call connect() first")
         return self._session

@@ -128,7 +128,7 @@ class Ignored:
 Event = Events | EventsExpired | Synchronised | Restarted | Silent | Ignored | Confirmed | Unconfirmed
 
 
-class ClientSession:
+class EventBusClientSession:
     """The protocol state of a client.
 
     :ivar pubs: published events that are not confirmed

@@ -36,7 +36,7 @@ from fyrehose.protocols.eventbus.drafts import Batch
 from fyrehose.protocols.eventbus.encoding import PROTOCOL, Frames, event_frames
 from fyrehose.protocols.eventbus.laggards import Laggards
 from fyrehose.protocols.eventbus.lent import LEAST, Full, Lent, MemoryFull
-from fyrehose.protocols.eventbus.server_session import ServerSession
+from fyrehose.protocols.eventbus.server_session import EventBusServerSession
 from fyrehose.protocols.eventbus.settings import EventBusSettings
 from fyrehose.protocols.eventbus.snapshots import Snapshot
 from fyrehose.protocols.eventbus.zmqport import Gone, ZMQPort, by_then
@@ -92,7 +92,7 @@ class EventBusServer:
         self._broker = broker
         self._settings = settings
         self._connections = Connections() if connections is None else connections
-        self._session = ServerSession(settings)
+        self._session = EventBusServerSession(settings)
         # Publishing: the events that are not durable yet, and those that a full disk has refused.
         self._account = broker.budget.account(self)
         self._in_flight = InFlight(self._account, self._failed, self._check_stopped)
@@ -157,7 +157,7 @@ class EventBusServer:
     # Called by the ports.
 
     def pub_received(self, message: list[bytes], count: int) -> None:
-        """Process a message of COLLECTOR; see :meth:`ServerSession.receive_pub`."""
+        """Process a message of COLLECTOR; see :meth:`EventBusServerSession.receive_pub`."""
         error = self._session.receive_pub(message, count, self._clock.seconds())
         if error is not None:
             self._drop(error, self._collector, message[0])
@@ -173,7 +173,7 @@ class EventBusServer:
             self._stop_reading()
 
     def request_received(self, message: list[bytes], count: int) -> None:
-        """Process a message of SNAPSHOT; see :meth:`ServerSession.receive_request`."""
+        """Process a message of SNAPSHOT; see :meth:`EventBusServerSession.receive_request`."""
         host, descriptor = self._snapshot.origin
         answer = self._session.receive_request(message, count, host, network_of(host), descriptor)
         if isinstance(answer, RemoteProtocolError):

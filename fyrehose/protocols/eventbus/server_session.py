@@ -45,7 +45,7 @@ class Requested:
     wrong_dialect: bool
 
 
-class ServerSession:
+class EventBusServerSession:
     """The state of a server: events of this turn, recent UUIDs, snapshots."""
 
     def __init__(self, settings: EventBusSettings) -> None:

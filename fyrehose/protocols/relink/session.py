@@ -44,7 +44,7 @@ class Inputs(Protocol):
 
 
 @attrs.define(eq=False)
-class Session:
+class RelinkSession:
     """The common part of both sessions.
 
     :ivar link: the link; before the end of the handshake the connector's old one, if it has one

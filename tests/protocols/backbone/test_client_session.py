@@ -9,9 +9,9 @@ import pytest
 
 from fyrehose.errors import LocalProtocolError
 from fyrehose.protocols.backbone.client_session import (
+    BackboneClientSession,
     BackboneLost,
     BackboneOptions,
-    ClientSession,
     Confirmed,
     Event,
     Found,
@@ -48,7 +48,7 @@ class Bench:
     def __init__(self, after: int | None = None, **options: object) -> None:
         self.now = 100.0
         known: Any = BackboneOptions(**options)  # type: ignore[arg-type]
-        self.session = ClientSession(SERVER, SELF, known, Random(1), self.now, after)
+        self.session = BackboneClientSession(SERVER, SELF, known, Random(1), self.now, after)
 
     def receive(self, *frames: Frame | bytes, source: Address = SERVER) -> list[Event]:
         events: list[Event] = []

@@ -23,7 +23,7 @@ from fyrehose.protocols.backbone.frames import (
     Request,
     decode,
 )
-from fyrehose.protocols.backbone.server_session import Event, Pushed, Replay, ServerSession
+from fyrehose.protocols.backbone.server_session import BackboneServerSession, Event, Pushed, Replay
 from fyrehose.protocols.backbone.session import Dropped
 from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.protocols.backbone.subscribers import QUIET
@@ -43,7 +43,7 @@ class Bench:
         self.now = 1_000.0
         self.bounds = (oldest, last)
         known: Any = BackboneSettings(**settings)  # type: ignore[arg-type]
-        self.session = ServerSession(known, lambda: self.bounds, lambda a: a == OWN, Random(7), permits)
+        self.session = BackboneServerSession(known, lambda: self.bounds, lambda a: a == OWN, Random(7), permits)
 
     def receive(self, *datagrams: bytes, source: Address = CLIENT) -> list[Event]:
         """Receive *datagrams* one at a time; return the events."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fyrehose.errors import LocalProtocolError
 from fyrehose.protocols.eventbus.client_session import (
-    ClientSession,
+    EventBusClientSession,
     EventBusOptions,
     Events,
     EventsExpired,
@@ -48,18 +48,18 @@ def sequences(events: Sequence[Any]) -> list[int]:
     return [event.sequence for each in events if isinstance(each, Events) for event in each.events]
 
 
-def session(**options: Any) -> ClientSession:
-    return ClientSession(EventBusOptions(**options), Random(1), 0.0)
+def session(**options: Any) -> EventBusClientSession:
+    return EventBusClientSession(EventBusOptions(**options), Random(1), 0.0)
 
 
-def requests(one: ClientSession) -> list[tuple[Target, int]]:
+def requests(one: EventBusClientSession) -> list[tuple[Target, int]]:
     """Return target and sequence of the SYNCSTARTs to send."""
     return [
         (to, int.from_bytes(bytes(frames[2]), "big")) for to, frames in one.data_to_send() if to is not Target.COLLECTOR
     ]
 
 
-def ready(**options: Any) -> ClientSession:
+def ready(**options: Any) -> EventBusClientSession:
     """Return a session that has synchronized with an empty stream."""
     one = session(**options)
     one.connected(0)
@@ -286,7 +286,7 @@ class TestTime:
     def test_clients_do_not_ask_all_at_once(self) -> None:
         dues = []
         for seed in range(200):
-            one = ClientSession(EventBusOptions(after=0, quiet=100), Random(seed), 0.0)
+            one = EventBusClientSession(EventBusOptions(after=0, quiet=100), Random(seed), 0.0)
             one.connected(0)
             one.receive_syncs([end(0)], 0)
             dues.append(one.next_due())
@@ -478,7 +478,7 @@ class Link:
     def __init__(self, world: Any, options: EventBusOptions) -> None:
         self.world = world
         self.clock = world.clock
-        self.session = ClientSession(options, Random(2), 0.0)
+        self.session = EventBusClientSession(options, Random(2), 0.0)
         self.connection = 0
         self.lose = 0
         self.up = True
