@@ -22,7 +22,7 @@ from fyrehose.spark import showing
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from fyrehose.spark.jobs.archive import State
+    from fyrehose.spark.jobs.archive import ArchiveState
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -138,7 +138,7 @@ def main() -> None:
 
 
 @contextmanager
-def _monitored(where: str | None) -> Iterator[Callable[[State], object] | None]:
+def _monitored(where: str | None) -> Iterator[Callable[[ArchiveState], object] | None]:
     """Publish the metrics of an archive, and at its end the exit status; yields a function of its state."""
     if where is None:
         yield None

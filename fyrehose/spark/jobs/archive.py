@@ -90,7 +90,7 @@ class Behind:
 
 
 @attrs.frozen(kw_only=True)
-class State:
+class ArchiveState:
     """State of an archive, for its metrics.
 
     :ivar server, lake: name of the journal in the lake, and where that is
@@ -123,7 +123,7 @@ def archive(
     keep: float | None = None,
     accept_loss: bool = False,
     progress: Callable[[Archived, View], object] = lambda done, view: None,
-    monitor: Callable[[State], object] | None = None,
+    monitor: Callable[[ArchiveState], object] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Archived:
     """Archive the durable records of a journal; with ``follow``, continue with new records until ``stop()``.
@@ -178,7 +178,7 @@ class _Run:
     round_bytes: int
     optimize_every: float
     keep: float | None
-    monitor: Callable[[State], object] | None
+    monitor: Callable[[ArchiveState], object] | None
     done: Archived = attrs.field(init=False)
     #: Where the count of records has come to, and how many there are from the first round on.
     _counted: int = attrs.field(default=0, init=False)
@@ -302,7 +302,7 @@ class _Run:
             self._files = len(files), sum(file.size for file in files)
         count, size = self._files
         behind, name = self._behind(view), str(self.lake)
-        self.monitor(State(server=self.server, lake=name, done=self.done, behind=behind, files=count, size=size))
+        self.monitor(ArchiveState(server=self.server, lake=name, done=self.done, behind=behind, files=count, size=size))
         self._monitored = time.monotonic()
 
     def _behind(self, view: View) -> Behind:
