@@ -370,7 +370,7 @@ class RelinkClient:
                 self._channels[event.channel].resulted(event.last, event.result)
             case events.Consumed():
                 self._channels[event.channel].consumed(event.last)
-            case events.Closed():
+            case events.ChannelClosed():
                 channel = self._channels[event.channel]
                 if not channel.lock.locked:
                     del self._channels[event.channel]

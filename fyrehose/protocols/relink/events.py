@@ -76,7 +76,7 @@ class Rewound:
 
 
 @attrs.frozen(kw_only=True, slots=True)
-class Closed:
+class ChannelClosed:
     """The peer has acknowledged the closure of our channel, which may be opened again, from number 0."""
 
     channel: int
@@ -99,7 +99,19 @@ class Ended:
     """Both peers have sent shutdown, and no channel is left: the link has ended in good order."""
 
 
-Event = Resumed | Received | Decided | Resulted | Consumed | Rewound | Closed | Finished | PeerShutdown | Ended | Broken
+Event = (
+    Resumed
+    | Received
+    | Decided
+    | Resulted
+    | Consumed
+    | Rewound
+    | ChannelClosed
+    | Finished
+    | PeerShutdown
+    | Ended
+    | Broken
+)
 
 
 @attrs.frozen(kw_only=True, slots=True)

@@ -20,7 +20,7 @@ from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.relink.frames import Ack, Acknowledgement, nearest
 from fyrehose.protocols.relink.messages import Messages, Piece, cut
 from fyrehose.protocols.relink.sending import MAX_WINDOW as MAX_UNDECIDED
-from fyrehose.protocols.relink.tables import RECEIVING, Event, Receiving
+from fyrehose.protocols.relink.tables import RECEIVING, ChannelEvent, Receiving
 
 #: Estimated memory of a message besides its payload, in bytes; charged so that empty messages count, too.
 OVERHEAD = 64
@@ -93,7 +93,7 @@ class ReceiveChannel:
         """Whether the channel is closing, and everything is consumed."""
         return self.mode is Receiving.CLOSING and self.consumed + 1 == self.next
 
-    def advance(self, event: Event) -> None:
+    def advance(self, event: ChannelEvent) -> None:
         """Change the mode according to the table."""
         self.mode = RECEIVING[self.mode, event]
 
@@ -280,7 +280,7 @@ class ReceiveChannel:
     def detach(self) -> None:
         """Forget the pings of a lost connection."""
         if self.mode is Receiving.BARRIER:
-            self.advance(Event.DETACHED)
+            self.advance(ChannelEvent.DETACHED)
         if self.trim_barrier is not None:
             self.unconfirmed = sum(run.last - run.first + 1 for run in self.results)
         self.barrier = self.trim_barrier = None
@@ -295,7 +295,7 @@ class ReceiveChannel:
         freed = sum(cost for _, cost, _ in self._costs)
         self._costs.clear()
         if self.mode is Receiving.CLOSING:
-            self.advance(Event.REWOUND)
+            self.advance(ChannelEvent.REWOUND)
         return freed
 
     def report(self) -> list[Acknowledgement]:

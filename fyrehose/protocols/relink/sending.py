@@ -19,7 +19,7 @@ from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.relink.events import Unknown
 from fyrehose.protocols.relink.frames import Ack, Message, Op, Operation, nearest
 from fyrehose.protocols.relink.messages import Piece, parts_of
-from fyrehose.protocols.relink.tables import SENDING, Event, Sending
+from fyrehose.protocols.relink.tables import SENDING, ChannelEvent, Sending
 
 #: Largest window: 32-bit numbers are compared within half their range.
 MAX_WINDOW = (1 << 31) - 1
@@ -68,7 +68,7 @@ class SendChannel:
         """Return the unconsumed message with number *seq*."""
         return self._messages[seq - self.base]
 
-    def advance(self, event: Event) -> None:
+    def advance(self, event: ChannelEvent) -> None:
         """Change the mode according to the table."""
         self.mode = SENDING[self.mode, event]
 
@@ -203,7 +203,7 @@ class SendChannel:
             self.next = self.recv + 1
             self.unsure = False
             if self.mode is Sending.DRAINING:
-                self.advance(Event.REWOUND)
+                self.advance(ChannelEvent.REWOUND)
         else:
             for seq in range(self.recv + 1, self.next):
                 yield Message(channels=(self.id,), parts=self.message(seq).parts)

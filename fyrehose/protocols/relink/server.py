@@ -53,7 +53,7 @@ LINK_EVENTS = (
     events.Finished,
     events.Consumed,
     events.Rewound,
-    events.Closed,
+    events.ChannelClosed,
     events.PeerShutdown,
 )
 

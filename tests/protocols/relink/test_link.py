@@ -157,7 +157,7 @@ def test_link_ends_after_all_channels_are_closed() -> None:
         ours.send((1,), (b"x",))
     ours.close(0)
     ours.receive(Acknowledgement(kind=Ack.CONSUMED, channels=(0,)))
-    assert ours.receive(Acknowledgement(kind=Ack.CLOSED, channels=(0,))) == [events.Closed(channel=0)]
+    assert ours.receive(Acknowledgement(kind=Ack.CLOSED, channels=(0,))) == [events.ChannelClosed(channel=0)]
     assert SHUTDOWN in packets(ours)
     assert ours.receive(SHUTDOWN) == [events.PeerShutdown()], "the peer's open channel continues"
     ours.receive(Operation(kind=Op.CLOSE, channels=(5,)))

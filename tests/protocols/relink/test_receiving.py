@@ -15,7 +15,7 @@ from fyrehose.protocols.relink.frames import Ack
 from fyrehose.protocols.relink.messages import Messages
 from fyrehose.protocols.relink.receiving import OVERHEAD, ReceiveChannel
 from fyrehose.protocols.relink.sending import MAX_WINDOW as MAX_UNDECIDED
-from fyrehose.protocols.relink.tables import Event, Receiving
+from fyrehose.protocols.relink.tables import ChannelEvent, Receiving
 from fyrehose.records import Column, column_of
 
 
@@ -180,7 +180,7 @@ def test_rewind_forgets_messages_that_are_not_durable() -> None:
     got = channel(6, decided=4)
     got.stage(1, Ack.COMMITTED)
     got.settle(0)
-    got.advance(Event.CLOSE)
+    got.advance(ChannelEvent.CLOSE)
     got.leaving = True
     assert got.rewind() == 50
     assert (got.next, got.dec, got.done, got.consumed, got.mode) == (1, 0, 0, 0, Receiving.OPEN)
@@ -225,7 +225,7 @@ def test_cost_of_runs_is_released_exactly(cuts: tuple[int, ...]) -> None:
 
 def test_closing_channel_refuses_messages() -> None:
     got = channel(1, transactional=False)
-    got.advance(Event.CLOSE)
+    got.advance(ChannelEvent.CLOSE)
     assert not got.exhausted
     for late in (lambda: got.accept(((),), 1, (0,)), lambda: got.accept_dropped(1)):
         with pytest.raises(RemoteProtocolError, match="message-after-close"):
@@ -233,7 +233,7 @@ def test_closing_channel_refuses_messages() -> None:
     got.stage(0, None)
     got.settle(0)
     assert got.exhausted
-    got.advance(Event.PING)
+    got.advance(ChannelEvent.PING)
     got.detach()
     assert got.exhausted, "the barrier ping has to be sent again"
 
