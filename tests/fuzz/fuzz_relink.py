@@ -232,7 +232,7 @@ class Fuzzer:
             pass
         entry = linklog.pack_entry(bytes(8), link.terms, b"", [(0, 1)], snapshot.save(link))
         records = [bytearray(record) for record in linklog.pack_checkpoint(5, [entry])]
-        records.append(bytearray(linklog.pack(linklog.Kind.ENTRY, 5, 1, entry)))
+        records.append(bytearray(linklog.pack(linklog.RecordKind.ENTRY, 5, 1, entry)))
         damaged = random.choice(records)
         damaged[random.randrange(len(damaged))] ^= 1 << random.randrange(8)
         run = Run.of("l", records, source=linklog.SOURCE).numbered(1, 1)

@@ -58,7 +58,7 @@ _ANCHOR = Struct("<QQ")
 Anchors = list[tuple[int, int]]
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     """Kind of a record."""
 
     CHECKPOINT = 0
@@ -120,7 +120,7 @@ def unpack_entry(data: bytes) -> Saved:
     return Saved(name=data[:NAME_SIZE], terms=hello.terms, identity=identity, anchors=anchors, snapshots=[snapshot])
 
 
-def pack(kind: Kind, epoch: int, checkpoint: int, body: bytes) -> bytes:
+def pack(kind: RecordKind, epoch: int, checkpoint: int, body: bytes) -> bytes:
     """Return the payload of a record of the link log: its header and *body*.
 
     :param checkpoint: seq of the first record of the last checkpoint
@@ -139,7 +139,7 @@ def pack_checkpoint(epoch: int, entries: Iterable[bytes]) -> list[bytes]:
         pieces[-1] += (_U32.pack(len(entry)), entry)
         filled += len(entry)
     return [
-        pack(Kind.CHECKPOINT, epoch, 0, PLACE.pack(index, len(pieces)) + b"".join(piece))
+        pack(RecordKind.CHECKPOINT, epoch, 0, PLACE.pack(index, len(pieces)) + b"".join(piece))
         for index, piece in enumerate(pieces)
     ]
 
@@ -157,7 +157,7 @@ def recover(read: ownlog.Read, stream: str, bounds: tuple[int, int]) -> Recovere
         return Recovered()
     try:
         _, kind, epoch, checkpoint = HEADER.unpack_from(newest.payload)
-        if kind == Kind.CHECKPOINT:
+        if kind == RecordKind.CHECKPOINT:
             checkpoint = newest.seq - PLACE.unpack_from(newest.payload, HEADER.size)[0]
     except error:
         return Recovered()
@@ -184,15 +184,15 @@ def _apply(data: bytes, epoch: int, links: dict[bytes, Saved]) -> None:
     if version != VERSION or its_epoch != epoch:
         raise ValueError(f"a record has version {version} and epoch {its_epoch}, expected {VERSION} and {epoch}")
     body = data[HEADER.size :]
-    if kind == Kind.CHECKPOINT:
+    if kind == RecordKind.CHECKPOINT:
         if PLACE.unpack_from(body)[0] == 0:
             links.clear()
         for entry in _pieces(body[PLACE.size :]):
             links[entry.name] = entry
-    elif kind == Kind.ENTRY:
+    elif kind == RecordKind.ENTRY:
         entry = unpack_entry(body)
         links[entry.name] = entry
-    elif kind == Kind.DELTA:
+    elif kind == RecordKind.DELTA:
         name = body[:NAME_SIZE]
         if name in links:
             links[name].snapshots.append(body[NAME_SIZE:])

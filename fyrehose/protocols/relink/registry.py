@@ -25,7 +25,7 @@ from fyrehose.net.crowds import Crowd
 from fyrehose.protocols.relink import linklog, snapshot
 from fyrehose.protocols.relink.handshake import MAX_LINK_ID, Hello, Terms
 from fyrehose.protocols.relink.link import Link
-from fyrehose.protocols.relink.linklog import Anchors, Kind
+from fyrehose.protocols.relink.linklog import Anchors, RecordKind
 from fyrehose.protocols.relink.settings import RelinkSettings
 from fyrehose.records import Run
 
@@ -314,7 +314,7 @@ class Registry:
         """Write that the link is not to be recovered after a restart."""
         if entry.saved:
             entry.saved = False
-            self._write(Kind.GONE, entry.name).addErrback(self._not_written)
+            self._write(RecordKind.GONE, entry.name).addErrback(self._not_written)
 
     # Memory.
 
@@ -360,7 +360,7 @@ class Registry:
     def write_entry(self, entry: Entry, then: Callable[[Any], None]) -> None:
         """Write a link that is new or has a new anchor; *then* is called with the result or a Failure."""
         entry.saved = True
-        self._publish(entry, (), (self._record(Kind.ENTRY, self._pack_entry(entry)),), then)
+        self._publish(entry, (), (self._record(RecordKind.ENTRY, self._pack_entry(entry)),), then)
 
     def write_delta(
         self,
@@ -376,7 +376,7 @@ class Registry:
         :param broker: the broker with the peer's rights and quotas; None: the server's
         """
         body = entry.name + snapshot.save(entry.link, channels)
-        self._publish(entry, runs, (self._record(Kind.DELTA, body),), then, broker)
+        self._publish(entry, runs, (self._record(RecordKind.DELTA, body),), then, broker)
 
     def _publish(
         self,
@@ -404,13 +404,13 @@ class Registry:
         link = entry.link
         return linklog.pack_entry(entry.name, link.terms, entry.identity, entry.anchors, snapshot.save(link))
 
-    def _record(self, kind: Kind, body: bytes) -> Run:
+    def _record(self, kind: RecordKind, body: bytes) -> Run:
         record = linklog.pack(kind, self.epoch, self._checkpoint, body)
         self._bytes_since_checkpoint += len(record)
         # The same as Run.of, but without building lists, because this is done for every write.
         return Run(stream=self.stream, source=linklog.SOURCE, lengths=len(record).to_bytes(4, "little"), payload=record)
 
-    def _write(self, kind: Kind, body: bytes) -> Deferred[Any]:
+    def _write(self, kind: RecordKind, body: bytes) -> Deferred[Any]:
         return self.broker.publish([self._record(kind, body)])
 
     def _write_checkpoint(self) -> Deferred[None]:
