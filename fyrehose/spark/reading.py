@@ -22,7 +22,7 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal.offline.places import CHUNK, Missing, Place
 from fyrehose.journal.scan import SegmentReader
 from fyrehose.spark import columns as col
-from fyrehose.spark.columns import Kind, Pieces
+from fyrehose.spark.columns import Pieces, RunKind
 from fyrehose.spark.gaps import describe
 from fyrehose.spark.plan import Part, gap, missing
 from fyrehose.spark.selection import Selection
@@ -79,7 +79,7 @@ class PartReader:
     #: last number of streams that are not in _streams; None if it is unknown
     _floor: int | None = attrs.field(default=None, init=False)
     _known: dict[bytes, _Known] = attrs.field(factory=dict, init=False)
-    _kinds: list[Kind] = attrs.field(factory=list, init=False)
+    _kinds: list[RunKind] = attrs.field(factory=list, init=False)
     _pieces: Pieces = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -243,7 +243,7 @@ class PartReader:
             stream = self._streams.get(run.stream)
             if stream is None:
                 stream = self._streams[run.stream] = self._follow(run.stream, self._floor)
-            self._kinds.append(Kind(has, run.stream, run.source, run.producer, run.topic, run.content_type))
+            self._kinds.append(RunKind(has, run.stream, run.source, run.producer, run.topic, run.content_type))
         return _Known(len(self._kinds) - 1, _RUN + sum(sizes) + -sum(sizes) % 8, has & _OPTIONAL, stream)
 
     # Numbers.
