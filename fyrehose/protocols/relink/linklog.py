@@ -80,7 +80,7 @@ class Saved:
 
 
 @attrs.frozen(kw_only=True)
-class Recovered:
+class SavedLinks:
     """The links that a stream holds."""
 
     epoch: int = 0  #: the last epoch that was used; 0: none
@@ -144,7 +144,7 @@ def pack_checkpoint(epoch: int, entries: Iterable[bytes]) -> list[bytes]:
     ]
 
 
-def recover(read: ownlog.Read, stream: str, bounds: tuple[int, int]) -> Recovered:
+def recover(read: ownlog.Read, stream: str, bounds: tuple[int, int]) -> SavedLinks:
     """Read the links from *stream*.
 
     :param read: the journal's ``read``: stream, first number, size in bytes -> runs
@@ -154,25 +154,25 @@ def recover(read: ownlog.Read, stream: str, bounds: tuple[int, int]) -> Recovere
     last = bounds[1]
     newest = ownlog.last_record(read, stream, bounds, SOURCE)
     if newest is None:
-        return Recovered()
+        return SavedLinks()
     try:
         _, kind, epoch, checkpoint = HEADER.unpack_from(newest.payload)
         if kind == RecordKind.CHECKPOINT:
             checkpoint = newest.seq - PLACE.unpack_from(newest.payload, HEADER.size)[0]
     except error:
-        return Recovered()
+        return SavedLinks()
     links: dict[bytes, Saved] = {}
     expected = checkpoint
     try:
         for record in ownlog.records(read, stream, checkpoint, last):
             if record.seq != expected:
-                return Recovered(epoch=epoch)
+                return SavedLinks(epoch=epoch)
             expected += 1
             if record.source == SOURCE:
                 _apply(record.payload, epoch, links)
     except (ValueError, error):
-        return Recovered(epoch=epoch)
-    return Recovered(epoch=epoch, links=links if expected == last + 1 else None)
+        return SavedLinks(epoch=epoch)
+    return SavedLinks(epoch=epoch, links=links if expected == last + 1 else None)
 
 
 def _apply(data: bytes, epoch: int, links: dict[bytes, Saved]) -> None:

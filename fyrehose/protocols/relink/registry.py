@@ -150,7 +150,7 @@ class Registry:
             links = found.links
         except JournalCorrupt as damage:
             self._log_loss(damage)
-            found, links = linklog.Recovered(), None
+            found, links = linklog.SavedLinks(), None
         if links is not None:
             self.epoch = found.epoch
             try:

@@ -60,7 +60,7 @@ def test_names_are_deterministic_and_distinct() -> None:
 
 
 def test_empty_stream_has_no_links() -> None:
-    assert recover(lambda *a: (), "l", (1, 0)) == linklog.Recovered()
+    assert recover(lambda *a: (), "l", (1, 0)) == linklog.SavedLinks()
 
 
 def test_recovery_applies_all_record_kinds() -> None:
@@ -98,7 +98,7 @@ def test_records_of_other_sources_are_skipped() -> None:
     forged = [pack(RecordKind.GONE, 5, 1, b"\1" * 8)] * 9
     found = written(("figg", forged), (SOURCE, pack_checkpoint(5, [entry(1)])), ("figg", forged))()
     assert sorted(found.links) == [b"\1" * 8]
-    assert written(("figg", forged))() == linklog.Recovered()
+    assert written(("figg", forged))() == linklog.SavedLinks()
 
 
 @pytest.mark.parametrize(
@@ -123,4 +123,4 @@ def test_missing_checkpoint_loses_all_links() -> None:
 
 @pytest.mark.parametrize("last", [b"", b"\1", pack(RecordKind.CHECKPOINT, 5, 0, b"\0")])
 def test_invalid_last_record_loses_all_links(last: bytes) -> None:
-    assert written((SOURCE, pack_checkpoint(5, [entry(1)])), (SOURCE, [last]))() == linklog.Recovered()
+    assert written((SOURCE, pack_checkpoint(5, [entry(1)])), (SOURCE, [last]))() == linklog.SavedLinks()
