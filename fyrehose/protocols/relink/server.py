@@ -38,7 +38,7 @@ from fyrehose.protocols.relink.endpoints import PROTOCOL, Publishing, Refused, S
 from fyrehose.protocols.relink.handshake_events import HelloReceived, Linked
 from fyrehose.protocols.relink.keepalive import KeepAlive
 from fyrehose.protocols.relink.names import Place, parse
-from fyrehose.protocols.relink.registry import Entry, Registry
+from fyrehose.protocols.relink.registry import LinkEntry, Registry
 from fyrehose.protocols.relink.server_session import ListenerSession
 from fyrehose.protocols.relink.settings import RelinkSettings
 from fyrehose.records import Run
@@ -71,7 +71,7 @@ class RelinkProtocol(SessionProtocol):
         settings = factory.settings
         super().__init__(factory, ListenerSession(settings.limits))
         self.registry = factory.registry
-        self.entry: Entry | None = None
+        self.entry: LinkEntry | None = None
         self.endpoint: Publishing | Subscribing | None = None
         #: the named subscription that the link consumes
         self.named: Any = None
@@ -183,11 +183,11 @@ class RelinkProtocol(SessionProtocol):
             self._attach(entry)
             registry.write_entry(entry, lambda result: self._link_written(entry, place, result))
 
-    def _attach(self, entry: Entry) -> Any:
+    def _attach(self, entry: LinkEntry) -> Any:
         self.entry = entry
         return self.registry.attached(entry, self, self.peer)
 
-    def _link_written(self, entry: Entry, place: Place, result: Any) -> None:
+    def _link_written(self, entry: LinkEntry, place: Place, result: Any) -> None:
         if isinstance(result, Failure):
             result.trap(PublishError)
             entry.saved = False
@@ -198,7 +198,7 @@ class RelinkProtocol(SessionProtocol):
                 self.settled()
         self._link_ready(entry, place, resumed=False)
 
-    def _link_ready(self, entry: Entry, place: Place, *, resumed: bool) -> None:
+    def _link_ready(self, entry: LinkEntry, place: Place, *, resumed: bool) -> None:
         """Continue after the link was written, or after its earlier writes are finished."""
         if not self.writable:
             return
@@ -304,7 +304,7 @@ class RelinkProtocol(SessionProtocol):
         self.registry.write_delta(entry, list(staged), runs, settle, self.broker)
 
     def _write_settled(
-        self, entry: Entry, staged: Mapping[int, int | None], refused: Refused | None, result: object
+        self, entry: LinkEntry, staged: Mapping[int, int | None], refused: Refused | None, result: object
     ) -> None:
         if isinstance(result, Failure):
             error = result.value
@@ -334,7 +334,7 @@ class RelinkProtocol(SessionProtocol):
         self.count_refusal(type(error).__name__, str(error))
         self.finish()
 
-    def _settle_staged(self, entry: Entry, staged: Mapping[int, int | None]) -> None:
+    def _settle_staged(self, entry: LinkEntry, staged: Mapping[int, int | None]) -> None:
         """Acknowledge staged messages, and remove forgotten channels, because both are durable."""
         link = entry.link
         for channel, through in staged.items():
@@ -348,7 +348,7 @@ class RelinkProtocol(SessionProtocol):
                 link.settle(channel, through)
         self.registry.measure(entry)
 
-    def _not_written(self, entry: Entry, failure: Failure, error: PublishError) -> None:
+    def _not_written(self, entry: LinkEntry, failure: Failure, error: PublishError) -> None:
         """Close the connection after a refused write; the peer sends the messages again on another one."""
         entry.failed = True
         self.session.fenced()
