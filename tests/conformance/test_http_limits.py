@@ -8,7 +8,7 @@ import pytest
 
 from fyrehose.protocols.http.bodies import Lines, TooLarge, Whole
 from fyrehose.protocols.http.server import HttpSettings
-from fyrehose.protocols.http.session import NDJSON, HttpSession, Limits
+from fyrehose.protocols.http.session import NDJSON, HttpSession, RequestLimits
 from fyrehose.web.session import Refused
 
 SETTINGS = HttpSettings()
@@ -39,7 +39,9 @@ def test_a_message_may_be_as_large_as_the_limit(make: Any, size: int, *, taken: 
     ],
 )
 def test_a_length_is_judged_by_the_head_of_the_request(kind: str, size: int, status: int | None) -> None:
-    session = HttpSession(frozenset({"localhost"}), limits=Limits(message=SETTINGS.max_payload, body=SETTINGS.max_body))
+    session = HttpSession(
+        frozenset({"localhost"}), limits=RequestLimits(message=SETTINGS.max_payload, body=SETTINGS.max_body)
+    )
     head = f"POST /streams/s HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: {size}\r\n\r\n"
     events = list(session.receive_data(head.encode()))
     while session.more:

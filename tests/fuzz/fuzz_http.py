@@ -19,7 +19,7 @@ with harness.instrumented("fyrehose.web", "fyrehose.protocols.http", "h11"):
     from fyrehose.errors import Broken
     from fyrehose.protocols.http.bodies import SMALL, Lines, TooLarge, Whole
     from fyrehose.protocols.http.server import HttpSettings
-    from fyrehose.protocols.http.session import BodyRefused, HttpSession, Limits, Live, Publish, PublishEnd, Read
+    from fyrehose.protocols.http.session import BodyRefused, HttpSession, Live, Publish, PublishEnd, Read, RequestLimits
     from fyrehose.web.session import Refused
 
 METHODS = ("GET", "POST", "HEAD", "PUT", "get", "CONNECT")
@@ -37,8 +37,8 @@ HEADERS = (
     "X: " + "y" * 300,
 )
 #: Small limits, so that they are reached.
-LIMITS = Limits(message=40, body=120)
-DEFAULTS = Limits(message=HttpSettings().max_payload, body=HttpSettings().max_body)
+LIMITS = RequestLimits(message=40, body=120)
+DEFAULTS = RequestLimits(message=HttpSettings().max_payload, body=HttpSettings().max_body)
 
 
 def body(dice: harness.Dice) -> bytes:
@@ -66,7 +66,7 @@ def request(dice: harness.Dice) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + content
 
 
-def said(chunks: list[bytes], limits: Limits = LIMITS) -> list[Any]:
+def said(chunks: list[bytes], limits: RequestLimits = LIMITS) -> list[Any]:
     """What came of them, the messages of one request put together; each request that needs one gets an answer."""
     session = HttpSession(frozenset({"localhost"}), limits=limits)
     events: list[Any] = []

@@ -42,15 +42,15 @@ with harness.instrumented("fyrehose.protocols.relink", "fyrehose.kernels.pure"):
     )
     from fyrehose.protocols.relink.handshake import Hello, Terms, pack_reply, pack_version
     from fyrehose.protocols.relink.handshake_events import HelloReceived
-    from fyrehose.protocols.relink.limits import Limits
+    from fyrehose.protocols.relink.limits import LinkLimits
     from fyrehose.protocols.relink.link import Link
     from fyrehose.protocols.relink.server_session import ListenerSession
     from fyrehose.protocols.relink.session import RelinkSession
     from fyrehose.protocols.relink.tables import Receiving
     from fyrehose.records import Run
 
-LIMITS = Limits(channels=3, backlog=4, backlog_size=4_000, window=5, results=2, result_runs=3)
-DEFAULTS = Limits()
+LIMITS = LinkLimits(channels=3, backlog=4, backlog_size=4_000, window=5, results=2, result_runs=3)
+DEFAULTS = LinkLimits()
 #: What breaks a link or not according to when its owner has settled what, which is when it may, not at once.
 TIMED = {"results-unconfirmed", "backlog-too-large"}
 
@@ -72,7 +72,7 @@ class Peer:
 class Fuzzer:
     """Makes bytes, and gives them to everything that takes some."""
 
-    def __init__(self, random: Random, limits: Limits = LIMITS) -> None:
+    def __init__(self, random: Random, limits: LinkLimits = LIMITS) -> None:
         self.random, self.limits = random, limits
 
     def terms(self) -> Terms:

@@ -22,7 +22,7 @@ from world import Endpoint, Host, Violation, World
 from fyrehose.errors import Closed, LocalProtocolError
 from fyrehose.protocols.relink.client import RelinkClient
 from fyrehose.protocols.relink.events import Uncommitted, Unknown, UnknownOutcome
-from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.limits import LinkLimits
 from fyrehose.protocols.relink.parts import join
 from fyrehose.protocols.relink.reader import RelinkReader
 from fyrehose.protocols.relink.registry import Registry
@@ -66,7 +66,7 @@ class Client:
             world.clock,
             Endpoint(world, self.name, PORT),
             name,
-            limits=Limits(window=window, backlog=window * 4),
+            limits=LinkLimits(window=window, backlog=window * 4),
             on_lost=self.lost,
             on_state=partial(setattr, self, "connected"),
             retry=lambda attempt: 0.3 * min(attempt, 6) * (0.5 + dice.random()),

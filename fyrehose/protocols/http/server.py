@@ -42,12 +42,12 @@ from fyrehose.protocols.http.session import (
     BodyRefused,
     Follow,
     HttpSession,
-    Limits,
     List,
     Live,
     Publish,
     PublishEnd,
     Read,
+    RequestLimits,
     Retire,
 )
 from fyrehose.records import MAX_PAYLOAD, Run
@@ -501,5 +501,5 @@ class HttpFactory(SessionFactory):
         self, broker: IBroker, settings: HttpSettings | None = None, reactor: Any = None, endpoint: str | None = None
     ) -> None:
         super().__init__(broker, settings, reactor)
-        self.limits = Limits(message=self.settings.max_payload, body=self.settings.max_body)
+        self.limits = RequestLimits(message=self.settings.max_payload, body=self.settings.max_body)
         self.hosts = hosts_of(endpoint, self.settings.hosts)

@@ -145,7 +145,7 @@ class Retire:
 
 
 @attrs.frozen(slots=True, kw_only=True)
-class Limits:
+class RequestLimits:
     """Limits of one request.
 
     :ivar message: the largest message, in bytes
@@ -160,7 +160,7 @@ class Limits:
 class HttpSession(WebSession):
     """The server's side of one connection."""
 
-    limits: Limits = attrs.field(kw_only=True)
+    limits: RequestLimits = attrs.field(kw_only=True)
     _request: Request | None = attrs.field(default=None, init=False)
     _stream: str = attrs.field(default="", init=False)
     _content_type: str | None = attrs.field(default=None, init=False)

@@ -26,7 +26,7 @@ from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import duration, name, option, size
 from fyrehose.protocols.lumberjack.frames import MAX_FRAME, EventRun
-from fyrehose.protocols.lumberjack.session import MAX_INFLATED, Limits, LumberjackServerSession
+from fyrehose.protocols.lumberjack.session import MAX_INFLATED, LumberjackLimits, LumberjackServerSession
 from fyrehose.protocols.lumberjack.turns import READ, SMALL_READ, Outcome, Turns
 from fyrehose.records import Run
 
@@ -62,9 +62,9 @@ class LumberjackSettings(TLSSettings):
             raise ValueError(f"idle_timeout must be more than {2 * KEEP_ALIVE:g} s, not {self.idle_timeout:g} s")
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> LumberjackLimits:
         """Limits of the sessions."""
-        return Limits(
+        return LumberjackLimits(
             max_frame=self.max_frame,
             max_inflated=self.max_inflated,
             topic=tuple(key.encode() for key in self.topic.split(".") if key),

@@ -47,13 +47,14 @@ Event = EventRun | Broken
 
 #: Default limit of the inflated size of one compressed frame, in bytes: 2,048 events of 512 KiB.
 MAX_INFLATED = 1 << 30
-#: Cost of a D frame, which is converted to JSON, and of a run, in units of one J frame (see ``Limits.turn_events``).
+#: Cost of a D frame, which is converted to JSON, and of a run, in units of one J frame (see
+#: ``LumberjackLimits.turn_events``).
 PAIRS_WORK = 4
 RUN_WORK = 16
 
 
 @attrs.frozen(kw_only=True)
-class Limits:
+class LumberjackLimits:
     """Limits of a session.
 
     :ivar max_frame: largest document and largest compressed frame, in bytes; D frames are also limited to MAX_EVENT
@@ -103,7 +104,7 @@ class LumberjackServerSession:
     :ivar more_work: True if received data waits for :meth:`process`
     """
 
-    limits: Limits = Limits()
+    limits: LumberjackLimits = LumberjackLimits()
     expected: int = attrs.field(default=0, init=False)
     frames: int = attrs.field(default=0, init=False)
     more_work: bool = attrs.field(default=False, init=False)
@@ -114,7 +115,7 @@ class LumberjackServerSession:
     _windows: Windows = attrs.field(factory=Windows, init=False)
     _columns: Columns = attrs.field(init=False)
     _out: list[bytes] = attrs.field(factory=list, init=False)
-    #: rest of the turn's limits, see Limits
+    #: rest of the turn's limits, see LumberjackLimits
     _bytes: int = attrs.field(init=False)
     _events: int = attrs.field(init=False)
     _inflated: int = attrs.field(init=False)

@@ -37,7 +37,7 @@ from fyrehose.protocols.relink.events import Unknown, UnknownOutcome
 from fyrehose.protocols.relink.handshake import Hello, Terms
 from fyrehose.protocols.relink.handshake_events import Linked, LinkUnknown, SessionEvent
 from fyrehose.protocols.relink.inbox import Inbox, OnMessage
-from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.limits import LinkLimits
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.names import publish_name
 from fyrehose.protocols.relink.parts import Parts, parts_of
@@ -84,7 +84,7 @@ class RelinkClient:
     listener_transactional: bool = attrs.field(default=False, kw_only=True)
     id_size: int = attrs.field(default=4, kw_only=True)
     listener_id_size: int = attrs.field(default=4, kw_only=True)
-    limits: Limits = attrs.field(factory=Limits, kw_only=True)
+    limits: LinkLimits = attrs.field(factory=LinkLimits, kw_only=True)
     on_message: OnMessage | None = attrs.field(default=None, kw_only=True)
     rename: Callable[[], str] | None = attrs.field(default=None, kw_only=True)
     on_lost: Callable[[list[Unknown]], object] = attrs.field(default=lambda unknown: None, kw_only=True)

@@ -34,7 +34,7 @@ from fyrehose.protocols.relink.frames import (
     Operation,
     aligned,
 )
-from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.limits import LinkLimits
 from fyrehose.records import Column
 
 _GENERAL = (NOP, PING, PONG, RESUME, SHUTDOWN)
@@ -88,7 +88,7 @@ class Decoder:
 
     sender_size: int
     receiver_size: int
-    limits: Limits = attrs.field(factory=Limits)
+    limits: LinkLimits = attrs.field(factory=LinkLimits)
     owner: Owner | None = None
     #: The received bytes, of which those before ``_at`` are decoded already.
     _buffer: bytes | bytearray = attrs.field(default=b"", init=False)

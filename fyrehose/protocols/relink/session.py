@@ -20,7 +20,7 @@ from fyrehose.protocols.relink import handshake
 from fyrehose.protocols.relink.decoder import Decoder
 from fyrehose.protocols.relink.frames import RESUME
 from fyrehose.protocols.relink.handshake_events import Linked, SessionEvent
-from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.limits import LinkLimits
 from fyrehose.protocols.relink.link import Link
 
 
@@ -53,7 +53,7 @@ class RelinkSession:
         is awaited
     """
 
-    limits: Limits = attrs.field(factory=Limits)
+    limits: LinkLimits = attrs.field(factory=LinkLimits)
     link: Link | None = None
     linked: bool = attrs.field(default=False, init=False)
     awaited: Callable[[bytes], int] | None = attrs.field(default=handshake.version_size, init=False)

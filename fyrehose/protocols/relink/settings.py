@@ -6,7 +6,7 @@ import attrs
 
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import count, duration, option, size
-from fyrehose.protocols.relink.limits import NUMBERED, Limits
+from fyrehose.protocols.relink.limits import NUMBERED, LinkLimits
 from fyrehose.protocols.relink.sending import MAX_WINDOW
 from fyrehose.records import MAX_PAYLOAD
 
@@ -38,9 +38,9 @@ class RelinkSettings(TLSSettings):
             raise ValueError(f"window must be from 1 to {MAX_WINDOW} messages, not {self.window}")
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> LinkLimits:
         """The limits of each link."""
-        return Limits(
+        return LinkLimits(
             message_size=self.max_message,
             sent_size=MAX_PAYLOAD + NUMBERED,
             channels=self.max_channels,

@@ -15,7 +15,7 @@ from twisted.internet.defer import Deferred, DeferredLock, maybeDeferred, succee
 from fyrehose.errors import LocalProtocolError
 from fyrehose.protocols.relink.events import Uncommitted, UnknownOutcome
 from fyrehose.protocols.relink.frames import Ack, Op
-from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.limits import LinkLimits
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.parts import Parts, parts_of
 
@@ -72,7 +72,7 @@ class Channel:
 class Client(Protocol):
     """The client that a transaction belongs to."""
 
-    limits: Limits
+    limits: LinkLimits
     link: Link | None
 
     def when_room(self, channel: int) -> Deferred[None]: ...

@@ -7,13 +7,13 @@ import json
 import pytest
 
 from fyrehose.protocols.http.managing import LARGEST, Manage, manage
-from fyrehose.protocols.http.session import HttpSession, Limits, Live, Read
+from fyrehose.protocols.http.session import HttpSession, Live, Read, RequestLimits
 from fyrehose.records import LAST_SEQ
 from fyrehose.web.session import Refused
 
 
 def events(line: str, *headers: str, body: bytes | None = None) -> list[object]:
-    session = HttpSession(None, limits=Limits(message=10, body=100))
+    session = HttpSession(None, limits=RequestLimits(message=10, body=100))
     lines = [f"{line} HTTP/1.1", "Host: x", *headers]
     if body is not None:
         lines.append(f"Content-Length: {len(body)}")
@@ -105,7 +105,7 @@ def test_bodies_are_limited() -> None:
     large = b" " * (LARGEST + 1)
     assert refused("POST /subscriptions/a/ack", body=large)[0] == 413
     chunk = b"%x\r\n%b\r\n" % (len(large), large)
-    session = HttpSession(None, limits=Limits(message=10, body=100))
+    session = HttpSession(None, limits=RequestLimits(message=10, body=100))
     head = b"POST /subscriptions/a/ack HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     *_, event = session.receive_data(head + chunk)
     assert isinstance(event, Refused)

@@ -10,11 +10,11 @@ from fyrehose.protocols.http.session import (
     NDJSON,
     BodyRefused,
     HttpSession,
-    Limits,
     Live,
     Publish,
     PublishEnd,
     Read,
+    RequestLimits,
     Retire,
 )
 from fyrehose.records import LAST_SEQ
@@ -23,7 +23,7 @@ from fyrehose.web.session import Refused
 
 
 def make() -> HttpSession:
-    return HttpSession(None, limits=Limits(message=10, body=100))
+    return HttpSession(None, limits=RequestLimits(message=10, body=100))
 
 
 def request(line: str, *headers: str, body: bytes | None = None) -> bytes:

@@ -26,7 +26,7 @@ from fyrehose.net.tcp import FULL_GRACE, LINGER
 from fyrehose.options import build
 from fyrehose.protocols.lumberjack.frames import Compressed, Data, Json, Window
 from fyrehose.protocols.lumberjack.server import KEEP_ALIVE, SILENCE, LumberjackSettings
-from fyrehose.protocols.lumberjack.session import Limits
+from fyrehose.protocols.lumberjack.session import LumberjackLimits
 from fyrehose.protocols.lumberjack.turns import MAX_IN_FLIGHT, READ
 from fyrehose.records import Run
 
@@ -56,7 +56,7 @@ def test_window_is_acknowledged_when_it_is_durable(server: Make, window: Make, v
 
 
 def test_read_size_is_smaller_than_a_turn(server: Make) -> None:
-    assert server().connect().transport.bufferSize == READ < Limits().turn_bytes
+    assert server().connect().transport.bufferSize == READ < LumberjackLimits().turn_bytes
 
 
 def test_record_holds_the_metadata_of_its_event(server: Make, window: Make) -> None:

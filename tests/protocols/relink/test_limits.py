@@ -14,7 +14,7 @@ import pytest
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.frames import PING, Ack, Acknowledgement, Message, Op, Operation
 from fyrehose.protocols.relink.handshake import Hello, Terms, pack_version
-from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.limits import LinkLimits
 from fyrehose.protocols.relink.settings import RelinkSettings
 from fyrehose.records import Run
 
@@ -24,7 +24,7 @@ def message(channel: int = 0, size: int = 2, parts: tuple[bytes, ...] = (b"x",))
 
 
 def test_default_limits() -> None:
-    limits = Limits()
+    limits = LinkLimits()
     assert (limits.targets, limits.parts, limits.sent_size) == (1_024, 1_024, 16 << 20)
     assert limits.message_size == RelinkSettings().limits.message_size == 16 << 20
     assert RelinkSettings().limits.sent_size == (16 << 20) + 64, "the largest record, with its number"
@@ -297,8 +297,8 @@ def test_threat_slow_handshake_and_silence(make_server: Any) -> None:
 
 def test_threat_missing_pongs(make_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results are kept until a ping is answered, up to a number of runs: 4,096 by default, 50 here."""
-    assert Limits().result_runs == 4_096
-    monkeypatch.setattr(RelinkSettings, "limits", property(lambda settings: Limits(result_runs=50)))
+    assert LinkLimits().result_runs == 4_096
+    monkeypatch.setattr(RelinkSettings, "limits", property(lambda settings: LinkLimits(result_runs=50)))
     server = make_server()
     server.broker.restrict("s", 3)
     peer = server.linked(connector_size=2, connector_transactions=True)

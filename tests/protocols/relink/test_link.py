@@ -21,13 +21,13 @@ from fyrehose.protocols.relink.frames import (
     Operation,
 )
 from fyrehose.protocols.relink.handshake import Terms
-from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.limits import LinkLimits
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.messages import Messages, column_of
 
 
 def link(attached: bool = True, **more: Any) -> Link:
-    limits = Limits(**more.pop("limits", {}))
+    limits = LinkLimits(**more.pop("limits", {}))
     keep = {key: more.pop(key) for key in ("durable", "kept") if key in more}
     result = Link(Terms(endpoint="e", connector_size=1, listener_size=1, **more), True, 1, 2, limits, **keep)
     if attached:
