@@ -15,7 +15,7 @@ from fyrehose.errors import Broken
 from fyrehose.net.lifecycle import Timers
 from fyrehose.protocols.relink.client_session import ConnectorSession
 from fyrehose.protocols.relink.handshake_events import Linked
-from fyrehose.protocols.relink.keepalive import KeepAlive
+from fyrehose.protocols.relink.keepalive import KeepAliveTimer
 
 log = Logger()
 
@@ -55,7 +55,7 @@ class Connection(Protocol):
         self._reading = True
         timers = self._timers = Timers(client.clock)
         paused = lambda: not self._reading  # noqa: E731
-        self._keepalive = KeepAlive(timers, PING_AFTER, DROP_AFTER, self._ping, self._give_up, paused)
+        self._keepalive = KeepAliveTimer(timers, PING_AFTER, DROP_AFTER, self._ping, self._give_up, paused)
 
     # Called by the reactor.
 

@@ -36,7 +36,7 @@ from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.endpoints import PROTOCOL, Publishing, Refused, Subscribing, first_anchor
 from fyrehose.protocols.relink.handshake_events import HelloReceived, Linked
-from fyrehose.protocols.relink.keepalive import KeepAlive
+from fyrehose.protocols.relink.keepalive import KeepAliveTimer
 from fyrehose.protocols.relink.names import Place, parse
 from fyrehose.protocols.relink.registry import LinkEntry, Registry
 from fyrehose.protocols.relink.server_session import ListenerSession
@@ -79,7 +79,7 @@ class RelinkProtocol(SessionProtocol):
         #: whether the link ends with the connection, after everything written was acknowledged
         self._ends_link = False
         silence = settings.ping_after, settings.drop_after
-        self._keepalive = KeepAlive(self.timers, *silence, self._ping, self._give_up, lambda: self.reading.paused)
+        self._keepalive = KeepAliveTimer(self.timers, *silence, self._ping, self._give_up, lambda: self.reading.paused)
 
     # Called by the reactor.
 
