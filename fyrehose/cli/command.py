@@ -68,7 +68,7 @@ def _forget_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-class Place(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
+class AddressType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
     """Option type of a server's address: ``HOST:PORT``, ``[IPV6]:PORT``, or a host alone; the value is (host, port)."""
 
     name = "host:port"
@@ -126,7 +126,7 @@ def serve(arguments: tuple[str, ...]) -> None:
 
 @main.command(short_help="Publish messages, or the lines of files.")
 @_protocol
-@click.option("--to", "place", type=Place(), default="127.0.0.1", help="Server address.  [default: 127.0.0.1]")
+@click.option("--to", "place", type=AddressType(), default="127.0.0.1", help="Server address.  [default: 127.0.0.1]")
 @_tls
 @click.option("--stream", metavar="NAME", help="Stream to publish to (not with backbone).")
 @click.option("--file", "files", multiple=True, metavar="PATH", help="Publish the lines of PATH; - is standard input.")
@@ -186,7 +186,7 @@ def publish(
 
 @main.command(short_help="Follow a stream, or read it from its start.")
 @click.option("--protocol", metavar="NAME", help="[default: http where it listens, else figg]")
-@click.option("--from", "place", type=Place(), default="127.0.0.1", help="Server address.  [default: 127.0.0.1]")
+@click.option("--from", "place", type=AddressType(), default="127.0.0.1", help="Server address.  [default: 127.0.0.1]")
 @_tls
 @click.option("--stream", metavar="NAME", help="Stream to read (not with backbone), or pattern.")
 @click.option("--since", type=Since(), default="latest", show_default=True, help="First record.")

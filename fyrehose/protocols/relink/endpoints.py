@@ -24,7 +24,7 @@ from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.frames import Ack
 from fyrehose.protocols.relink.linklog import Anchors
 from fyrehose.protocols.relink.messages import Messages, Parts, Piece, parts_of, piece_of
-from fyrehose.protocols.relink.names import SEQ_SIZE, Place
+from fyrehose.protocols.relink.names import SEQ_SIZE, EndpointName
 from fyrehose.protocols.relink.registry import LinkEntry, Registry
 from fyrehose.protocols.relink.tables import Sending
 from fyrehose.records import Column, Delivery, Run
@@ -36,7 +36,7 @@ RETRY = 1.0
 MAX_ANCHORS = 1_000
 
 
-def first_anchor(broker: IBroker, place: Place, position: int | None = None) -> Anchors:
+def first_anchor(broker: IBroker, place: EndpointName, position: int | None = None) -> Anchors:
     """Return where a new subscriber's channel begins in its stream; an empty list for a publisher.
 
     :param position: the position of the named subscription that the link consumes; None: it consumes none
@@ -99,7 +99,7 @@ class Shell(Protocol):
 class Endpoint:
     """Base of the endpoints: handles the link's events on one connection."""
 
-    def __init__(self, protocol: Shell, entry: LinkEntry, place: Place) -> None:
+    def __init__(self, protocol: Shell, entry: LinkEntry, place: EndpointName) -> None:
         self.protocol = protocol
         self.entry = entry
         self.link = entry.link
@@ -118,7 +118,7 @@ class Endpoint:
 class Publishing(Endpoint):
     """Publish the peer's messages to a stream."""
 
-    def __init__(self, protocol: Shell, entry: LinkEntry, place: Place) -> None:
+    def __init__(self, protocol: Shell, entry: LinkEntry, place: EndpointName) -> None:
         super().__init__(protocol, entry, place)
         #: messages of plain channels from the current read: channel -> first sequence number, messages
         self._plain: dict[int, tuple[int, list[Piece]]] = {}
@@ -281,7 +281,7 @@ class Subscribing(Endpoint):
     room.
     """
 
-    def __init__(self, protocol: Shell, entry: LinkEntry, place: Place) -> None:
+    def __init__(self, protocol: Shell, entry: LinkEntry, place: EndpointName) -> None:
         super().__init__(protocol, entry, place)
         self._subscription: ISubscription | None = None
         self._transport_ready = False

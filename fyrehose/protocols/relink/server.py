@@ -37,7 +37,7 @@ from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.endpoints import PROTOCOL, Publishing, Refused, Subscribing, first_anchor
 from fyrehose.protocols.relink.handshake_events import HelloReceived, Linked
 from fyrehose.protocols.relink.keepalive import KeepAliveTimer
-from fyrehose.protocols.relink.names import Place, parse
+from fyrehose.protocols.relink.names import EndpointName, parse
 from fyrehose.protocols.relink.registry import LinkEntry, Registry
 from fyrehose.protocols.relink.server_session import ListenerSession
 from fyrehose.protocols.relink.settings import RelinkSettings
@@ -148,7 +148,7 @@ class RelinkProtocol(SessionProtocol):
         """Discard the link, because its named subscription was rewound or deleted, or belongs to another consumer."""
         self.reject(RemoteProtocolError("subscription-displaced", str(reason)))
 
-    def _find_link(self, event: HelloReceived, place: Place) -> None:
+    def _find_link(self, event: HelloReceived, place: EndpointName) -> None:
         hello, registry = event.hello, self.registry
         certificate = getattr(self.transport, "getPeerCertificate", lambda: None)()
         identity = b"" if certificate is None else bytes(certificate.digest("sha256"))
@@ -187,7 +187,7 @@ class RelinkProtocol(SessionProtocol):
         self.entry = entry
         return self.registry.attached(entry, self, self.peer)
 
-    def _link_written(self, entry: LinkEntry, place: Place, result: Any) -> None:
+    def _link_written(self, entry: LinkEntry, place: EndpointName, result: Any) -> None:
         if isinstance(result, Failure):
             result.trap(PublishError)
             entry.saved = False
@@ -198,7 +198,7 @@ class RelinkProtocol(SessionProtocol):
                 self.settled()
         self._link_ready(entry, place, resumed=False)
 
-    def _link_ready(self, entry: LinkEntry, place: Place, *, resumed: bool) -> None:
+    def _link_ready(self, entry: LinkEntry, place: EndpointName, *, resumed: bool) -> None:
         """Continue after the link was written, or after its earlier writes are finished."""
         if not self.writable:
             return
