@@ -26,7 +26,7 @@ PORTS = ((8119, 8180, 8280), (8129, 8181, 8281), (8139, 8182, 8282))
 
 
 @attrs.define(eq=False)
-class Server:
+class ClusterServer:
     """A Fyrehose server of the cluster.
 
     :ivar ports: of Figg, of HTTP, and of the page
@@ -84,14 +84,14 @@ class Cluster:
     directory: Path
     ports: tuple[tuple[int, ...], ...] = ()
     nats: NatsNodes = attrs.field(init=False)
-    servers: dict[str, Server] = attrs.field(factory=dict, init=False)
+    servers: dict[str, ClusterServer] = attrs.field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.nats = NatsNodes(self.directory)
         found = free_ports(3 * len(NAMES))
         ports = self.ports or tuple(tuple(found[3 * i : 3 * i + 3]) for i in range(len(NAMES)))
         for name, of in zip(NAMES, ports, strict=True):
-            self.servers[name] = Server(name, self.directory / name, self.nats.urls, of)
+            self.servers[name] = ClusterServer(name, self.directory / name, self.nats.urls, of)
 
     def __enter__(self) -> Cluster:
         self.nats.__enter__()
