@@ -29,7 +29,7 @@ DROP_AFTER = 45.0
 LINGER = 5.0
 
 
-class Client(Structural):
+class ConnectionOwner(Structural):
     """The client that a connection belongs to."""
 
     clock: IReactorTime
@@ -49,7 +49,7 @@ class Connection(Protocol):
     transport: Any
     session: ConnectorSession
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: ConnectionOwner) -> None:
         self.client = client
         self._over = False
         self._reading = True

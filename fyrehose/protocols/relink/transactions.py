@@ -69,7 +69,7 @@ class Channel:
                 done.callback(None)
 
 
-class Client(Protocol):
+class TransactionOwner(Protocol):
     """The client that a transaction belongs to."""
 
     limits: LinkLimits
@@ -90,7 +90,7 @@ class Transaction:
     commits at the end of the block, and waits for the result; an exception rolls back.
     """
 
-    _client: Client
+    _client: TransactionOwner
     _state: Channel
     channel: int
     count: int = attrs.field(default=0, init=False)
