@@ -34,16 +34,16 @@ class ConnectionOwner(Structural):
 
     clock: IReactorTime
 
-    def connection_made(self, connection: Connection) -> ConnectorSession: ...
+    def connection_made(self, connection: ConnectorConnection) -> ConnectorSession: ...
 
-    def connection_gone(self, connection: Connection) -> None: ...
+    def connection_gone(self, connection: ConnectorConnection) -> None: ...
 
     def protocol_broken(self) -> None: ...
 
     def handle(self, found: Sequence[Any]) -> None: ...
 
 
-class Connection(Protocol):
+class ConnectorConnection(Protocol):
     """The Twisted protocol of a connector: decodes packets, passes events to the client, and sends pings."""
 
     transport: Any
