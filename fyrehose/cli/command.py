@@ -223,7 +223,7 @@ def tail(
 
     if takeover and subscription is None:
         raise click.UsageError("--takeover needs --subscription NAME")
-    named = None if subscription is None else tailing.Named(subscription, takeover)
+    named = None if subscription is None else tailing.NamedTail(subscription, takeover)
     at = server(protocol or protocol_to_tail(place), place, tls)
     status = running.run(
         lambda reactor: tailing.tail(

@@ -27,7 +27,7 @@ MOST_NAMED = 10
 
 
 @attrs.frozen
-class Named:
+class NamedTail:
     """A named subscription, and whether to displace another consumer of it."""
 
     name: str
@@ -108,7 +108,7 @@ async def tail(
     timeout: float,
     where: Contacts,
     since: int | None = None,
-    named: Named | None = None,
+    named: NamedTail | None = None,
 ) -> int:
     """Write the messages of ``stream`` to standard output, until one of these: ``count`` messages are written, none has
     arrived for ``idle`` seconds, the reader of the output closes it, or Ctrl-C.

@@ -20,7 +20,7 @@ from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import next_whole, recover
 from fyrehose.journal.writer import Writer
 from fyrehose.records import Run
-from fyrehose.testing.disk import Named, RecordingFiles, images, what_stays
+from fyrehose.testing.disk import NameAdded, RecordingFiles, images, what_stays
 from fyrehose.testing.files import FaultyFiles
 
 
@@ -433,7 +433,7 @@ def test_a_name_that_was_not_synced_before_a_kill_is_synced_before_anything_is_a
     writer = Writer(directory, recover(directory, files), 1 << 12, files=files)
     writer.open(1)
     writer.close(in_order=False)
-    named = max(at for at, step in enumerate(files.log) if isinstance(step, Named) and step.old)
+    named = max(at for at, step in enumerate(files.log) if isinstance(step, NameAdded) and step.old)
     kept = what_stays(files, named + 1)
     for name, content in kept.files().items():
         directory.joinpath(name).write_bytes(content)
