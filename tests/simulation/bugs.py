@@ -25,9 +25,9 @@ from fyrehose.protocols.eventbus.client_session import EventBusClientSession
 from fyrehose.protocols.eventbus.confirmations import Confirmations
 from fyrehose.protocols.eventbus.snapshots import Snapshot
 from fyrehose.protocols.figg.session import FiggServerSession
-from fyrehose.protocols.figg.window import Window as FiggWindow
+from fyrehose.protocols.figg.window import OpenWindow as FiggWindow
 from fyrehose.protocols.lumberjack.client import _Connection as LumberjackConnection
-from fyrehose.protocols.lumberjack.windows import Window as LumberjackWindow
+from fyrehose.protocols.lumberjack.windows import OpenWindow as LumberjackWindow
 from fyrehose.protocols.lumberjack.windows import Windows as LumberjackWindows
 from fyrehose.protocols.relink.endpoints import Publishing
 from fyrehose.protocols.relink.events import Decided
