@@ -202,7 +202,7 @@ def single(data: bytes) -> None:
             continue
         assert parsed.serialize() == data
     for final in (False, True):
-        fields = frames.Fields()
+        fields = frames.PairScanner()
         try:
             for end in range(0, len(data) + 1, 3):
                 fields.advance(data, 0, end, final=final and end == len(data))

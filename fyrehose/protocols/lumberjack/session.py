@@ -34,8 +34,8 @@ from fyrehose.protocols.lumberjack.frames import (
     WRITER_FRAMES,
     Ack,
     EventRun,
-    Fields,
     FrameType,
+    PairScanner,
     digit,
     pairs_of,
     too_large,
@@ -110,7 +110,7 @@ class LumberjackServerSession:
     more_work: bool = attrs.field(default=False, init=False)
     _buffer: bytearray = attrs.field(factory=bytearray, init=False)
     _inflation: Inflation | None = attrs.field(default=None, init=False)
-    _fields: Fields | None = attrs.field(default=None, init=False)
+    _fields: PairScanner | None = attrs.field(default=None, init=False)
     _document: Document | None = attrs.field(default=None, init=False)
     _windows: Windows = attrs.field(factory=Windows, init=False)
     _columns: Columns = attrs.field(init=False)
@@ -364,7 +364,7 @@ class LumberjackServerSession:
         return end
 
     def _parse_data(self, source: bytearray, at: int, version: int) -> int:
-        fields = self._fields or Fields(self.limits.max_event)
+        fields = self._fields or PairScanner(self.limits.max_event)
         final = self._inflation is not None and self._inflation.done
         end = fields.advance(source, at, len(source), final=final)
         if not fields.whole:
