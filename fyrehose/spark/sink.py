@@ -61,7 +61,7 @@ class Target:
 
 
 @attrs.frozen
-class Published(WriterCommitMessage):
+class PublishedRows(WriterCommitMessage):
     """Number of rows that a task published; all are durable."""
 
     rows: int
@@ -93,7 +93,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return published(self.target, zlib.crc32(batch.encode()), iterator)
 
 
-def published(target: Target, run: int, batches: Iterator[pa.RecordBatch]) -> Published:
+def published(target: Target, run: int, batches: Iterator[pa.RecordBatch]) -> PublishedRows:
     """Publish the rows of a task, and return when all are acknowledged.
 
     :param run: identifies the job or the micro-batch
@@ -117,7 +117,7 @@ def published(target: Target, run: int, batches: Iterator[pa.RecordBatch]) -> Pu
         publisher.flush()
     finally:
         publisher.close()
-    return Published(rows)
+    return PublishedRows(rows)
 
 
 def first_number(run: int, partition: int) -> int:
