@@ -22,7 +22,7 @@ from fyrehose.identity import Action
 from fyrehose.interfaces import INamedSubscriptions
 
 
-class Peer(Protocol):
+class PeerBroker(Protocol):
     """A broker that knows the rights of a peer."""
 
     def check(self, action: Action, stream: str) -> None: ...
@@ -81,7 +81,7 @@ class Consuming:
     """
 
     table: NamedSubscriptions
-    peer: Peer
+    peer: PeerBroker
     network: str = ""
 
     def find(self, name: str, stream: str | None = None) -> Named:
