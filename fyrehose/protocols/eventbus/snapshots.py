@@ -20,7 +20,7 @@ import attrs
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.eventbus.encoding import Frames, event_frames
 from fyrehose.protocols.eventbus.frames import SYNC, Dialect, SyncEnd, SyncStart
-from fyrehose.protocols.eventbus.lent import Account, Shared
+from fyrehose.protocols.eventbus.lent import LentMessages, Shared
 from fyrehose.records import Run
 
 #: Memory of a request besides its subtrees, and of each byte of the subtrees with their parsed form, in bytes.
@@ -53,7 +53,7 @@ class Snapshot:
     request: SyncStart
     delimiter: bool
     dialect: Dialect
-    account: Account
+    account: LentMessages
     host: str = ""
     descriptor: int = -1
     next: int = attrs.field(init=False)

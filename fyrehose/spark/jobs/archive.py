@@ -45,7 +45,7 @@ HEARTBEAT = 60.0
 
 
 @attrs.frozen(kw_only=True)
-class Account:
+class RangeCounts:
     """Counts of a range of the journal, from its batch headers.
 
     :ivar end: the position behind its last batch
@@ -245,7 +245,7 @@ class _Run:
         self.done.gaps += sum(last - first + 1 for _, first, last, _ in account.gaps)
         self.report(0)
 
-    def _written(self, start: int, end: int, account: Account) -> list[list[AddAction]]:
+    def _written(self, start: int, end: int, account: RangeCounts) -> list[list[AddAction]]:
         """Write the files of a round, and check that they have as many records as the journal."""
         parts = Planner(self.source, Selection(), rounds.PART, skip_gaps=True).parts(start, end) if account.rows else []
         tasks = [
@@ -326,7 +326,7 @@ class _Run:
             self._reported = time.monotonic()
 
 
-def account_of(source: Place, view: View, start: int, stop: int, most: int | None = None) -> Account:
+def account_of(source: Place, view: View, start: int, stop: int, most: int | None = None) -> RangeCounts:
     """Count the records between two positions from the batch headers alone.
 
     :param most: end before a batch that ends so many bytes behind the start; at least one batch is counted
@@ -343,7 +343,7 @@ def account_of(source: Place, view: View, start: int, stop: int, most: int | Non
             gaps += [(e.stream, e.first, e.last, header.position) for e in entries if e.stream]
         first = first or header
         last = header
-    return Account(
+    return RangeCounts(
         end=start if last is None else last.end,
         rows=rows,
         continued=None if first is None or first.mended else first.chain,
