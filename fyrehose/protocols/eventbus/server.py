@@ -32,7 +32,7 @@ from fyrehose.errors import (
 from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker, ISink, ISubscription
 from fyrehose.protocols.eventbus.connections import Connections
-from fyrehose.protocols.eventbus.drafts import Batch
+from fyrehose.protocols.eventbus.drafts import EventBatch
 from fyrehose.protocols.eventbus.encoding import PROTOCOL, Frames, event_frames
 from fyrehose.protocols.eventbus.laggards import Laggards
 from fyrehose.protocols.eventbus.lent import LEAST, Full, Lent, MemoryFull
@@ -97,7 +97,7 @@ class EventBusServer:
         self._account = broker.budget.account(self)
         self._in_flight = InFlight(self._account, self._failed, self._check_stopped)
         self._published = 0
-        self._unwritten: list[Batch] = []
+        self._unwritten: list[EventBatch] = []
         self._retrying: IDelayedCall | None = None
         # Broadcasting: the delivery that is being sent, and the memory of large events.
         self._subscription: ISubscription | None = None
@@ -238,17 +238,17 @@ class EventBusServer:
 
     # Publishing.
 
-    def _publish(self, batch: Batch) -> None:
+    def _publish(self, batch: EventBatch) -> None:
         published = self._broker.publish(batch.runs)
         self._in_flight.track(published, partial(self._durable, batch), partial(self._refused, batch), batch.size)
 
-    def _durable(self, batch: Batch, firsts: tuple[int, ...]) -> None:
+    def _durable(self, batch: EventBatch, firsts: tuple[int, ...]) -> None:
         self._published = max(self._published, firsts[-1] + len(batch.runs[-1]) - 1)
 
     def _failed(self, failure: Failure) -> None:
         log.failure("{protocol}: publishing failed; please report this bug", failure, protocol=PROTOCOL)
 
-    def _refused(self, batch: Batch, failure: Failure) -> None:
+    def _refused(self, batch: EventBatch, failure: Failure) -> None:
         failure.trap(FyrehoseError)
         error = failure.value
         if isinstance(error, PayloadTooLarge | InvalidName) and batch.count > 1:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import attrs
 
 from fyrehose.errors import RemoteProtocolError
-from fyrehose.protocols.eventbus.drafts import Batch, Drafts
+from fyrehose.protocols.eventbus.drafts import Drafts, EventBatch
 from fyrehose.protocols.eventbus.encoding import PROTOCOL
 from fyrehose.protocols.eventbus.frames import EVENT_FRAMES, Dialect, SyncStart, check_event, without_delimiter
 from fyrehose.protocols.eventbus.lent import Pool
@@ -100,11 +100,11 @@ class EventBusServerSession:
         wrong_dialect = request.dialect is Dialect.DECIMAL and listener is Dialect.BINARY
         return Requested(replaced=replaced is not None, wrong_dialect=wrong_dialect)
 
-    def take(self) -> Batch | None:
+    def take(self) -> EventBatch | None:
         """Return the events since the last call, or None if there are none."""
         return self._drafts.take()
 
-    def failed(self, batch: Batch) -> None:
+    def failed(self, batch: EventBatch) -> None:
         """Forget the UUIDs of *batch*, which was not published."""
         for uuid in batch.uuids:
             self._seen.pop(uuid, None)
