@@ -35,7 +35,7 @@ from fyrehose.admin import metrics
 from fyrehose.admin.sampling import Sampler, StreamRates
 from fyrehose.admin.settings import PROTOCOL, AdminSettings, read_token
 from fyrehose.admin.status import LISTED, Status
-from fyrehose.admin.tail import INTERVAL, Tail, as_event
+from fyrehose.admin.tail import INTERVAL, StreamTail, as_event
 from fyrehose.core.broker import Broker
 from fyrehose.core.policy import LOOPBACK, OPEN
 from fyrehose.identity import Action, Identity, digest
@@ -308,7 +308,7 @@ class AdminProtocol(WebProtocol):
         return sampler.watch(send_sample)
 
     def _tail(self, request: Request, stream: str) -> Callable[[], None]:
-        tail = Tail(self.admin.broker, stream)
+        tail = StreamTail(self.admin.broker, stream)
 
         def send_new() -> None:
             self.timers.start(INTERVAL, send_new)
