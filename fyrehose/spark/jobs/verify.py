@@ -18,7 +18,7 @@ from fyrehose.errors import JournalCorrupt
 from fyrehose.journal.offline.places import place
 from fyrehose.spark import tables
 from fyrehose.spark.lake import Lake
-from fyrehose.spark.stores import Store
+from fyrehose.spark.stores import LakeStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -98,7 +98,7 @@ def verify(spark: SparkSession, journal: str, lake: str | Path) -> Verified:
     return Verified(checked=checked, unchecked=ours.count() - in_both, differences=tuple(differences))
 
 
-def damage_of(store: Store, path: str) -> str | None:
+def damage_of(store: LakeStore, path: str) -> str | None:
     """Return what is wrong with a Parquet file of a lake, by the checksums of its pages; None if nothing is.
 
     :raises JournalError: the object store cannot be reached
