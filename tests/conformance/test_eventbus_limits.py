@@ -9,7 +9,7 @@ from fyrehose.protocols.eventbus.frames import MAX_LABEL, Dialect, Subtrees, Syn
 from fyrehose.protocols.eventbus.lent import Pool
 from fyrehose.protocols.eventbus.server_session import EventBusServerSession
 from fyrehose.protocols.eventbus.settings import EventBusSettings
-from fyrehose.protocols.eventbus.snapshots import COST, Snapshot, Snapshots
+from fyrehose.protocols.eventbus.snapshots import COST, SnapshotAnswer, Snapshots
 
 TIME = b"2024-05-01T10:20:30.123Z"
 UUID = b"7d444840-9dc0-41d1-b245-5ffdce74fad2"
@@ -38,7 +38,7 @@ def ask(snapshots: Snapshots, number: int, network: str) -> None:
     """Have a client of *network* ask for a snapshot."""
     identity = b"%s %d" % (network.encode(), number)
     request = SyncStart(subtrees=Subtrees.parse(b""), sequence=0, dialect=Dialect.BINARY)
-    snapshots.add(Snapshot(identity, request, False, Dialect.BINARY, Pool(1 << 30).account(identity, network)))
+    snapshots.add(SnapshotAnswer(identity, request, False, Dialect.BINARY, Pool(1 << 30).account(identity, network)))
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])

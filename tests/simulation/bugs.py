@@ -23,7 +23,7 @@ from fyrehose.protocols.backbone.repair import Repair
 from fyrehose.protocols.backbone.server import BackboneProtocol
 from fyrehose.protocols.eventbus.client_session import EventBusClientSession
 from fyrehose.protocols.eventbus.confirmations import Confirmations
-from fyrehose.protocols.eventbus.snapshots import Snapshot
+from fyrehose.protocols.eventbus.snapshots import SnapshotAnswer
 from fyrehose.protocols.figg.session import FiggServerSession
 from fyrehose.protocols.figg.window import OpenWindow as FiggWindow
 from fyrehose.protocols.lumberjack.client import _Connection as LumberjackConnection
@@ -43,7 +43,7 @@ _publish, _subscribe = Broker.publish, Broker.subscribe_as
 _send_ack = FiggServerSession.send_ack
 _due, _replay_slice = Repair.due, BackboneProtocol._replay_slice
 _acks, _lost = LumberjackWindows.acks, LumberjackConnection.connectionLost
-_start, _connected = Snapshot.start, EventBusClientSession.connected
+_start, _connected = SnapshotAnswer.start, EventBusClientSession.connected
 _reserve, _open, _delete = Writer._reserve, Writer.open, retention.Deletion.work
 _store, _replace = Files.store, quarantine._replace
 _write, _decided = RelinkProtocol.write, Publishing.decided
@@ -148,12 +148,12 @@ def _forgets_what_was_sent(self: LumberjackConnection, *reason: Any) -> None:
     _lost(self, *reason)
 
 
-def _ends_ahead(self: Snapshot, last: int, now: float) -> None:
+def _ends_ahead(self: SnapshotAnswer, last: int, now: float) -> None:
     _start(self, last, now)
     self.highest = max(self.highest, last)
 
 
-def _skips_the_first(self: Snapshot) -> None:
+def _skips_the_first(self: SnapshotAnswer) -> None:
     self.highest, self.next = self.request.sequence, self.request.sequence + 2
 
 
@@ -241,8 +241,8 @@ BUGS = {
     "lumberjack: nothing is sent again": Bug(
         "lumberjack", (LumberjackConnection, "connectionLost", _forgets_what_was_sent)
     ),
-    "eventbus: the end is ahead of the snapshot": Bug("eventbus", (Snapshot, "start", _ends_ahead)),
-    "eventbus: a snapshot lacks its first": Bug("eventbus", (Snapshot, "__attrs_post_init__", _skips_the_first)),
+    "eventbus: the end is ahead of the snapshot": Bug("eventbus", (SnapshotAnswer, "start", _ends_ahead)),
+    "eventbus: a snapshot lacks its first": Bug("eventbus", (SnapshotAnswer, "__attrs_post_init__", _skips_the_first)),
     "eventbus: what came meanwhile is not held": Bug(
         "eventbus", (EventBusClientSession, "_hold", lambda session, event: None)
     ),

@@ -38,7 +38,7 @@ from fyrehose.protocols.eventbus.laggards import Laggards
 from fyrehose.protocols.eventbus.lent import LEAST, Full, Lent, MemoryFull
 from fyrehose.protocols.eventbus.server_session import EventBusServerSession
 from fyrehose.protocols.eventbus.settings import EventBusSettings
-from fyrehose.protocols.eventbus.snapshots import Snapshot
+from fyrehose.protocols.eventbus.snapshots import SnapshotAnswer
 from fyrehose.protocols.eventbus.zmqport import Gone, ZMQPort, by_then
 from fyrehose.records import Delivery
 
@@ -366,7 +366,7 @@ class EventBusServer:
                 tries -= 1
                 snapshots.wait(snapshot)
 
-    def _send_some(self, snapshot: Snapshot, left: int, now: float) -> int:
+    def _send_some(self, snapshot: SnapshotAnswer, left: int, now: float) -> int:
         """Send at most *left* messages of *snapshot*; return the number that remains of *left*."""
         sent = size = 0
         envelope: Frames = (snapshot.identity, b"") if snapshot.delimiter else (snapshot.identity,)
@@ -402,7 +402,7 @@ class EventBusServer:
             self._session.snapshots.wait(snapshot)
         return left
 
-    def _cancel_stalled(self, snapshot: Snapshot, now: float) -> bool:
+    def _cancel_stalled(self, snapshot: SnapshotAnswer, now: float) -> bool:
         """Cancel *snapshot* if its client has read nothing for too long; return whether it was cancelled."""
         timeout = self._settings.stall_timeout
         if snapshot.starved:
@@ -415,7 +415,7 @@ class EventBusServer:
         self._connections.close(self._number, snapshot.host, snapshot.descriptor)
         return True
 
-    def _cancel(self, snapshot: Snapshot, cause: str, detail: str = "") -> None:
+    def _cancel(self, snapshot: SnapshotAnswer, cause: str, detail: str = "") -> None:
         self._session.snapshots.forget(snapshot)
         self._count(cause, detail, snapshot.host, self._snapshot, snapshot.identity)
 

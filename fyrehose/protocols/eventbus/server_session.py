@@ -23,7 +23,7 @@ from fyrehose.protocols.eventbus.encoding import PROTOCOL
 from fyrehose.protocols.eventbus.frames import EVENT_FRAMES, Dialect, SyncStart, check_event, without_delimiter
 from fyrehose.protocols.eventbus.lent import Pool
 from fyrehose.protocols.eventbus.settings import EventBusSettings, Syntax
-from fyrehose.protocols.eventbus.snapshots import Snapshot, Snapshots
+from fyrehose.protocols.eventbus.snapshots import SnapshotAnswer, Snapshots
 
 #: Upper bound of the memory of SYNCs that wait for clients, in bytes.
 SNAPSHOT_MEMORY = 256 << 20
@@ -93,7 +93,9 @@ class EventBusServerSession:
             frames, delimiter = without_delimiter(_whole(message, count), counts=(2, 3))
             request = SyncStart.parse(frames, lenient=self._settings.subtrees is Syntax.REFERENCE)
             account = self.pool.account(identity, network)
-            snapshot = Snapshot(identity, request, delimiter, request.dialect or listener, account, host, descriptor)
+            snapshot = SnapshotAnswer(
+                identity, request, delimiter, request.dialect or listener, account, host, descriptor
+            )
             replaced = self.snapshots.add(snapshot)
         except RemoteProtocolError as error:
             return error
