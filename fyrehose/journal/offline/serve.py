@@ -188,7 +188,7 @@ class ServeProtocol(WebProtocol):
             return
         # The open file can be read to its end even if retention deletes it meanwhile.
         file.seek(start)
-        self.attach(Sending(self, file, start, stop))
+        self.attach(FileSending(self, file, start, stop))
 
 
 class ServeFactory(SessionFactory):
@@ -212,7 +212,7 @@ class ServeFactory(SessionFactory):
 
 @implementer(ISubscription)
 @attrs.define(eq=False)
-class Sending:
+class FileSending:
     """Sends the bytes of a file from *position* to *stop*, as fast as the client reads them."""
 
     protocol: ServeProtocol
