@@ -9,7 +9,7 @@ import pytest
 from fyrehose.protocols.http.bodies import Lines, TooLarge, Whole
 from fyrehose.protocols.http.server import HttpSettings
 from fyrehose.protocols.http.session import NDJSON, HttpSession, RequestLimits
-from fyrehose.web.session import Refused
+from fyrehose.web.session import RequestRefused
 
 SETTINGS = HttpSettings()
 LARGEST = SETTINGS.max_payload
@@ -46,4 +46,6 @@ def test_a_length_is_judged_by_the_head_of_the_request(kind: str, size: int, sta
     events = list(session.receive_data(head.encode()))
     while session.more:
         events += session.next_events()
-    assert [event.status for event in events if isinstance(event, Refused)] == ([] if status is None else [status])
+    assert [event.status for event in events if isinstance(event, RequestRefused)] == (
+        [] if status is None else [status]
+    )

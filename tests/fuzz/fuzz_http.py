@@ -20,7 +20,7 @@ with harness.instrumented("fyrehose.web", "fyrehose.protocols.http", "h11"):
     from fyrehose.protocols.http.bodies import SMALL, Lines, TooLarge, Whole
     from fyrehose.protocols.http.server import HttpSettings
     from fyrehose.protocols.http.session import BodyRefused, HttpSession, Live, Publish, PublishEnd, Read, RequestLimits
-    from fyrehose.web.session import Refused
+    from fyrehose.web.session import RequestRefused
 
 METHODS = ("GET", "POST", "HEAD", "PUT", "get", "CONNECT")
 TARGETS = ("/", "/streams/s", "/streams/a%2Fb", "/streams/s/live", "/streams/%ff", "/streams/", "*", "//x", "/x?y", "")
@@ -89,7 +89,7 @@ def said(chunks: list[bytes], limits: RequestLimits = LIMITS) -> list[Any]:
                 events.append((event.refusal.status, event.refusal.cause))
                 session.refuse(event.refusal.status, event.refusal.cause, event.refusal.detail)
             else:
-                assert isinstance(event, Refused), event
+                assert isinstance(event, RequestRefused), event
                 events.append((event.status, event.cause))
 
     for chunk in chunks:

@@ -20,7 +20,7 @@ from fyrehose.net.connections import SessionFactory
 from fyrehose.net.tcp import LINGER, on
 from fyrehose.testing import MemoryJournal, Transport
 from fyrehose.web.server import BATCHES, WebProtocol, WebSettings, host_names, token_of
-from fyrehose.web.session import MAX_AHEAD, Request, WebSession
+from fyrehose.web.session import MAX_AHEAD, RequestHead, WebSession
 from fyrehose.web.tokens import same
 
 GET = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -35,11 +35,11 @@ class Toy(WebProtocol):
     def __init__(self, factory: SessionFactory) -> None:
         super().__init__(factory, WebSession())
 
-    def on_request(self, event: Request) -> None:
+    def on_request(self, event: RequestHead) -> None:
         if event.path != ("wait",):
             self.session.respond(200, b"{}")
 
-    handlers = WebProtocol.handlers | on(Request, on_request)
+    handlers = WebProtocol.handlers | on(RequestHead, on_request)
 
     def answer(self) -> None:
         self.session.respond(200, b"late")
@@ -163,9 +163,9 @@ def test_lost_connection_leaves_no_timers(connect: Callable[..., Peer]) -> None:
     assert not [call for call in peer.clock.getDelayedCalls() if call.active()]
 
 
-def request_with(value: str | None) -> Request:
+def request_with(value: str | None) -> RequestHead:
     headers = {} if value is None else {"authorization": value}
-    return Request(method="GET", path=("",), query={}, headers=headers, length=0, framed=False)
+    return RequestHead(method="GET", path=("",), query={}, headers=headers, length=0, framed=False)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ from fyrehose.protocols.http.session import (
 from fyrehose.records import MAX_PAYLOAD, Run
 from fyrehose.web.hosts import hosts_of, url_of
 from fyrehose.web.server import RETRY, WebProtocol, WebSettings, token_of
-from fyrehose.web.session import Refused, Request
+from fyrehose.web.session import RequestHead, RequestRefused
 
 #: The most ranges of numbers in an answer to a POST; with more it contains only the first and the last number.
 MOST_RANGES = 1_000
@@ -107,7 +107,7 @@ class Upload:
 
     stream: str
     complete: bool = False
-    refusal: Refused | None = None
+    refusal: RequestRefused | None = None
     pending: int = 0
     count: int = 0
     ranges: list[tuple[int, int]] = attrs.field(factory=list)
@@ -388,7 +388,7 @@ class HttpProtocol(WebProtocol):
         self._end_consumption()
         super().finish()
 
-    def refuse_request(self, refusal: Refused) -> None:
+    def refuse_request(self, refusal: RequestRefused) -> None:
         """Answer with *refusal*, as soon as it is known how many messages of the body are durable."""
         if self._upload is None:
             self._answer_refusal(refusal)
@@ -399,7 +399,7 @@ class HttpProtocol(WebProtocol):
         if self.session.answering and not self.session.streaming:
             refusal = self._upload.refusal if self._upload is not None else None
             if refusal is None:
-                refusal = Refused(status=503, cause="closing", detail="the server is closing")
+                refusal = RequestRefused(status=503, cause="closing", detail="the server is closing")
                 self.count_refusal(refusal)
             self._answer_refusal(refusal)
         super().hang_up()
@@ -433,16 +433,16 @@ class HttpProtocol(WebProtocol):
 
     # Internals.
 
-    def _refusal_of(self, error: BaseException | None) -> Refused:
+    def _refusal_of(self, error: BaseException | None) -> RequestRefused:
         """Return the HTTP refusal for an error of the broker."""
         status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 503)
         if isinstance(error, errors.Forbidden) and not self.identity.token:
             status = 401
         leader = error.leader if isinstance(error, errors.Following) else ""
         elsewhere = url_of(leader, ISSLTransport.providedBy(self.transport))
-        return Refused(status=status, cause=type(error).__name__, detail=str(error), elsewhere=elsewhere)
+        return RequestRefused(status=status, cause=type(error).__name__, detail=str(error), elsewhere=elsewhere)
 
-    def _headers_of(self, refusal: Refused) -> dict[str, str]:
+    def _headers_of(self, refusal: RequestRefused) -> dict[str, str]:
         return {**_HEADERS.get(refusal.status, {}), **self.session.elsewhere(refusal.elsewhere)}
 
     def _retired(self, _: None) -> None:
@@ -469,14 +469,14 @@ class HttpProtocol(WebProtocol):
             self.session.refuse(refusal.status, refusal.cause, refusal.detail, self._headers_of(refusal))
             self.proceed()
 
-    def _answer_refusal(self, refusal: Refused) -> None:
+    def _answer_refusal(self, refusal: RequestRefused) -> None:
         """Answer a POST with *refusal* and the number of its messages that were published."""
         upload, self._upload = self._upload, None
         published = 0 if upload is None else upload.count
         headers = self._headers_of(refusal)
         self.session.refuse(refusal.status, refusal.cause, refusal.detail, headers, published=published)
 
-    def _authenticate(self, request: Request) -> None:
+    def _authenticate(self, request: RequestHead) -> None:
         """Use the token of *request*, or none if it has none, for the access policy."""
         token = token_of(request)
         hashed = None if token is None else digest(token)

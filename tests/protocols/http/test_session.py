@@ -19,7 +19,7 @@ from fyrehose.protocols.http.session import (
 )
 from fyrehose.records import LAST_SEQ
 from fyrehose.testing import every_chunking
-from fyrehose.web.session import Refused
+from fyrehose.web.session import RequestRefused
 
 
 def make() -> HttpSession:
@@ -35,7 +35,7 @@ def request(line: str, *headers: str, body: bytes | None = None) -> bytes:
 
 def refused(session: HttpSession, data: bytes) -> tuple[int, str]:
     *_, event = session.receive_data(data)
-    assert isinstance(event, Refused)
+    assert isinstance(event, RequestRefused)
     said = b"".join(session.data_to_send())
     assert said.startswith(b"HTTP/1.1 %d " % event.status)
     assert json.loads(said.partition(b"\r\n\r\n")[2]) == {"error": event.detail}
@@ -145,7 +145,7 @@ def test_invalid_request_is_refused(data: bytes, status: int, cause: str) -> Non
 def test_length_above_the_limit_is_refused_before_the_body_arrives() -> None:
     session = make()
     (event,) = session.receive_data(request("POST /streams/s", "Content-Length: 99999999999"))
-    assert isinstance(event, Refused)
+    assert isinstance(event, RequestRefused)
     assert event.status == 413
     assert session.body_unread
 
@@ -212,7 +212,7 @@ def test_names_of_streams_may_have_255_bytes(name: str) -> None:
 def test_refused_method_names_those_that_are_allowed(line: str, allowed: str) -> None:
     session = make()
     (event,) = session.receive_data(request(line))
-    assert isinstance(event, Refused)
+    assert isinstance(event, RequestRefused)
     assert event.detail == f"method not allowed; use {allowed}"
     assert f"\r\nAllow: {allowed}\r\n".encode() in b"".join(session.data_to_send())
 
