@@ -54,7 +54,7 @@ class Arguments:
 
 
 @attrs.frozen
-class Lines:
+class LineSource:
     """The lines of files, one message each, without the line feed; all other bytes are kept."""
 
     paths: tuple[str, ...]
@@ -99,7 +99,7 @@ def arguments(messages: Sequence[str]) -> Source:
 
 def lines_of(paths: Sequence[str]) -> Source:
     """Return a source of the lines of the files at ``paths``; ``-`` is standard input."""
-    return Lines(tuple(paths), _total(paths))
+    return LineSource(tuple(paths), _total(paths))
 
 
 def whole_files(paths: Sequence[str]) -> Source:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fyrehose.protocols.http.bodies import Lines, TooLarge, Whole
+from fyrehose.protocols.http.bodies import LineBody, TooLarge, Whole
 from fyrehose.protocols.http.server import HttpSettings
 from fyrehose.protocols.http.session import NDJSON, HttpSession, RequestLimits
 from fyrehose.web.session import RequestRefused
@@ -16,7 +16,7 @@ LARGEST = SETTINGS.max_payload
 
 
 @pytest.mark.parametrize(("size", "taken"), [(LARGEST - 1, True), (LARGEST, True), (LARGEST + 1, False)])
-@pytest.mark.parametrize("make", [lambda: Whole(LARGEST, None), lambda: Lines(LARGEST)], ids=["whole", "lines"])
+@pytest.mark.parametrize("make", [lambda: Whole(LARGEST, None), lambda: LineBody(LARGEST)], ids=["whole", "lines"])
 def test_a_message_may_be_as_large_as_the_limit(make: Any, size: int, *, taken: bool) -> None:
     body, piece, found = make(), bytes(1 << 20), []
     try:

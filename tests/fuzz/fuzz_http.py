@@ -17,7 +17,7 @@ import harness
 
 with harness.instrumented("fyrehose.web", "fyrehose.protocols.http", "h11"):
     from fyrehose.errors import Broken
-    from fyrehose.protocols.http.bodies import SMALL, Lines, TooLarge, Whole
+    from fyrehose.protocols.http.bodies import SMALL, LineBody, TooLarge, Whole
     from fyrehose.protocols.http.server import HttpSettings
     from fyrehose.protocols.http.session import BodyRefused, HttpSession, Live, Publish, PublishEnd, Read, RequestLimits
     from fyrehose.web.session import RequestRefused
@@ -143,7 +143,7 @@ def bodies(data: bytes) -> None:
     dice = harness.Dice(data)
     content = body(dice) + body(dice)
     pieces = dice.pieces(content)
-    for make in (lambda: Lines(30), lambda: Whole(60, None)):
+    for make in (lambda: LineBody(30), lambda: Whole(60, None)):
         results = []
         for chunks in ([content], pieces):
             collecting = make()

@@ -78,7 +78,7 @@ class Whole:
 
 
 @attrs.define(eq=False)
-class Lines:
+class LineBody:
     """A body whose lines are messages; empty lines and a carriage return before a line feed are dropped.
 
     :ivar largest: limit of a message, in bytes

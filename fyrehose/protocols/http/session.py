@@ -19,7 +19,7 @@ from collections.abc import Iterable
 
 import attrs
 
-from fyrehose.protocols.http.bodies import Body, Lines, TooLarge, Whole
+from fyrehose.protocols.http.bodies import Body, LineBody, TooLarge, Whole
 from fyrehose.protocols.http.managing import LARGEST, Manage, allowed, manage, with_body
 from fyrehose.records import LAST_SEQ, MAX_NAME
 from fyrehose.web.session import JSON, RequestHead, RequestRefused, WebSession
@@ -222,7 +222,7 @@ class HttpSession(WebSession):
         try:
             messages = body.end()
             if self._key is not None and self._lines:
-                lines = Lines(self.limits.message)
+                lines = LineBody(self.limits.message)
                 messages = [*lines.add(messages[0]), *lines.end()]
             return [*self._publish(messages), PublishEnd()]
         except TooLarge:
@@ -291,7 +291,7 @@ class HttpSession(WebSession):
         if not many or self._key is not None:
             self._body = Whole(largest, request.length)
         else:
-            self._body = Lines(self.limits.message)
+            self._body = LineBody(self.limits.message)
         self._lines = many
         self._content_type = JSON if many else content_type if kind not in ("", FORM) else None
         return ()
