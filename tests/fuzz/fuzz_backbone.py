@@ -26,9 +26,9 @@ with harness.instrumented("fyrehose.protocols.backbone", "fyrehose.kernels.pure"
     from fyrehose.protocols.backbone.client_session import (
         BackboneClientSession,
         BackboneOptions,
-        Confirmed,
+        PushConfirmed,
+        PushTimedOut,
         RecordsSkipped,
-        Unconfirmed,
     )
     from fyrehose.protocols.backbone.server_session import BackboneServerSession, Pushed, Replay
     from fyrehose.protocols.backbone.session import Dropped
@@ -170,7 +170,7 @@ def client(data: bytes) -> None:
             elif isinstance(event, RecordsSkipped):
                 assert event.last >= event.first > position
                 position = event.last
-            elif isinstance(event, Confirmed | Unconfirmed):
+            elif isinstance(event, PushConfirmed | PushTimedOut):
                 assert event.handle not in settled
                 settled.add(event.handle)
         for sent, _ in session.data_to_send():

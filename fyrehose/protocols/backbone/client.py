@@ -31,10 +31,10 @@ from fyrehose.protocols.backbone.client_session import (
     BackboneClientSession,
     BackboneLost,
     BackboneOptions,
-    Confirmed,
     Event,
     Found,
-    Unconfirmed,
+    PushConfirmed,
+    PushTimedOut,
 )
 from fyrehose.protocols.backbone.frames import Address
 from fyrehose.protocols.backbone.protocol import TrainProtocol
@@ -331,9 +331,9 @@ class BackboneClient(TrainProtocol):
     def _dispatch(self, event: Event) -> None:
         if isinstance(event, Run):
             self._take(event)
-        elif isinstance(event, Confirmed):
+        elif isinstance(event, PushConfirmed):
             event.handle.callback(event.seq)
-        elif isinstance(event, Unconfirmed):
+        elif isinstance(event, PushTimedOut):
             event.handle.errback(PushUnconfirmed("no DELIVER of the push arrived: it may or may not be published"))
         elif isinstance(event, RecordsSkipped):
             self._given_up = [*self._given_up[-MOST_NAMED:], (event.first, event.last)]

@@ -46,7 +46,7 @@ from fyrehose.protocols.eventbus.client_session import (
     Synchronised,
     Target,
 )
-from fyrehose.protocols.eventbus.confirmations import Confirmed, Unconfirmed
+from fyrehose.protocols.eventbus.confirmations import PubConfirmed, PubTimedOut
 from fyrehose.protocols.eventbus.encoding import msgpack_bytes, runs_of
 from fyrehose.protocols.eventbus.frames import MAX_LABEL, Broadcast, Pub
 from fyrehose.protocols.eventbus.labels import USUAL_TIME, write_time
@@ -412,9 +412,9 @@ class EventBusClient:
         match event:
             case Events():
                 (self.on_late or self.on_events if event.late else self.on_events)(event.events)
-            case Confirmed():
+            case PubConfirmed():
                 event.handle.callback(event.sequence)
-            case Unconfirmed():
+            case PubTimedOut():
                 event.handle.errback(PubUnconfirmed("no BROADCAST of it arrived: it may or may not be published"))
             case EventsExpired():
                 self.on_lost(event.first, event.last)

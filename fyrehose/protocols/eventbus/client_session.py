@@ -28,7 +28,7 @@ from typing import Any
 import attrs
 
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
-from fyrehose.protocols.eventbus.confirmations import Confirmations, Confirmed, Unconfirmed
+from fyrehose.protocols.eventbus.confirmations import Confirmations, PubConfirmed, PubTimedOut
 from fyrehose.protocols.eventbus.frames import (
     SYNCEND,
     Broadcast,
@@ -125,7 +125,7 @@ class Ignored:
     cause: str
 
 
-Event = Events | EventsExpired | Synchronised | Restarted | Silent | Ignored | Confirmed | Unconfirmed
+Event = Events | EventsExpired | Synchronised | Restarted | Silent | Ignored | PubConfirmed | PubTimedOut
 
 
 class EventBusClientSession:
@@ -185,7 +185,7 @@ class EventBusClientSession:
         self._request_sync(Target.NEW_SNAPSHOT)
 
     def publish(self, event: Pub, handle: Any, now: float) -> None:
-        """Send *event*; a later Confirmed or Unconfirmed has *handle*.
+        """Send *event*; a later PubConfirmed or PubTimedOut has *handle*.
 
         :raises LocalProtocolError: a server would refuse *event*
         """

@@ -22,7 +22,7 @@ from fyrehose.protocols.eventbus.client_session import (
     Synchronised,
     Target,
 )
-from fyrehose.protocols.eventbus.confirmations import Confirmed, Unconfirmed
+from fyrehose.protocols.eventbus.confirmations import PubConfirmed, PubTimedOut
 from fyrehose.protocols.eventbus.frames import Dialect, Pub, pack_sequence
 
 TIME = b"2024-05-01T10:20:30.123Z"
@@ -410,7 +410,7 @@ class TestPublishing:
         (sent,) = one.data_to_send()
         assert sent == (Target.COLLECTOR, [b"/a/", b"null", b"me", TIME, b"1", b"x"])
         assert len(one.pubs) == 1
-        assert one.receive_broadcasts([broadcast(9, uuid=b"1")], 1) == [Confirmed(handle="handle", sequence=9)]
+        assert one.receive_broadcasts([broadcast(9, uuid=b"1")], 1) == [PubConfirmed(handle="handle", sequence=9)]
         assert len(one.pubs) == 0
 
     def test_unconfirmed_event_is_resent_and_given_up(self) -> None:
@@ -420,7 +420,7 @@ class TestPublishing:
         assert one.next_due() == 5
         assert one.tick(5) == []
         assert one.data_to_send() == first
-        assert one.tick(10) == [Unconfirmed(handle="handle")]
+        assert one.tick(10) == [PubTimedOut(handle="handle")]
         assert one.data_to_send() == []
 
     def test_subscriber_synchronizes_before_it_resends(self) -> None:
@@ -432,13 +432,13 @@ class TestPublishing:
         assert requests(one) == [(Target.SNAPSHOT, 0)]
         assert one.tick(6) == []
         events = one.receive_syncs([sync(1), end(1)], 7)
-        assert Confirmed(handle="stored", sequence=1) in events
+        assert PubConfirmed(handle="stored", sequence=1) in events
         assert [frames[4] for to, frames in one.data_to_send() if to is Target.COLLECTOR] == [b"other"]
 
     def test_abandon_leaves_events_unconfirmed(self) -> None:
         one = ready(subscribe=False)
         one.publish(pub(b"1"), "handle", 0)
-        assert one.pubs.abandon() == [Unconfirmed(handle="handle")]
+        assert one.pubs.abandon() == [PubTimedOut(handle="handle")]
 
 
 def test_defaults() -> None:
@@ -496,11 +496,11 @@ class Link:
         for event in events:
             if isinstance(event, Events):
                 (self.late if event.late else self.got).extend(sequences([event]))
-            elif isinstance(event, Confirmed):
+            elif isinstance(event, PubConfirmed):
                 self.confirmed.append(event.handle)
             elif isinstance(event, Restarted):
                 self.restarted += 1
-            assert not isinstance(event, EventsExpired | Ignored | Unconfirmed)
+            assert not isinstance(event, EventsExpired | Ignored | PubTimedOut)
 
     def carry(self, turns: int = 10) -> None:
         """Exchange messages until both are idle."""
