@@ -42,9 +42,9 @@ from fyrehose.protocols.eventbus.client_session import (
     EventsExpired,
     Ignored,
     Restarted,
+    ServerPort,
     Silent,
     Synchronised,
-    Target,
 )
 from fyrehose.protocols.eventbus.confirmations import PubConfirmed, PubTimedOut
 from fyrehose.protocols.eventbus.encoding import msgpack_bytes, runs_of
@@ -378,10 +378,10 @@ class EventBusClient:
             return
         session = self._running()
         for to, frames in session.data_to_send():
-            if to is Target.COLLECTOR:
+            if to is ServerPort.COLLECTOR:
                 self._unsent[id(frames)] = frames
                 continue
-            if to is Target.NEW_SNAPSHOT:
+            if to is ServerPort.NEW_SNAPSHOT:
                 self._renew()
             self._request = frames
         try:

@@ -18,9 +18,9 @@ from fyrehose.protocols.eventbus.client_session import (
     EventsExpired,
     Ignored,
     Restarted,
+    ServerPort,
     Silent,
     Synchronised,
-    Target,
 )
 from fyrehose.protocols.eventbus.confirmations import PubConfirmed, PubTimedOut
 from fyrehose.protocols.eventbus.frames import Dialect, Pub, pack_sequence
@@ -52,10 +52,12 @@ def session(**options: Any) -> EventBusClientSession:
     return EventBusClientSession(EventBusOptions(**options), Random(1), 0.0)
 
 
-def requests(one: EventBusClientSession) -> list[tuple[Target, int]]:
+def requests(one: EventBusClientSession) -> list[tuple[ServerPort, int]]:
     """Return target and sequence of the SYNCSTARTs to send."""
     return [
-        (to, int.from_bytes(bytes(frames[2]), "big")) for to, frames in one.data_to_send() if to is not Target.COLLECTOR
+        (to, int.from_bytes(bytes(frames[2]), "big"))
+        for to, frames in one.data_to_send()
+        if to is not ServerPort.COLLECTOR
     ]
 
 
@@ -72,7 +74,7 @@ class TestTheStart:
     def test_events_before_the_snapshot_end_are_delivered_after_it(self) -> None:
         one = session(after=0)
         one.connected(0)
-        assert one.data_to_send() == [(Target.SNAPSHOT, [b"SYNCSTART", b"", bytes(8)])]
+        assert one.data_to_send() == [(ServerPort.SNAPSHOT, [b"SYNCSTART", b"", bytes(8)])]
         assert one.receive_broadcasts([broadcast(3), broadcast(4)], 0) == []
         assert sequences(one.receive_syncs([sync(1), sync(2)], 0)) == [1, 2]
         events = one.receive_syncs([sync(3), end(3)], 0)
@@ -90,7 +92,7 @@ class TestTheStart:
     def test_start_with_new_events(self) -> None:
         one = session()
         one.connected(0)
-        assert requests(one) == [(Target.SNAPSHOT, 2**48 - 1)], "without a position: a check of the server"
+        assert requests(one) == [(ServerPort.SNAPSHOT, 2**48 - 1)], "without a position: a check of the server"
         assert one.receive_broadcasts([broadcast(7)], 0) == []
         events = one.receive_syncs([end(2**48 - 1)], 0)
         assert sequences(events) == [7]
@@ -121,7 +123,7 @@ class TestTheStart:
         requests(one)
         assert one.receive_broadcasts([broadcast(7), broadcast(9)], 0) == []
         assert sequences(one.receive_syncs([end(2**48 - 1)], 0)) == [7]
-        assert requests(one) == [(Target.SNAPSHOT, 7)]
+        assert requests(one) == [(ServerPort.SNAPSHOT, 7)]
         assert one.position == 7, "the echoed sequence is no position"
         assert sequences(one.receive_syncs([sync(8), sync(9), end(9)], 0)) == [8, 9]
         assert sequences(one.receive_broadcasts([broadcast(10)], 0)) == [10]
@@ -129,25 +131,25 @@ class TestTheStart:
     def test_outstanding_answer_is_not_mistaken_for_the_next_one(self) -> None:
         one = session(after=0)
         one.connected(0)
-        assert requests(one) == [(Target.SNAPSHOT, 0)]
+        assert requests(one) == [(ServerPort.SNAPSHOT, 0)]
         one.disconnected(1)
         one.connected(2)
-        assert requests(one) == [(Target.NEW_SNAPSHOT, 0)], "the first answer may still arrive"
+        assert requests(one) == [(ServerPort.NEW_SNAPSHOT, 0)], "the first answer may still arrive"
         one.receive_syncs([end(0)], 3)
         one.disconnected(4)
         one.connected(5)
-        assert requests(one) == [(Target.SNAPSHOT, 0)]
+        assert requests(one) == [(ServerPort.SNAPSHOT, 0)]
 
     def test_start_after_a_sequence(self) -> None:
         one = session(after=5)
         one.connected(0)
-        assert requests(one) == [(Target.SNAPSHOT, 5)]
+        assert requests(one) == [(ServerPort.SNAPSHOT, 5)]
         assert sequences(one.receive_syncs([sync(5), sync(6), end(6)], 0)) == [6]
 
     def test_decimal_dialect(self) -> None:
         one = session(after=5, dialect=Dialect.DECIMAL)
         one.connected(0)
-        assert one.data_to_send() == [(Target.SNAPSHOT, [b"SYNCSTART", b"", b"5"])]
+        assert one.data_to_send() == [(ServerPort.SNAPSHOT, [b"SYNCSTART", b"", b"5"])]
         frames = [b"SYNC", b"/a/", b"6", b"me", TIME, b"u", b"x"]
         assert sequences(one.receive_syncs([frames, [b"SYNCEND", b"", b"6"]], 0)) == [6]
 
@@ -160,7 +162,7 @@ class TestGaps:
     def test_gap_is_requested_and_order_kept(self) -> None:
         one = ready(after=0)
         assert sequences(one.receive_broadcasts([broadcast(1), broadcast(4), broadcast(5)], 1)) == [1]
-        assert requests(one) == [(Target.SNAPSHOT, 1)]
+        assert requests(one) == [(ServerPort.SNAPSHOT, 1)]
         assert sequences(one.receive_syncs([sync(2), sync(3), sync(4), sync(5), end(5)], 1)) == [2, 3, 4, 5]
         assert sequences(one.receive_broadcasts([broadcast(5), broadcast(6)], 1)) == []
 
@@ -204,7 +206,7 @@ class TestGaps:
         requests(one)
         one.receive_broadcasts([broadcast(3), broadcast(4), broadcast(5)], 0)
         assert sequences(one.receive_syncs([sync(1), end(1)], 0)) == [1]
-        assert requests(one) == [(Target.SNAPSHOT, 1)]
+        assert requests(one) == [(ServerPort.SNAPSHOT, 1)]
         assert sequences(one.receive_syncs([sync(2), sync(3), end(3)], 0)) == [2, 3, 4, 5]
 
     def test_gaps_with_subtrees_are_rechecked(self) -> None:
@@ -213,7 +215,7 @@ class TestGaps:
         assert requests(one) == []
         assert one.tick(59) == []
         assert one.tick(80) == []
-        assert requests(one) == [(Target.SNAPSHOT, 0)]
+        assert requests(one) == [(ServerPort.SNAPSHOT, 0)]
         events = one.receive_syncs([sync(3), sync(5), sync(7), sync(9), sync(11), end(11, b"/a/")], 80)
         assert [(event.late, sequences([event])) for event in events if isinstance(event, Events)] == [
             (True, [5]),
@@ -239,10 +241,10 @@ class TestGaps:
         one.receive_broadcasts([broadcast(seq, data=bytes(1 << 20)) for seq in range(1, 40)], 0)
         assert one._held_bytes <= 16 << 20
         assert sequences(one.receive_syncs([end(0)], 0)) == list(range(1, 17))
-        assert requests(one) == [(Target.SNAPSHOT, 16)]
+        assert requests(one) == [(ServerPort.SNAPSHOT, 16)]
         one.receive_broadcasts([broadcast(seq, data=bytes(1 << 20)) for seq in range(40, 60)], 0)
         assert sequences(one.receive_syncs([*map(sync, range(17, 40)), end(39)], 0)) == list(range(17, 56))
-        assert requests(one) == [(Target.SNAPSHOT, 55)], "there is as much room as before"
+        assert requests(one) == [(ServerPort.SNAPSHOT, 55)], "there is as much room as before"
 
     def test_too_many_to_hold_are_asked_for_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("fyrehose.protocols.eventbus.client_session.MOST_HELD", 3)
@@ -251,7 +253,7 @@ class TestGaps:
         requests(one)
         one.receive_broadcasts([broadcast(seq) for seq in range(1, 6)], 0)
         assert sequences(one.receive_syncs([end(0)], 0)) == [1, 2, 3]
-        assert requests(one) == [(Target.SNAPSHOT, 3)]
+        assert requests(one) == [(ServerPort.SNAPSHOT, 3)]
         assert sequences(one.receive_syncs([sync(4), sync(5), end(5)], 0)) == [4, 5]
         assert requests(one) == [], "this time there was room"
 
@@ -259,7 +261,7 @@ class TestGaps:
         monkeypatch.setattr("fyrehose.protocols.eventbus.client_session.MOST_AHEAD", 3)
         one = ready(after=0, subtrees=("/a/",))
         one.receive_broadcasts([broadcast(3), broadcast(5), broadcast(7)], 1)
-        assert requests(one) == [(Target.SNAPSHOT, 0)]
+        assert requests(one) == [(ServerPort.SNAPSHOT, 0)]
 
 
 class TestTime:
@@ -280,7 +282,9 @@ class TestTime:
         due = one.next_due()
         assert (one.tick(due - 0.001), one.data_to_send()) == ([], [])
         one.tick(due)
-        assert requests(one) == [(Target.NEW_SNAPSHOT if state in ("disconnected", "asking") else Target.SNAPSHOT, 0)]
+        assert requests(one) == [
+            (ServerPort.NEW_SNAPSHOT if state in ("disconnected", "asking") else ServerPort.SNAPSHOT, 0)
+        ]
         assert one.next_due() > due
 
     def test_clients_do_not_ask_all_at_once(self) -> None:
@@ -306,7 +310,7 @@ class TestTime:
         assert one.tick(24) == []
         assert requests(one) == []
         one.tick(29)
-        assert requests(one) == [(Target.SNAPSHOT, 1)]
+        assert requests(one) == [(ServerPort.SNAPSHOT, 1)]
 
     def test_unanswered_request_is_repeated_on_a_new_connection(self) -> None:
         one = session(after=0, answer=10)
@@ -315,7 +319,7 @@ class TestTime:
         one.receive_syncs([sync(1)], 5)
         assert one.tick(14) == []
         assert one.tick(15) == [Silent()]
-        assert requests(one) == [(Target.NEW_SNAPSHOT, 1)]
+        assert requests(one) == [(ServerPort.NEW_SNAPSHOT, 1)]
         assert one.next_due() == 25
 
     def test_reconnect_requests_missed_events(self) -> None:
@@ -324,7 +328,7 @@ class TestTime:
         one.disconnected(2)
         assert one.receive_broadcasts([broadcast(5)], 3) == [], "held until the missed events are known"
         one.connected(4)
-        assert requests(one) == [(Target.SNAPSHOT, 1)]
+        assert requests(one) == [(ServerPort.SNAPSHOT, 1)]
         events = one.receive_syncs([sync(seq) for seq in range(2, 6)] + [end(5)], 4)
         assert sequences(events) == [2, 3, 4, 5]
 
@@ -338,7 +342,7 @@ class TestTime:
     def test_resume_requests_on_a_new_connection(self) -> None:
         one = ready(after=0)
         one.resumed(100)
-        assert requests(one) == [(Target.NEW_SNAPSHOT, 0)]
+        assert requests(one) == [(ServerPort.NEW_SNAPSHOT, 0)]
 
 
 class TestAnotherJournal:
@@ -347,7 +351,7 @@ class TestAnotherJournal:
         events = one.receive_broadcasts([broadcast(1), broadcast(2), broadcast(2)], 1)
         assert events == [Events(events=events[0].events), Restarted()]
         assert sequences(events) == [1, 2]
-        assert requests(one) == [(Target.NEW_SNAPSHOT, 0)]
+        assert requests(one) == [(ServerPort.NEW_SNAPSHOT, 0)]
 
     @pytest.mark.parametrize("subtrees", [(), ("/a/",)])
     def test_what_was_seen_of_the_old_one_counts_no_more(self, subtrees: tuple[str, ...]) -> None:
@@ -369,7 +373,7 @@ class TestAnotherJournal:
         requests(one)
         events = one.receive_broadcasts([broadcast(1)], 4)
         assert events == [Restarted()]
-        assert requests(one) == [(Target.NEW_SNAPSHOT, 0)]
+        assert requests(one) == [(ServerPort.NEW_SNAPSHOT, 0)]
         assert sequences(one.receive_syncs([sync(1), end(1)], 4)) == [1]
 
     def test_decreasing_sequence_is_a_restart_without_prior_broadcasts(self) -> None:
@@ -391,15 +395,15 @@ class TestAnotherJournal:
     def test_answer_that_ends_before_the_position_is_a_restart(self) -> None:
         one = session(after=5)
         one.connected(0)
-        assert requests(one) == [(Target.SNAPSHOT, 5)]
+        assert requests(one) == [(ServerPort.SNAPSHOT, 5)]
         assert one.receive_syncs([end(3)], 0) == [Restarted()]
-        assert requests(one) == [(Target.NEW_SNAPSHOT, 0)]
+        assert requests(one) == [(ServerPort.NEW_SNAPSHOT, 0)]
         assert sequences(one.receive_syncs([sync(1), sync(2), sync(3), end(3)], 1)) == [1, 2, 3]
 
     def test_answer_without_a_position_is_no_restart(self) -> None:
         one = session()
         one.connected(0)
-        assert requests(one) == [(Target.SNAPSHOT, (1 << 48) - 1)]
+        assert requests(one) == [(ServerPort.SNAPSHOT, (1 << 48) - 1)]
         assert Restarted() not in one.receive_syncs([end(3)], 0)
 
 
@@ -408,7 +412,7 @@ class TestPublishing:
         one = ready(subscribe=False)
         one.publish(pub(b"1"), "handle", 0)
         (sent,) = one.data_to_send()
-        assert sent == (Target.COLLECTOR, [b"/a/", b"null", b"me", TIME, b"1", b"x"])
+        assert sent == (ServerPort.COLLECTOR, [b"/a/", b"null", b"me", TIME, b"1", b"x"])
         assert len(one.pubs) == 1
         assert one.receive_broadcasts([broadcast(9, uuid=b"1")], 1) == [PubConfirmed(handle="handle", sequence=9)]
         assert len(one.pubs) == 0
@@ -429,11 +433,11 @@ class TestPublishing:
         one.publish(pub(b"other"), "not stored", 0)
         one.data_to_send()
         one.tick(5)
-        assert requests(one) == [(Target.SNAPSHOT, 0)]
+        assert requests(one) == [(ServerPort.SNAPSHOT, 0)]
         assert one.tick(6) == []
         events = one.receive_syncs([sync(1), end(1)], 7)
         assert PubConfirmed(handle="stored", sequence=1) in events
-        assert [frames[4] for to, frames in one.data_to_send() if to is Target.COLLECTOR] == [b"other"]
+        assert [frames[4] for to, frames in one.data_to_send() if to is ServerPort.COLLECTOR] == [b"other"]
 
     def test_abandon_leaves_events_unconfirmed(self) -> None:
         one = ready(subscribe=False)
@@ -507,10 +511,10 @@ class Link:
         for _ in range(turns):
             for to, frames in self.session.data_to_send():
                 message = [bytes(frame) for frame in frames]
-                if to is Target.NEW_SNAPSHOT:
+                if to is ServerPort.NEW_SNAPSHOT:
                     self.world.snapshot.gone.add(self.identity)
                     self.connection += 1
-                if to is Target.COLLECTOR:
+                if to is ServerPort.COLLECTOR:
                     self.world.publish(*message, identity=b"own")
                 elif self.up:
                     self.world.ask(*message, identity=self.identity)
