@@ -43,8 +43,8 @@ from fyrehose.protocols.eventbus.client_session import (
     Ignored,
     Restarted,
     ServerPort,
-    Silent,
     Synchronised,
+    SyncUnanswered,
 )
 from fyrehose.protocols.eventbus.confirmations import PubConfirmed, PubTimedOut
 from fyrehose.protocols.eventbus.encoding import msgpack_bytes, runs_of
@@ -424,7 +424,7 @@ class EventBusClient:
                     self._connected.callback(None)
             case Restarted():
                 self.on_restart()
-            case Silent():
+            case SyncUnanswered():
                 self._set_alive(False)
             case Ignored():
                 self.ignored[event.cause] = self.ignored.get(event.cause, 0) + 1

@@ -114,7 +114,7 @@ class Restarted:
 
 
 @attrs.frozen(slots=True, kw_only=True)
-class Silent:
+class SyncUnanswered:
     """The server has not answered a SYNCSTART in time; the client repeats it."""
 
 
@@ -125,7 +125,7 @@ class Ignored:
     cause: str
 
 
-Event = Events | EventsExpired | Synchronised | Restarted | Silent | Ignored | PubConfirmed | PubTimedOut
+Event = Events | EventsExpired | Synchronised | Restarted | SyncUnanswered | Ignored | PubConfirmed | PubTimedOut
 
 
 class EventBusClientSession:
@@ -226,7 +226,7 @@ class EventBusClientSession:
         self._now = now
         if self._syncing:
             if now - self._progressed >= self.options.answer:
-                self._emit(Silent())
+                self._emit(SyncUnanswered())
                 self._request_sync(ServerPort.NEW_SNAPSHOT)
         elif now >= self._sync_due():
             self._request_sync()

@@ -19,8 +19,8 @@ from fyrehose.protocols.eventbus.client_session import (
     Ignored,
     Restarted,
     ServerPort,
-    Silent,
     Synchronised,
+    SyncUnanswered,
 )
 from fyrehose.protocols.eventbus.confirmations import PubConfirmed, PubTimedOut
 from fyrehose.protocols.eventbus.frames import Dialect, Pub, pack_sequence
@@ -301,7 +301,7 @@ class TestTime:
         one = session(after=0, answer=10)
         one.connected(0)
         one.receive_broadcasts([broadcast(1)], 5)
-        assert one.tick(10) == [Silent()]
+        assert one.tick(10) == [SyncUnanswered()]
 
     def test_silence_triggers_a_request(self) -> None:
         one = ready(after=0, quiet=15)
@@ -318,7 +318,7 @@ class TestTime:
         requests(one)
         one.receive_syncs([sync(1)], 5)
         assert one.tick(14) == []
-        assert one.tick(15) == [Silent()]
+        assert one.tick(15) == [SyncUnanswered()]
         assert requests(one) == [(ServerPort.NEW_SNAPSHOT, 1)]
         assert one.next_due() == 25
 
@@ -337,7 +337,7 @@ class TestTime:
         one.disconnected(14)
         assert one.next_due() == 24
         assert one.tick(23) == []
-        assert one.tick(24) == [Silent()]
+        assert one.tick(24) == [SyncUnanswered()]
 
     def test_resume_requests_on_a_new_connection(self) -> None:
         one = ready(after=0)
