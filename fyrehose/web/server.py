@@ -1,6 +1,6 @@
 """The Twisted protocol around a web session: HTTP's additions to the protocol of every TCP listener.
 
-    received -> session -> RequestHead and other events -> a handler answers, now or later -> proceed -> the next request
+    received -> session -> RequestHead and other events -> a handler answers -> proceed -> the next request
 
 The server closes a connection that is idle, one whose peer has finished sending, and one with an unread body after a
 refusal.  In the last case it first reads and discards input for a while: a peer that is reset while it sends may not

@@ -1,6 +1,6 @@
 """The server's side of one HTTP/1.1 connection, sans-I/O: h11 parses and serializes, this module limits and refuses.
 
-    bytes -> RequestHead, then the events of a subclass for the body -> respond(), or start(), send() ..., end() -> bytes
+    bytes -> RequestHead, then a subclass's events for the body -> respond(), or start(), send() ..., end() -> bytes
 
 Requests are processed one at a time: a limited number of bytes behind a request is kept until its answer is complete.
 A refusal is an answer with a status and ``{"error": ...}``.  If it leaves a body unread, the connection is closed.
