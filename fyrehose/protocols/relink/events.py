@@ -12,7 +12,7 @@ import attrs
 
 from fyrehose.errors import Broken, PublishError
 from fyrehose.protocols.relink.frames import Ack
-from fyrehose.protocols.relink.messages import Messages
+from fyrehose.protocols.relink.messages import MessageSequence
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -26,7 +26,7 @@ class Received:
 
     channel: int
     first: int
-    messages: Messages
+    messages: MessageSequence
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -41,7 +41,7 @@ class Decided:
     first: int
     last: int
     commit: bool
-    messages: Messages
+    messages: MessageSequence
     dropped: bool = False
 
 

@@ -16,7 +16,7 @@ from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.events import Event
 from fyrehose.protocols.relink.frames import RESUME, Ack, Acknowledgement, Op, Operation
 from fyrehose.protocols.relink.linkstate import LinkState
-from fyrehose.protocols.relink.messages import Messages, Piece, cut
+from fyrehose.protocols.relink.messages import MessageSequence, Piece, cut
 from fyrehose.protocols.relink.receiving import OVERHEAD, ReceiveChannel
 from fyrehose.protocols.relink.tables import ChannelEvent, Receiving
 
@@ -79,7 +79,7 @@ class Inbound(LinkState):
         self._charge(channel, cost)
         if channel.transactional:
             return []
-        return [events.Received(channel=id_, first=first, messages=Messages((messages,)))]
+        return [events.Received(channel=id_, first=first, messages=MessageSequence((messages,)))]
 
     def _count_fitting(self, channel: ReceiveChannel, sizes: Sequence[int], cost: int) -> int:
         """Return how many of the messages with the given *sizes*, from the first on, still fit on *channel*.
@@ -150,7 +150,7 @@ class Inbound(LinkState):
                 first=first,
                 last=last,
                 commit=packet.kind is Op.COMMIT,
-                messages=Messages(()) if messages is None else messages,
+                messages=MessageSequence(()) if messages is None else messages,
                 dropped=messages is None,
             )
         ]

@@ -18,7 +18,7 @@ import attrs
 
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.relink.frames import Ack, Acknowledgement, nearest
-from fyrehose.protocols.relink.messages import Messages, Piece, cut
+from fyrehose.protocols.relink.messages import MessageSequence, Piece, cut
 from fyrehose.protocols.relink.sending import MAX_WINDOW as MAX_UNDECIDED
 from fyrehose.protocols.relink.tables import RECEIVING, ChannelEvent, Receiving
 
@@ -150,7 +150,7 @@ class ReceiveChannel:
             self.dropped = self.dec + 1
         return freed
 
-    def decide(self, number: int | None) -> tuple[int, int, Messages | None] | None:
+    def decide(self, number: int | None) -> tuple[int, int, MessageSequence | None] | None:
         """Decide the undecided messages up to *number* (None: the next one).
 
         :return: the numbers of the first and the last message, and the messages (None if they were not kept); or None
@@ -170,7 +170,7 @@ class ReceiveChannel:
             self._undecided.clear()  # Kept messages precede those that are not kept, so all of them are decided now.
             self.dropped = None if last + 1 == self.next else last + 1
             return first, last, None
-        return first, last, Messages(tuple(self._oldest_undecided(last - first + 1)))
+        return first, last, MessageSequence(tuple(self._oldest_undecided(last - first + 1)))
 
     def _oldest_undecided(self, count: int) -> Iterator[Piece]:
         """Remove and yield the oldest *count* undecided messages."""

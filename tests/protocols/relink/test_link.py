@@ -23,7 +23,7 @@ from fyrehose.protocols.relink.frames import (
 from fyrehose.protocols.relink.handshake import Terms
 from fyrehose.protocols.relink.limits import LinkLimits
 from fyrehose.protocols.relink.link import Link
-from fyrehose.protocols.relink.messages import Messages, column_of
+from fyrehose.protocols.relink.messages import MessageSequence, column_of
 
 
 def link(attached: bool = True, **more: Any) -> Link:
@@ -233,8 +233,8 @@ def test_gathered_messages_are_handled_by_channel() -> None:
     packet = Gathered(runs=((7, column_of([b"a", b"b"])), (8, column_of([b"c"]))))
     assert ours.accepts([7, 8])
     assert ours.receive(packet) == [
-        events.Received(channel=7, first=0, messages=Messages.of((b"a",), (b"b",))),
-        events.Received(channel=8, first=0, messages=Messages.of((b"c",))),
+        events.Received(channel=7, first=0, messages=MessageSequence.of((b"a",), (b"b",))),
+        events.Received(channel=8, first=0, messages=MessageSequence.of((b"c",))),
     ]
     ours.acknowledge()
     assert [(ack.channels, ack.number) for ack in packets(ours)] == [((7,), 1), ((8,), 0)]

@@ -26,7 +26,7 @@ from fyrehose.protocols.relink.handshake import Hello, Terms, pack_reply, pack_v
 from fyrehose.protocols.relink.handshake_events import HelloReceived, LinkUnknown
 from fyrehose.protocols.relink.limits import LinkLimits
 from fyrehose.protocols.relink.link import Link
-from fyrehose.protocols.relink.messages import Messages
+from fyrehose.protocols.relink.messages import MessageSequence
 from fyrehose.protocols.relink.server_session import ListenerSession
 from fyrehose.testing import every_chunking, feed
 
@@ -166,13 +166,13 @@ COMMIT = Operation(kind=Op.COMMIT, channels=(3,)).serialize(1)
 MESSAGE = Message(channels=(3,), parts=(b"x", b"yz")).serialize(1)
 LINES = [
     (MESSAGE, []),
-    (COMMIT, [events.Decided(channel=3, first=0, last=0, commit=True, messages=Messages.of((b"x", b"yz")))]),
+    (COMMIT, [events.Decided(channel=3, first=0, last=0, commit=True, messages=MessageSequence.of((b"x", b"yz")))]),
     (NOP.serialize(), []),
     (PING.serialize(), []),
     (MESSAGE, []),
     (
         Operation(kind=Op.ROLLBACK, channels=(3,), number=1).serialize(1),
-        [events.Decided(channel=3, first=1, last=1, commit=False, messages=Messages.of((b"x", b"yz")))],
+        [events.Decided(channel=3, first=1, last=1, commit=False, messages=MessageSequence.of((b"x", b"yz")))],
     ),
     (Message(channels=(1, 1), parts=(), multicast=True).serialize(1), []),
     (bytes([0x80]) + bytes(7), [events.PeerShutdown()]),
