@@ -19,7 +19,15 @@ with harness.instrumented("fyrehose.web", "fyrehose.protocols.http", "h11"):
     from fyrehose.errors import Broken
     from fyrehose.protocols.http.bodies import SMALL, LineBody, TooLarge, Whole
     from fyrehose.protocols.http.server import HttpSettings
-    from fyrehose.protocols.http.session import BodyRefused, HttpSession, Live, Publish, PublishEnd, Read, RequestLimits
+    from fyrehose.protocols.http.session import (
+        BodyRefused,
+        HttpSession,
+        Live,
+        PublishEnd,
+        PublishPart,
+        Read,
+        RequestLimits,
+    )
     from fyrehose.web.session import RequestRefused
 
 METHODS = ("GET", "POST", "HEAD", "PUT", "get", "CONNECT")
@@ -76,7 +84,7 @@ def said(chunks: list[bytes], limits: RequestLimits = LIMITS) -> list[Any]:
             assert not events or not isinstance(events[-1], str), "Broken is the last"
             if isinstance(event, Broken):
                 events.append(event.error.cause)
-            elif isinstance(event, Publish):
+            elif isinstance(event, PublishPart):
                 if not (events and isinstance(events[-1], list)):
                     events.append([event.stream, event.content_type])
                 events[-1] += event.payloads

@@ -44,8 +44,8 @@ from fyrehose.protocols.http.session import (
     HttpSession,
     List,
     Live,
-    Publish,
     PublishEnd,
+    PublishPart,
     Read,
     RequestLimits,
     Retire,
@@ -150,7 +150,7 @@ class HttpProtocol(WebProtocol):
 
     # Handlers of the session's events.
 
-    def on_publish(self, event: Publish) -> None:
+    def on_publish(self, event: PublishPart) -> None:
         """Publish messages of a body; :meth:`settled` answers when all of them are durable."""
         if not self.session.answering or (self._upload is not None and self._upload.refusal is not None):
             return  # An earlier part of the body was refused.
@@ -321,7 +321,7 @@ class HttpProtocol(WebProtocol):
 
     handlers = (
         WebProtocol.handlers
-        | on(Publish, on_publish)
+        | on(PublishPart, on_publish)
         | on(PublishEnd, on_publish_end)
         | on(BodyRefused, on_body_refused)
         | on(Read, on_read)

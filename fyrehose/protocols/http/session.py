@@ -56,7 +56,7 @@ USAGE = {
 
 
 @attrs.frozen(slots=True, kw_only=True)
-class Publish:
+class PublishPart:
     """Messages of a POST to publish; further events may follow for the same request."""
 
     request: RequestHead
@@ -398,7 +398,7 @@ class HttpSession(WebSession):
         assert self._request is not None
         self._partly_published = True
         return (
-            Publish(
+            PublishPart(
                 request=self._request,
                 stream=self._stream,
                 content_type=self._content_type,

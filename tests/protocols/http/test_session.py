@@ -11,8 +11,8 @@ from fyrehose.protocols.http.session import (
     BodyRefused,
     HttpSession,
     Live,
-    Publish,
     PublishEnd,
+    PublishPart,
     Read,
     RequestLimits,
     Retire,
@@ -58,7 +58,7 @@ def test_post_publishes_one_message(said: str | None, content_type: str | None) 
         session = make()
         events = [event for chunk in chunks for event in session.receive_data(chunk)]
         publish, published = events
-        assert isinstance(publish, Publish)
+        assert isinstance(publish, PublishPart)
         assert (publish.stream, publish.payloads, publish.content_type) == ("a /ä", [b"a\nb"], content_type)
         assert isinstance(published, PublishEnd)
 
@@ -73,7 +73,7 @@ def test_body_of_exactly_the_limit_is_accepted(kind: str, payloads: list[bytes])
 
 def test_empty_body_is_an_empty_message() -> None:
     publish, _ = make().receive_data(request("POST /streams/s", body=b""))
-    assert isinstance(publish, Publish)
+    assert isinstance(publish, PublishPart)
     assert publish.payloads == [b""]
 
 
@@ -92,7 +92,7 @@ def test_lines_are_published_before_the_body_is_complete() -> None:
     session = make()
     head = request("POST /streams/s", f"Content-Type: {NDJSON}", "Transfer-Encoding: chunked")
     (publish,) = session.receive_data(head + b"8\r\none\ntwo\n\r\n")
-    assert isinstance(publish, Publish)
+    assert isinstance(publish, PublishPart)
     assert publish.payloads == [b"one", b"two"]
     assert session.expected == 0, "it may be silent for as long as it likes"
     assert session.receive_data(b"1\r\nx\r\n") == []
@@ -238,7 +238,7 @@ def test_requests_of_one_connection_have_nothing_to_do_with_each_other() -> None
     text = request("POST /streams/b", "Content-Type: text/plain", "Transfer-Encoding: chunked")
     for _ in range(2):
         publish, published = session.receive_data(lines)
-        assert isinstance(publish, Publish)
+        assert isinstance(publish, PublishPart)
         assert (publish.stream, publish.content_type, publish.payloads) == ("a", "application/json", [b"one"])
         assert isinstance(published, PublishEnd)
         assert session.partly_processed
@@ -249,7 +249,7 @@ def test_requests_of_one_connection_have_nothing_to_do_with_each_other() -> None
         assert not session.partly_processed, "nothing of this one was published"
         assert (session.expected, session.buffered) == (64 << 10, 3)
         publish, published = session.receive_data(b"0\r\n\r\n")
-        assert isinstance(publish, Publish)
+        assert isinstance(publish, PublishPart)
         assert (publish.stream, publish.content_type, publish.payloads) == ("b", "text/plain", [b"xyz"])
         session.respond(200, b"{}")
         assert session.next_events() == []
