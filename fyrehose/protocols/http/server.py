@@ -1,6 +1,6 @@
 """The Twisted protocol of HTTP: connects an :class:`HttpSession` with a transport and the broker.
 
-Publish -> broker.publish -> {"stream": ..., "first": ..., "last": ...}, when the whole body is durable
+PublishPart -> broker.publish -> {"stream": ..., "first": ..., "last": ...}, when the whole body is durable
 Read    -> broker.read, up to the last record at the time of the request -> one JSON object per line
 List    -> broker.streams -> one JSON object
 Live    -> broker.subscribe -> server-sent events, until the peer disconnects

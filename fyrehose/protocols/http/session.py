@@ -1,6 +1,6 @@
 """The server's side of one connection of the HTTP protocol, sans-I/O: turns requests into events, refuses invalid ones.
 
-    POST /streams/NAME                 publish the body, or each line of it  -> Publish ..., PublishEnd
+    POST /streams/NAME                 publish the body, or each line of it  -> PublishPart ..., PublishEnd
     GET  /streams/NAME?from=N&limit=N  read records as NDJSON                -> Read
     GET  /streams/NAME/live?from=N     follow as server-sent events          -> Live
     GET  /streams?match=PATTERN        list streams                          -> List
