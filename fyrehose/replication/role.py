@@ -134,7 +134,7 @@ Action = Append | LookAt | Write | Compare | Cut | Fill | Purge | Changed
 
 
 @attrs.define(eq=False)
-class InFlight:
+class UnsettledAppend:
     """An append of the leader whose outcome may be unknown."""
 
     entry: Entry
@@ -168,7 +168,7 @@ class Role:
     leader: Writer | None = attrs.field(default=None, init=False)
     #: The number of the checkpoint below which the shared log may be purged once others have synced everything.
     checkpoint: int | None = attrs.field(default=None, init=False)
-    inflight: deque[InFlight] = attrs.field(factory=deque, init=False)
+    inflight: deque[UnsettledAppend] = attrs.field(factory=deque, init=False)
     _start: int = attrs.field(init=False)  #: the durable mark at the start
     _end: int = attrs.field(init=False)  #: where the leader's journal ends
     _queue: deque[tuple[Kind, int, bytes, bool]] = attrs.field(factory=deque, init=False)
@@ -337,7 +337,7 @@ class Role:
         return kind, position, joined(pieces), part
 
     def _send(self, entry: Entry) -> None:
-        item = InFlight(entry, self.applied + len(self.inflight))
+        item = UnsettledAppend(entry, self.applied + len(self.inflight))
         self.inflight.append(item)
         self._actions.append(Append(entry, item.expect, self.applied))
 
@@ -384,7 +384,7 @@ class Role:
             by = "another server" if entry is None else f"{entry.writer.name!r}, epoch {entry.epoch},"
             self._step_down(f"{by} has written to the shared log")
 
-    def _find(self, entry: Entry) -> InFlight | None:
+    def _find(self, entry: Entry) -> UnsettledAppend | None:
         return next((item for item in self.inflight if item.entry == entry and not item.known), None)
 
     def _confirm(self) -> None:
