@@ -45,7 +45,7 @@ PATIENCE = 5.0
 
 
 @attrs.define(eq=False)
-class Peer:
+class ClusterPeer:
     """The last message of another server of the cluster.
 
     :ivar heard: when, by the reactor's clock
@@ -74,7 +74,7 @@ class Member:
     on_deposed: Callable[[str], object] = lambda reason: None
     jitter: float = 0.0
     role: Role = attrs.field(init=False)
-    peers: dict[str, Peer] = attrs.field(factory=dict, init=False)
+    peers: dict[str, ClusterPeer] = attrs.field(factory=dict, init=False)
     takeovers: int = attrs.field(default=0, init=False)
     #: The last number in the shared log that was heard of.
     _hint: int = attrs.field(default=0, init=False)
@@ -344,7 +344,7 @@ class Member:
                 self._failed(Failure(ConfigError(f"another server of the cluster has the same name, {name!r}")))
             return
         now = self.reactor.seconds()
-        self.peers[name] = Peer(now, said)
+        self.peers[name] = ClusterPeer(now, said)
         if not leads or epoch < self.role.validity.epoch:
             return
         if self.role.state is State.FOLLOWER:
