@@ -29,7 +29,7 @@ from zope.interface import implementer
 from fyrehose.errors import ConfigError
 from fyrehose.journal.format import Damage
 from fyrehose.replication.entries import MAX_ENTRY, Entry
-from fyrehose.replication.shared_log import Extent, ISharedLog, Refused, Unavailable
+from fyrehose.replication.shared_log import EntryRange, ISharedLog, Refused, Unavailable
 
 log = Logger()
 T = TypeVar("T")
@@ -164,12 +164,12 @@ class JetStreamLog:
         self._error = ""
         return int(answer.seq)
 
-    def extent(self) -> Deferred[Extent]:
+    def extent(self) -> Deferred[EntryRange]:
         return self._ask(self._extent())
 
-    async def _extent(self) -> Extent:
+    async def _extent(self) -> EntryRange:
         state = (await self._stream.stream_info(self.stream)).state
-        return Extent(int(state.first_seq) or 1, int(state.last_seq))
+        return EntryRange(int(state.first_seq) or 1, int(state.last_seq))
 
     def read(self, number: int, most: int) -> Deferred[list[tuple[int, Entry]]]:
         return self._ask(self._read(number, most))

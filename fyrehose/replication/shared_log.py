@@ -27,7 +27,7 @@ class Unavailable(Exception):
 
 
 @attrs.frozen
-class Extent:
+class EntryRange:
     """The range of entries that the shared log still has.
 
     :ivar first: number of the first entry that is left; *last* + 1 if none is
@@ -58,7 +58,7 @@ class ISharedLog(Interface):
         :return: fires with the number of the entry; fails with :class:`Refused`
         """
 
-    def extent() -> Deferred[Extent]:
+    def extent() -> Deferred[EntryRange]:
         """Return the first and the last number, as far as one machine of the log knows."""
 
     def read(number: int, most: int) -> Deferred[list[tuple[int, Entry]]]:

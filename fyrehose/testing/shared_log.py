@@ -12,7 +12,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.replication.entries import Entry
-from fyrehose.replication.shared_log import Extent, ISharedLog, Refused, Unavailable
+from fyrehose.replication.shared_log import EntryRange, ISharedLog, Refused, Unavailable
 
 
 @attrs.define(eq=False)
@@ -76,8 +76,8 @@ class MemoryLog:
     def append(self, entry: Entry, expect: int) -> Deferred[int]:
         return self._ask(lambda: self.hub.append(entry, expect))
 
-    def extent(self) -> Deferred[Extent]:
-        return self._ask(lambda: Extent(self.hub.first, len(self.hub.entries)))
+    def extent(self) -> Deferred[EntryRange]:
+        return self._ask(lambda: EntryRange(self.hub.first, len(self.hub.entries)))
 
     def read(self, number: int, most: int) -> Deferred[list[tuple[int, Entry]]]:
         return self._ask(lambda: self.hub.read(number, most))

@@ -14,7 +14,7 @@ from twisted.internet.task import deferLater
 from fyrehose.errors import ConfigError
 from fyrehose.replication.entries import MAX_DATA, Entry, Kind, Writer
 from fyrehose.replication.jetstream import JetStreamLog, judge
-from fyrehose.replication.shared_log import Extent, Refused, Unavailable
+from fyrehose.replication.shared_log import EntryRange, Refused, Unavailable
 from fyrehose.testing.nats import NatsNodes, program
 
 live = [
@@ -71,13 +71,13 @@ class TestWithRealServers:
 
     def test_an_entry_is_accepted_at_its_expected_place_only(self, run: Run) -> Any:
         async def test(log: JetStreamLog) -> None:
-            assert await log.extent() == Extent(1, 0)
+            assert await log.extent() == EntryRange(1, 0)
             assert await log.append(takeover(), 0) == 1
             assert await log.append(data(0), 1) == 2
             with pytest.raises(Refused) as refused:
                 await log.append(takeover(2), 1)
             assert refused.value.last == 2
-            assert await log.extent() == Extent(1, 2)
+            assert await log.extent() == EntryRange(1, 2)
 
         return run(test)
 
@@ -108,7 +108,7 @@ class TestWithRealServers:
             for expect in range(5):
                 await log.append(data(expect), expect)
             await log.purge(4)
-            assert await log.extent() == Extent(4, 5)
+            assert await log.extent() == EntryRange(4, 5)
             while await log.read(1, 10):
                 await deferLater(reactor, 0.05)
             assert await log.append(data(5), 5) == 6
