@@ -66,7 +66,7 @@ class Kind(IntEnum):
 
 
 @attrs.frozen(slots=True)
-class Writer:
+class EntryWriter:
     """The server that wrote an entry.
 
     :ivar name: of the server
@@ -87,7 +87,7 @@ class Entry:
 
     kind: Kind
     epoch: int
-    writer: Writer
+    writer: EntryWriter
     position: int
     data: bytes = b""
     part: bool = False
@@ -142,7 +142,7 @@ class Entry:
         except UnicodeDecodeError as error:
             raise Damage("the writer of an entry of the shared log is not UTF-8") from error
         rest = bytes(data[HEADER.size + size :])
-        return cls(Kind(kind), epoch, Writer(name, incarnation), position, rest, bool(part))
+        return cls(Kind(kind), epoch, EntryWriter(name, incarnation), position, rest, bool(part))
 
 
 _KINDS = frozenset(Kind)

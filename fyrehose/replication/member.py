@@ -23,7 +23,7 @@ from fyrehose.journal.format import Damage
 from fyrehose.journal.writer import NoRoom
 from fyrehose.observe.meters import ClusterStatus
 from fyrehose.records import Buffer
-from fyrehose.replication.entries import Entry, Writer
+from fyrehose.replication.entries import Entry, EntryWriter
 from fyrehose.replication.role import Action, Append, Changed, Compare, Cut, Fill, LookAt, Purge, Role, State, Write
 from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.replication.shared_log import ISharedLog, Refused, Unavailable
@@ -101,7 +101,7 @@ class Member:
 
     def start(self) -> None:
         """Follow the shared log from where the open journal ends."""
-        self.role = Role(Writer(self.settings.name, self.incarnation), self.journal.replica.position)
+        self.role = Role(EntryWriter(self.settings.name, self.incarnation), self.journal.replica.position)
         self.journal.hand_over, self.journal.synced = self._hand_over, self._synced
         self._heard_leader = self._answered = self.reactor.seconds()
         self._ticking = LoopingCall(self._tick)

@@ -23,7 +23,7 @@ import attrs
 
 from fyrehose.journal.format import SEGMENT_MAGIC, Damage
 from fyrehose.records import Buffer
-from fyrehose.replication.entries import MAX_DATA, Entry, Kind, Validity, Writer, divide, joined
+from fyrehose.replication.entries import MAX_DATA, Entry, EntryWriter, Kind, Validity, divide, joined
 
 #: How many appends to the shared log are under way at once.
 WINDOW = 8
@@ -155,7 +155,7 @@ class Role:
     :ivar reported: everything up to this entry is on disk here, also after a power cut; other servers may be told
     """
 
-    writer: Writer
+    writer: EntryWriter
     position: int
     window: int = WINDOW
     most: int = MAX_DATA
@@ -165,7 +165,7 @@ class Role:
     state: State = attrs.field(default=State.FOLLOWER, init=False)
     applied: int = attrs.field(default=0, init=False)
     reported: int = attrs.field(default=0, init=False)
-    leader: Writer | None = attrs.field(default=None, init=False)
+    leader: EntryWriter | None = attrs.field(default=None, init=False)
     #: The number of the checkpoint below which the shared log may be purged once others have synced everything.
     checkpoint: int | None = attrs.field(default=None, init=False)
     inflight: deque[UnsettledAppend] = attrs.field(factory=deque, init=False)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from fyrehose.journal.format import SEGMENT_MAGIC, Damage, Newer
 from fyrehose.replication import entries
-from fyrehose.replication.entries import Entry, Kind, Validity, Writer, divide
+from fyrehose.replication.entries import Entry, EntryWriter, Kind, Validity, divide
 
-A, B = Writer("a", 0x0102030405060708), Writer("b", 2)
+A, B = EntryWriter("a", 0x0102030405060708), EntryWriter("b", 2)
 DATA = Entry(Kind.DATA, 7, A, 0x1000, b"batch", part=True)
 GOLDEN = bytes.fromhex(
     # magic, version 1, kind 3, part, one byte of name
@@ -88,7 +88,7 @@ def test_invalid_values_are_refused_although_the_checksums_match() -> None:
 
 
 def test_entries_of_two_incarnations_have_different_idents() -> None:
-    later = changed(DATA, writer=Writer("a", 9))
+    later = changed(DATA, writer=EntryWriter("a", 9))
     assert DATA.ident != later.ident
     assert takeover(7, 0x1000).ident != DATA.ident
 
@@ -184,5 +184,5 @@ def test_small_batches_share_an_entry_and_large_ones_are_divided() -> None:
 
 
 def test_the_largest_entry_fits_into_a_message_of_one_mebibyte() -> None:
-    largest = Entry(Kind.DATA, 1, Writer("n" * entries.MAX_WRITER, 1), 0, bytes(entries.MAX_DATA))
+    largest = Entry(Kind.DATA, 1, EntryWriter("n" * entries.MAX_WRITER, 1), 0, bytes(entries.MAX_DATA))
     assert len(largest.pack()) <= entries.MAX_ENTRY < 1 << 20

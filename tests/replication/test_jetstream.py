@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
 from fyrehose.errors import ConfigError
-from fyrehose.replication.entries import MAX_DATA, Entry, Kind, Writer
+from fyrehose.replication.entries import MAX_DATA, Entry, EntryWriter, Kind
 from fyrehose.replication.jetstream import JetStreamLog, judge
 from fyrehose.replication.shared_log import EntryRange, Refused, Unavailable
 from fyrehose.testing.nats import NatsNodes, program
@@ -22,7 +22,7 @@ live = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server"),
 ]
-A = Writer("a", 1)
+A = EntryWriter("a", 1)
 
 
 def takeover(epoch: int = 1) -> Entry:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from fyrehose.journal.format import SEGMENT_MAGIC
-from fyrehose.replication.entries import Entry, Kind, Writer
+from fyrehose.replication.entries import Entry, EntryWriter, Kind
 from fyrehose.replication.role import (
     SIGNS,
     Action,
@@ -21,14 +21,14 @@ from fyrehose.replication.role import (
     Write,
 )
 
-ME, OTHER = Writer("me", 1), Writer("other", 2)
+ME, OTHER = EntryWriter("me", 1), EntryWriter("other", 2)
 
 
-def takeover(epoch: int, position: int, writer: Writer = OTHER) -> Entry:
+def takeover(epoch: int, position: int, writer: EntryWriter = OTHER) -> Entry:
     return Entry(Kind.TAKEOVER, epoch, writer, position)
 
 
-def data(epoch: int, position: int, content: bytes, writer: Writer = OTHER, part: bool = False) -> Entry:
+def data(epoch: int, position: int, content: bytes, writer: EntryWriter = OTHER, part: bool = False) -> Entry:
     return Entry(Kind.DATA, epoch, writer, position, content, part)
 
 

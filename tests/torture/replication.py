@@ -28,7 +28,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from fyrehose.replication.entries import Entry, Kind, Validity, Writer
+from fyrehose.replication.entries import Entry, EntryWriter, Kind, Validity
 from fyrehose.replication.role import Append, Changed, Compare, Cut, Fill, LookAt, Purge, Role, State, Write
 
 #: Upper bound of the data of an entry: batches have 1 to 12 bytes, so that many are divided.
@@ -249,7 +249,7 @@ class Server:
         validity = CountsVoid() if world.broken == "count-void" else Validity()
         kind = ROLES.get(world.broken or "", Role)
         begin = len(self.disk) if world.broken == "no-truncate" else self.mark_disk
-        self.role = kind(Writer(self.name, self.incarnation), begin, window=3, most=MOST, validity=validity)
+        self.role = kind(EntryWriter(self.name, self.incarnation), begin, window=3, most=MOST, validity=validity)
         self.role.eager = world.rnd.choice((1, 2, 3))
         self.cutting: int | None = None
         self.filling = False
