@@ -23,7 +23,7 @@ import attrs
 
 from fyrehose.journal.format import SEGMENT_MAGIC, Damage
 from fyrehose.records import Buffer
-from fyrehose.replication.entries import MAX_DATA, Entry, EntryWriter, Kind, Validity, divide, joined
+from fyrehose.replication.entries import MAX_DATA, Entry, EntryKind, EntryWriter, Validity, divide, joined
 
 #: How many appends to the shared log are under way at once.
 WINDOW = 8
@@ -171,7 +171,7 @@ class Role:
     inflight: deque[UnsettledAppend] = attrs.field(factory=deque, init=False)
     _start: int = attrs.field(init=False)  #: the durable mark at the start
     _end: int = attrs.field(init=False)  #: where the leader's journal ends
-    _queue: deque[tuple[Kind, int, bytes, bool]] = attrs.field(factory=deque, init=False)
+    _queue: deque[tuple[EntryKind, int, bytes, bool]] = attrs.field(factory=deque, init=False)
     _parts: list[bytes] = attrs.field(factory=list, init=False)
     #: Where the journal ended after each entry that is not reported yet: (number, position).
     _ends: deque[tuple[int, int]] = attrs.field(factory=deque, init=False)
@@ -218,7 +218,7 @@ class Role:
 
     def _begin(self, entry: Entry) -> bool:
         """Start at the first entry that is left (rules 9 and 10); return False if the journal ends before it."""
-        if entry.kind is not Kind.DATA and entry.position > self.position:
+        if entry.kind is not EntryKind.DATA and entry.position > self.position:
             self._actions.append(Fill(entry.position))
             self._waiting = True  # nothing more happens until the journal is filled, with another role
             return False
@@ -234,7 +234,7 @@ class Role:
         return self.validity.counts(entry)
 
     def _apply(self, entry: Entry) -> None:
-        if entry.kind is not Kind.DATA:
+        if entry.kind is not EntryKind.DATA:
             self._parts.clear()
             self.leader = entry.writer
             return
@@ -283,7 +283,7 @@ class Role:
         if not self._may_take_over(last):
             return False
         self._set(State.CANDIDATE, reason)
-        self._send(self._entry(Kind.TAKEOVER, self.position, epoch=self.validity.epoch + 1))
+        self._send(self._entry(EntryKind.TAKEOVER, self.position, epoch=self.validity.epoch + 1))
         return True
 
     def _may_take_over(self, last: int) -> bool:
@@ -302,18 +302,18 @@ class Role:
         assert self.state is State.LEADER, "only the leader appends"
         assert position == self._end, f"the journal ends at {self._end}, not at {position}"
         for at, data, part in divide(position, batches, self.most):
-            self._queue.append((Kind.DATA, at, data, part))
+            self._queue.append((EntryKind.DATA, at, data, part))
             self._end = at + len(data)
         self._pump()
 
     def add_checkpoint(self) -> None:
         """Append a checkpoint, so that the shared log can be purged up to there (rule 9)."""
         queued = [item.entry.kind for item in self.inflight] + [kind for kind, *_ in self._queue]
-        if self.state is State.LEADER and self.checkpoint is None and Kind.CHECKPOINT not in queued:
-            self._queue.append((Kind.CHECKPOINT, self._end, b"", False))
+        if self.state is State.LEADER and self.checkpoint is None and EntryKind.CHECKPOINT not in queued:
+            self._queue.append((EntryKind.CHECKPOINT, self._end, b"", False))
             self._pump()
 
-    def _entry(self, kind: Kind, position: int, data: bytes = b"", part: bool = False, epoch: int = 0) -> Entry:
+    def _entry(self, kind: EntryKind, position: int, data: bytes = b"", part: bool = False, epoch: int = 0) -> Entry:
         return Entry(kind, epoch or self.validity.epoch, self.writer, position, data, part)
 
     def _pump(self) -> None:
@@ -323,13 +323,13 @@ class Role:
                 return
             self._send(self._entry(*self._take_queued()))
 
-    def _take_queued(self) -> tuple[Kind, int, bytes, bool]:
+    def _take_queued(self) -> tuple[EntryKind, int, bytes, bool]:
         """Return the next entry of the queue, joined with those behind it as far as they fit."""
         kind, position, data, part = self._queue.popleft()
         pieces, size = [data], len(data)
-        while self._queue and kind is Kind.DATA and not part:
+        while self._queue and kind is EntryKind.DATA and not part:
             after, _, more, is_part = self._queue[0]
-            if after is not Kind.DATA or is_part or size + len(more) > self.most or more.startswith(SEGMENT_MAGIC):
+            if after is not EntryKind.DATA or is_part or size + len(more) > self.most or more.startswith(SEGMENT_MAGIC):
                 break
             self._queue.popleft()
             pieces.append(more)
@@ -402,11 +402,11 @@ class Role:
         self._pump()
 
     def _confirmed(self, entry: Entry) -> None:
-        if entry.kind is Kind.TAKEOVER:
+        if entry.kind is EntryKind.TAKEOVER:
             self.leader = self.writer
             self._parts.clear()
             self._set(State.LEADER, f"its take-over was accepted, epoch {entry.epoch}")
-        elif entry.kind is Kind.CHECKPOINT:
+        elif entry.kind is EntryKind.CHECKPOINT:
             self.checkpoint = self.applied
         elif entry.part:
             self._parts.append(entry.data)  # needed after stepping down, if the remaining parts were accepted, too

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from fyrehose.journal.format import SEGMENT_MAGIC, Damage, Newer
 from fyrehose.replication import entries
-from fyrehose.replication.entries import Entry, EntryWriter, Kind, Validity, divide
+from fyrehose.replication.entries import Entry, EntryKind, EntryWriter, Validity, divide
 
 A, B = EntryWriter("a", 0x0102030405060708), EntryWriter("b", 2)
-DATA = Entry(Kind.DATA, 7, A, 0x1000, b"batch", part=True)
+DATA = Entry(EntryKind.DATA, 7, A, 0x1000, b"batch", part=True)
 GOLDEN = bytes.fromhex(
     # magic, version 1, kind 3, part, one byte of name
     "46595245 01 03 01 01"
@@ -28,7 +28,7 @@ GOLDEN = bytes.fromhex(
 
 
 def data(epoch: int, position: int, content: bytes, part: bool = False) -> Entry:
-    return Entry(Kind.DATA, epoch, A, position, content, part)
+    return Entry(EntryKind.DATA, epoch, A, position, content, part)
 
 
 def changed(entry: Entry, **changes: Any) -> Entry:
@@ -36,11 +36,11 @@ def changed(entry: Entry, **changes: Any) -> Entry:
 
 
 def takeover(epoch: int, position: int) -> Entry:
-    return Entry(Kind.TAKEOVER, epoch, B, position)
+    return Entry(EntryKind.TAKEOVER, epoch, B, position)
 
 
 def checkpoint(epoch: int, position: int) -> Entry:
-    return Entry(Kind.CHECKPOINT, epoch, A, position)
+    return Entry(EntryKind.CHECKPOINT, epoch, A, position)
 
 
 def test_the_bytes_of_an_entry() -> None:
@@ -184,5 +184,5 @@ def test_small_batches_share_an_entry_and_large_ones_are_divided() -> None:
 
 
 def test_the_largest_entry_fits_into_a_message_of_one_mebibyte() -> None:
-    largest = Entry(Kind.DATA, 1, EntryWriter("n" * entries.MAX_WRITER, 1), 0, bytes(entries.MAX_DATA))
+    largest = Entry(EntryKind.DATA, 1, EntryWriter("n" * entries.MAX_WRITER, 1), 0, bytes(entries.MAX_DATA))
     assert len(largest.pack()) <= entries.MAX_ENTRY < 1 << 20

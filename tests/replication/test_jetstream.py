@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
 from fyrehose.errors import ConfigError
-from fyrehose.replication.entries import MAX_DATA, Entry, EntryWriter, Kind
+from fyrehose.replication.entries import MAX_DATA, Entry, EntryKind, EntryWriter
 from fyrehose.replication.jetstream import JetStreamLog, judge
 from fyrehose.replication.shared_log import EntryRange, Refused, Unavailable
 from fyrehose.testing.nats import NatsNodes, program
@@ -26,11 +26,11 @@ A = EntryWriter("a", 1)
 
 
 def takeover(epoch: int = 1) -> Entry:
-    return Entry(Kind.TAKEOVER, epoch, A, 0)
+    return Entry(EntryKind.TAKEOVER, epoch, A, 0)
 
 
 def data(position: int, content: bytes = b"x") -> Entry:
-    return Entry(Kind.DATA, 1, A, position, content)
+    return Entry(EntryKind.DATA, 1, A, position, content)
 
 
 @pytest.fixture(scope="module")

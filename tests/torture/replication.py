@@ -28,7 +28,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from fyrehose.replication.entries import Entry, EntryWriter, Kind, Validity
+from fyrehose.replication.entries import Entry, EntryKind, EntryWriter, Validity
 from fyrehose.replication.role import Append, Changed, Compare, Cut, Fill, LookAt, Purge, Role, State, Write
 
 #: Upper bound of the data of an entry: batches have 1 to 12 bytes, so that many are divided.
@@ -65,7 +65,7 @@ class Forgetful(Role):
     def repeat(self) -> None:
         if self.state is State.LEADER and self.inflight and not self.inflight[0].known:
             item = self.inflight.popleft()
-            if item.entry.kind is Kind.DATA:
+            if item.entry.kind is EntryKind.DATA:
                 self.position = max(self.position, item.entry.end)
         super().repeat()
 
@@ -185,7 +185,7 @@ class World:
             self.validity.begin(entry)
         if not self.validity.counts(entry):
             self.voids += 1
-        elif entry.kind is not Kind.DATA:
+        elif entry.kind is not EntryKind.DATA:
             self.parts = b""
         else:
             self.parts += entry.data
@@ -429,7 +429,7 @@ def main() -> int:
                 print(f"schedule {number}: {violation}")
         acked += world.acked
         starts += world.starts
-        takeovers += sum(entry.kind is Kind.TAKEOVER for entry in world.log)
+        takeovers += sum(entry.kind is EntryKind.TAKEOVER for entry in world.log)
         trimmed += world.base
         voids += world.voids
         if sys.stderr.isatty() and number % 100 == 0:
