@@ -33,7 +33,7 @@ from fyrehose.journal.floors import Floors
 from fyrehose.journal.index import SegmentIndex
 from fyrehose.journal.keeper import Keeper
 from fyrehose.journal.pace import Far, Measured, Pace
-from fyrehose.journal.pending import Append, Commit, Pending
+from fyrehose.journal.pending import Commit, Pending, PendingAppend
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.recovery import Recovered, recover
 from fyrehose.journal.retention import Deletion
@@ -202,7 +202,7 @@ class FileJournal:
     def append(self, runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
         if self.state is not JournalState.WRITABLE:
             return fail(self._refusal())
-        append = Append(runs, first_seqs, sum(run.room for run in runs))
+        append = PendingAppend(runs, first_seqs, sum(run.room for run in runs))
         self._pending.add(append)
         self._unsettled += 1
         if self._unsettled == 1 or self._pending.full:
