@@ -133,7 +133,7 @@ class Kind(IntEnum):
 _KINDS = tuple(Kind)
 
 
-class State(IntEnum):
+class StreamState(IntEnum):
     """The states of streams in entries of STREAMS; entries of other kinds are LIVE."""
 
     LIVE = 0  #: as in ENDS; without a stream: ``first`` is the position of the snapshot (0: none), ``last`` the floor
@@ -143,7 +143,7 @@ class State(IntEnum):
     FORGOTTEN = 4  #: it was retired so long ago that its own number is dropped; the floor was raised above it
 
 
-_STATES = tuple(State)
+_STATES = tuple(StreamState)
 
 
 class Has(IntEnum):
@@ -285,7 +285,7 @@ class Entry:
     stream: str
     first: int
     last: int
-    state: State = State.LIVE
+    state: StreamState = StreamState.LIVE
 
     def pack(self) -> bytes:
         name = self.stream.encode()

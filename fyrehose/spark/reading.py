@@ -157,10 +157,12 @@ class PartReader:
     def _entries(self, header: fmt.BatchHeader, body: memoryview) -> None:
         if fmt.begins(header, self.part.base):
             for entry in fmt.entries(body, header.parts):
-                if not entry.stream and entry.state is fmt.State.LIVE:
+                if not entry.stream and entry.state is fmt.StreamState.LIVE:
                     # A stream that only the snapshot names may have any last number.
                     self._floor = None if entry.first else entry.last
-                elif entry.state in (fmt.State.LIVE, fmt.State.RETIRED) and self.selection.wants(entry.stream):
+                elif entry.state in (fmt.StreamState.LIVE, fmt.StreamState.RETIRED) and self.selection.wants(
+                    entry.stream
+                ):
                     self._begins(entry.stream, entry.last)
         elif header.kind is fmt.Kind.GAP:
             for entry in fmt.entries(body, header.parts):
