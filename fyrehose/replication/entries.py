@@ -78,7 +78,7 @@ class EntryWriter:
 
 
 @attrs.frozen(slots=True)
-class Entry:
+class LogEntry:
     """One entry of the shared log.
 
     :ivar position: where the data begins, or where the log ends, in the journal
@@ -120,7 +120,7 @@ class Entry:
         return b"".join((head[:-4], crc32c(head[:-4]).to_bytes(4, "little"), name, self.data))
 
     @classmethod
-    def unpack(cls, data: Buffer) -> Entry:
+    def unpack(cls, data: Buffer) -> LogEntry:
         """Decode an entry.
 
         :raises Damage: it is damaged, or no entry at all
@@ -161,7 +161,7 @@ class Validity:
     end: int = 0
     reached: int = 0
 
-    def begin(self, entry: Entry) -> None:
+    def begin(self, entry: LogEntry) -> None:
         """Start in front of *entry*, the first that is left in the shared log; it then counts.
 
         :raises Damage: the shared log cannot begin with such an entry
@@ -171,7 +171,7 @@ class Validity:
         self.epoch = entry.epoch - (entry.kind is EntryKind.TAKEOVER)
         self.end = self.reached = entry.position
 
-    def counts(self, entry: Entry) -> bool:
+    def counts(self, entry: LogEntry) -> bool:
         """Return whether *entry*, the next one in the shared log, counts; if so, move behind it."""
         if entry.kind is EntryKind.TAKEOVER:
             if entry.epoch <= self.epoch or entry.position != self.end:

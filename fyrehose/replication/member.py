@@ -23,7 +23,7 @@ from fyrehose.journal.format import Damage
 from fyrehose.journal.writer import NoRoom
 from fyrehose.observe.meters import ClusterStatus
 from fyrehose.records import Buffer
-from fyrehose.replication.entries import Entry, EntryWriter
+from fyrehose.replication.entries import EntryWriter, LogEntry
 from fyrehose.replication.role import Action, Append, Changed, Compare, Cut, Fill, LookAt, Purge, Role, State, Write
 from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.replication.shared_log import ISharedLog, Refused, Unavailable
@@ -241,7 +241,7 @@ class Member:
                 self._name_leader()
                 return
 
-    async def _check_extent(self) -> list[tuple[int, Entry]]:
+    async def _check_extent(self) -> list[tuple[int, LogEntry]]:
         """Compare the shared log, which has no next entry, with what is applied; return its first entries if need be.
 
         Not after every message that was read: the engine needs more time for this answer than for many entries.
@@ -455,7 +455,7 @@ class Member:
             except Damage as damage:
                 raise ConfigError(f"the shared log does not continue this journal: {damage}") from damage
 
-    def _append(self, entry: Entry, expect: int, since: int) -> None:
+    def _append(self, entry: LogEntry, expect: int, since: int) -> None:
         if entry.ident in self._asked:
             return
         self._asked.add(entry.ident)

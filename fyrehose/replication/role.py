@@ -23,7 +23,7 @@ import attrs
 
 from fyrehose.journal.format import SEGMENT_MAGIC, Damage
 from fyrehose.records import Buffer
-from fyrehose.replication.entries import MAX_DATA, Entry, EntryKind, EntryWriter, Validity, divide, joined
+from fyrehose.replication.entries import MAX_DATA, EntryKind, EntryWriter, LogEntry, Validity, divide, joined
 
 #: How many appends to the shared log are under way at once.
 WINDOW = 8
@@ -54,7 +54,7 @@ class Append:
     :ivar since: the shared log had at least this many entries when the append was sent
     """
 
-    entry: Entry
+    entry: LogEntry
     expect: int
     since: int
 
@@ -137,7 +137,7 @@ Action = Append | LookAt | Write | Compare | Cut | Fill | Purge | Changed
 class UnsettledAppend:
     """An append of the leader whose outcome may be unknown."""
 
-    entry: Entry
+    entry: LogEntry
     expect: int
     known: bool = False  #: it is in the shared log at its number
 
@@ -200,7 +200,7 @@ class Role:
 
     # Follow.
 
-    def read(self, number: int, entry: Entry) -> None:
+    def read(self, number: int, entry: LogEntry) -> None:
         """Apply the next entry of the shared log, or the first that is left if the next one was purged.
 
         A leader, or a candidate, ignores it: the answers to its own appends tell it what the shared log has.
@@ -216,7 +216,7 @@ class Role:
             self._apply(entry)
         self._ends.append((number, self.position))
 
-    def _begin(self, entry: Entry) -> bool:
+    def _begin(self, entry: LogEntry) -> bool:
         """Start at the first entry that is left (rules 9 and 10); return False if the journal ends before it."""
         if entry.kind is not EntryKind.DATA and entry.position > self.position:
             self._actions.append(Fill(entry.position))
@@ -230,10 +230,10 @@ class Role:
         self._parts.clear()
         return True
 
-    def _counts(self, entry: Entry) -> bool:
+    def _counts(self, entry: LogEntry) -> bool:
         return self.validity.counts(entry)
 
-    def _apply(self, entry: Entry) -> None:
+    def _apply(self, entry: LogEntry) -> None:
         if entry.kind is not EntryKind.DATA:
             self._parts.clear()
             self.leader = entry.writer
@@ -313,8 +313,8 @@ class Role:
             self._queue.append((EntryKind.CHECKPOINT, self._end, b"", False))
             self._pump()
 
-    def _entry(self, kind: EntryKind, position: int, data: bytes = b"", part: bool = False, epoch: int = 0) -> Entry:
-        return Entry(kind, epoch or self.validity.epoch, self.writer, position, data, part)
+    def _entry(self, kind: EntryKind, position: int, data: bytes = b"", part: bool = False, epoch: int = 0) -> LogEntry:
+        return LogEntry(kind, epoch or self.validity.epoch, self.writer, position, data, part)
 
     def _pump(self) -> None:
         large = min(LARGE, self.most)
@@ -336,7 +336,7 @@ class Role:
             size += len(more)
         return kind, position, joined(pieces), part
 
-    def _send(self, entry: Entry) -> None:
+    def _send(self, entry: LogEntry) -> None:
         item = UnsettledAppend(entry, self.applied + len(self.inflight))
         self.inflight.append(item)
         self._actions.append(Append(entry, item.expect, self.applied))
@@ -345,7 +345,7 @@ class Role:
         """Send again every append whose outcome is unknown, unchanged (rule 3); called after a time-out."""
         self._actions += [Append(item.entry, item.expect, self.applied) for item in self.inflight if not item.known]
 
-    def accepted(self, entry: Entry, number: int) -> None:
+    def accepted(self, entry: LogEntry, number: int) -> None:
         """Record the answer that *entry* was accepted, and has this number (rule 2)."""
         item = self._find(entry)
         if item is None:
@@ -357,7 +357,7 @@ class Role:
         else:
             self._actions.append(LookAt(item.expect + 1))
 
-    def refused(self, entry: Entry, last: int, since: int) -> None:
+    def refused(self, entry: LogEntry, last: int, since: int) -> None:
         """Record the answer that *entry* was refused, because the last number in the shared log is *last*.
 
         If *last* is less than expected, an append before it has not arrived yet; the entry is repeated later.
@@ -372,7 +372,7 @@ class Role:
         elif last < since:
             self._sign(f"it ends at entry {last}, and entry {since} was confirmed")
 
-    def found(self, number: int, entry: Entry | None) -> None:
+    def found(self, number: int, entry: LogEntry | None) -> None:
         """Record which entry has this number; None if it was purged, which another leader has done (rule 5)."""
         item = next((item for item in self.inflight if item.expect + 1 == number and not item.known), None)
         if item is None:
@@ -384,7 +384,7 @@ class Role:
             by = "another server" if entry is None else f"{entry.writer.name!r}, epoch {entry.epoch},"
             self._step_down(f"{by} has written to the shared log")
 
-    def _find(self, entry: Entry) -> UnsettledAppend | None:
+    def _find(self, entry: LogEntry) -> UnsettledAppend | None:
         return next((item for item in self.inflight if item.entry == entry and not item.known), None)
 
     def _confirm(self) -> None:
@@ -401,7 +401,7 @@ class Role:
             self._ends.append((self.applied, self.position))
         self._pump()
 
-    def _confirmed(self, entry: Entry) -> None:
+    def _confirmed(self, entry: LogEntry) -> None:
         if entry.kind is EntryKind.TAKEOVER:
             self.leader = self.writer
             self._parts.clear()

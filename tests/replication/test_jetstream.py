@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
 from fyrehose.errors import ConfigError
-from fyrehose.replication.entries import MAX_DATA, Entry, EntryKind, EntryWriter
+from fyrehose.replication.entries import MAX_DATA, EntryKind, EntryWriter, LogEntry
 from fyrehose.replication.jetstream import JetStreamLog, judge
 from fyrehose.replication.shared_log import EntryRange, Refused, Unavailable
 from fyrehose.testing.nats import NatsNodes, program
@@ -25,12 +25,12 @@ live = [
 A = EntryWriter("a", 1)
 
 
-def takeover(epoch: int = 1) -> Entry:
-    return Entry(EntryKind.TAKEOVER, epoch, A, 0)
+def takeover(epoch: int = 1) -> LogEntry:
+    return LogEntry(EntryKind.TAKEOVER, epoch, A, 0)
 
 
-def data(position: int, content: bytes = b"x") -> Entry:
-    return Entry(EntryKind.DATA, 1, A, position, content)
+def data(position: int, content: bytes = b"x") -> LogEntry:
+    return LogEntry(EntryKind.DATA, 1, A, position, content)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ class TestWithRealServers:
             entries = [takeover(), data(0), data(1, b"y" * MAX_DATA)]
             for expect, entry in enumerate(entries):
                 await log.append(entry, expect)
-            found: list[tuple[int, Entry]] = []
+            found: list[tuple[int, LogEntry]] = []
             while len(found) < 3:  # a node may be a moment behind
                 found = await log.read(1, 10)
             assert found == list(enumerate(entries, 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from fyrehose.journal.format import SEGMENT_MAGIC
-from fyrehose.replication.entries import Entry, EntryKind, EntryWriter
+from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry
 from fyrehose.replication.role import (
     SIGNS,
     Action,
@@ -24,12 +24,12 @@ from fyrehose.replication.role import (
 ME, OTHER = EntryWriter("me", 1), EntryWriter("other", 2)
 
 
-def takeover(epoch: int, position: int, writer: EntryWriter = OTHER) -> Entry:
-    return Entry(EntryKind.TAKEOVER, epoch, writer, position)
+def takeover(epoch: int, position: int, writer: EntryWriter = OTHER) -> LogEntry:
+    return LogEntry(EntryKind.TAKEOVER, epoch, writer, position)
 
 
-def data(epoch: int, position: int, content: bytes, writer: EntryWriter = OTHER, part: bool = False) -> Entry:
-    return Entry(EntryKind.DATA, epoch, writer, position, content, part)
+def data(epoch: int, position: int, content: bytes, writer: EntryWriter = OTHER, part: bool = False) -> LogEntry:
+    return LogEntry(EntryKind.DATA, epoch, writer, position, content, part)
 
 
 def actions(role: Role) -> list[Action]:
@@ -37,7 +37,7 @@ def actions(role: Role) -> list[Action]:
     return [action for action in role.take() if not isinstance(action, Changed)]
 
 
-def appends(role: Role) -> list[Entry]:
+def appends(role: Role) -> list[LogEntry]:
     return [action.entry for action in role.take() if isinstance(action, Append)]
 
 
@@ -370,7 +370,7 @@ def test_an_existing_journal_begins_an_empty_shared_log_where_it_ends() -> None:
 
 def test_a_server_that_ends_before_the_first_entry_is_filled() -> None:
     role = Role(ME, 5)
-    first = Entry(EntryKind.CHECKPOINT, 3, OTHER, 8)
+    first = LogEntry(EntryKind.CHECKPOINT, 3, OTHER, 8)
     role.read(10, first)
     role.read(11, data(3, 8, b"abc"))
     assert actions(role) == [Fill(8)]
@@ -393,8 +393,8 @@ def test_the_shared_log_is_purged_when_every_other_member_has_it_on_disk() -> No
     role.accepted(data(1, 0, b"abc", ME), 2)
     role.add_checkpoint()
     role.add_checkpoint()  # one at a time
-    assert appends(role)[1:] == [Entry(EntryKind.CHECKPOINT, 1, ME, 3)]
-    role.accepted(Entry(EntryKind.CHECKPOINT, 1, ME, 3), 3)
+    assert appends(role)[1:] == [LogEntry(EntryKind.CHECKPOINT, 1, ME, 3)]
+    role.accepted(LogEntry(EntryKind.CHECKPOINT, 1, ME, 3), 3)
     role.purge([3])
     assert actions(role) == []  # not synced here
     role.was_synced(3)

@@ -28,7 +28,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from fyrehose.replication.entries import Entry, EntryKind, EntryWriter, Validity
+from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry, Validity
 from fyrehose.replication.role import Append, Changed, Compare, Cut, Fill, LookAt, Purge, Role, State, Write
 
 #: Upper bound of the data of an entry: batches have 1 to 12 bytes, so that many are divided.
@@ -42,7 +42,7 @@ class Violation(Exception):
 class CountsVoid(Validity):
     """Rule 1, taken away: every entry counts."""
 
-    def counts(self, entry: Entry) -> bool:
+    def counts(self, entry: LogEntry) -> bool:
         super().counts(entry)
         self.epoch = max(self.epoch, entry.epoch)
         self.end = self.reached = entry.end
@@ -128,7 +128,7 @@ class World:
 
     def __init__(self, rnd: random.Random, broken: str | None = None, servers: int = 3) -> None:
         self.rnd, self.broken = rnd, broken
-        self.log: list[Entry] = []
+        self.log: list[LogEntry] = []
         self.base = 0  #: entries before it were purged
         self.truth = bytearray()  #: the bytes that count
         self.ends: list[int] = []  #: how many of them there were in front of each entry
@@ -169,7 +169,7 @@ class World:
                 to(*what)
                 server.perform()
 
-    def request(self, server: Server, incarnation: int, entry: Entry, expect: int, since: int) -> None:
+    def request(self, server: Server, incarnation: int, entry: LogEntry, expect: int, since: int) -> None:
         """Append *entry* if the last number is *expect*; the answer may be lost."""
         role = server.role
         if len(self.log) == expect:
@@ -178,7 +178,7 @@ class World:
         else:
             self.net.append((role.refused, server, incarnation, (entry, len(self.log), since)))
 
-    def grow(self, entry: Entry) -> None:
+    def grow(self, entry: LogEntry) -> None:
         self.ends.append(len(self.truth))
         self.log.append(entry)
         if len(self.log) == 1:
