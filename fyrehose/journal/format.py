@@ -105,7 +105,7 @@ ENTRY_HEADER = Struct(
     "Q"  # first
     "Q"  # last
     "B"  # length of stream; 0: every stream that has no entry
-    "B"  # State
+    "B"  # StreamState
     "6x"
 )
 
@@ -122,7 +122,7 @@ class Kind(IntEnum):
     RESERVED = 2  #: entries: numbers up to ``first`` may be given out before they are on disk
     GAP = 3  #: entries: numbers ``first`` to ``last`` are missing and will never be used
     CLOSED = 4  #: no entries: the journal was closed in order
-    STREAMS = 5  #: entries: changes of streams, see State; as the first batch of a segment: since a snapshot
+    STREAMS = 5  #: entries: changes of streams, see StreamState; as the first batch of a segment: since a snapshot
 
     @property
     def version(self) -> int:
