@@ -23,7 +23,7 @@ from fyrehose.errors import FyrehoseError
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Group(click.Group):
+class FyrehoseGroup(click.Group):
     """Command group that reports a :class:`FyrehoseError` or an :class:`OSError` as one line and an exit status."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
@@ -99,7 +99,7 @@ def _tls(command: F) -> F:
     return option(command)
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=FyrehoseGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="fyrehose %(version)s")
 def main() -> None:
     """Publish to a Fyrehose server, read its streams, and inspect its journal.

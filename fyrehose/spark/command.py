@@ -30,7 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 FOUND = 3
 
 
-class Group(click.Group):
+class SparkGroup(click.Group):
     """Command group that reports a Fyrehose error, also one of a Spark task, as one line and an exit status."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -127,7 +127,7 @@ def _table(
     return found if where is None else found.where(where)
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=SparkGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="fyrehose %(version)s")
 def main() -> None:
     """Archive a journal, and query its durable records with Spark.
