@@ -105,7 +105,7 @@ ENTRY_HEADER = Struct(
     "Q"  # first
     "Q"  # last
     "B"  # length of stream; 0: every stream that has no entry
-    "B"  # StreamState
+    "B"  # state
     "6x"
 )
 

@@ -8,7 +8,7 @@ deletes it with the last segment that refers to it.
     file      header 64 | row 32 ... | names end to end | CRC32C of everything before u32
     header    magic "FYSTREAM" | version u16 | 6 zeros | position u64 | floor u64 | identity of the journal 16 |
               rows u32 | size of the names u32 | 8 zeros
-    row       end of its name u32 | StreamState u32 | last number u64 | reserved up to u64 | start: records up to it are not
+    row       end of its name u32 | state u32 | last number u64 | reserved up to u64 | start: records up to it are not
               served u64
 
 Rows are sorted by the bytes of their names, so a binary search in the packed bytes finds one.
