@@ -25,9 +25,9 @@ from fyrehose.protocols.eventbus.client_session import EventBusClientSession
 from fyrehose.protocols.eventbus.confirmations import Confirmations
 from fyrehose.protocols.eventbus.snapshots import SnapshotAnswer
 from fyrehose.protocols.figg.session import FiggServerSession
-from fyrehose.protocols.figg.window import OpenWindow as FiggWindow
+from fyrehose.protocols.figg.window import PublishWindow
 from fyrehose.protocols.lumberjack.client import _Connection as LumberjackConnection
-from fyrehose.protocols.lumberjack.windows import OpenWindow as LumberjackWindow
+from fyrehose.protocols.lumberjack.windows import OpenWindow
 from fyrehose.protocols.lumberjack.windows import Windows as LumberjackWindows
 from fyrehose.protocols.relink.endpoints import Publishing
 from fyrehose.protocols.relink.events import Decided
@@ -229,13 +229,13 @@ BUGS = {
     "figg: acknowledged one too many": Bug(
         "figg", (FiggServerSession, "send_ack", lambda session, number: _send_ack(session, number + 1))
     ),
-    "figg: nothing is sent again": Bug("figg", (FiggWindow, "to_resend", lambda window: [])),
+    "figg: nothing is sent again": Bug("figg", (PublishWindow, "to_resend", lambda window: [])),
     "backbone: nothing is repaired": Bug("backbone", (Repair, "due", lambda repair, now, most: [])),
     "backbone: a repair asks for one less": Bug("backbone", (Repair, "due", _asks_for_one_less)),
     "backbone: a repair sends one less": Bug("backbone", (BackboneProtocol, "_replay_slice", _replays_one_less)),
     "backbone: the silent are kept": Bug("backbone", (subscribers, "ALIVE", 6.0)),
     "lumberjack: acknowledged when received": Bug(
-        "lumberjack", (LumberjackWindow, "due", property(lambda window: window.finished and window.sealed))
+        "lumberjack", (OpenWindow, "due", property(lambda window: window.finished and window.sealed))
     ),
     "lumberjack: acknowledged one too many": Bug("lumberjack", (LumberjackWindows, "acks", _acknowledges_one_more)),
     "lumberjack: nothing is sent again": Bug(
