@@ -13,7 +13,6 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import ConnectError, ConnectionDone
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.task import Clock
-from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -44,7 +43,7 @@ from fyrehose.protocols.relink.registry import Registry
 from fyrehose.protocols.relink.server import RelinkFactory
 from fyrehose.protocols.relink.settings import RelinkSettings
 from fyrehose.records import Run
-from fyrehose.testing import MemoryJournal
+from fyrehose.testing import MemoryJournal, Transport
 
 
 @attrs.frozen(kw_only=True)
@@ -207,14 +206,10 @@ def torture(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module
 
 
-class Transport(StringTransport):
-    """A TCP transport that records whether it was aborted, and has a certificate."""
+class CertifiedTransport(Transport):
+    """A transport whose peer has a certificate."""
 
-    aborted = False
     certificate: Any = None
-
-    def abortConnection(self) -> None:
-        self.aborted = True
 
     def getPeerCertificate(self) -> Any:
         return self.certificate
@@ -310,7 +305,7 @@ class Server:
         """Return a connector before its first byte."""
         address = IPv4Address("TCP", host, 5000)
         protocol = self.factory.buildProtocol(address)
-        transport = Transport(peerAddress=address)
+        transport = CertifiedTransport(peerAddress=address)
         transport.certificate = certificate
         wanted = old.terms if old else Terms(endpoint=name, **{"connector_size": 1, **terms})
         if hello is None:
