@@ -33,6 +33,11 @@ class AdminPlugin:
     extra: Extra = ADMIN
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: AdminSettings) -> AdminService:
+        """Return the service of the page at *endpoint*.
+
+        :raises ConfigError: *broker* is not this server's own, or a token is needed at this endpoint and missing
+        :raises MissingExtra: the packages of the page are not installed
+        """
         ADMIN.require(PROTOCOL)
         from fyrehose.admin.server import AdminService, make_admin
 

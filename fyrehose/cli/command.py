@@ -27,6 +27,7 @@ class FyrehoseGroup(click.Group):
     """Command group that reports a :class:`FyrehoseError` or an :class:`OSError` as one line and an exit status."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
+        """Run the command, and report an error of the system, such as a full disk, as one line."""
         _occupy_standard_descriptors()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):

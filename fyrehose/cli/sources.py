@@ -61,6 +61,10 @@ class LineSource:
     total: int | None
 
     async def batches(self, call: Call) -> AsyncIterator[tuple[int, list[bytes]]]:
+        """Yield the lines of each file, chunk by chunk.
+
+        :raises Unreadable: a file cannot be read, or a line is too long for a message
+        """
         for path in self.paths:
             fd = await call(partial(_open, path))
             rest = bytearray()

@@ -319,6 +319,7 @@ class Broker:
         self._fanout.durable(ends)
 
     def state_changed(self, state: JournalState, reason: str) -> None:
+        """Take the numbers of the streams from the journal, which has changed its state, and tell the watchers."""
         # Appends that were not durable have failed: nobody has seen their numbers, and their streams were not created.
         ends = self.journal.ends()
         waiting: list[Deferred[None]] = []

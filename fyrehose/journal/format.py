@@ -225,6 +225,7 @@ class BatchHeader:
         return self.position + BATCH_HEADER.size + self.length
 
     def pack(self) -> bytes:
+        """Return the header's bytes, with the checksum of the header itself at their end."""
         return _sealed(
             BATCH_HEADER.pack(
                 BATCH_MAGIC,

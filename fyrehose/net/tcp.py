@@ -149,6 +149,7 @@ class SessionProtocol(TwistedProtocol):
     # Called by the reactor.
 
     def connectionMade(self) -> None:
+        """Charge the connection to its address, begin the handshake, and check that the peer may connect."""
         transport = self.transport
         peer = transport.getPeer()
         port = getattr(peer, "port", None)
@@ -180,6 +181,7 @@ class SessionProtocol(TwistedProtocol):
         self._check_admitted()
 
     def dataReceived(self, data: bytes) -> None:
+        """Pass *data* to the session, and its events to :meth:`received`; ignored once the connection closes."""
         if self.phase is Phase.OPEN:
             if self._silent:
                 self._silent = False

@@ -103,6 +103,7 @@ class LogEntry:
         return f"{self.epoch}/{self.kind.name.lower()}/{self.position}/{self.writer.name}/{self.writer.incarnation:x}"
 
     def pack(self) -> bytes:
+        """Return the bytes of the entry in the shared log: a header with two checksums, the writer's name, the data."""
         name = self.writer.name.encode()
         head = HEADER.pack(
             MAGIC,

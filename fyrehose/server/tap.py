@@ -132,6 +132,7 @@ class Options(usage.Options):
         sys.exit(0)
 
     def postOptions(self) -> None:
+        """Merge the command line with the configuration file, and check the result; the command line wins."""
         flags: dict[str, dict[str, Any]] = {}
         if self["durability"] is not None:
             flags["journal"] = {"durability": self["durability"]}

@@ -34,6 +34,7 @@ class SparkGroup(click.Group):
     """Command group that reports a Fyrehose error, also one of a Spark task, as one line and an exit status."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, and report an error that the user can act on as one line."""
         # PySpark logs the same error again, as one very long line.
         logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
         try:

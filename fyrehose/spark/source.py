@@ -214,6 +214,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        """Return the position at which the next micro-batch ends.
+
+        :param start: the position at which it begins
+        :param limit: how many rows or bytes Spark wants at the most
+        """
         position, view = start["position"], self.options.place.view()
         stop = view.mark if self.target is None else self.target
         if self.options.end_position is not None:

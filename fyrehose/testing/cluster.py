@@ -44,6 +44,7 @@ class ClusterServer:
         return self.directory.joinpath("log").read_text(errors="replace")
 
     def start(self) -> None:
+        """Write the server's configuration, and start its process."""
         self.directory.mkdir(parents=True, exist_ok=True)
         figg, http, page = self.ports
         self.directory.joinpath("fyrehose.toml").write_text(
@@ -116,6 +117,7 @@ class Cluster:
 
 
 def main() -> None:
+    """Run a cluster for trying things out, in the directory that the command line names, until Ctrl-C."""
     if len(sys.argv) != 2:
         sys.exit("usage: python -m fyrehose.testing.cluster DIRECTORY")
     directory = Path(sys.argv[1]).absolute()

@@ -167,6 +167,7 @@ class RecordingFiles(Files):
         self.log.append(Noted(what))
 
     def open(self, path: Path, flags: int) -> int:
+        """Open a file, and record that its name was added or its content removed."""
         fd = super().open(path, flags)
         if path.name not in self._names:
             self._names[path.name] = self._inodes

@@ -39,6 +39,11 @@ class Hub:
         return MemoryLog(self, name)
 
     def append(self, entry: LogEntry, expect: int) -> int:
+        """Append *entry* if the log ends with number *expect*.
+
+        :return: the number of the entry; that of the first time if this is a repetition
+        :raises Refused: the log has another end
+        """
         last = len(self.entries)
         if last != expect:
             for number in (expect + 1, last):

@@ -72,6 +72,7 @@ class WebProtocol(SessionProtocol):
     # Called by the base class.
 
     def received(self, events: Sequence[object]) -> None:
+        """Handle the events of a request, and those of further requests that arrived with it, up to BATCHES."""
         self._receiving = True
         try:
             super().received(events)
@@ -121,6 +122,7 @@ class WebProtocol(SessionProtocol):
         self.session.refuse(refusal.status, refusal.cause, refusal.detail)
 
     def hang_up(self) -> None:
+        """Close the connection; if a body is unread, finish writing first, so that the client reads the answer."""
         if not self.session.body_unread:
             super().hang_up()
             return

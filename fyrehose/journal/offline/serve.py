@@ -222,6 +222,7 @@ class FileSending:
     paused: bool = True
 
     def resumeProducing(self) -> None:
+        """Send pieces of the file until the client's connection is full or the range is sent."""
         self.paused = False
         while self.position < self.stop and not self.paused:
             try:

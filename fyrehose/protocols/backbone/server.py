@@ -143,6 +143,11 @@ class BackboneProtocol(TrainProtocol):
         self._end_drain()
 
     def datagrams_received(self, data: memoryview, segment: int, source: Address) -> None:
+        """Process datagrams that arrived together; messages wait for :meth:`turn_over` to be published.
+
+        :param data: the datagrams, each of *segment* bytes, except that the last one may be shorter
+        :param source: the address that they came from
+        """
         if self._draining is not None:
             return
         for event in self._session.receive_datagrams(data, segment, source, self.reactor.seconds()):
@@ -156,6 +161,7 @@ class BackboneProtocol(TrainProtocol):
                 self._drop(event)
 
     def turn_over(self) -> None:
+        """Send the answers to the datagrams of this turn of the reactor, and publish their messages."""
         answers = self._session.data_to_send()
         if answers and self.waiting < MOST_WAITING:
             for train, destination in answers:
@@ -200,6 +206,7 @@ class BackboneProtocol(TrainProtocol):
         return self._sent
 
     def deliver(self, delivery: Delivery) -> None:
+        """Send DELIVERs to all live subscribers; those that have just come get no more than their ration."""
         now = self.reactor.seconds()
         established = self._session.subscribers.established(now)
         newcomers = self._session.subscribers.newcomers(now)

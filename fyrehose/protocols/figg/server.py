@@ -170,6 +170,7 @@ class FiggProtocol(SessionProtocol):
         super().settled()
 
     def refused(self, failure: Failure) -> None:
+        """Publish the messages of a refused batch again in halves, until only the refused one is left."""
         runs, self._publishing = self._publishing, None
         one_by_one = not failure.check(ReadOnly, Closed) and failure.check(PublishError, Forbidden)
         if runs is None or not one_by_one or sum(map(len, runs)) == 1:

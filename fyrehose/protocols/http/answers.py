@@ -182,6 +182,7 @@ class LiveAnswer:
         return self.connection.subscriber
 
     def deliver(self, delivery: Delivery) -> None:
+        """Send the records as events; of many records, a part in each turn of the reactor."""
         if len(delivery) <= TURN_RECORDS:
             self.connection.session.send(delivery.encoded(self._encode))
             self.connection.flush()

@@ -89,6 +89,10 @@ class LineBody:
     _rest: bytearray = attrs.field(factory=bytearray, init=False)
 
     def add(self, data: bytes) -> list[bytes]:
+        """Return the messages that *data* completes.
+
+        :raises TooLarge: a line is longer than the limit; ``before`` has the messages before it
+        """
         first, feed, others = data.partition(b"\n")
         if not feed:
             self._rest += data

@@ -174,6 +174,7 @@ class HttpSession(WebSession):
     _partly_published: bool = attrs.field(default=False, init=False)
 
     def on_request(self, request: RequestHead) -> Iterable[object]:
+        """Return the events of a request's head, or refuse a path or a method that does not exist."""
         self._request, self._body, self._managed, self._partly_published = request, None, None, False
         path = request.path
         if path == ("",):
@@ -198,6 +199,7 @@ class HttpSession(WebSession):
         return self._delete(request) if request.method == "DELETE" else self._get(request)
 
     def on_body(self, data: bytes) -> Iterable[object]:
+        """Return the messages that *data*, a part of the body, completes, or refuse a body that is too large."""
         assert self._body is not None
         try:
             return self._publish(self._body.add(data))
@@ -211,6 +213,7 @@ class HttpSession(WebSession):
             return [*self._publish(error.before), *self.refuse_large_message()]
 
     def on_body_end(self) -> Iterable[object]:
+        """Return the last events of a request with a body."""
         body, self._body = self._body, None
         if body is None:
             return ()

@@ -99,6 +99,7 @@ class LumberjackProtocol(SessionProtocol):
         self.watch_idle(self.settings.idle_timeout)
 
     def dataReceived(self, data: bytes) -> None:
+        """Pass *data* to the session, and start the timers that keep a waiting writer connected."""
         if self.phase is not Phase.OPEN:
             return
         self._received_at = self.clock.seconds()

@@ -374,6 +374,7 @@ class Subscribing(Endpoint):
         return self.protocol.subscriber
 
     def deliver(self, delivery: Delivery) -> None:
+        """Queue the records for the channel, and send as many as the window of the peer allows."""
         seqs = self.place.seqs
         max_parts = self.link.limits.parts - seqs
         for run in delivery.runs:

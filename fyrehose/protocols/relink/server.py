@@ -92,6 +92,7 @@ class RelinkProtocol(SessionProtocol):
         super().dataReceived(data)
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
+        """Keep the link for the connector's next connection, and release what only this connection held."""
         self.session.fenced()
         if self.endpoint is not None:
             self.endpoint.end()
