@@ -86,7 +86,7 @@ class TestTornTail:
                 assert path.stat().st_size == torn.position
             aside.unlink(missing_ok=True)
 
-    def test_writing_goes_on_where_it_was_cut(self, open_journal) -> None:
+    def test_writing_continues_where_it_was_cut(self, open_journal) -> None:
         bench = open_journal()
         bench.append(b"first")
         durable = scan.read_mark(bench.directory)
@@ -236,7 +236,7 @@ class TestCorruption:
 
 
 @pytest.mark.parametrize(("more", "checked"), [(-1, 2), (0, 2), (1, 3)])
-def test_as_many_bytes_of_sealed_segments_are_checked_as_it_is_told_the_newest_first(
+def test_recovery_checks_as_many_bytes_of_sealed_segments_as_verify_says_newest_first(
     open_journal, more: int, checked: int
 ) -> None:
     bench = open_journal(segment_size=2048)

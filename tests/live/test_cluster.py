@@ -90,7 +90,7 @@ def check(cluster: Cluster, published: list[bytes]) -> None:
         assert verify(server.directory / "data").problems == []
 
 
-def test_publishing_goes_on_when_the_leader_is_killed(cluster: Cluster) -> None:
+def test_publishing_continues_when_the_leader_is_killed(cluster: Cluster) -> None:
     published = [b"before the kill"]
     publish(cluster, published[0])
     leader = leader_of(cluster)
@@ -141,7 +141,7 @@ def test_an_orderly_stop_hands_over(cluster: Cluster) -> None:
     check(cluster, [b"after the stop"])
 
 
-def test_publishing_goes_on_when_a_nats_server_is_killed(cluster: Cluster) -> None:
+def test_publishing_continues_when_a_nats_server_is_killed(cluster: Cluster) -> None:
     publish(cluster, b"before a node is lost")
     cluster.nats.kill(0)
     try:

@@ -154,7 +154,7 @@ def test_a_segment_is_asked_for_in_pieces_that_were_read_ahead(
 @pytest.mark.parametrize(
     ("sent", "said"), [(None, "requires a token: name a file"), ("other", "the token that was sent is wrong")]
 )
-def test_a_token_is_sent_and_who_has_none_is_told_how(
+def test_a_token_is_sent_and_a_client_without_one_is_told_which_option_to_use(
     written: Any, local: type[Local], monkeypatch: pytest.MonkeyPatch, sent: str | None, said: str
 ) -> None:
     monkeypatch.setattr(Local, "token", "0123456789abcdef")

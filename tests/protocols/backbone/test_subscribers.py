@@ -30,7 +30,7 @@ def test_client_is_alive_for_five_seconds_inclusive() -> None:
     assert len(table) == 0
 
 
-def test_whatever_is_asked_first_a_client_is_gone_after_five_seconds() -> None:
+def test_a_client_expires_after_five_seconds_whichever_list_is_read_first() -> None:
     for flags in (Flags.NONE, QUIET):
         for count in (1, 2):
             for look in ("established", "newcomers", "journals", "find"):

@@ -192,7 +192,7 @@ class TestGaps:
         ("answer", "lost"),
         [([1], [EventsExpired(first=2, last=2)]), ([2], []), ([2, 3], []), ([2, 3, 4], [])],
     )
-    def test_what_is_held_goes_on_where_the_answer_ends(self, answer: list[int], lost: list[EventsExpired]) -> None:
+    def test_held_events_follow_the_end_of_the_snapshot(self, answer: list[int], lost: list[EventsExpired]) -> None:
         one = ready(after=0)
         assert sequences(one.receive_broadcasts([broadcast(1), broadcast(3), broadcast(4)], 1)) == [1]
         events = one.receive_syncs([*map(sync, answer), end(answer[-1])], 1)

@@ -42,7 +42,7 @@ class TestPubs:
         assert (len(batch.runs), batch.count, batch.runs[0].stream) == (1, 2, "bus")
         assert session.take() is None
 
-    def test_wrong_frame_counts(self) -> None:
+    def test_a_wrong_number_of_frames_is_refused(self) -> None:
         """Threat: wrong frame count or order."""
         session = EventBusServerSession(EventBusSettings())
         for count in [n for n in range(65) if n != 6]:
@@ -148,7 +148,7 @@ class TestRequests:
         lenient = EventBusServerSession(EventBusSettings(subtrees=Syntax.REFERENCE))
         assert isinstance(ask(lenient, b"SYNCSTART", b"a,b", b"0"), Requested)
 
-    def test_wrong_frame_counts(self) -> None:
+    def test_a_wrong_number_of_frames_is_refused(self) -> None:
         """Threat: wrong frame count or order."""
         for count in [n for n in range(65) if n not in (2, 3)]:
             frames = [b"SYNCSTART", *[b""] * 64][:count]

@@ -279,7 +279,7 @@ def test_message_that_is_too_large_refuses_the_rest_of_the_body_and_not_what_cam
     assert session.data_to_send() == [], "it is answered when what came before it is durable"
 
 
-def test_what_is_no_http_is_answered_before_anything_was_asked() -> None:
+def test_bytes_that_are_not_http_are_answered_with_400() -> None:
     session = make()
     session.receive_data(b"\x16\x03\x01 what is this\r\n\r\n")
     assert b"".join(session.data_to_send()).startswith(b"HTTP/1.1 400 ")

@@ -56,7 +56,7 @@ def test_limits_are_those_of_the_documentation() -> None:
     ],
     ids=["W", "J", "D", "C"],
 )
-def test_each_byte_of_a_frame_says_what_is_expected(peer: Make, wire: bytes, known: dict[int, int]) -> None:
+def test_expected_size_follows_each_byte_of_a_frame(peer: Make, wire: bytes, known: dict[int, int]) -> None:
     fed = peer()
     for _ in range(2):
         expected = 0

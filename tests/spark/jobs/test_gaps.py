@@ -33,7 +33,7 @@ def test_holes() -> None:
     assert list(holes(("a",), [])) == []
 
 
-def test_what_is_declared_is_no_surprise() -> None:
+def test_declared_gaps_are_distinguished_from_missing_numbers() -> None:
     gap = NumberGap(key=("a",), first=10, last=30, kind="missing")
     double = NumberGap(key=("a",), first=15, last=15, kind="double")
     declared = [("a", 25, 99), ("b", 1, 99), ("a", 12, 15), ("a", 1, 5)]
