@@ -359,7 +359,7 @@ class INamedSubscriptions(Interface):
         """Return the name of the consumer that may continue without taking over; empty if there is none."""
 
     def detach(named: Any, consumer: Any) -> None:
-        """Note that *consumer* is gone."""
+        """Record that *consumer* has disconnected."""
 
     def acknowledge(named: Any, seq: int, generation: int | None = None) -> Deferred[Any]:
         """Move the position of *named* forward to number *seq*.

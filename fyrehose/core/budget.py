@@ -218,7 +218,7 @@ class Budget:
                     resumed += READ
 
     def _grant(self) -> None:
-        """Grant waiting frames, addresses in turn."""
+        """Grant memory to waiting frames, one address after another."""
         for growing in list(self._growing):
             if growing not in self._growing:  # it was dropped to make room for a frame before it
                 continue

@@ -246,7 +246,7 @@ class NamedSubscriptions:
         return "" if named.wanted is None else named.wanted.owner
 
     def detach(self, named: Named, consumer: Consumer) -> None:
-        """Note that *consumer* is gone."""
+        """Record that *consumer* has disconnected."""
         if named.consumer is consumer:
             named.consumer = None
 

@@ -41,7 +41,7 @@ class Pace(Protocol):
 
 
 class Far:
-    """All commits run in the worker."""
+    """Run all commits in the worker."""
 
     near = False
 

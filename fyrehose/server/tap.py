@@ -88,7 +88,7 @@ class Options(usage.Options):
         ["max-streams", None, None, "Most streams that the server holds.  [default: 100000]"],
     ]
     optFlags: ClassVar[list[list[Any]]] = [
-        ["quarantine", None, "Move damaged parts of the journal aside and start; subscribers are told of the gap."],
+        ["quarantine", None, "Move damaged parts of the journal aside and start; subscribers are notified of the gap."],
     ]
 
     resolved: Config

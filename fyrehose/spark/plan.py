@@ -328,7 +328,7 @@ def missing(place: Place, view: View, position: int, reason: str) -> JournalCorr
     # The beginning of the next segment has the last number of each stream.
     after = [extent for extent in place.view().segments if extent.base > position]
     before = [extent for extent in view.segments if extent.base < position]
-    lost = "nobody knows which numbers"
+    lost = "the lost numbers are unknown"
     if after:
         ends = starting_ends(place, after[0])
         begun = ends_before(place, before[-1], position, ends) if before else {}

@@ -225,7 +225,7 @@ class Replica:
         self.done.deleted += len(deletion.segments)
         deletion.work(self._keep_from)
         first = scan.segments(self.directory)[0].base
-        if self._begin < first <= position:  # somebody else has deleted segments of the replica
+        if self._begin < first <= position:  # another program has deleted segments of the replica
             self._keep_from(first)
 
     def _needed_by(self, base: int) -> int:
@@ -242,9 +242,9 @@ class Replica:
         self.note()
 
     def settle(self) -> None:
-        """Check that no segment is missing, and write MARK again, because that of a copied directory is not believed.
+        """Check that no segment is missing, sync the last one, and write MARK: a copied directory was never synced.
 
-        :raises JournalCorrupt: a segment is missing, and the source does not have it, either
+        :raises JournalCorrupt: a segment is missing, and the source does not have it either
         """
         end = self._begin
         for segment in scan.segments(self.directory):

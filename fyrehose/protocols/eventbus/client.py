@@ -266,7 +266,7 @@ class EventBusClient:
             self._flush()
 
     def shortfall(self, complete: bool) -> str:
-        """Return "": events come in order over one connection, so none before the last one is missing."""
+        """Return "": events arrive in order over one connection, so none before the last one is missing."""
         return ""
 
     @property

@@ -231,7 +231,7 @@ class _Run:
         end = account.end
         if before is not None and None not in (before.chain, account.continued) and before.chain != account.continued:
             raise JournalCorrupt(
-                f"{self.journal} does not go on at position {start} from what the lake {self.lake} has: it is another "
+                f"{self.journal} does not continue at position {start}, where the lake {self.lake} ends: it is another "
                 "journal, or was put back from another copy; use a lake of its own"
             )
         actions = [action for found in self._written(start, end, account) for action in found]

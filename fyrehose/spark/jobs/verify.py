@@ -1,8 +1,8 @@
 """``verify``: compare a lake with its journal, column by column, and check the lake's files.
 
 Both sides are counted in blocks of numbers, with a checksum over every column of every record; blocks that differ are
-told with their stream and their numbers.  Only what both have can be compared: numbers that retention has deleted are
-counted as unchecked.  Files have a checksum for each page, so those are checked, too.
+reported with their stream and their numbers.  Only records that both have can be compared: those that retention has
+deleted are counted as unchecked.  Files have a checksum for each page, so those are checked, too.
 """
 
 from __future__ import annotations
