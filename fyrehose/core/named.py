@@ -379,7 +379,7 @@ class NamedSubscriptions:
 
     def _not_noted(self, failure: Failure) -> None:
         failure.trap(PublishError)
-        log.warn("the consumer of a named subscription was not noted: {why}", why=failure.getErrorMessage())
+        log.warn("the consumer of a named subscription was not recorded: {why}", why=failure.getErrorMessage())
 
     # Periodic checks.
 

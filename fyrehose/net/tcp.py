@@ -80,8 +80,8 @@ def on(kind: type[E], handle: Callable[[P, E], object]) -> Handlers:
 class TCPSettings:
     """The options of every TCP protocol: limits of connections."""
 
-    max_connections: int = option(10_000, count, "most connections at a time", least=1)
-    max_per_host: int = option(2_000, count, "most connections from one address or IPv6 /64", least=1)
+    max_connections: int = option(10_000, count, "maximum number of connections", least=1)
+    max_per_host: int = option(2_000, count, "maximum number of connections from one address or IPv6 /64", least=1)
     silent_timeout: float = option(30.0, duration, "time for the first byte of a new connection; 0: no limit")
     refusal_delay: float = option(LONGEST, duration, "longest time to hold a refused connection; 0: close it at once")
     frame_timeout: float = option(30.0, duration, "time to receive a whole frame")

@@ -92,7 +92,7 @@ def _records(command: F) -> F:
         click.option("--end", metavar="NUMBER|TIME", help="Only records up to this number, or before this time."),
         click.option("--start", metavar="NUMBER|TIME", help="Only records from this number or time on."),
         click.option("--stream", "streams", multiple=True, metavar="NAME", help="Only this stream; may be repeated."),
-        click.option("--journal", metavar="DIR|URL", help="Journal; beside a lake, its newer records."),
+        click.option("--journal", metavar="DIR|URL", help="Journal; with --lake, for records that the lake lacks."),
         click.option("--lake", metavar="DIR|URL", help="Lake with archived records."),
     ):
         command = option(command)

@@ -80,7 +80,7 @@ class File:
 
     @property
     def old(self) -> bool:
-        """Return True if an older version wrote it, in directories of other columns."""
+        """Return whether an older version of Fyrehose wrote the file, partitioned by other columns."""
         return self.path.startswith(f"{OLD_DATA}/")
 
 

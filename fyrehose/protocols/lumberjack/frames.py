@@ -239,7 +239,7 @@ class PairScanner:
 
         :param final: no data follows *end*
         :return: the position where the frame ends, as far as it is known
-        :raises RemoteProtocolError: the frame exceeds a limit, or the data that can follow
+        :raises RemoteProtocolError: the frame exceeds a limit, or is longer than the data that can follow
         """
         available = end - start
         if self._left < 0 and available >= LONG.size:

@@ -415,7 +415,10 @@ class LumberjackServerSession:
     }
 
     def _check_json_length(self, source: bytearray, at: int) -> int:
-        """Check the length of an incomplete J frame; return *at*, or the start of a document that becomes parts."""
+        """Check the length of an incomplete J frame; return where parsing continues.
+
+        :return: *at*, or the start of the document if it is so long that it is divided into several records
+        """
         available = len(source) - at
         if available < LONG.size:
             self.expected = LONG.size

@@ -142,9 +142,13 @@ class SendChannel:
         while self._messages and self.base <= last:
             message = self._messages[0]
             if self.transactional and message.decision is None:
-                raise RemoteProtocolError("consumed-undecided", f"message {self.base} of channel {self.id}")
+                raise RemoteProtocolError(
+                    "consumed-undecided", f"message {self.base} of channel {self.id} was not decided yet"
+                )
             if message.decision is Op.COMMIT and message.result is None:
-                raise RemoteProtocolError("consumed-before-result", f"message {self.base} of channel {self.id}")
+                raise RemoteProtocolError(
+                    "consumed-before-result", f"message {self.base} of channel {self.id} has no result yet"
+                )
             self._messages.popleft()
             self.base += 1
         self.base = last + 1
