@@ -44,7 +44,7 @@ def spare(max_connections: int) -> int:
 
 
 def descriptors_for(max_connections: int) -> int:
-    """Return the most descriptors that a listener with *max_connections* uses."""
+    """Return the maximum number of file descriptors that a listener with *max_connections* uses."""
     return max_connections + spare(max_connections) + CLOSING
 
 

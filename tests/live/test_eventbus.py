@@ -577,7 +577,7 @@ class TestKeys:
         await client.close()
 
 
-def test_open_to_others_without_saying_to_whom(start: Any) -> None:
+def test_a_public_listener_without_a_policy_is_refused(start: Any) -> None:
     server = start("--listen", "eventbus=tcp:0", ready=False)
     assert server.ended() == 1
     assert "refusing to listen on a public address" in server.errors

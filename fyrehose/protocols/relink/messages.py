@@ -1,6 +1,6 @@
 """Runs of consecutive messages of a channel, stored as columns where each message has one part, as most have.
 
-    Column      messages of one part each, their payloads as in records.py
+    Column             messages of one part each, their payloads as in records.py
     MessageSequence    any messages: a few pieces, each a Column or a tuple of messages with their parts
 
 The record of a message of one part has its payload unchanged; parts.py describes the others.
