@@ -402,11 +402,24 @@ class Wire:
             if one is not None:
                 one.connectionLost(Failure(ConnectionDone()))
 
+    def lose_link(self) -> None:
+        """Make the server forget all links, and cut the connection."""
+        registry = self.server.registry
+        for entry in list(registry.entries.values()):
+            registry.discard(entry)
+        self.cut()
+
     def crash(self) -> None:
         """Crash the server, start another one, and lose the connection."""
         near, self.near, self.far = self.near, None, None
         self.server.restart()
         near.connectionLost(Failure(ConnectionDone()))
+
+
+@pytest.fixture(scope="session")
+def make_wire() -> type[Wire]:
+    """Return the class of endpoints: ``make_wire(server)``."""
+    return Wire
 
 
 @pytest.fixture
