@@ -16,7 +16,7 @@ import click
 from benchmarks.makers import Makers
 from benchmarks.plans import Outcome, Plan
 from fyrehose.journal import scan
-from fyrehose.testing.cluster import Cluster, Server
+from fyrehose.testing.cluster import Cluster, ClusterServer
 
 #: Seconds after which the cluster must be ready, and the followers must have everything.
 PATIENCE = 90.0
@@ -28,7 +28,7 @@ def cpu(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def is_ready(server: Server, query: str = "") -> bool:
+def is_ready(server: ClusterServer, query: str = "") -> bool:
     """Return whether *server* says that it is ready."""
     try:
         urllib.request.urlopen(f"http://127.0.0.1:{server.ports[2]}/ready{query}", timeout=2).close()
@@ -37,7 +37,7 @@ def is_ready(server: Server, query: str = "") -> bool:
     return True
 
 
-def leader_of(cluster: Cluster) -> Server:
+def leader_of(cluster: Cluster) -> ClusterServer:
     """Wait until one server leads, and the others follow it."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
@@ -48,7 +48,9 @@ def leader_of(cluster: Cluster) -> Server:
     raise click.ClickException("no server leads; see the logs of the servers")
 
 
-def publish(cluster: Cluster, leader: Server, stream: str, messages: int, window: int) -> tuple[Outcome, list[float]]:
+def publish(
+    cluster: Cluster, leader: ClusterServer, stream: str, messages: int, window: int
+) -> tuple[Outcome, list[float]]:
     """Publish; return the outcome, and the CPU seconds of the leader, of a follower, and of the NATS servers."""
     servers = list(cluster.servers.values())
     followers = [server for server in servers if server is not leader]

@@ -231,7 +231,7 @@ class JournalFull(JournalError):
 
 
 class Deposed(JournalError):
-    """Another server of the cluster has taken over from this one, which goes on as a follower when it is restarted."""
+    """Another server of the cluster has taken over; this one continues as a follower when it is restarted."""
 
     exit_status = 7
 

@@ -135,9 +135,7 @@ class IJournal(Interface):
         """
 
     def append(runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
-        """Append runs of drafts in one batch, all of them or none.
-
-        Calls during a commit share the next commit.
+        """Append runs of drafts in one batch, all of them or none; calls during a commit share the next commit.
 
         :param first_seqs: the number reserved for the first draft of each run; for each stream they must continue the
             numbers of the call before
@@ -148,8 +146,7 @@ class IJournal(Interface):
     def retire(streams: Sequence[str]) -> Deferred[None]:
         """Retire streams: the journal stops listing them and serving their records.
 
-        A stream that returns continues its numbers.  An append that is not durable yet may bring its stream back at
-        once.
+        A stream that returns continues its numbers; an append under way may bring its stream back at once.
 
         :return: fires when the retirement is durable; fails with :class:`ReadOnly` or :class:`Closed`
         """
@@ -362,7 +359,7 @@ class INamedSubscriptions(Interface):
         """Return the name of the consumer that may continue without taking over; empty if there is none."""
 
     def detach(named: Any, consumer: Any) -> None:
-        """Note that *consumer* is gone."""
+        """Record that *consumer* has disconnected."""
 
     def acknowledge(named: Any, seq: int, generation: int | None = None) -> Deferred[Any]:
         """Move the position of *named* forward to number *seq*.

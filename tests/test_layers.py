@@ -236,6 +236,23 @@ def classes_of(module: str) -> Iterator[ast.ClassDef]:
     return (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
 
 
+#: Public classes whose names the frames of several protocols share, as docs/adding-a-protocol.md says.
+REPEATED = {"Ack", "Data", "Frame", "FrameType", "MessageRun"}
+
+
+def test_public_classes_have_names_of_their_own() -> None:
+    """A name means one thing in the whole package, except in frames, whose names are those of specifications."""
+    modules: dict[str, list[str]] = {}
+    for module in MODULES:
+        for node in ast.parse(MODULES[module].read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                modules.setdefault(node.name, []).append(module)
+    frames = set(matching("fyrehose.protocols.*.frames"))
+    several = {name for name, found in modules.items() if len(found) > 1}
+    assert {name: modules[name] for name in several - REPEATED} == {}
+    assert {name for name in REPEATED if set(modules[name]) <= frames} == several
+
+
 def test_protocols_name_no_private_member_of_their_shell() -> None:
     """Subclasses of SessionProtocol, and theirs, use only what it documents."""
     shell = next(each for each in classes_of("fyrehose.net.tcp") if each.name == "SessionProtocol")

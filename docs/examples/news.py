@@ -17,14 +17,14 @@ from twisted.internet import reactor
 from fyrehose.interfaces import IJournal
 from fyrehose.journal.journal import FileJournal
 from fyrehose.protocols.backbone.server import BackboneProtocol
-from fyrehose.protocols.backbone.settings import Settings
+from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.server.service import Fyrehose
 
 
 def make_service(reactor: Any, journal: IJournal, port: int = 2323) -> Fyrehose:
     """Return the whole program as a service."""
     fyrehose = Fyrehose(reactor, journal)
-    news = BackboneProtocol(fyrehose.broker, Settings(stream="news"), reactor)
+    news = BackboneProtocol(fyrehose.broker, BackboneSettings(stream="news"), reactor)
     UDPServer(port, news, interface="127.0.0.1", reactor=reactor).setServiceParent(fyrehose)
     return fyrehose
 

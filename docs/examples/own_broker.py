@@ -24,7 +24,7 @@ from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, ISink
 from fyrehose.net import TCPService
 from fyrehose.observe.counters import Counters
-from fyrehose.protocols.figg import FiggFactory, Settings
+from fyrehose.protocols.figg import FiggFactory, FiggSettings
 
 
 @implementer(IBroker)
@@ -112,7 +112,7 @@ class LastMessages:
 
 def make_service(reactor: Any, endpoint: str) -> TCPService:
     """Return a service that listens for Figg clients at *endpoint*."""
-    factory = FiggFactory(LastMessages(reactor), Settings(max_connections=100), reactor)
+    factory = FiggFactory(LastMessages(reactor), FiggSettings(max_connections=100), reactor)
     return TCPService(reactor, "figg", endpoint, factory)
 
 

@@ -183,7 +183,7 @@ class Exporter:
         yield from (last, first, subscribers, lag)
 
     def _subscriptions(self) -> Iterator[Metric]:
-        """Yield the named subscriptions, of which as many have series of their own as streams have."""
+        """Yield the metrics of named subscriptions; at most ``streams`` of them have series of their own."""
         every = self.broker.named.listed()
         listed = [each for each in every if each["kind"] == "stream"]
         yield _gauge("fyrehose_subscriptions", "Named subscriptions.", len(listed))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from zope.interface import implementer
 
-from fyrehose.admin.settings import PROTOCOL, Settings, check_place, read_token
+from fyrehose.admin.settings import PROTOCOL, AdminSettings, check_place, read_token
 from fyrehose.core.broker import Broker
 from fyrehose.errors import ConfigError
 from fyrehose.extras import ADMIN, Extra
@@ -27,12 +27,17 @@ class AdminPlugin:
     name: str = PROTOCOL
     description: str = "a web page, metrics and JSON for operators: http://127.0.0.1:8118/"
     default_endpoint: str = "tcp:8118:interface=127.0.0.1"
-    settings: type[Settings] = Settings
+    settings: type[AdminSettings] = AdminSettings
     #: off loopback every client needs the token, so that no access policy is required
     guards_itself: bool = True
     extra: Extra = ADMIN
 
-    def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> AdminService:
+    def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: AdminSettings) -> AdminService:
+        """Return the service of the page at *endpoint*.
+
+        :raises ConfigError: *broker* is not this server's own, or a token is needed at this endpoint and missing
+        :raises MissingExtra: the packages of the page are not installed
+        """
         ADMIN.require(PROTOCOL)
         from fyrehose.admin.server import AdminService, make_admin
 

@@ -33,9 +33,9 @@ from twisted.logger import Logger
 from fyrehose import errors
 from fyrehose.admin import metrics
 from fyrehose.admin.sampling import Sampler, StreamRates
-from fyrehose.admin.settings import PROTOCOL, Settings, read_token
+from fyrehose.admin.settings import PROTOCOL, AdminSettings, read_token
 from fyrehose.admin.status import LISTED, Status
-from fyrehose.admin.tail import INTERVAL, Tail, as_event
+from fyrehose.admin.tail import INTERVAL, StreamTail, as_event
 from fyrehose.core.broker import Broker
 from fyrehose.core.policy import LOOPBACK, OPEN
 from fyrehose.identity import Action, Identity, digest
@@ -48,7 +48,7 @@ from fyrehose.observe.history import SPANS, Sample
 from fyrehose.records import MAX_NAME
 from fyrehose.web.hosts import hosts_of, is_encrypted
 from fyrehose.web.server import WebProtocol, token_of
-from fyrehose.web.session import Request, WebSession
+from fyrehose.web.session import RequestHead, WebSession
 from fyrehose.web.tokens import same
 
 EVENTS = "text/event-stream"
@@ -137,14 +137,14 @@ class AdminProtocol(WebProtocol):
     protocol_name: ClassVar[str] = PROTOCOL
     log: ClassVar[Logger] = Logger()
 
-    settings: Settings
+    settings: AdminSettings
 
     def __init__(self, factory: AdminFactory) -> None:
         super().__init__(factory, WebSession(factory.hosts))
         self.admin = factory.admin
         self._stop_stream: Callable[[], None] | None = None
 
-    def on_request(self, request: Request) -> None:
+    def on_request(self, request: RequestHead) -> None:
         """Answer a request, or start a streamed answer."""
         if request.method not in ("GET", "HEAD"):
             self._refuse(405, "bad-method", "method not allowed; use GET or HEAD", {"Allow": "GET, HEAD"})
@@ -169,7 +169,7 @@ class AdminProtocol(WebProtocol):
                 )
             self._refuse(404, "no-such-path", f"unknown path; use {paths}")
 
-    handlers = WebProtocol.handlers | on(Request, on_request)
+    handlers = WebProtocol.handlers | on(RequestHead, on_request)
 
     def connectionLost(self, reason: Any = None) -> None:
         self._stop_streaming()
@@ -190,28 +190,28 @@ class AdminProtocol(WebProtocol):
         answer = {"ok": passed, "journal": state, "draining": self.admin.broker.draining}
         self.session.respond(200 if passed else 503, json.dumps(answer).encode() + b"\n")
 
-    def _metrics(self, request: Request) -> None:
+    def _metrics(self, request: RequestHead) -> None:
         registry = self.admin.registry if self._may_see_names(request) else self.admin.registry_without_streams
         self.session.respond(200, metrics.text(registry), metrics.CONTENT_TYPE)
 
-    def _status(self, request: Request) -> None:
+    def _status(self, request: RequestHead) -> None:
         if (found := self._page(request)) is not None:
             match = request.query.get("match", "")
             self._respond(self.admin.status_for(match, found[0], self._may_see_names(request)))
 
-    def _streams(self, request: Request) -> None:
+    def _streams(self, request: RequestHead) -> None:
         if (found := self._page(request)) is not None:
             self._check_names(request)
             limit, page = found
             self._respond(self.admin.status.streams_page(request.query.get("match", ""), page, limit))
 
-    def _subscribers(self, request: Request) -> None:
+    def _subscribers(self, request: RequestHead) -> None:
         if (found := self._page(request)) is not None:
             self._check_names(request)
             limit, page = found
             self._respond(self.admin.status.subscribers_page(page, limit))
 
-    def _history(self, request: Request) -> None:
+    def _history(self, request: RequestHead) -> None:
         span = request.query.get("span", "1h")
         if span not in SPANS:
             self._refuse(400, "bad-query", f"invalid span {span[:80]!r}: expected {', '.join(SPANS)}")
@@ -219,10 +219,10 @@ class AdminProtocol(WebProtocol):
         samples = self.admin.status.sampler.history.samples(span)
         self._respond({"span": span, "step": SPANS[span][0], "samples": [_sample(sample) for sample in samples]})
 
-    def _events(self, request: Request) -> None:
+    def _events(self, request: RequestHead) -> None:
         self._stream(request, lambda: self._watch(request, request.query.get("match", "")))
 
-    def _latest(self, request: Request) -> None:
+    def _latest(self, request: RequestHead) -> None:
         stream = request.path[2]
         if not 1 <= len(stream.encode()) <= MAX_NAME:
             self._refuse(400, "bad-name", f"invalid stream name: expected 1 to {MAX_NAME} bytes of UTF-8")
@@ -232,7 +232,7 @@ class AdminProtocol(WebProtocol):
             self._stream(request, lambda: self._tail(request, stream))
 
     #: the functions that answer requests, by path
-    routes: ClassVar[dict[tuple[str, ...], Callable[[AdminProtocol, Request], None]]] = {
+    routes: ClassVar[dict[tuple[str, ...], Callable[[AdminProtocol, RequestHead], None]]] = {
         ("metrics",): _metrics,
         ("api", "status"): _status,
         ("api", "streams"): _streams,
@@ -242,7 +242,7 @@ class AdminProtocol(WebProtocol):
         ("api", "streams", "NAME", "tail"): _latest,
     }
 
-    def _page(self, request: Request) -> tuple[int, int] | None:
+    def _page(self, request: RequestHead) -> tuple[int, int] | None:
         """Return the limit and the page of *request*; refuse it and return None if one is invalid."""
         limit, page = _number(request, "limit", LISTED, MOST_LISTED), _number(request, "page", 0, MOST_PAGES)
         if limit is None or page is None:
@@ -251,7 +251,7 @@ class AdminProtocol(WebProtocol):
             return None
         return limit, page
 
-    def _check_names(self, request: Request) -> None:
+    def _check_names(self, request: RequestHead) -> None:
         """Raise Forbidden unless the peer may see the names of all streams."""
         if not self._may_see_names(request):
             raise errors.Forbidden(f"{self._identity(request)} may not see the names of all streams: {_ADVICE}")
@@ -259,16 +259,16 @@ class AdminProtocol(WebProtocol):
     def _respond(self, answer: dict[str, Any]) -> None:
         self.session.respond(200, json.dumps(answer, ensure_ascii=False).encode() + b"\n")
 
-    def _identity(self, request: Request) -> Identity:
+    def _identity(self, request: RequestHead) -> Identity:
         token = token_of(request)
         return self.identity if token is None else attrs.evolve(self.identity, token=digest(token))
 
-    def _may_read(self, request: Request, stream: str) -> bool:
+    def _may_read(self, request: RequestHead, stream: str) -> bool:
         """Return whether the peer may see the records of *stream*."""
         admin = self.admin
         return admin.is_open() or admin.broker.guard.policy.allows(self._identity(request), Action.SUBSCRIBE, stream)
 
-    def _may_see_names(self, request: Request) -> bool:
+    def _may_see_names(self, request: RequestHead) -> bool:
         """Return whether the peer may see the names of all streams."""
         return self.admin.is_open() or self.admin.broker.guard.policy.allows_every(
             self._identity(request), Action.SUBSCRIBE
@@ -277,7 +277,7 @@ class AdminProtocol(WebProtocol):
     def _refuse(self, status: int, cause: str, detail: str, headers: dict[str, str] | None = None) -> None:
         self.count_refusal(*self.session.refuse(status, cause, detail, headers))
 
-    def _stream(self, request: Request, start: Callable[[], Callable[[], None]]) -> None:
+    def _stream(self, request: RequestHead, start: Callable[[], Callable[[], None]]) -> None:
         """Send the head of an answer without end; *start* begins to send events, and returns a function to stop it."""
         self.session.start(200, EVENTS)
         if request.method == "HEAD":
@@ -294,7 +294,7 @@ class AdminProtocol(WebProtocol):
         self.session.send(as_event(name, value))
         self.flush()
 
-    def _watch(self, request: Request, match: str) -> Callable[[], None]:
+    def _watch(self, request: RequestHead, match: str) -> Callable[[], None]:
         sampler = self.admin.status.sampler
         self._send_event("history", [_sample(sample) for sample in sampler.samples])
         self._send_event("status", self.admin.status_for(match, LISTED, self._may_see_names(request)))
@@ -307,8 +307,8 @@ class AdminProtocol(WebProtocol):
 
         return sampler.watch(send_sample)
 
-    def _tail(self, request: Request, stream: str) -> Callable[[], None]:
-        tail = Tail(self.admin.broker, stream)
+    def _tail(self, request: RequestHead, stream: str) -> Callable[[], None]:
+        tail = StreamTail(self.admin.broker, stream)
 
         def send_new() -> None:
             self.timers.start(INTERVAL, send_new)
@@ -335,12 +335,12 @@ class AdminFactory(SessionFactory):
     """Listens for operators, at *endpoint* (see :class:`~fyrehose.protocols.http.server.HttpFactory`)."""
 
     protocol = AdminProtocol
-    defaults = Settings()
+    defaults = AdminSettings()
     proofs = None
-    settings: Settings
+    settings: AdminSettings
 
     def __init__(
-        self, admin: Admin, settings: Settings | None = None, reactor: Any = None, endpoint: str | None = None
+        self, admin: Admin, settings: AdminSettings | None = None, reactor: Any = None, endpoint: str | None = None
     ) -> None:
         super().__init__(admin.broker, settings, reactor)
         self.admin = admin
@@ -350,7 +350,7 @@ class AdminFactory(SessionFactory):
 class AdminService(TCPService):
     """The service of an admin listener, which samples the server while it runs."""
 
-    def __init__(self, reactor: Any, endpoint: str, admin: Admin, settings: Settings, around: Any = None) -> None:
+    def __init__(self, reactor: Any, endpoint: str, admin: Admin, settings: AdminSettings, around: Any = None) -> None:
         self._admin = admin
         self._token_file = settings.token_file
         self._scheme = "https" if settings.tls_certificate or is_encrypted(endpoint) else "http"
@@ -386,7 +386,9 @@ class AdminService(TCPService):
         return super().stopService()
 
 
-def make_admin(broker: Broker, clock: Any, now: Callable[[], float], settings: Settings, token: str | None) -> Admin:
+def make_admin(
+    broker: Broker, clock: Any, now: Callable[[], float], settings: AdminSettings, token: str | None
+) -> Admin:
     """Return the shared state of an admin listener for *broker*.
 
     :param now: the wall clock, in seconds since 1970 UTC
@@ -400,7 +402,7 @@ def _route(path: tuple[str, ...]) -> tuple[str, ...]:
     return (*path[:2], "NAME", path[3]) if len(path) == 4 else path
 
 
-def _number(request: Request, name: str, default: int, largest: int) -> int | None:
+def _number(request: RequestHead, name: str, default: int, largest: int) -> int | None:
     """Return the query's value for *name*, or *default*; None if it is not a number from 0 to *largest*."""
     text = request.query.get(name, str(default))
     if not (text.isascii() and text.isdecimal() and len(text) < 9 and int(text) <= largest):

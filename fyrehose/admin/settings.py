@@ -14,7 +14,7 @@ PROTOCOL = "admin"
 
 
 @attrs.frozen(kw_only=True)
-class Settings(WebSettings):
+class AdminSettings(WebSettings):
     """The admin listener's options."""
 
     max_connections: int = option(100, count, "simultaneous connections", least=1)
@@ -31,7 +31,7 @@ def read_token(path: str) -> str | None:
     return tokens.read_token(path, f"{PROTOCOL}.token-file")
 
 
-def check_place(endpoint: str, settings: Settings) -> None:
+def check_place(endpoint: str, settings: AdminSettings) -> None:
     """Check that *endpoint* is on loopback, or protected by TLS and a token.
 
     :raises ConfigError: it is neither

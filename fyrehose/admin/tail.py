@@ -26,7 +26,7 @@ PART = 8 << 10
 
 
 @attrs.define(eq=False)
-class Tail:
+class StreamTail:
     """Reads the end of *stream* repeatedly, starting *back* records before its end."""
 
     broker: Broker

@@ -23,10 +23,11 @@ from fyrehose.errors import FyrehoseError
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Group(click.Group):
+class FyrehoseGroup(click.Group):
     """Command group that reports a :class:`FyrehoseError` or an :class:`OSError` as one line and an exit status."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
+        """Run the command, and report an error of the system, such as a full disk, as one line."""
         _occupy_standard_descriptors()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
@@ -68,7 +69,7 @@ def _forget_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-class Place(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
+class AddressType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
     """Option type of a server's address: ``HOST:PORT``, ``[IPV6]:PORT``, or a host alone; the value is (host, port)."""
 
     name = "host:port"
@@ -99,7 +100,7 @@ def _tls(command: F) -> F:
     return option(command)
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=FyrehoseGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="fyrehose %(version)s")
 def main() -> None:
     """Publish to a Fyrehose server, read its streams, and inspect its journal.
@@ -126,7 +127,7 @@ def serve(arguments: tuple[str, ...]) -> None:
 
 @main.command(short_help="Publish messages, or the lines of files.")
 @_protocol
-@click.option("--to", "place", type=Place(), default="127.0.0.1", help="Server address.  [default: 127.0.0.1]")
+@click.option("--to", "place", type=AddressType(), default="127.0.0.1", help="Server address.  [default: 127.0.0.1]")
 @_tls
 @click.option("--stream", metavar="NAME", help="Stream to publish to (not with backbone).")
 @click.option("--file", "files", multiple=True, metavar="PATH", help="Publish the lines of PATH; - is standard input.")
@@ -186,7 +187,7 @@ def publish(
 
 @main.command(short_help="Follow a stream, or read it from its start.")
 @click.option("--protocol", metavar="NAME", help="[default: http where it listens, else figg]")
-@click.option("--from", "place", type=Place(), default="127.0.0.1", help="Server address.  [default: 127.0.0.1]")
+@click.option("--from", "place", type=AddressType(), default="127.0.0.1", help="Server address.  [default: 127.0.0.1]")
 @_tls
 @click.option("--stream", metavar="NAME", help="Stream to read (not with backbone), or pattern.")
 @click.option("--since", type=Since(), default="latest", show_default=True, help="First record.")
@@ -223,7 +224,7 @@ def tail(
 
     if takeover and subscription is None:
         raise click.UsageError("--takeover needs --subscription NAME")
-    named = None if subscription is None else tailing.Named(subscription, takeover)
+    named = None if subscription is None else tailing.NamedTail(subscription, takeover)
     at = server(protocol or protocol_to_tail(place), place, tls)
     status = running.run(
         lambda reactor: tailing.tail(

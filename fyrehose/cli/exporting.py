@@ -36,7 +36,7 @@ Progress = Callable[[int, int], object]
 
 @attrs.frozen(slots=True)
 class Exported:
-    """Result of an export."""
+    """The number of records that an export wrote, and the size of its file."""
 
     records: int
     size: int | None  #: of the file, in bytes; None for a device, a pipe, or standard output

@@ -27,7 +27,7 @@ CLOSE_TIMEOUT = 5.0
 
 
 @attrs.define(eq=False)
-class Tally:
+class PublishCounts:
     """Counts of the messages that were published, acknowledged and refused.
 
     :ivar size: bytes that were published
@@ -101,7 +101,7 @@ async def publish(
     :return: the exit status: 0 if the server acknowledged every message, else 1
     :raises FyrehoseError: the server cannot be reached, or the source cannot be read, before anything was published
     """
-    tally, began = Tally(), reactor.seconds()
+    tally, began = PublishCounts(), reactor.seconds()
     try:
         await connected(reactor, publisher, timeout, where)
         with _bar(source, tally, reactor) as advance:
@@ -126,7 +126,7 @@ async def publish(
 
 
 async def _publish_all(
-    reactor: Any, publisher: Any, stream: str | None, source: Source, tally: Tally, advance: Any
+    reactor: Any, publisher: Any, stream: str | None, source: Source, tally: PublishCounts, advance: Any
 ) -> None:
     async for size, messages in source.batches(worker(reactor).call):
         for message in messages:
@@ -136,7 +136,9 @@ async def _publish_all(
     await tally.all_settled()
 
 
-async def _unless_stalled(reactor: Any, work: Deferred[None], tally: Tally, timeout: float, where: Contacts) -> None:
+async def _unless_stalled(
+    reactor: Any, work: Deferred[None], tally: PublishCounts, timeout: float, where: Contacts
+) -> None:
     """Wait for ``work``; cancel it if the server refuses us, or acknowledges nothing for ``timeout`` seconds."""
     stalled = False
 
@@ -163,7 +165,7 @@ async def _unless_stalled(reactor: Any, work: Deferred[None], tally: Tally, time
 
 
 @contextmanager
-def _bar(source: Source, tally: Tally, reactor: Any) -> Iterator[Any]:
+def _bar(source: Source, tally: PublishCounts, reactor: Any) -> Iterator[Any]:
     """Show a progress bar if standard error is a terminal; yields a function to call with the bytes just read."""
     if not sys.stderr.isatty():
         yield lambda size: None

@@ -54,13 +54,17 @@ class Arguments:
 
 
 @attrs.frozen
-class Lines:
+class LineSource:
     """The lines of files, one message each, without the line feed; all other bytes are kept."""
 
     paths: tuple[str, ...]
     total: int | None
 
     async def batches(self, call: Call) -> AsyncIterator[tuple[int, list[bytes]]]:
+        """Yield the lines of each file, chunk by chunk.
+
+        :raises Unreadable: a file cannot be read, or a line is too long for a message
+        """
         for path in self.paths:
             fd = await call(partial(_open, path))
             rest = bytearray()
@@ -99,7 +103,7 @@ def arguments(messages: Sequence[str]) -> Source:
 
 def lines_of(paths: Sequence[str]) -> Source:
     """Return a source of the lines of the files at ``paths``; ``-`` is standard input."""
-    return Lines(tuple(paths), _total(paths))
+    return LineSource(tuple(paths), _total(paths))
 
 
 def whole_files(paths: Sequence[str]) -> Source:

@@ -69,6 +69,7 @@ class ServeOptions(ReactorSelectionMixin, tap.Options):
         return f"Usage: {self.command} [options]"
 
     def postOptions(self) -> None:
+        """Set the options of twistd that the command chooses, then check those of the server."""
         for name in self.keys() & self.parent.keys():
             self.parent[name] = self[name]
         daemon = bool(self["daemon"]) and not self["nodaemon"]

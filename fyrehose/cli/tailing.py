@@ -27,7 +27,7 @@ MOST_NAMED = 10
 
 
 @attrs.frozen
-class Named:
+class NamedTail:
     """A named subscription, and whether to displace another consumer of it."""
 
     name: str
@@ -98,6 +98,88 @@ class Output:
         return False
 
 
+@attrs.define(eq=False)
+class Tailing:
+    """The records that one ``fyrehose tail`` writes, and those that it misses.
+
+    :ivar left: number of messages to write before it ends; None: no limit
+    :ivar idle: seconds without a message after which it ends; None: no limit
+    :ivar since: the number before the first record that is wanted
+    :ivar named: the named subscription to consume, if there is one
+    """
+
+    tailer: Any
+    output: Output
+    form: Format
+    where: Contacts
+    left: int | None
+    idle: float | None
+    since: int | None
+    named: NamedTail | None
+    #: ends the run when no message has arrived for ``idle`` seconds
+    _timer: IDelayedCall | None = None
+    #: the first ranges of numbers that are lost, and why the last of all is
+    _missing: list[str] = attrs.field(factory=list, init=False)
+    _why: str = ""
+    #: what the tailer misses at the moment at which the run ends for lack of messages
+    _short: str | None = None
+
+    def take(self, run: Run) -> Deferred[Any] | None:
+        """Write *run*, or as much of it as is left to write.
+
+        :return: with a named subscription, fires with the number of the last record when it is written, and never if
+            it cannot be: then it is not consumed, nor is what was cut off the run
+        """
+        if self.output.ended.called:
+            return None if self.named is None else Deferred()  # A record that is not written is not consumed.
+        if self.left is not None:
+            run = run.slice(0, self.left)
+            self.left -= len(run)
+        written = self.output.write(self.form(run))
+        if self._timer is not None and self.idle is not None:
+            self._timer.reset(self.idle)
+        if self.left == 0:
+            self.output.end()
+        return None if self.named is None else written.addCallback(lambda ok: run.last_seq if ok else Deferred())
+
+    def lost(self, first: int, last: int, name: str | None = None) -> None:
+        """Report that the records *first* to *last* are missing; *name* is their stream, if a pattern is tailed."""
+        # Those of a pattern may have been published while there was no connection.
+        self._why = "are no longer kept" if name is None else "were not received"
+        numbers = f"{first} to {last}" + ("" if name is None else f" of stream {name!r}")
+        click.echo(f"fyrehose: records {numbers} {self._why}", err=True)
+        if len(self._missing) < MOST_NAMED and not (self.since == 0 and first == 1):
+            self._missing.append(numbers)
+
+    def start_timer(self, reactor: Any) -> None:
+        """End the run when no message arrives for ``idle`` seconds."""
+        if self.idle is not None and not self.output.ended.called:
+            self._timer = reactor.callLater(self.idle, self._end_idle)
+
+    def stop_timer(self) -> None:
+        """Stop the timer of :meth:`start_timer`, if it runs."""
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+
+    def check(self) -> None:
+        """Raise an error if the output could not be written, or records are missing.
+
+        :raises FyrehoseError: what went wrong
+        """
+        if self.output.error is not None:
+            raise self.output.error
+        short = self.tailer.shortfall(True) if self._short is None else self._short
+        if self._missing and not short:
+            short = f"{', '.join(self._missing)} {self._why}"
+        if short:
+            raise FyrehoseError(f"records are missing: {short}")
+
+    def _end_idle(self) -> None:
+        broken = f"connection to {self.where} lost: {self.where.hint}" if self.where.broken else None
+        self._short = broken or self.tailer.shortfall(False)
+        self.output.end()
+
+
 async def tail(
     reactor: Any,
     tailer: Any,
@@ -108,7 +190,7 @@ async def tail(
     timeout: float,
     where: Contacts,
     since: int | None = None,
-    named: Named | None = None,
+    named: NamedTail | None = None,
 ) -> int:
     """Write the messages of ``stream`` to standard output, until one of these: ``count`` messages are written, none has
     arrived for ``idle`` seconds, the reader of the output closes it, or Ctrl-C.
@@ -120,62 +202,20 @@ async def tail(
     :raises FyrehoseError: the server cannot be reached or refuses the client, records are missing, or standard output
         cannot be written
     """
-    left = count
-    waiting: IDelayedCall | None = None
-    missing: list[str] = []
-    why = ""
-    short: str | None = None
-
-    def take(run: Run) -> Deferred[Any] | None:
-        nonlocal left
-        if output.ended.called:
-            return None if named is None else Deferred()  # A record that is not written is not consumed.
-        if left is not None:
-            run = run.slice(0, left)
-            left -= len(run)
-        written = output.write(form(run))
-        if waiting is not None and idle is not None:
-            waiting.reset(idle)
-        if left == 0:
-            output.end()
-        # A record that cannot be written is not consumed, nor is what was cut off the run.
-        return None if named is None else written.addCallback(lambda ok: run.last_seq if ok else Deferred())
-
-    def lost(first: int, last: int, name: str | None = None) -> None:
-        nonlocal why
-        # Those of a pattern may have been published while there was no connection.
-        why = "are no longer kept" if name is None else "were not received"
-        numbers = f"{first} to {last}" + ("" if name is None else f" of stream {name!r}")
-        click.echo(f"fyrehose: records {numbers} {why}", err=True)
-        if len(missing) < MOST_NAMED and not (since == 0 and first == 1):
-            missing.append(numbers)
-
-    def quiet() -> None:
-        nonlocal short
-        short = f"connection to {where} lost: {where.hint}" if where.broken else tailer.shortfall(False)
-        output.end()
-
-    tailer.subscribe(stream, take, since, lost, **({} if named is None else attrs.asdict(named)))
     output = Output(worker(reactor).call, tailer)
+    tailing = Tailing(tailer, output, form, where, count, idle, since, named)
+    tailer.subscribe(stream, tailing.take, since, tailing.lost, **({} if named is None else attrs.asdict(named)))
     try:
         await connected(reactor, tailer, timeout, where)
         where.watch(lambda: output.end(where.refused))
-        if idle is not None and not output.ended.called:
-            waiting = reactor.callLater(idle, quiet)
+        tailing.start_timer(reactor)
         await output.ended
         await output.drained()
         if named is not None:
             await deferLater(reactor, 0)  # The last record is consumed when the callbacks of its write have run.
-        if output.error is not None:
-            raise output.error
-        short = tailer.shortfall(True) if short is None else short
-        if missing and not short:
-            short = f"{', '.join(missing)} {why}"
-        if short:
-            raise FyrehoseError(f"records are missing: {short}")
+        tailing.check()
     finally:
-        if waiting is not None and waiting.active():
-            waiting.cancel()
+        tailing.stop_timer()
         closed = tailer.close().addErrback(lambda failure: failure.trap(Exception))
         if named is not None:
             await closed  # The last acknowledgement is sent before.

@@ -28,6 +28,7 @@ class Since(click.ParamType):  # type: ignore[type-arg]
     name = "latest|start|seq"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int | None:
+        """Return the number before the first record of *value*; None for ``latest``."""
         if value == "latest":
             return None
         if value == "start":

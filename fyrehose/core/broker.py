@@ -62,7 +62,7 @@ MAX_STREAMS = 200_000
 
 
 @attrs.define(eq=False)
-class Published:
+class PublishTotals:
     """Totals of one source: publishes that became durable, their messages, and the bytes of payload.
 
     :ivar seconds: the time from each publish until it was durable, and therefore acknowledged, in seconds
@@ -123,7 +123,7 @@ class Broker:
     #: open listeners, for operators
     listeners: list[Listener] = attrs.field(factory=list, init=False)
     #: totals by source; a publish counts for the source of its first run
-    published: dict[str, Published] = attrs.field(factory=dict, init=False)
+    published: dict[str, PublishTotals] = attrs.field(factory=dict, init=False)
     #: streams that grew since an observer emptied this set; None: no observer needs them
     grown: set[str] | None = attrs.field(default=None, init=False)
     #: payload published to each of these streams, in bytes, while ``grown`` is a set; the observer empties it, too
@@ -319,6 +319,7 @@ class Broker:
         self._fanout.durable(ends)
 
     def state_changed(self, state: JournalState, reason: str) -> None:
+        """Take the numbers of the streams from the journal, which has changed its state, and tell the watchers."""
         # Appends that were not durable have failed: nobody has seen their numbers, and their streams were not created.
         ends = self.journal.ends()
         waiting: list[Deferred[None]] = []
@@ -373,7 +374,7 @@ class Broker:
         if runs:
             published = self.published.get(runs[0].source)
             if published is None:
-                published = self.published[runs[0].source] = Published()
+                published = self.published[runs[0].source] = PublishTotals()
             published.add(runs, self.clock.seconds() - began)
             if self.grown is not None:
                 grown = self.grown_bytes

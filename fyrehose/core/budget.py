@@ -16,7 +16,7 @@ nothing.  An account that may not grow pauses its connection; TCP then makes the
 
 Deadlock is impossible.  Held publishes become durable without further input.  An incomplete frame either may grow or
 waits for a grant.  A frame with a grant is never paused for memory: it completes, or its connection ends at its
-deadline, or as soon as another frame waits for the grant and this one is slower than a slow link (:class:`Frame`).  If
+deadline, or as soon as another frame waits for the grant and this one is slower than a slow link.  If
 no frame has a grant and little is held, the next frame gets one however large it is, so some frame can always finish.
 A grant that becomes too small because its frame grows is extended; the oldest grant can always be extended.
 
@@ -54,7 +54,7 @@ class Pausable(Protocol):
     def resumeProducing(self) -> None: ...
 
 
-class Frame(Protocol):
+class IncompleteFrame(Protocol):
     """The incomplete frame of a connection, as its account sees it."""
 
     @property
@@ -144,7 +144,7 @@ class Budget:
         self.part = self.limit // 512
         self.next_to_nothing = self.part // 16
 
-    def account(self, transport: Pausable, network: str | None = None, frame: Frame | None = None) -> Account:
+    def account(self, transport: Pausable, network: str | None = None, frame: IncompleteFrame | None = None) -> Account:
         """Return a new account for the connection that reads from *transport*.
 
         :param network: the network of the peer, from :func:`fyrehose.identity.network_of`; None: a share of its own
@@ -218,7 +218,7 @@ class Budget:
                     resumed += READ
 
     def _grant(self) -> None:
-        """Grant waiting frames, addresses in turn."""
+        """Grant memory to waiting frames, one address after another."""
         for growing in list(self._growing):
             if growing not in self._growing:  # it was dropped to make room for a frame before it
                 continue
@@ -280,7 +280,7 @@ class Account:
     budget: Budget
     transport: Pausable
     share: Share
-    watch: Frame | None = None
+    watch: IncompleteFrame | None = None
     held: int = attrs.field(default=0, init=False)
     frame: int = attrs.field(default=0, init=False)
     arrived: int = attrs.field(default=0, init=False)

@@ -62,7 +62,7 @@ class CallbackBroker:
         return attrs.evolve(self, identity=identity)
 
     def admit(self, proofs: Collection[str]) -> None:
-        """Raise Forbidden unless the policy may let the peer do anything, given that it can prove *proofs*."""
+        """Raise Forbidden if the policy lets the peer publish nothing, even with the *proofs* that may follow."""
         if not self.policy.admits(self.identity, proofs):
             raise Forbidden(f"no rule of the policy lets {self.identity} publish anything")
 

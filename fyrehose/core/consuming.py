@@ -22,7 +22,7 @@ from fyrehose.identity import Action
 from fyrehose.interfaces import INamedSubscriptions
 
 
-class Peer(Protocol):
+class PeerBroker(Protocol):
     """A broker that knows the rights of a peer."""
 
     def check(self, action: Action, stream: str) -> None: ...
@@ -81,7 +81,7 @@ class Consuming:
     """
 
     table: NamedSubscriptions
-    peer: Peer
+    peer: PeerBroker
     network: str = ""
 
     def find(self, name: str, stream: str | None = None) -> Named:
@@ -94,6 +94,7 @@ class Consuming:
         return named
 
     def open(self, name: str, stream: str, after: int | None) -> Deferred[Named]:
+        """Return the subscription *name*, created if it does not exist, when everything about it is durable."""
         try:
             self.peer.check(Action.SUBSCRIBE, stream)
             self.peer.check(Action.CONSUME, stream)
@@ -137,6 +138,7 @@ class Consuming:
         return released
 
     def listed(self) -> list[dict[str, object]]:
+        """Describe the subscriptions that the peer may consume, and, if it may consume all, the retention holds."""
         permits = self.peer.permits
         found = [
             describe(self.table, named)

@@ -75,7 +75,7 @@ class Tally:
 
 
 @attrs.define(eq=False, weakref_slot=False)
-class Place:
+class StreamCursors:
     """The state that all cursors of one stream share; it exists while the stream has cursors.
 
     :ivar last: the last durable number of the stream
@@ -96,12 +96,12 @@ class Cursor:
     """A subscriber's position in one stream.
 
     A server may have hundreds of thousands of cursors, so everything that cursors of a stream or of a protocol share
-    is in :class:`Place` and :class:`Tally`.
+    is in :class:`StreamCursors` and :class:`Tally`.
     """
 
     position: int
     sink: ISink
-    place: Place
+    place: StreamCursors
     tally: Tally
     owner: Owner | None
     paused: bool = attrs.field(default=True, init=False)
@@ -171,7 +171,7 @@ class Fanout:
     expired: Callable[[str, int], bool] = lambda stream, time: False
     cursors: dict[Cursor, None] = attrs.field(factory=dict, init=False)
     tallies: dict[str, Tally] = attrs.field(factory=dict, init=False)
-    _places: dict[str, Place] = attrs.field(factory=dict, init=False)
+    _places: dict[str, StreamCursors] = attrs.field(factory=dict, init=False)
     _queue: deque[Cursor] = attrs.field(factory=deque, init=False)
     _next_round: IDelayedCall | None = attrs.field(default=None, init=False)
     _recent: OrderedDict[tuple[str, int], Delivery] = attrs.field(factory=OrderedDict, init=False)
@@ -191,7 +191,7 @@ class Fanout:
             tally = self.tallies[protocol] = Tally(protocol)
         place = self._places.get(stream)
         if place is None:
-            place = self._places[stream] = Place(stream, last, self)
+            place = self._places[stream] = StreamCursors(stream, last, self)
         cursor = Cursor(position, sink, place, tally, owner)
         tally.subscriptions += 1
         if hasattr(sink, "audience"):

@@ -246,7 +246,7 @@ class NamedSubscriptions:
         return "" if named.wanted is None else named.wanted.owner
 
     def detach(self, named: Named, consumer: Consumer) -> None:
-        """Note that *consumer* is gone."""
+        """Record that *consumer* has disconnected."""
         if named.consumer is consumer:
             named.consumer = None
 
@@ -379,7 +379,7 @@ class NamedSubscriptions:
 
     def _not_noted(self, failure: Failure) -> None:
         failure.trap(PublishError)
-        log.warn("the consumer of a named subscription was not noted: {why}", why=failure.getErrorMessage())
+        log.warn("the consumer of a named subscription was not recorded: {why}", why=failure.getErrorMessage())
 
     # Periodic checks.
 

@@ -48,7 +48,7 @@ class Position:
 
 
 @attrs.frozen
-class Recovered:
+class SavedPositions:
     """The positions that the stream holds.
 
     :ivar checkpoint: number of the last checkpoint; 0: there is none
@@ -71,7 +71,7 @@ def pack(changes: Mapping[str, Position | None], since: int | None) -> Run:
     return Run.of(STREAM, [data], source=SOURCE, content_type="application/json")
 
 
-def recover(read: ownlog.Read, bounds: tuple[int, int]) -> Recovered:
+def recover(read: ownlog.Read, bounds: tuple[int, int]) -> SavedPositions:
     """Read the positions from their stream.
 
     :param bounds: the oldest and the last number of the stream
@@ -80,7 +80,7 @@ def recover(read: ownlog.Read, bounds: tuple[int, int]) -> Recovered:
     """
     newest = ownlog.last_record(read, STREAM, bounds, SOURCE)
     if newest is None:
-        return Recovered({})
+        return SavedPositions({})
     since = _parsed(newest.payload).get("since", newest.seq)
     if not isinstance(since, int):
         raise ValueError(f"record {newest.seq} of stream {STREAM} has the checkpoint {since!r}; expected a number")
@@ -98,7 +98,7 @@ def recover(read: ownlog.Read, bounds: tuple[int, int]) -> Recovered:
             positions.pop(name, None)
             if state is not None:
                 positions[name] = _position(state)
-    return Recovered(positions, checkpoint, missing)
+    return SavedPositions(positions, checkpoint, missing)
 
 
 def _parsed(data: bytes) -> dict[str, Any]:

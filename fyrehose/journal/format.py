@@ -105,7 +105,7 @@ ENTRY_HEADER = Struct(
     "Q"  # first
     "Q"  # last
     "B"  # length of stream; 0: every stream that has no entry
-    "B"  # State
+    "B"  # state
     "6x"
 )
 
@@ -122,7 +122,7 @@ class Kind(IntEnum):
     RESERVED = 2  #: entries: numbers up to ``first`` may be given out before they are on disk
     GAP = 3  #: entries: numbers ``first`` to ``last`` are missing and will never be used
     CLOSED = 4  #: no entries: the journal was closed in order
-    STREAMS = 5  #: entries: changes of streams, see State; as the first batch of a segment: since a snapshot
+    STREAMS = 5  #: entries: changes of streams, see StreamState; as the first batch of a segment: since a snapshot
 
     @property
     def version(self) -> int:
@@ -133,7 +133,7 @@ class Kind(IntEnum):
 _KINDS = tuple(Kind)
 
 
-class State(IntEnum):
+class StreamState(IntEnum):
     """The states of streams in entries of STREAMS; entries of other kinds are LIVE."""
 
     LIVE = 0  #: as in ENDS; without a stream: ``first`` is the position of the snapshot (0: none), ``last`` the floor
@@ -143,7 +143,7 @@ class State(IntEnum):
     FORGOTTEN = 4  #: it was retired so long ago that its own number is dropped; the floor was raised above it
 
 
-_STATES = tuple(State)
+_STATES = tuple(StreamState)
 
 
 class Has(IntEnum):
@@ -225,6 +225,7 @@ class BatchHeader:
         return self.position + BATCH_HEADER.size + self.length
 
     def pack(self) -> bytes:
+        """Return the header's bytes, with the checksum of the header itself at their end."""
         return _sealed(
             BATCH_HEADER.pack(
                 BATCH_MAGIC,
@@ -285,7 +286,7 @@ class Entry:
     stream: str
     first: int
     last: int
-    state: State = State.LIVE
+    state: StreamState = StreamState.LIVE
 
     def pack(self) -> bytes:
         name = self.stream.encode()

@@ -30,7 +30,7 @@ import attrs
 from crc32c import crc32c
 
 from fyrehose.journal import format as fmt
-from fyrehose.journal.format import State
+from fyrehose.journal.format import StreamState
 from fyrehose.journal.scan import SegmentReader
 from fyrehose.records import Buffer
 
@@ -115,9 +115,9 @@ class SegmentIndex:
     def set_before(self, ends: Iterable[fmt.Entry]) -> None:
         """Set the last numbers before the segment, from the entries of its first batch."""
         for entry in ends:
-            if not entry.stream and entry.state is State.LIVE:
+            if not entry.stream and entry.state is StreamState.LIVE:
                 self.snapshot, self.floor = entry.first, entry.last
-            elif entry.state in (State.LIVE, State.RETIRED):
+            elif entry.state in (StreamState.LIVE, StreamState.RETIRED):
                 self.before[entry.stream] = entry.last
 
     def add_run(self, position: int, stream: str, first: int, last: int) -> None:

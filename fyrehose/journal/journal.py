@@ -33,7 +33,7 @@ from fyrehose.journal.floors import Floors
 from fyrehose.journal.index import SegmentIndex
 from fyrehose.journal.keeper import Keeper
 from fyrehose.journal.pace import Far, Measured, Pace
-from fyrehose.journal.pending import Append, Commit, Pending
+from fyrehose.journal.pending import Commit, Pending, PendingAppend
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.recovery import Recovered, recover
 from fyrehose.journal.retention import Deletion
@@ -200,9 +200,10 @@ class FileJournal:
     # Appending.
 
     def append(self, runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
+        """Queue *runs* for the next commit, and schedule the commit unless one that will take them is under way."""
         if self.state is not JournalState.WRITABLE:
             return fail(self._refusal())
-        append = Append(runs, first_seqs, sum(run.room for run in runs))
+        append = PendingAppend(runs, first_seqs, sum(run.room for run in runs))
         self._pending.add(append)
         self._unsettled += 1
         if self._unsettled == 1 or self._pending.full:
@@ -411,6 +412,7 @@ class FileJournal:
         return self._streams.ends
 
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
+        """Read from memory or from the files, leaving out records that are too old to be served."""
         last = self._streams.ends.get(stream, 0)
         if start > last:
             return ()

@@ -41,7 +41,7 @@ class Pace(Protocol):
 
 
 class Far:
-    """All commits run in the worker."""
+    """Run all commits in the worker."""
 
     near = False
 
@@ -63,6 +63,7 @@ class Measured:
     _calm_at: float = attrs.field(default=float("-inf"), init=False)
 
     def took(self, seconds: float) -> None:
+        """Note that a commit took *seconds*, and decide from the average in which thread the next ones run."""
         # A stall counts once: it says nothing about how long the others take.
         self._average += WEIGHT * (min(seconds, STALL) - self._average)
         now = self.seconds()

@@ -30,7 +30,7 @@ AHEAD = 256 << 10
 
 
 @attrs.define(eq=False)
-class Append:
+class PendingAppend:
     """One call of ``append()`` that is not durable yet.
 
     :ivar size: of its runs, in bytes
@@ -52,7 +52,7 @@ class Commit:
     :ivar result: None if the commit was not attempted, because nothing was waiting or an earlier commit failed
     """
 
-    appends: list[Append]
+    appends: list[PendingAppend]
     size: int
     began: float
     ended: float
@@ -69,7 +69,7 @@ class Pending:
 
     now: Callable[[], int]
     failed: bool = False
-    _appends: deque[Append] = attrs.field(factory=deque, init=False)
+    _appends: deque[PendingAppend] = attrs.field(factory=deque, init=False)
     #: True while a commit is scheduled but not started.
     _scheduled: bool = attrs.field(default=False, init=False)
     #: Size of the appends since a commit was scheduled last, and of the last commit, in bytes.
@@ -79,7 +79,7 @@ class Pending:
     def __len__(self) -> int:
         return len(self._appends)
 
-    def add(self, append: Append) -> None:
+    def add(self, append: PendingAppend) -> None:
         """Add an append; the caller then checks :attr:`full` and :meth:`needs_commit`."""
         self._appends.append(append)
         self._added += append.size
@@ -111,7 +111,7 @@ class Pending:
         # The flag is reset before the queue is read: an append that is added from now on is either taken here, or
         # schedules the next commit.
         self._scheduled = False
-        appends: list[Append] = []
+        appends: list[PendingAppend] = []
         size = 0
         while self._appends and size < COMMIT:
             appends.append(self._appends.popleft())
@@ -123,7 +123,7 @@ class Pending:
         result = None if self.failed or not appends else self._write(writer, appends)
         return Commit(appends, size, began, time.monotonic(), result)
 
-    def _write(self, writer: Writer, appends: Sequence[Append]) -> Committed | Failure:
+    def _write(self, writer: Writer, appends: Sequence[PendingAppend]) -> Committed | Failure:
         clock = self.now()
         accepted = max(writer.time, clock)
         try:
@@ -133,7 +133,7 @@ class Pending:
             return Failure()
 
 
-def batches(appends: Sequence[Append], accepted: int) -> list[list[Run]]:
+def batches(appends: Sequence[PendingAppend], accepted: int) -> list[list[Run]]:
     """Distribute the runs of *appends* over batches of at most ``fmt.BATCH`` bytes, unless one append is larger.
 
     :param accepted: time of the records, in microseconds since 1970 UTC

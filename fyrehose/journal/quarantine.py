@@ -96,7 +96,7 @@ class _Survey:
                 self.ends[run.stream] = run.last_seq
             return
         entries = fmt.entries(body, header.parts)
-        floors = [entry.last for entry in entries if not entry.stream and entry.state is fmt.State.LIVE]
+        floors = [entry.last for entry in entries if not entry.stream and entry.state is fmt.StreamState.LIVE]
         self.floor = max([self.floor, *floors])
         if fmt.begins(header, segment.base):
             self._add_start(streams_at_start(entries, lambda position: self._load(segment, position, entries)))
@@ -117,7 +117,7 @@ class _Survey:
         if kind is fmt.Kind.GAP:
             self._reaches(stream, entry.first - 1)
             self.ends[stream] = max(self.ends[stream], entry.last)
-        elif entry.state is fmt.State.RETIRED:
+        elif entry.state is fmt.StreamState.RETIRED:
             self._reaches(stream, entry.last)
 
     def _load(self, segment: scan.SegmentReader, position: int, entries: list[fmt.Entry]) -> Streams:

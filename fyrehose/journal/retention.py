@@ -48,7 +48,7 @@ class Deletion:
         self._at_work = False
 
     def is_due(self) -> bool:
-        """Return whether the caller must call :meth:`work` now; no other caller is told so until it returns."""
+        """Return whether the caller must call :meth:`work` now; no other call returns True until it returns."""
         due = bool(self.segments) and not self._at_work
         self._at_work = self._at_work or due
         return due

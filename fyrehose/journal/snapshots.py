@@ -8,7 +8,7 @@ deletes it with the last segment that refers to it.
     file      header 64 | row 32 ... | names end to end | CRC32C of everything before u32
     header    magic "FYSTREAM" | version u16 | 6 zeros | position u64 | floor u64 | identity of the journal 16 |
               rows u32 | size of the names u32 | 8 zeros
-    row       end of its name u32 | State u32 | last number u64 | reserved up to u64 | start: records up to it are not
+    row       end of its name u32 | state u32 | last number u64 | reserved up to u64 | start: records up to it are not
               served u64
 
 Rows are sorted by the bytes of their names, so a binary search in the packed bytes finds one.
@@ -26,7 +26,7 @@ from crc32c import crc32c
 
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
-from fyrehose.journal.format import State
+from fyrehose.journal.format import StreamState
 from fyrehose.journal.scan import SegmentReader, snapshot_path_of
 from fyrehose.journal.streams import Streams, referenced_snapshot
 
@@ -66,8 +66,8 @@ def pieces(streams: Streams, position: int, identity: bytes) -> Iterator[bytes]:
 def _row(streams: Streams, stream: str, end: int) -> bytes:
     last = streams.ends.get(stream)
     if last is None:
-        return _ROW.pack(end, State.RETIRED, streams.retired[stream], 0, 0)
-    return _ROW.pack(end, State.LIVE, last, streams.reserved.get(stream, last), streams.starts.get(stream, 0))
+        return _ROW.pack(end, StreamState.RETIRED, streams.retired[stream], 0, 0)
+    return _ROW.pack(end, StreamState.LIVE, last, streams.reserved.get(stream, last), streams.starts.get(stream, 0))
 
 
 @attrs.frozen(eq=False, slots=True)
@@ -113,7 +113,7 @@ class Snapshot:
         for end, state, last, reserved, start in _ROW.iter_unpack(self.data[_HEADER.size : begin]):
             stream = self.data[at : begin + end].decode()
             at = begin + end
-            if state == State.RETIRED:
+            if state == StreamState.RETIRED:
                 found.retired[stream] = last
                 continue
             found.ends[stream] = last

@@ -38,7 +38,7 @@ PLACES = 1_024
 
 
 @attrs.frozen(slots=True)
-class Batch:
+class StoredBatch:
     """A batch in memory.
 
     :ivar size: memory that it takes, in bytes
@@ -50,7 +50,7 @@ class Batch:
     size: int
 
     @classmethod
-    def of(cls, header: fmt.BatchHeader, runs: Sequence[Run]) -> Batch:
+    def of(cls, header: fmt.BatchHeader, runs: Sequence[Run]) -> StoredBatch:
         streams: dict[str, list[Run]] = {}
         for run in runs:
             streams.setdefault(run.stream, []).append(run)
@@ -78,7 +78,7 @@ class Store:
     #: Cached times of creation of the segments.
     _created: dict[int, int] = attrs.field(factory=dict, init=False)
     _readers: OrderedDict[int, scan.SegmentReader] = attrs.field(factory=OrderedDict, init=False)
-    _cache: OrderedDict[int, Batch] = attrs.field(factory=OrderedDict, init=False)
+    _cache: OrderedDict[int, StoredBatch] = attrs.field(factory=OrderedDict, init=False)
     _cached: int = attrs.field(default=0, init=False)
     #: (stream, number) -> the position from which to scan for it: most reads continue where another one stopped.
     _places: OrderedDict[tuple[str, int], int] = attrs.field(factory=OrderedDict, init=False)
@@ -146,7 +146,7 @@ class Store:
         for run in runs:
             self._active.add_run(header.position, run.stream, run.first_seq, run.last_seq)
         self._active.end = header.end
-        self._keep(header.position, Batch.of(header, runs))
+        self._keep(header.position, StoredBatch.of(header, runs))
 
     def before(self, base: int, stream: str) -> int:
         """Return the last number of *stream* before the segment at *base*.
@@ -269,7 +269,7 @@ class Store:
                 self._places.popitem(last=False)
         return found
 
-    def batches(self, base: int, stream: str, start: int, place: int = -1) -> Iterator[Batch]:
+    def batches(self, base: int, stream: str, start: int, place: int = -1) -> Iterator[StoredBatch]:
         """Yield the batches of a segment from the one that may have record *start* to the last one of the stream.
 
         :param place: a position before which no such record lies, if it is known from an earlier read
@@ -286,7 +286,7 @@ class Store:
                 return
             position = index.following(stream, batch.end)
 
-    def _batch(self, base: int, position: int) -> Batch:
+    def _batch(self, base: int, position: int) -> StoredBatch:
         batch = self._cache.get(position)
         if batch is not None:
             self._cache.move_to_end(position)
@@ -298,9 +298,9 @@ class Store:
             runs = fmt.runs(body, header.time) if header.kind is fmt.Kind.RECORDS else []
         except (fmt.Damage, OSError) as damage:
             raise damaged(scan.path_of(self.directory, base), position, base, damage) from damage
-        return self._keep(position, Batch.of(header, runs))
+        return self._keep(position, StoredBatch.of(header, runs))
 
-    def _keep(self, position: int, batch: Batch) -> Batch:
+    def _keep(self, position: int, batch: StoredBatch) -> StoredBatch:
         self._cache[position] = batch
         self._cached += batch.size
         while self._cached > CACHE and len(self._cache) > 1:

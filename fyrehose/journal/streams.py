@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 
-from fyrehose.journal.format import Entry, Kind, State
+from fyrehose.journal.format import Entry, Kind, StreamState
 
 #: Up to this many streams, a segment lists all of them, because reading a snapshot file as well would cost more.
 INLINE = 512
@@ -84,10 +84,10 @@ class Streams:
         known = [stream for stream in dict.fromkeys(streams) if stream in self.ends]
         surplus = max(0, len(self.retired) + len(known) - MOST_RETIRED)
         forgotten = list(self.retired)[:surplus]
-        entries = [Entry(stream, 0, self.ends[stream], State.RETIRED) for stream in known]
+        entries = [Entry(stream, 0, self.ends[stream], StreamState.RETIRED) for stream in known]
         if forgotten:
             floor = max(self.floor, *(self.retired[stream] for stream in forgotten))
-            entries += [Entry(stream, 0, floor, State.FORGOTTEN) for stream in forgotten]
+            entries += [Entry(stream, 0, floor, StreamState.FORGOTTEN) for stream in forgotten]
             entries.append(Entry("", 0, floor))
         return entries
 
@@ -126,15 +126,15 @@ class Streams:
         """Return the entries of STREAMS: the current state of the streams *named*, and the position of *snapshot*."""
         entries = [entry for stream in named for entry in self._entries(stream)]
         highest = max([self.floor, *self.ends.values(), *self.retired.values()])
-        return [*entries, Entry("", snapshot, self.floor), Entry("", 0, highest, State.HIGHEST)]
+        return [*entries, Entry("", snapshot, self.floor), Entry("", 0, highest, StreamState.HIGHEST)]
 
     def _entries(self, stream: str) -> list[Entry]:
         if stream in self.retired:
-            return [Entry(stream, 0, self.retired[stream], State.RETIRED)]
+            return [Entry(stream, 0, self.retired[stream], StreamState.RETIRED)]
         if stream not in self.ends:
-            return [Entry(stream, 0, self.floor, State.FORGOTTEN)]
+            return [Entry(stream, 0, self.floor, StreamState.FORGOTTEN)]
         start = self.starts.get(stream)
-        back = [] if start is None else [Entry(stream, 0, start, State.BACK)]
+        back = [] if start is None else [Entry(stream, 0, start, StreamState.BACK)]
         return [self._live(stream), *back]
 
     def _live(self, stream: str) -> Entry:
@@ -185,12 +185,12 @@ class Streams:
         for entry in entries:
             stream, state = entry.stream, entry.state
             if not stream:
-                self.floor = max(self.floor, entry.last if state is State.LIVE else 0)
-            elif state is State.RETIRED:
+                self.floor = max(self.floor, entry.last if state is StreamState.LIVE else 0)
+            elif state is StreamState.RETIRED:
                 self._retire(stream, entry.last)
-            elif state is State.FORGOTTEN:
+            elif state is StreamState.FORGOTTEN:
                 self._forget(stream)
-            elif state is State.BACK:
+            elif state is StreamState.BACK:
                 self.starts[stream] = entry.last
             else:
                 self.retired.pop(stream, None)
@@ -221,4 +221,4 @@ def referenced_snapshot(entries: Iterable[Entry]) -> int:
 
     :param entries: of the segment's first batch
     """
-    return next((entry.first for entry in entries if not entry.stream and entry.state is State.LIVE), 0)
+    return next((entry.first for entry in entries if not entry.stream and entry.state is StreamState.LIVE), 0)

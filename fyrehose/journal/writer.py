@@ -343,7 +343,7 @@ class Writer:
         return self._failure
 
     def _check(self) -> None:
-        """Refuse to go on after a failed sync: the next one could succeed without having written the lost data."""
+        """Refuse writes after a failed sync: the next sync could succeed without having written the lost data."""
         if self._failure is not None:
             raise self._failure
 

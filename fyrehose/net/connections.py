@@ -44,7 +44,7 @@ def spare(max_connections: int) -> int:
 
 
 def descriptors_for(max_connections: int) -> int:
-    """Return the most descriptors that a listener with *max_connections* uses."""
+    """Return the maximum number of file descriptors that a listener with *max_connections* uses."""
     return max_connections + spare(max_connections) + CLOSING
 
 
@@ -93,6 +93,11 @@ class SessionFactory(Factory):
     noisy = False
 
     def buildProtocol(self, addr: IAddress | None) -> SessionProtocol | RefusedConnection | None:
+        """Return the protocol for a new connection from *addr*.
+
+        :return: a :class:`RefusedConnection` if the address may not connect or the limits leave no room for it; None to
+            close it at once
+        """
         host, most = host_of(addr), self.settings.max_connections
         network = network_of(host)
         if self.proofs is not None:

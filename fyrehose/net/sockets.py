@@ -43,6 +43,7 @@ class PromptServer(Server):
         self.writeSequence((data,))
 
     def writeSequence(self, iovec: Iterable[bytes]) -> None:
+        """Write to the socket now; leave to the reactor what the socket does not take, and pause the producer."""
         pieces = list(filter(None, iovec))
         deferred = self.TLS or self.dataBuffer or self._tempDataLen or self.disconnecting or self._writeDisconnected
         if not pieces or deferred or not self.connected:

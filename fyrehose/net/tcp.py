@@ -80,8 +80,8 @@ def on(kind: type[E], handle: Callable[[P, E], object]) -> Handlers:
 class TCPSettings:
     """The options of every TCP protocol: limits of connections."""
 
-    max_connections: int = option(10_000, count, "most connections at a time", least=1)
-    max_per_host: int = option(2_000, count, "most connections from one address or IPv6 /64", least=1)
+    max_connections: int = option(10_000, count, "maximum number of connections", least=1)
+    max_per_host: int = option(2_000, count, "maximum number of connections from one address or IPv6 /64", least=1)
     silent_timeout: float = option(30.0, duration, "time for the first byte of a new connection; 0: no limit")
     refusal_delay: float = option(LONGEST, duration, "longest time to hold a refused connection; 0: close it at once")
     frame_timeout: float = option(30.0, duration, "time to receive a whole frame")
@@ -149,6 +149,7 @@ class SessionProtocol(TwistedProtocol):
     # Called by the reactor.
 
     def connectionMade(self) -> None:
+        """Charge the connection to its address, begin the handshake, and check that the peer may connect."""
         transport = self.transport
         peer = transport.getPeer()
         port = getattr(peer, "port", None)
@@ -180,6 +181,7 @@ class SessionProtocol(TwistedProtocol):
         self._check_admitted()
 
     def dataReceived(self, data: bytes) -> None:
+        """Pass *data* to the session, and its events to :meth:`received`; ignored once the connection closes."""
         if self.phase is Phase.OPEN:
             if self._silent:
                 self._silent = False

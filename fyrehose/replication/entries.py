@@ -57,7 +57,7 @@ HEADER = Struct(
 MAX_DATA = MAX_ENTRY - HEADER.size - MAX_WRITER
 
 
-class Kind(IntEnum):
+class EntryKind(IntEnum):
     """The kinds of entries."""
 
     TAKEOVER = 1
@@ -66,7 +66,7 @@ class Kind(IntEnum):
 
 
 @attrs.frozen(slots=True)
-class Writer:
+class EntryWriter:
     """The server that wrote an entry.
 
     :ivar name: of the server
@@ -78,16 +78,16 @@ class Writer:
 
 
 @attrs.frozen(slots=True)
-class Entry:
+class LogEntry:
     """One entry of the shared log.
 
     :ivar position: where the data begins, or where the log ends, in the journal
     :ivar part: whether the batch continues in the next entry
     """
 
-    kind: Kind
+    kind: EntryKind
     epoch: int
-    writer: Writer
+    writer: EntryWriter
     position: int
     data: bytes = b""
     part: bool = False
@@ -103,6 +103,7 @@ class Entry:
         return f"{self.epoch}/{self.kind.name.lower()}/{self.position}/{self.writer.name}/{self.writer.incarnation:x}"
 
     def pack(self) -> bytes:
+        """Return the bytes of the entry in the shared log: a header with two checksums, the writer's name, the data."""
         name = self.writer.name.encode()
         head = HEADER.pack(
             MAGIC,
@@ -120,7 +121,7 @@ class Entry:
         return b"".join((head[:-4], crc32c(head[:-4]).to_bytes(4, "little"), name, self.data))
 
     @classmethod
-    def unpack(cls, data: Buffer) -> Entry:
+    def unpack(cls, data: Buffer) -> LogEntry:
         """Decode an entry.
 
         :raises Damage: it is damaged, or no entry at all
@@ -135,17 +136,17 @@ class Entry:
             raise Newer(f"a newer version wrote an entry of the shared log (version {version}, this reads {VERSION})")
         if len(data) != HEADER.size + size + length or crc32c(memoryview(data)[HEADER.size :]) != body:
             raise Damage("an entry of the shared log is damaged")
-        if kind not in _KINDS or (length > 0) != (kind == Kind.DATA) or (part and kind != Kind.DATA):
+        if kind not in _KINDS or (length > 0) != (kind == EntryKind.DATA) or (part and kind != EntryKind.DATA):
             raise Damage("an entry of the shared log has invalid values")
         try:
             name = bytes(data[HEADER.size : HEADER.size + size]).decode()
         except UnicodeDecodeError as error:
             raise Damage("the writer of an entry of the shared log is not UTF-8") from error
         rest = bytes(data[HEADER.size + size :])
-        return cls(Kind(kind), epoch, Writer(name, incarnation), position, rest, bool(part))
+        return cls(EntryKind(kind), epoch, EntryWriter(name, incarnation), position, rest, bool(part))
 
 
-_KINDS = frozenset(Kind)
+_KINDS = frozenset(EntryKind)
 
 
 @attrs.define
@@ -161,26 +162,26 @@ class Validity:
     end: int = 0
     reached: int = 0
 
-    def begin(self, entry: Entry) -> None:
+    def begin(self, entry: LogEntry) -> None:
         """Start in front of *entry*, the first that is left in the shared log; it then counts.
 
         :raises Damage: the shared log cannot begin with such an entry
         """
-        if entry.kind is Kind.DATA:
+        if entry.kind is EntryKind.DATA:
             raise Damage("the shared log begins with data instead of a checkpoint or a take-over")
-        self.epoch = entry.epoch - (entry.kind is Kind.TAKEOVER)
+        self.epoch = entry.epoch - (entry.kind is EntryKind.TAKEOVER)
         self.end = self.reached = entry.position
 
-    def counts(self, entry: Entry) -> bool:
+    def counts(self, entry: LogEntry) -> bool:
         """Return whether *entry*, the next one in the shared log, counts; if so, move behind it."""
-        if entry.kind is Kind.TAKEOVER:
+        if entry.kind is EntryKind.TAKEOVER:
             if entry.epoch <= self.epoch or entry.position != self.end:
                 return False
             self.epoch, self.reached = entry.epoch, self.end
             return True
         if entry.epoch != self.epoch or entry.position != self.reached:
             return False
-        if entry.kind is Kind.CHECKPOINT:
+        if entry.kind is EntryKind.CHECKPOINT:
             return self.reached == self.end
         self.reached = entry.end
         if not entry.part:

@@ -28,8 +28,8 @@ from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
 from fyrehose.journal.format import Damage
-from fyrehose.replication.entries import MAX_ENTRY, Entry
-from fyrehose.replication.shared_log import Extent, ISharedLog, Refused, Unavailable
+from fyrehose.replication.entries import MAX_ENTRY, LogEntry
+from fyrehose.replication.shared_log import EntryRange, ISharedLog, Refused, Unavailable
 
 log = Logger()
 T = TypeVar("T")
@@ -145,10 +145,10 @@ class JetStreamLog:
             self._error = said
             self.reactor.callFromThread(log.warn, "the connection to NATS: {error}", error=said)
 
-    def append(self, entry: Entry, expect: int) -> Deferred[int]:
+    def append(self, entry: LogEntry, expect: int) -> Deferred[int]:
         return self._ask(self._append(entry, expect))
 
-    async def _append(self, entry: Entry, expect: int) -> int:
+    async def _append(self, entry: LogEntry, expect: int) -> int:
         from nats.js.errors import APIError
 
         headers = {"Nats-Msg-Id": entry.ident, "Nats-Expected-Last-Sequence": str(expect)}
@@ -164,29 +164,29 @@ class JetStreamLog:
         self._error = ""
         return int(answer.seq)
 
-    def extent(self) -> Deferred[Extent]:
+    def extent(self) -> Deferred[EntryRange]:
         return self._ask(self._extent())
 
-    async def _extent(self) -> Extent:
+    async def _extent(self) -> EntryRange:
         state = (await self._stream.stream_info(self.stream)).state
-        return Extent(int(state.first_seq) or 1, int(state.last_seq))
+        return EntryRange(int(state.first_seq) or 1, int(state.last_seq))
 
-    def read(self, number: int, most: int) -> Deferred[list[tuple[int, Entry]]]:
+    def read(self, number: int, most: int) -> Deferred[list[tuple[int, LogEntry]]]:
         return self._ask(self._read(number, most))
 
-    async def _read(self, number: int, most: int) -> list[tuple[int, Entry]]:
+    async def _read(self, number: int, most: int) -> list[tuple[int, LogEntry]]:
         self._asked += 1
         reply = f"{self._inbox}.{self._asked}"
         replies = self._requests[reply] = asyncio.Queue()
         wanted = json.dumps({"seq": number, "batch": most, "max_bytes": READ_BYTES}).encode()
-        found: list[tuple[int, Entry]] = []
+        found: list[tuple[int, LogEntry]] = []
         try:
             await self._client.publish(f"$JS.API.DIRECT.GET.{self.stream}", wanted, reply=reply)
             while len(found) < most:
                 message = await asyncio.wait_for(replies.get(), self.timeout)
                 if not _is_entry(message, number + len(found)):
                     break
-                found.append((number + len(found), Entry.unpack(message.data)))
+                found.append((number + len(found), LogEntry.unpack(message.data)))
                 if "Nats-Num-Pending" not in message.headers:  # an older server sends one entry, and no end
                     break
         except TimeoutError:

@@ -23,7 +23,7 @@ from fyrehose.journal.format import Damage
 from fyrehose.journal.writer import NoRoom
 from fyrehose.observe.meters import ClusterStatus
 from fyrehose.records import Buffer
-from fyrehose.replication.entries import Entry, Writer
+from fyrehose.replication.entries import EntryWriter, LogEntry
 from fyrehose.replication.role import Action, Append, Changed, Compare, Cut, Fill, LookAt, Purge, Role, State, Write
 from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.replication.shared_log import ISharedLog, Refused, Unavailable
@@ -45,7 +45,7 @@ PATIENCE = 5.0
 
 
 @attrs.define(eq=False)
-class Peer:
+class ClusterPeer:
     """The last message of another server of the cluster.
 
     :ivar heard: when, by the reactor's clock
@@ -74,7 +74,7 @@ class Member:
     on_deposed: Callable[[str], object] = lambda reason: None
     jitter: float = 0.0
     role: Role = attrs.field(init=False)
-    peers: dict[str, Peer] = attrs.field(factory=dict, init=False)
+    peers: dict[str, ClusterPeer] = attrs.field(factory=dict, init=False)
     takeovers: int = attrs.field(default=0, init=False)
     #: The last number in the shared log that was heard of.
     _hint: int = attrs.field(default=0, init=False)
@@ -101,7 +101,7 @@ class Member:
 
     def start(self) -> None:
         """Follow the shared log from where the open journal ends."""
-        self.role = Role(Writer(self.settings.name, self.incarnation), self.journal.replica.position)
+        self.role = Role(EntryWriter(self.settings.name, self.incarnation), self.journal.replica.position)
         self.journal.hand_over, self.journal.synced = self._hand_over, self._synced
         self._heard_leader = self._answered = self.reactor.seconds()
         self._ticking = LoopingCall(self._tick)
@@ -241,7 +241,7 @@ class Member:
                 self._name_leader()
                 return
 
-    async def _check_extent(self) -> list[tuple[int, Entry]]:
+    async def _check_extent(self) -> list[tuple[int, LogEntry]]:
         """Compare the shared log, which has no next entry, with what is applied; return its first entries if need be.
 
         Not after every message that was read: the engine needs more time for this answer than for many entries.
@@ -344,7 +344,7 @@ class Member:
                 self._failed(Failure(ConfigError(f"another server of the cluster has the same name, {name!r}")))
             return
         now = self.reactor.seconds()
-        self.peers[name] = Peer(now, said)
+        self.peers[name] = ClusterPeer(now, said)
         if not leads or epoch < self.role.validity.epoch:
             return
         if self.role.state is State.FOLLOWER:
@@ -455,7 +455,7 @@ class Member:
             except Damage as damage:
                 raise ConfigError(f"the shared log does not continue this journal: {damage}") from damage
 
-    def _append(self, entry: Entry, expect: int, since: int) -> None:
+    def _append(self, entry: LogEntry, expect: int, since: int) -> None:
         if entry.ident in self._asked:
             return
         self._asked.add(entry.ident)

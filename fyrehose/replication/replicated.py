@@ -50,6 +50,7 @@ class ReplicatedJournal(ReplicaJournal):
         )
 
     def open(self, observer: IJournalObserver) -> Deferred[Mapping[str, int]]:
+        """Open the journal of this server, and begin to follow the shared log."""
         if self.settings.durability.mode != "batch":
             return fail(ConfigError("a replicated journal needs the durability batch; remove the option durability"))
         if self.settings.quarantine:

@@ -23,7 +23,7 @@ import attrs
 
 from fyrehose.journal.format import SEGMENT_MAGIC, Damage
 from fyrehose.records import Buffer
-from fyrehose.replication.entries import MAX_DATA, Entry, Kind, Validity, Writer, divide, joined
+from fyrehose.replication.entries import MAX_DATA, EntryKind, EntryWriter, LogEntry, Validity, divide, joined
 
 #: How many appends to the shared log are under way at once.
 WINDOW = 8
@@ -54,7 +54,7 @@ class Append:
     :ivar since: the shared log had at least this many entries when the append was sent
     """
 
-    entry: Entry
+    entry: LogEntry
     expect: int
     since: int
 
@@ -134,10 +134,10 @@ Action = Append | LookAt | Write | Compare | Cut | Fill | Purge | Changed
 
 
 @attrs.define(eq=False)
-class InFlight:
+class UnsettledAppend:
     """An append of the leader whose outcome may be unknown."""
 
-    entry: Entry
+    entry: LogEntry
     expect: int
     known: bool = False  #: it is in the shared log at its number
 
@@ -155,7 +155,7 @@ class Role:
     :ivar reported: everything up to this entry is on disk here, also after a power cut; other servers may be told
     """
 
-    writer: Writer
+    writer: EntryWriter
     position: int
     window: int = WINDOW
     most: int = MAX_DATA
@@ -165,13 +165,13 @@ class Role:
     state: State = attrs.field(default=State.FOLLOWER, init=False)
     applied: int = attrs.field(default=0, init=False)
     reported: int = attrs.field(default=0, init=False)
-    leader: Writer | None = attrs.field(default=None, init=False)
+    leader: EntryWriter | None = attrs.field(default=None, init=False)
     #: The number of the checkpoint below which the shared log may be purged once others have synced everything.
     checkpoint: int | None = attrs.field(default=None, init=False)
-    inflight: deque[InFlight] = attrs.field(factory=deque, init=False)
+    inflight: deque[UnsettledAppend] = attrs.field(factory=deque, init=False)
     _start: int = attrs.field(init=False)  #: the durable mark at the start
     _end: int = attrs.field(init=False)  #: where the leader's journal ends
-    _queue: deque[tuple[Kind, int, bytes, bool]] = attrs.field(factory=deque, init=False)
+    _queue: deque[tuple[EntryKind, int, bytes, bool]] = attrs.field(factory=deque, init=False)
     _parts: list[bytes] = attrs.field(factory=list, init=False)
     #: Where the journal ended after each entry that is not reported yet: (number, position).
     _ends: deque[tuple[int, int]] = attrs.field(factory=deque, init=False)
@@ -200,7 +200,7 @@ class Role:
 
     # Follow.
 
-    def read(self, number: int, entry: Entry) -> None:
+    def read(self, number: int, entry: LogEntry) -> None:
         """Apply the next entry of the shared log, or the first that is left if the next one was purged.
 
         A leader, or a candidate, ignores it: the answers to its own appends tell it what the shared log has.
@@ -216,9 +216,9 @@ class Role:
             self._apply(entry)
         self._ends.append((number, self.position))
 
-    def _begin(self, entry: Entry) -> bool:
+    def _begin(self, entry: LogEntry) -> bool:
         """Start at the first entry that is left (rules 9 and 10); return False if the journal ends before it."""
-        if entry.kind is not Kind.DATA and entry.position > self.position:
+        if entry.kind is not EntryKind.DATA and entry.position > self.position:
             self._actions.append(Fill(entry.position))
             self._waiting = True  # nothing more happens until the journal is filled, with another role
             return False
@@ -230,11 +230,11 @@ class Role:
         self._parts.clear()
         return True
 
-    def _counts(self, entry: Entry) -> bool:
+    def _counts(self, entry: LogEntry) -> bool:
         return self.validity.counts(entry)
 
-    def _apply(self, entry: Entry) -> None:
-        if entry.kind is not Kind.DATA:
+    def _apply(self, entry: LogEntry) -> None:
+        if entry.kind is not EntryKind.DATA:
             self._parts.clear()
             self.leader = entry.writer
             return
@@ -283,7 +283,7 @@ class Role:
         if not self._may_take_over(last):
             return False
         self._set(State.CANDIDATE, reason)
-        self._send(self._entry(Kind.TAKEOVER, self.position, epoch=self.validity.epoch + 1))
+        self._send(self._entry(EntryKind.TAKEOVER, self.position, epoch=self.validity.epoch + 1))
         return True
 
     def _may_take_over(self, last: int) -> bool:
@@ -302,19 +302,19 @@ class Role:
         assert self.state is State.LEADER, "only the leader appends"
         assert position == self._end, f"the journal ends at {self._end}, not at {position}"
         for at, data, part in divide(position, batches, self.most):
-            self._queue.append((Kind.DATA, at, data, part))
+            self._queue.append((EntryKind.DATA, at, data, part))
             self._end = at + len(data)
         self._pump()
 
     def add_checkpoint(self) -> None:
         """Append a checkpoint, so that the shared log can be purged up to there (rule 9)."""
         queued = [item.entry.kind for item in self.inflight] + [kind for kind, *_ in self._queue]
-        if self.state is State.LEADER and self.checkpoint is None and Kind.CHECKPOINT not in queued:
-            self._queue.append((Kind.CHECKPOINT, self._end, b"", False))
+        if self.state is State.LEADER and self.checkpoint is None and EntryKind.CHECKPOINT not in queued:
+            self._queue.append((EntryKind.CHECKPOINT, self._end, b"", False))
             self._pump()
 
-    def _entry(self, kind: Kind, position: int, data: bytes = b"", part: bool = False, epoch: int = 0) -> Entry:
-        return Entry(kind, epoch or self.validity.epoch, self.writer, position, data, part)
+    def _entry(self, kind: EntryKind, position: int, data: bytes = b"", part: bool = False, epoch: int = 0) -> LogEntry:
+        return LogEntry(kind, epoch or self.validity.epoch, self.writer, position, data, part)
 
     def _pump(self) -> None:
         large = min(LARGE, self.most)
@@ -323,21 +323,21 @@ class Role:
                 return
             self._send(self._entry(*self._take_queued()))
 
-    def _take_queued(self) -> tuple[Kind, int, bytes, bool]:
+    def _take_queued(self) -> tuple[EntryKind, int, bytes, bool]:
         """Return the next entry of the queue, joined with those behind it as far as they fit."""
         kind, position, data, part = self._queue.popleft()
         pieces, size = [data], len(data)
-        while self._queue and kind is Kind.DATA and not part:
+        while self._queue and kind is EntryKind.DATA and not part:
             after, _, more, is_part = self._queue[0]
-            if after is not Kind.DATA or is_part or size + len(more) > self.most or more.startswith(SEGMENT_MAGIC):
+            if after is not EntryKind.DATA or is_part or size + len(more) > self.most or more.startswith(SEGMENT_MAGIC):
                 break
             self._queue.popleft()
             pieces.append(more)
             size += len(more)
         return kind, position, joined(pieces), part
 
-    def _send(self, entry: Entry) -> None:
-        item = InFlight(entry, self.applied + len(self.inflight))
+    def _send(self, entry: LogEntry) -> None:
+        item = UnsettledAppend(entry, self.applied + len(self.inflight))
         self.inflight.append(item)
         self._actions.append(Append(entry, item.expect, self.applied))
 
@@ -345,7 +345,7 @@ class Role:
         """Send again every append whose outcome is unknown, unchanged (rule 3); called after a time-out."""
         self._actions += [Append(item.entry, item.expect, self.applied) for item in self.inflight if not item.known]
 
-    def accepted(self, entry: Entry, number: int) -> None:
+    def accepted(self, entry: LogEntry, number: int) -> None:
         """Record the answer that *entry* was accepted, and has this number (rule 2)."""
         item = self._find(entry)
         if item is None:
@@ -357,7 +357,7 @@ class Role:
         else:
             self._actions.append(LookAt(item.expect + 1))
 
-    def refused(self, entry: Entry, last: int, since: int) -> None:
+    def refused(self, entry: LogEntry, last: int, since: int) -> None:
         """Record the answer that *entry* was refused, because the last number in the shared log is *last*.
 
         If *last* is less than expected, an append before it has not arrived yet; the entry is repeated later.
@@ -372,7 +372,7 @@ class Role:
         elif last < since:
             self._sign(f"it ends at entry {last}, and entry {since} was confirmed")
 
-    def found(self, number: int, entry: Entry | None) -> None:
+    def found(self, number: int, entry: LogEntry | None) -> None:
         """Record which entry has this number; None if it was purged, which another leader has done (rule 5)."""
         item = next((item for item in self.inflight if item.expect + 1 == number and not item.known), None)
         if item is None:
@@ -384,7 +384,7 @@ class Role:
             by = "another server" if entry is None else f"{entry.writer.name!r}, epoch {entry.epoch},"
             self._step_down(f"{by} has written to the shared log")
 
-    def _find(self, entry: Entry) -> InFlight | None:
+    def _find(self, entry: LogEntry) -> UnsettledAppend | None:
         return next((item for item in self.inflight if item.entry == entry and not item.known), None)
 
     def _confirm(self) -> None:
@@ -401,12 +401,12 @@ class Role:
             self._ends.append((self.applied, self.position))
         self._pump()
 
-    def _confirmed(self, entry: Entry) -> None:
-        if entry.kind is Kind.TAKEOVER:
+    def _confirmed(self, entry: LogEntry) -> None:
+        if entry.kind is EntryKind.TAKEOVER:
             self.leader = self.writer
             self._parts.clear()
             self._set(State.LEADER, f"its take-over was accepted, epoch {entry.epoch}")
-        elif entry.kind is Kind.CHECKPOINT:
+        elif entry.kind is EntryKind.CHECKPOINT:
             self.checkpoint = self.applied
         elif entry.part:
             self._parts.append(entry.data)  # needed after stepping down, if the remaining parts were accepted, too

@@ -8,7 +8,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from zope.interface import Interface
 
-from fyrehose.replication.entries import Entry
+from fyrehose.replication.entries import LogEntry
 
 
 class Refused(Exception):
@@ -27,7 +27,7 @@ class Unavailable(Exception):
 
 
 @attrs.frozen
-class Extent:
+class EntryRange:
     """The range of entries that the shared log still has.
 
     :ivar first: number of the first entry that is left; *last* + 1 if none is
@@ -52,16 +52,16 @@ class ISharedLog(Interface):
         :raises ConfigError: the log has settings that lose entries
         """
 
-    def append(entry: Entry, expect: int) -> Deferred[int]:
+    def append(entry: LogEntry, expect: int) -> Deferred[int]:
         """Append *entry* if the last number is *expect*; repeating it must not append it twice.
 
         :return: fires with the number of the entry; fails with :class:`Refused`
         """
 
-    def extent() -> Deferred[Extent]:
+    def extent() -> Deferred[EntryRange]:
         """Return the first and the last number, as far as one machine of the log knows."""
 
-    def read(number: int, most: int) -> Deferred[list[tuple[int, Entry]]]:
+    def read(number: int, most: int) -> Deferred[list[tuple[int, LogEntry]]]:
         """Read at most *most* consecutive entries from *number* on.
 
         :return: fires with numbers and entries; nothing if there is none with this number (yet, or any more)

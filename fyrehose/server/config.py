@@ -88,29 +88,31 @@ def _named(text: str) -> int:
 class ServerSettings:
     """The options that concern all listeners together."""
 
-    max_streams: int = option(100_000, _streams, "most streams that the server holds")
+    max_streams: int = option(100_000, _streams, "maximum number of streams on the server")
     streams_per_address: int = option(
         0,
         count,
-        f"most streams that one address, or one identity, creates until a restart; 0: {STREAMS}, or half of "
+        f"number of streams that one address, or one identity, may create until a restart; 0: {STREAMS}, or half of "
         "max-streams if that is less",
     )
     new_streams_burst: int = option(
-        _LIMITS.burst, count, "most streams that one address, or one identity, creates at once", least=1
+        _LIMITS.burst, count, "number of streams that one address, or one identity, may create at once", least=1
     )
-    new_streams_rate: int = option(int(_LIMITS.rate), count, "further streams per second", least=1)
+    new_streams_rate: int = option(
+        int(_LIMITS.rate), count, "number of streams that it may create per second after that", least=1
+    )
     subscriptions_per_address: int = option(
-        _LIMITS.subscriptions, count, "most subscriptions of one address at a time", least=1
+        _LIMITS.subscriptions, count, "maximum number of simultaneous subscriptions of one address", least=1
     )
     named_subscriptions: int = option(
-        1_000, _named, "most named subscriptions that the server keeps; one address creates half of them"
+        1_000, _named, "maximum number of named subscriptions; one address may create half of them"
     )
     retire_idle: float = option(0.0, duration, "retire a stream after it has been empty for this long; 0: never")
     memory: int = option(
         512 << 20, size, "memory for received data that is not durable yet, of all connections", least=1 << 20
     )
     memory_per_connection: int = option(
-        8 << 20, size, "the same for one connection, which is then not read further", least=1 << 10
+        8 << 20, size, "the same for one connection; at this limit the server stops reading from it", least=1 << 10
     )
     drain: float | None = option(
         None,

@@ -56,12 +56,12 @@ def stop_on_signals(reactor: Any, drain: Callable[[], float] = lambda: 0.0) -> N
 
 
 def reload_on_hangup(reactor: Any, reload: Callable[[], None]) -> None:
-    """Call *reload* on SIGHUP; stop *reactor* instead if the terminal of the process is gone."""
+    """Call *reload* on SIGHUP; stop *reactor* instead if the process has lost its terminal."""
     terminal = os.isatty(0)
 
     def hung_up() -> None:
         if terminal and not os.isatty(0):
-            stop_reactor(reactor, "the terminal is gone")
+            stop_reactor(reactor, "the terminal was closed")
         else:
             reload()
 

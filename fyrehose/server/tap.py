@@ -88,7 +88,7 @@ class Options(usage.Options):
         ["max-streams", None, None, "Most streams that the server holds.  [default: 100000]"],
     ]
     optFlags: ClassVar[list[list[Any]]] = [
-        ["quarantine", None, "Move damaged parts of the journal aside and start; subscribers are told of the gap."],
+        ["quarantine", None, "Move damaged parts of the journal aside and start; subscribers are notified of the gap."],
     ]
 
     resolved: Config
@@ -132,6 +132,7 @@ class Options(usage.Options):
         sys.exit(0)
 
     def postOptions(self) -> None:
+        """Merge the command line with the configuration file, and check the result; the command line wins."""
         flags: dict[str, dict[str, Any]] = {}
         if self["durability"] is not None:
             flags["journal"] = {"durability": self["durability"]}
@@ -204,19 +205,19 @@ def _log_observer(command: str, form: str, twistd: Any) -> FileLogObserver:
     return logs.observer(form, file)
 
 
-def makeService(options: Options) -> Server:
+def makeService(options: Options) -> ServerProcess:
     """Return the server that *options* describe; it creates no file and opens no port before it starts."""
     from twisted.internet import reactor
 
     # Timers must not depend on the wall clock, which may be set; this must precede the first timer.
     reactor.seconds = time.monotonic  # type: ignore[method-assign]
     try:
-        return Server(reactor, options.resolved, options.log_observer, options.command)
+        return ServerProcess(reactor, options.resolved, options.log_observer, options.command)
     except FyrehoseError as error:
         sys.exit(f"{options.command}: {error}")
 
 
-class Server(Service):
+class ServerProcess(Service):
     """The top-level service of the process, which ends with a distinct exit status when the server cannot continue.
 
     :param command: the command that was started, for errors

@@ -48,7 +48,7 @@ BYTES = 8 << 20
 
 
 @attrs.frozen(slots=True)
-class Kind:
+class RunKind:
     """Constants that many runs share, and the columns that they have (journal/format.py, Has)."""
 
     has: int
@@ -90,7 +90,7 @@ class Pieces:
     """
 
     schema: pa.Schema
-    kinds: list[Kind]
+    kinds: list[RunKind]
     rows: int = 0
     size: int = 0
     runs: list[Piece] = attrs.field(factory=list)

@@ -22,7 +22,7 @@ from fyrehose.spark import showing
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from fyrehose.spark.jobs.archive import State
+    from fyrehose.spark.jobs.archive import ArchiveState
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,10 +30,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 FOUND = 3
 
 
-class Group(click.Group):
+class SparkGroup(click.Group):
     """Command group that reports a Fyrehose error, also one of a Spark task, as one line and an exit status."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, and report an error that the user can act on as one line."""
         # PySpark logs the same error again, as one very long line.
         logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
         try:
@@ -91,7 +92,7 @@ def _records(command: F) -> F:
         click.option("--end", metavar="NUMBER|TIME", help="Only records up to this number, or before this time."),
         click.option("--start", metavar="NUMBER|TIME", help="Only records from this number or time on."),
         click.option("--stream", "streams", multiple=True, metavar="NAME", help="Only this stream; may be repeated."),
-        click.option("--journal", metavar="DIR|URL", help="Journal; beside a lake, its newer records."),
+        click.option("--journal", metavar="DIR|URL", help="Journal; with --lake, for records that the lake lacks."),
         click.option("--lake", metavar="DIR|URL", help="Lake with archived records."),
     ):
         command = option(command)
@@ -127,7 +128,7 @@ def _table(
     return found if where is None else found.where(where)
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=SparkGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="fyrehose %(version)s")
 def main() -> None:
     """Archive a journal, and query its durable records with Spark.
@@ -138,7 +139,7 @@ def main() -> None:
 
 
 @contextmanager
-def _monitored(where: str | None) -> Iterator[Callable[[State], object] | None]:
+def _monitored(where: str | None) -> Iterator[Callable[[ArchiveState], object] | None]:
     """Publish the metrics of an archive, and at its end the exit status; yields a function of its state."""
     if where is None:
         yield None

@@ -13,14 +13,14 @@ from pyarrow import compute, dataset
 
 from fyrehose.spark.lake import PARTITION, SCHEMA
 from fyrehose.spark.selection import Selection
-from fyrehose.spark.stores import Store
+from fyrehose.spark.stores import LakeStore
 
 #: Most records of a batch; a batch of payloads of some KiB each is then some MiB.
 _ROWS = 1 << 13
 
 
 def fetch(
-    store: Store, paths: Sequence[str], chosen: Selection | None, numbers: Iterable[pa.RecordBatch]
+    store: LakeStore, paths: Sequence[str], chosen: Selection | None, numbers: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of files; row groups without selected records are left out.
 

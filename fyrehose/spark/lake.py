@@ -35,7 +35,7 @@ from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalLo
 from fyrehose.journal.format import UNKNOWN
 from fyrehose.spark.columns import COLUMNS
 from fyrehose.spark.selection import EVERY, Selection
-from fyrehose.spark.stores import Store, plain, sync
+from fyrehose.spark.stores import LakeStore, plain, sync
 
 #: Columns of a lake: the name of the server, those of a record, and the day (UTC) on which it was accepted.
 SCHEMA = pa.schema([("server", pa.string()), *COLUMNS.items(), ("date", pa.date32())])
@@ -80,7 +80,7 @@ class File:
 
     @property
     def old(self) -> bool:
-        """Return True if an older version wrote it, in directories of other columns."""
+        """Return whether an older version of Fyrehose wrote the file, partitioned by other columns."""
         return self.path.startswith(f"{OLD_DATA}/")
 
 
@@ -101,7 +101,7 @@ class Progress:
 class Lake:
     """A lake in a directory, on this machine or on a shared file system, or in an object store."""
 
-    store: Store
+    store: LakeStore
     _table: DeltaTable | None = attrs.field(default=None, init=False)
 
     @classmethod
@@ -111,7 +111,7 @@ class Lake:
         :raises ConfigError: it is another kind of URL
         :raises JournalError: an older version wrote the lake
         """
-        store = Store.at(location)
+        store = LakeStore.at(location)
         if not store.remote and (store.directory / OLD_LOG).is_dir():
             raise JournalError(
                 f"the lake {store} was made by an older version; convert it once: "
@@ -419,7 +419,7 @@ def _may_have(row: dict[str, Any], column: str, first: Any, last: Any) -> bool:
     return (least is None or last is None or least <= last) and (most is None or first is None or first <= most)
 
 
-def _opened(store: Store) -> DeltaTable | None:
+def _opened(store: LakeStore) -> DeltaTable | None:
     """Return the table of a store; None if there is none."""
     with store.explained():
         if not DeltaTable.is_deltatable(store.uri, store.options):
@@ -427,7 +427,7 @@ def _opened(store: Store) -> DeltaTable | None:
         return DeltaTable(store.uri, storage_options=store.options)
 
 
-def _sync(store: Store, table: DeltaTable | None, version: int) -> None:
+def _sync(store: LakeStore, table: DeltaTable | None, version: int) -> None:
     """Make the commits behind ``version`` durable, because delta-rs does not sync the log; object stores do that."""
     assert table is not None
     if store.remote:

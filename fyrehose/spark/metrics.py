@@ -21,7 +21,7 @@ from fyrehose.errors import ConfigError
 from fyrehose.spark.publisher import parse_place
 
 if TYPE_CHECKING:
-    from fyrehose.spark.jobs.archive import State
+    from fyrehose.spark.jobs.archive import ArchiveState
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Metrics(Collector):
     """
 
     where: str
-    _state: State | None = attrs.field(default=None, init=False)
+    _state: ArchiveState | None = attrs.field(default=None, init=False)
     _status: int | None = attrs.field(default=None, init=False)
     _registry: CollectorRegistry = attrs.field(factory=CollectorRegistry, init=False)
     _server: tuple[WSGIServer, Thread] | None = attrs.field(default=None, init=False)
@@ -69,7 +69,7 @@ class Metrics(Collector):
             thread.join()
             self._server = None
 
-    def update(self, state: State) -> None:
+    def update(self, state: ArchiveState) -> None:
         """Publish a state.
 
         :raises OSError: the first file cannot be written; later errors are logged, and the archive continues

@@ -138,7 +138,7 @@ class Planner:
             return self._followed(extent, index, streams)
         known, self._last = self._last, {}
         if index is not None:
-            return self._cut(extent, first, stop, _index_boundaries(index, extent), known)
+            return self._cut(extent, first, stop, _index_boundaries(index), known)
         # The numbers known from the segment before hold only at the beginning of this one.
         known = known if first == extent.base + fmt.SEGMENT_HEADER.size else {}
         return self._cut(extent, first, stop, _walk_boundaries(self.place, extent, first, stop), known)
@@ -169,7 +169,7 @@ class Planner:
         """Return parts with only the batches that contain ``streams``, and the streams' numbers before and in them."""
         ranges: list[tuple[int, int]] = []
         # A batch may be longer than the spacing of the index: then its range ends where another batch begins.
-        begins = [*(position for position, _ in _index_boundaries(index, extent)), extent.end]
+        begins = [*(position for position, _ in _index_boundaries(index)), extent.end]
         known: dict[str, int] = {}
         pairs_of: dict[str, list[tuple[int, int]]] = {}
         for stream in streams:
@@ -193,7 +193,7 @@ class Planner:
         merged = _merged(ranges)
         begin = extent.base + fmt.SEGMENT_HEADER.size
         if sum(stop - first for first, stop in merged) > _WORTH_IT * (extent.end - begin):
-            return self._cut(extent, begin, extent.end, _index_boundaries(index, extent), known)
+            return self._cut(extent, begin, extent.end, _index_boundaries(index), known)
         return [
             Part(
                 base=extent.base,
@@ -328,7 +328,7 @@ def missing(place: Place, view: View, position: int, reason: str) -> JournalCorr
     # The beginning of the next segment has the last number of each stream.
     after = [extent for extent in place.view().segments if extent.base > position]
     before = [extent for extent in view.segments if extent.base < position]
-    lost = "nobody knows which numbers"
+    lost = "the lost numbers are unknown"
     if after:
         ends = starting_ends(place, after[0])
         begun = ends_before(place, before[-1], position, ends) if before else {}
@@ -369,7 +369,7 @@ def _walk_boundaries(place: Place, extent: Extent, first: int, stop: int) -> Ite
         yield header.position, header.chain
 
 
-def _index_boundaries(index: PackedIndex, extent: Extent) -> Iterator[tuple[int, int | None]]:
+def _index_boundaries(index: PackedIndex) -> Iterator[tuple[int, int | None]]:
     positions = {position for stream in index.streams() for _, position in index.pairs(stream)}
     for position in sorted(positions):
         yield position, None

@@ -22,7 +22,7 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal.offline.places import CHUNK, Missing, Place
 from fyrehose.journal.scan import SegmentReader
 from fyrehose.spark import columns as col
-from fyrehose.spark.columns import Kind, Pieces
+from fyrehose.spark.columns import Pieces, RunKind
 from fyrehose.spark.gaps import describe
 from fyrehose.spark.plan import Part, gap, missing
 from fyrehose.spark.selection import Selection
@@ -79,7 +79,7 @@ class PartReader:
     #: last number of streams that are not in _streams; None if it is unknown
     _floor: int | None = attrs.field(default=None, init=False)
     _known: dict[bytes, _Known] = attrs.field(factory=dict, init=False)
-    _kinds: list[Kind] = attrs.field(factory=list, init=False)
+    _kinds: list[RunKind] = attrs.field(factory=list, init=False)
     _pieces: Pieces = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -157,10 +157,12 @@ class PartReader:
     def _entries(self, header: fmt.BatchHeader, body: memoryview) -> None:
         if fmt.begins(header, self.part.base):
             for entry in fmt.entries(body, header.parts):
-                if not entry.stream and entry.state is fmt.State.LIVE:
+                if not entry.stream and entry.state is fmt.StreamState.LIVE:
                     # A stream that only the snapshot names may have any last number.
                     self._floor = None if entry.first else entry.last
-                elif entry.state in (fmt.State.LIVE, fmt.State.RETIRED) and self.selection.wants(entry.stream):
+                elif entry.state in (fmt.StreamState.LIVE, fmt.StreamState.RETIRED) and self.selection.wants(
+                    entry.stream
+                ):
                     self._begins(entry.stream, entry.last)
         elif header.kind is fmt.Kind.GAP:
             for entry in fmt.entries(body, header.parts):
@@ -243,7 +245,7 @@ class PartReader:
             stream = self._streams.get(run.stream)
             if stream is None:
                 stream = self._streams[run.stream] = self._follow(run.stream, self._floor)
-            self._kinds.append(Kind(has, run.stream, run.source, run.producer, run.topic, run.content_type))
+            self._kinds.append(RunKind(has, run.stream, run.source, run.producer, run.topic, run.content_type))
         return _Known(len(self._kinds) - 1, _RUN + sum(sizes) + -sum(sizes) % 8, has & _OPTIONAL, stream)
 
     # Numbers.

@@ -27,7 +27,7 @@ from fyrehose.spark.lake import PARTITION
 from fyrehose.spark.plan import Part
 from fyrehose.spark.reading import PartReader
 from fyrehose.spark.selection import Selection
-from fyrehose.spark.stores import Store
+from fyrehose.spark.stores import LakeStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,7 +56,7 @@ class Task:
     place: Place
     part: Part
     server: str
-    lake: Store
+    lake: LakeStore
     name: str
 
 

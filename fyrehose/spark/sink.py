@@ -30,7 +30,7 @@ _PARTITION, _ROW = 16, 27
 
 
 @attrs.frozen
-class Target:
+class SinkTarget:
     """Parsed options of the sink."""
 
     host: str
@@ -39,7 +39,7 @@ class Target:
     rate: float
 
     @classmethod
-    def of(cls, options: Mapping[str, str], schema: StructType) -> Target:
+    def of(cls, options: Mapping[str, str], schema: StructType) -> SinkTarget:
         """Parse the options, and check the columns of the rows.
 
         :raises ConfigError: an option is invalid, or a column is missing
@@ -61,7 +61,7 @@ class Target:
 
 
 @attrs.frozen
-class Published(WriterCommitMessage):
+class PublishedRows(WriterCommitMessage):
     """Number of rows that a task published; all are durable."""
 
     rows: int
@@ -70,7 +70,7 @@ class Published(WriterCommitMessage):
 class BatchWriter(DataSourceArrowWriter):
     """Publishes the rows of a table."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: SinkTarget) -> None:
         self.target = target
         self.run = uuid.uuid4().int  # Identifies the job; a task that runs again has the same one.
 
@@ -81,7 +81,7 @@ class BatchWriter(DataSourceArrowWriter):
 class StreamWriter(DataSourceStreamArrowWriter):
     """Publishes the rows of each micro-batch."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: SinkTarget) -> None:
         self.target = target
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -93,7 +93,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return published(self.target, zlib.crc32(batch.encode()), iterator)
 
 
-def published(target: Target, run: int, batches: Iterator[pa.RecordBatch]) -> Published:
+def published(target: SinkTarget, run: int, batches: Iterator[pa.RecordBatch]) -> PublishedRows:
     """Publish the rows of a task, and return when all are acknowledged.
 
     :param run: identifies the job or the micro-batch
@@ -117,7 +117,7 @@ def published(target: Target, run: int, batches: Iterator[pa.RecordBatch]) -> Pu
         publisher.flush()
     finally:
         publisher.close()
-    return Published(rows)
+    return PublishedRows(rows)
 
 
 def first_number(run: int, partition: int) -> int:

@@ -52,7 +52,7 @@ from fyrehose.spark.gaps import survey
 from fyrehose.spark.plan import PIECE, Part, Planner, admitted, check
 from fyrehose.spark.reading import PartReader
 from fyrehose.spark.selection import Selection, selection
-from fyrehose.spark.sink import BatchWriter, StreamWriter, Target
+from fyrehose.spark.sink import BatchWriter, SinkTarget, StreamWriter
 
 RECORDS = (
     "stream string not null, seq bigint not null, time timestamp not null, source string not null, producer string, "
@@ -130,11 +130,11 @@ class FyrehoseDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         _refuse_overwrite(overwrite)
-        return BatchWriter(Target.of(self.options, schema))
+        return BatchWriter(SinkTarget.of(self.options, schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         _refuse_overwrite(overwrite)
-        return StreamWriter(Target.of(self.options, schema))
+        return StreamWriter(SinkTarget.of(self.options, schema))
 
 
 class PartPartition(InputPartition):
@@ -214,6 +214,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        """Return the position at which the next micro-batch ends.
+
+        :param start: the position at which it begins
+        :param limit: how many rows or bytes Spark wants at the most
+        """
         position, view = start["position"], self.options.place.view()
         stop = view.mark if self.target is None else self.target
         if self.options.end_position is not None:

@@ -27,7 +27,7 @@ _OPTIONS = {"aws_conditional_put": "etag"}
 
 
 @attrs.frozen
-class Store:
+class LakeStore:
     """The place of a lake.
 
     :ivar uri: an absolute path, or the URL of an object store
@@ -36,7 +36,7 @@ class Store:
     uri: str
 
     @classmethod
-    def at(cls, location: str | Path) -> Store:
+    def at(cls, location: str | Path) -> LakeStore:
         """Return the store at a path, a ``file://`` URL, or an ``s3://`` URL.
 
         :raises ConfigError: it is another kind of URL, or names no bucket
@@ -71,9 +71,9 @@ class Store:
         """Return the storage options with which delta-rs opens a table here."""
         return dict(_OPTIONS) if self.remote else None
 
-    def below(self, name: str) -> Store:
+    def below(self, name: str) -> LakeStore:
         """Return the store of a path in this one."""
-        return Store(f"{self.uri}/{name}")
+        return LakeStore(f"{self.uri}/{name}")
 
     def files(self) -> fs.FileSystem:
         """Return the file system whose root this store is."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from fyrehose.spark.lake import File, Lake
-    from fyrehose.spark.stores import Store
+    from fyrehose.spark.stores import LakeStore
 
 #: Columns of a table: the name of the server, those of a record, and the day on which it was accepted.
 COLUMNS = (
@@ -140,7 +140,7 @@ def _of_directory(spark: SparkSession, directory: Path, files: Sequence[File]) -
     return reduce(DataFrame.union, parts)
 
 
-def _of_store(spark: SparkSession, store: Store, files: Sequence[File], chosen: Selection | None) -> DataFrame:
+def _of_store(spark: SparkSession, store: LakeStore, files: Sequence[File], chosen: Selection | None) -> DataFrame:
     """Return the records of files in an object store, which Python tasks read.
 
     Spark's own reader would need jars and a configuration of its own for the store.

@@ -25,7 +25,7 @@ from fyrehose.journal.offline.places import place
 from fyrehose.spark.jobs.archive import account_of
 from fyrehose.spark.lake import OLD_DATA, OLD_LOG, PARTITION, UPGRADED, File, Lake, Progress, host_of
 from fyrehose.spark.plan import check
-from fyrehose.spark.stores import Store
+from fyrehose.spark.stores import LakeStore
 
 _VERSION = 1
 _DATE = re.compile(r"/date=([^/]+)/")
@@ -40,7 +40,7 @@ def upgrade(location: str | Path, journal: str, server: str | None = None) -> in
     :raises JournalCorrupt: the lake is of another journal
     :raises JournalLocked: an archive of an older version writes to the lake
     """
-    store = Store.at(location)
+    store = LakeStore.at(location)
     if store.remote:
         raise JournalError(f"{store} is no lake of an older version: those were always in directories")
     path = store.directory

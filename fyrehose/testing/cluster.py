@@ -26,7 +26,7 @@ PORTS = ((8119, 8180, 8280), (8129, 8181, 8281), (8139, 8182, 8282))
 
 
 @attrs.define(eq=False)
-class Server:
+class ClusterServer:
     """A Fyrehose server of the cluster.
 
     :ivar ports: of Figg, of HTTP, and of the page
@@ -44,6 +44,7 @@ class Server:
         return self.directory.joinpath("log").read_text(errors="replace")
 
     def start(self) -> None:
+        """Write the server's configuration, and start its process."""
         self.directory.mkdir(parents=True, exist_ok=True)
         figg, http, page = self.ports
         self.directory.joinpath("fyrehose.toml").write_text(
@@ -84,14 +85,14 @@ class Cluster:
     directory: Path
     ports: tuple[tuple[int, ...], ...] = ()
     nats: NatsNodes = attrs.field(init=False)
-    servers: dict[str, Server] = attrs.field(factory=dict, init=False)
+    servers: dict[str, ClusterServer] = attrs.field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.nats = NatsNodes(self.directory)
         found = free_ports(3 * len(NAMES))
         ports = self.ports or tuple(tuple(found[3 * i : 3 * i + 3]) for i in range(len(NAMES)))
         for name, of in zip(NAMES, ports, strict=True):
-            self.servers[name] = Server(name, self.directory / name, self.nats.urls, of)
+            self.servers[name] = ClusterServer(name, self.directory / name, self.nats.urls, of)
 
     def __enter__(self) -> Cluster:
         self.nats.__enter__()
@@ -116,6 +117,7 @@ class Cluster:
 
 
 def main() -> None:
+    """Run a cluster for trying things out, in the directory that the command line names, until Ctrl-C."""
     if len(sys.argv) != 2:
         sys.exit("usage: python -m fyrehose.testing.cluster DIRECTORY")
     directory = Path(sys.argv[1]).absolute()

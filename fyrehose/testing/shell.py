@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Self
 
 import attrs
@@ -28,6 +29,10 @@ class Transport(StringTransport):
     def setTcpKeepAlive(self, enabled: bool) -> None:
         """Do nothing."""
 
+    def writeSequence(self, data: Iterable[bytes]) -> None:
+        """Write *data* by :meth:`write`, which subclasses may extend."""
+        self.write(b"".join(data))  # type: ignore[no-untyped-call]
+
     def abortConnection(self) -> None:
         self.aborted = self.disconnecting = True
 
@@ -53,13 +58,24 @@ class Peer:
     clock: Clock
 
     @classmethod
-    def connect(cls, factory: Any, clock: Clock, host: str = "127.0.0.1", **more: Any) -> Self:
-        """Connect to *factory* from *host*.
+    def connect(
+        cls,
+        factory: Any,
+        clock: Clock,
+        host: str = "127.0.0.1",
+        port: int = 40_000,
+        transport: Transport | None = None,
+        **more: Any,
+    ) -> Self:
+        """Connect to *factory* from *host* and *port*.
 
+        :param transport: the transport of the protocol; None: a new one
         :param more: the fields of a subclass
         """
-        address = IPv4Address("TCP", host, 40_000)
-        protocol, transport = factory.buildProtocol(address), Transport(peerAddress=address)  # type: ignore[no-untyped-call]
+        address = IPv4Address("TCP", host, port)
+        protocol = factory.buildProtocol(address)
+        if transport is None:
+            transport = Transport(peerAddress=address)  # type: ignore[no-untyped-call]
         protocol.makeConnection(transport)
         return cls(protocol, transport, clock, **more)
 
@@ -67,9 +83,9 @@ class Peer:
         """Send *data* to the protocol."""
         self.protocol.dataReceived(data)
 
-    def received(self) -> bytes:
-        """Return what the protocol wrote since the last call, after two turns of the reactor."""
-        for _ in range(2):
+    def received(self, turns: int = 2) -> bytes:
+        """Return what the protocol wrote since the last call, after some *turns* of the reactor."""
+        for _ in range(turns):
             self.clock.advance(0)
         data: bytes = self.transport.value()  # type: ignore[no-untyped-call]
         self.transport.clear()  # type: ignore[no-untyped-call]

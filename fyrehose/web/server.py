@@ -1,6 +1,6 @@
 """The Twisted protocol around a web session: HTTP's additions to the protocol of every TCP listener.
 
-    received -> session -> Request and other events -> a handler answers, now or later -> proceed -> the next request
+    received -> session -> RequestHead and other events -> a handler answers -> proceed -> the next request
 
 The server closes a connection that is idle, one whose peer has finished sending, and one with an unread body after a
 refusal.  In the last case it first reads and discards input for a while: a peer that is reset while it sends may not
@@ -20,7 +20,7 @@ from fyrehose.net.lifecycle import Phase
 from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import duration, option
-from fyrehose.web.session import Refused, Request, WebSession
+from fyrehose.web.session import RequestHead, RequestRefused, WebSession
 from fyrehose.web.tokens import token_in
 
 
@@ -72,6 +72,7 @@ class WebProtocol(SessionProtocol):
     # Called by the base class.
 
     def received(self, events: Sequence[object]) -> None:
+        """Handle the events of a request, and those of further requests that arrived with it, up to BATCHES."""
         self._receiving = True
         try:
             super().received(events)
@@ -95,7 +96,7 @@ class WebProtocol(SessionProtocol):
     def drop(self, error: RemoteProtocolError) -> None:
         if self.session.answering and not self.session.streaming:
             status = 408 if error.cause == "frame-timeout" else 400
-            self.refuse_request(Refused(status=status, cause=error.cause, detail=str(error)))
+            self.refuse_request(RequestRefused(status=status, cause=error.cause, detail=str(error)))
         super().drop(error)
 
     def forbid(self, error: Forbidden) -> None:
@@ -116,11 +117,12 @@ class WebProtocol(SessionProtocol):
     def waiting(self) -> bool:
         return self.session.answering or self.session.expected > 0
 
-    def refuse_request(self, refusal: Refused) -> None:
+    def refuse_request(self, refusal: RequestRefused) -> None:
         """Answer the current request with *refusal*."""
         self.session.refuse(refusal.status, refusal.cause, refusal.detail)
 
     def hang_up(self) -> None:
+        """Close the connection; if a body is unread, finish writing first, so that the client reads the answer."""
         if not self.session.body_unread:
             super().hang_up()
             return
@@ -132,11 +134,11 @@ class WebProtocol(SessionProtocol):
 
     # For handlers.
 
-    def count_refusal(self, event: Refused) -> None:
+    def count_refusal(self, event: RequestRefused) -> None:
         """Count and log a refusal that was answered."""
         self.broker.counters.refuse(self.log, self.protocol_name, event.cause, self.peer, event.detail)
 
-    handlers = SessionProtocol.handlers | on(Refused, count_refusal)
+    handlers = SessionProtocol.handlers | on(RequestRefused, count_refusal)
 
     # Internals.
 
@@ -149,6 +151,6 @@ class WebProtocol(SessionProtocol):
             (self.reading.pauseProducing if self._reading_paused else self.reading.resumeProducing)()
 
 
-def token_of(request: Request) -> str | None:
+def token_of(request: RequestHead) -> str | None:
     """Return the token of *request*, or None if it has none: see :func:`~fyrehose.web.tokens.token_in`."""
     return token_in(request.headers.get("authorization", ""))

@@ -1,6 +1,6 @@
 """The server's side of one HTTP/1.1 connection, sans-I/O: h11 parses and serializes, this module limits and refuses.
 
-    bytes -> Request, then the events of a subclass for the body -> respond(), or start(), send() ..., end() -> bytes
+    bytes -> RequestHead, then a subclass's events for the body -> respond(), or start(), send() ..., end() -> bytes
 
 Requests are processed one at a time: a limited number of bytes behind a request is kept until its answer is complete.
 A refusal is an answer with a status and ``{"error": ...}``.  If it leaves a body unread, the connection is closed.
@@ -36,7 +36,7 @@ Headers = Mapping[str, str]
 
 
 @attrs.frozen(slots=True, kw_only=True)
-class Request:
+class RequestHead:
     """The head of a request.
 
     :ivar path: the segments of the path, percent-decoded
@@ -54,7 +54,7 @@ class Request:
 
 
 @attrs.frozen(slots=True, kw_only=True)
-class Refused:
+class RequestRefused:
     """The refusal of a request.
 
     :ivar status: the HTTP status
@@ -83,7 +83,7 @@ class WebSession:
     _ahead: bytearray = attrs.field(factory=bytearray, init=False)
     _eof: bool = attrs.field(default=False, init=False)
     _broken: bool = attrs.field(default=False, init=False)
-    _refused: Refused | None = attrs.field(default=None, init=False)
+    _refused: RequestRefused | None = attrs.field(default=None, init=False)
     #: whether the last call stopped at MOST_EVENTS, so that h11 may have more events
     _stopped: bool = attrs.field(default=False, init=False)
     #: whether the body of the request is incomplete
@@ -98,7 +98,7 @@ class WebSession:
 
     # Hooks for subclasses.
 
-    def on_request(self, request: Request) -> Iterable[object]:
+    def on_request(self, request: RequestHead) -> Iterable[object]:
         """Return the events for the head of a request; the hook may refuse it."""
         if request.length or request.length is None:
             return self.refuse(413, "unexpected-body", "unexpected body: this server accepts requests without one only")
@@ -248,7 +248,7 @@ class WebSession:
 
     def refuse(
         self, status: int, cause: str, detail: str, headers: Headers | None = None, **more: object
-    ) -> list[Refused]:
+    ) -> list[RequestRefused]:
         """Send a complete answer that refuses the request.
 
         :param cause: a few words joined by dashes, for the counter and the log
@@ -256,7 +256,7 @@ class WebSession:
         :param more: further keys of the answer's JSON object
         :return: the event for the refusal
         """
-        self._refused = Refused(status=status, cause=cause, detail=detail)
+        self._refused = RequestRefused(status=status, cause=cause, detail=detail)
         fields = {**(headers or {})}
         if self._body_incomplete:
             fields["Connection"] = "close"
@@ -346,7 +346,7 @@ class WebSession:
         return [Broken(error=RemoteProtocolError("bad-http", str(error)))]
 
 
-def _parse(head: h11.Request) -> Request:
+def _parse(head: h11.Request) -> RequestHead:
     """Convert the head of a request from h11, decoding its path and query.
 
     :raises ValueError: the head is invalid; the message is for the peer
@@ -372,7 +372,7 @@ def _parse(head: h11.Request) -> Request:
         pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=MAX_PARAMETERS)
     except UnicodeDecodeError:
         raise ValueError("invalid path or query: expected percent-encoded UTF-8") from None
-    return Request(
+    return RequestHead(
         method=head.method.decode("latin-1"),
         path=parts,
         query=dict(pairs),

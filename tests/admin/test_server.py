@@ -10,40 +10,33 @@ from typing import Any
 
 import attrs
 import pytest
-from twisted.internet.address import IPv4Address
-from twisted.internet.error import ConnectionDone
 from twisted.internet.testing import MemoryReactorClock
-from twisted.python.failure import Failure
 
 from fyrehose import extras
 from fyrehose.admin.metrics import registry
 from fyrehose.admin.plugin import plugin
 from fyrehose.admin.server import FILES, POLICY, Admin, AdminFactory, AdminService, make_admin
-from fyrehose.admin.settings import Settings
+from fyrehose.admin.settings import AdminSettings
 from fyrehose.admin.tail import INTERVAL
 from fyrehose.core.policy import parse
 from fyrehose.errors import ConfigError, JournalCorrupt, MissingExtra
 from fyrehose.identity import Identity, digest
 from fyrehose.interfaces import JournalState
-from fyrehose.testing import MemoryJournal, Transport
+from fyrehose.testing import MemoryJournal, Peer, Transport
 
 TOKEN = "0123456789abcdef"
 
 
 @attrs.define(eq=False)
-class Peer:
-    watched: Any
-    protocol: Any
-    transport: Transport
+class Browser(Peer):
+    """A browser that shows the page."""
 
     def ask(self, path: str, *headers: str, method: str = "GET", host: str = "localhost") -> tuple[int, str, bytes]:
         """Send a request, and return status, head and body of its answer."""
         self.transport.clear()
         lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", *headers, "", ""]
-        self.protocol.dataReceived("\r\n".join(lines).encode())
-        self.watched.clock.advance(0)
-        head, _, body = self.transport.value().partition(b"\r\n\r\n")
-        self.transport.clear()
+        self.send("\r\n".join(lines).encode())
+        head, _, body = self.received(turns=1).partition(b"\r\n\r\n")
         return int(head.split()[1]), head.decode(), body
 
     def json(self, path: str, *headers: str) -> Any:
@@ -55,7 +48,7 @@ class Peer:
 
     def leave(self) -> None:
         if self.protocol in self.protocol.factory.connections:
-            self.protocol.connectionLost(Failure(ConnectionDone()))
+            super().leave()
 
 
 def events(transport: Transport) -> list[tuple[str, Any]]:
@@ -69,22 +62,17 @@ def events(transport: Transport) -> list[tuple[str, Any]]:
     return found
 
 
-Connect = Callable[..., Peer]
+Connect = Callable[..., Browser]
 
 
 @pytest.fixture
 def connect(watched: Any) -> Iterator[Connect]:
-    peers: list[Peer] = []
+    peers: list[Browser] = []
 
-    def connect(token: str | None = None, endpoint: str = "tcp:1:interface=127.0.0.1", **settings: Any) -> Peer:
-        made = Settings(**{"refusal_delay": 0.0, **settings})
+    def connect(token: str | None = None, endpoint: str = "tcp:1:interface=127.0.0.1", **settings: Any) -> Browser:
+        made = AdminSettings(**{"refusal_delay": 0.0, **settings})
         admin = Admin(watched.status, token, registry(watched.status, 100))
-        address = IPv4Address("TCP", "127.0.0.1", 5)
-        protocol = AdminFactory(admin, made, watched.clock, endpoint).buildProtocol(address)
-        assert protocol is not None
-        transport = Transport(peerAddress=address)
-        protocol.makeConnection(transport)
-        peers.append(Peer(watched, protocol, transport))
+        peers.append(Browser.connect(AdminFactory(admin, made, watched.clock, endpoint), watched.clock))
         return peers[-1]
 
     yield connect
@@ -222,7 +210,7 @@ def test_configured_token_is_required(connect: Connect) -> None:
     assert peer.ask("/metrics", "Authorization: Bearer wrong")[0] == 401
     assert peer.ask("/metrics", f"Authorization: Bearer {TOKEN}")[0] == 200
     assert peer.ask("/", "Authorization: Basic YW55Ym9keTowMTIzNDU2Nzg5YWJjZGVm")[0] == 200
-    assert peer.watched.broker.counters.counts["admin", "bad-token"] == 6
+    assert peer.protocol.factory.broker.counters.counts["admin", "bad-token"] == 6
 
 
 def test_events_send_history_and_then_a_status_per_second(connect: Connect, watched: Any) -> None:
@@ -385,7 +373,7 @@ def test_head_of_an_event_stream_ends_immediately(connect: Connect) -> None:
 
 def test_service_samples_while_it_runs(make_watched: Any, log_lines: list[str]) -> None:
     watched, reactor = make_watched(), MemoryReactorClock()
-    settings = Settings()
+    settings = AdminSettings()
     admin = make_admin(watched.broker, reactor, lambda: 0.0, settings, None)
     service = AdminService(reactor, "tcp:1:interface=127.0.0.1", admin, settings)
     assert not reactor.getDelayedCalls()
@@ -402,7 +390,7 @@ def test_service_samples_while_it_runs(make_watched: Any, log_lines: list[str]) 
 def test_reload_reads_the_token_again(watched: Any, tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(TOKEN)
-    settings = Settings(token_file=str(path))
+    settings = AdminSettings(token_file=str(path))
     service = plugin.make_service(MemoryReactorClock(), watched.broker, plugin.default_endpoint, settings)
     assert service._admin.token == TOKEN
     path.write_text("another one, as long")
@@ -417,33 +405,29 @@ def test_reload_reads_the_token_again(watched: Any, tmp_path: Path) -> None:
 def test_reload_with_another_token_closes_connections(watched: Any, tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(TOKEN)
-    settings = Settings(token_file=str(path))
+    settings = AdminSettings(token_file=str(path))
     service = plugin.make_service(MemoryReactorClock(), watched.broker, plugin.default_endpoint, settings)
-    address = IPv4Address("TCP", "127.0.0.1", 5)
-    protocol, transport = service.factory.buildProtocol(address), Transport(peerAddress=address)
-    assert protocol is not None
-    protocol.makeConnection(transport)
-    peer = Peer(watched, protocol, transport)
+    peer = Browser.connect(service.factory, watched.clock)
     peer.ask("/api/events", f"Authorization: Bearer {TOKEN}")
     service.reload()
-    assert not transport.disconnecting, "it is the same"
+    assert not peer.transport.disconnecting, "it is the same"
     path.write_text("another one, as long")
     service.reload()
-    assert transport.disconnecting
+    assert peer.transport.disconnecting
     peer.leave()
 
 
 def test_foreign_broker_is_refused() -> None:
     with pytest.raises(ConfigError, match="own broker"):
-        plugin.make_service(MemoryReactorClock(), object(), plugin.default_endpoint, Settings())  # type: ignore[arg-type]
+        plugin.make_service(MemoryReactorClock(), object(), plugin.default_endpoint, AdminSettings())  # type: ignore[arg-type]
 
 
 def test_public_endpoint_without_tls_and_token_is_refused(watched: Any) -> None:
     with pytest.raises(ConfigError, match="TLS"):
-        plugin.make_service(MemoryReactorClock(), watched.broker, "tcp:8118", Settings())
+        plugin.make_service(MemoryReactorClock(), watched.broker, "tcp:8118", AdminSettings())
 
 
 def test_missing_prometheus_client_is_reported(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda name: None if "prometheus" in name else find_spec(name))
     with pytest.raises(MissingExtra, match=r"fyrehose\[admin\]"):
-        plugin.make_service(MemoryReactorClock(), watched.broker, plugin.default_endpoint, Settings())
+        plugin.make_service(MemoryReactorClock(), watched.broker, plugin.default_endpoint, AdminSettings())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fyrehose.admin.settings import Settings, check_place, read_token
+from fyrehose.admin.settings import AdminSettings, check_place, read_token
 from fyrehose.errors import ConfigError
 
 
@@ -25,7 +25,7 @@ from fyrehose.errors import ConfigError
     ],
 )
 def test_endpoint_off_loopback_requires_tls_and_a_token(endpoint: str, settings: dict[str, str], missing: str) -> None:
-    made = Settings(**settings)
+    made = AdminSettings(**settings)
     if not missing:
         check_place(endpoint, made)
         return

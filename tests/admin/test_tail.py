@@ -6,7 +6,7 @@ import json
 from base64 import b64decode
 from typing import Any
 
-from fyrehose.admin.tail import MOST_RECORDS, PART, Tail, as_event
+from fyrehose.admin.tail import MOST_RECORDS, PART, StreamTail, as_event
 
 
 def seqs(new: Any) -> list[int]:
@@ -15,7 +15,7 @@ def seqs(new: Any) -> list[int]:
 
 def test_tail_starts_with_the_last_records_and_continues(watched: Any) -> None:
     watched.publish(*[b"x"] * 100)
-    tail = Tail(watched.broker, "s", back=3)
+    tail = StreamTail(watched.broker, "s", back=3)
     assert seqs(tail.read()) == [98, 99, 100]
     assert tail.read() is None
     watched.publish(b"a", b"b")
@@ -24,7 +24,7 @@ def test_tail_starts_with_the_last_records_and_continues(watched: Any) -> None:
 
 
 def test_records_beyond_the_limit_are_counted_as_skipped(watched: Any) -> None:
-    tail = Tail(watched.broker, "s")
+    tail = StreamTail(watched.broker, "s")
     watched.publish(*[b"x"] * 1000)
     new = tail.read()
     assert (len(new["records"]), new["skipped"], seqs(new)[-1]) == (MOST_RECORDS, 1000 - MOST_RECORDS, 1000)
@@ -32,13 +32,13 @@ def test_records_beyond_the_limit_are_counted_as_skipped(watched: Any) -> None:
 
 def test_large_payload_is_truncated(watched: Any) -> None:
     watched.publish(b"\xff" * (PART + 1))
-    (record,) = Tail(watched.broker, "s").read()["records"]
+    (record,) = StreamTail(watched.broker, "s").read()["records"]
     assert (record["size"], b64decode(record["payload"])) == (PART + 1, b"\xff" * PART)
     assert (record["source"], record["stream"]) == ("http", "s")
 
 
 def test_large_records_are_returned_in_several_reads(watched: Any) -> None:
-    tail = Tail(watched.broker, "s")
+    tail = StreamTail(watched.broker, "s")
     watched.publish(*[b"x" * 600_000] * 4)
     found = []
     while (new := tail.read()) is not None:
@@ -48,14 +48,14 @@ def test_large_records_are_returned_in_several_reads(watched: Any) -> None:
 
 
 def test_stream_may_be_created_later(watched: Any) -> None:
-    tail = Tail(watched.broker, "new")
+    tail = StreamTail(watched.broker, "new")
     assert tail.read() is None
     watched.publish(b"x", stream="new")
     assert seqs(tail.read()) == [1]
 
 
 def test_records_deleted_by_retention_are_skipped(watched: Any) -> None:
-    tail = Tail(watched.broker, "s")
+    tail = StreamTail(watched.broker, "s")
     watched.publish(b"a")
     watched.publish(b"b")
     watched.journal.forget("s", 2)

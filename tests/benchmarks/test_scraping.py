@@ -59,7 +59,7 @@ def test_metrics_are_scraped_until_the_context_ends(serving: Answering) -> None:
     assert set(serving.asked) == {"/metrics"}
 
 
-def test_an_answer_that_has_no_metrics_is_trouble(serving: Answering) -> None:
+def test_an_answer_without_metrics_is_an_error(serving: Answering) -> None:
     serving.body = b"what?"
     scraper = Scraper(serving.server_port)
     scraper.__enter__()

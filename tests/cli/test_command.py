@@ -16,7 +16,7 @@ from twisted.internet.task import Clock
 
 from fyrehose import __version__
 from fyrehose.cli import main, running
-from fyrehose.cli.command import Place, Since
+from fyrehose.cli.command import AddressType, Since
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import FyrehoseError, JournalCorrupt
@@ -84,13 +84,13 @@ def test_version() -> None:
     ],
 )
 def test_server_address_is_parsed(text: str, place: tuple[str, int | None]) -> None:
-    assert Place().convert(text, None, None) == place
+    assert AddressType().convert(text, None, None) == place
 
 
 @pytest.mark.parametrize("text", ["host:", "host:many", "host:0", "host:65536", "[::1]:x"])
 def test_invalid_server_address_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="expected HOST:PORT"):
-        Place().convert(text, None, None)
+        AddressType().convert(text, None, None)
 
 
 @pytest.mark.parametrize(

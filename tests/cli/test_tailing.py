@@ -15,7 +15,7 @@ from twisted.python.failure import Failure
 from fyrehose.cli import tailing
 from fyrehose.cli.contacts import Contacts
 from fyrehose.cli.formats import text
-from fyrehose.cli.tailing import HIGH, LOW, Named, tail
+from fyrehose.cli.tailing import HIGH, LOW, NamedTail, tail
 from fyrehose.errors import FyrehoseError
 from fyrehose.records import Run
 
@@ -59,7 +59,7 @@ class Follower:
         count: int | None = None,
         idle: float | None = None,
         since: int | None = None,
-        named: Named | None = None,
+        named: NamedTail | None = None,
     ) -> None:
         self.clock = Clock()
         self.jobs: list[tuple[Callable[[], None], Deferred[None]]] = []
@@ -283,7 +283,7 @@ def consumed(follower: Follower, payload: bytes) -> list[Any]:
 
 
 def test_a_record_of_a_named_subscription_is_consumed_when_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    follower = Follower(monkeypatch, named=Named("billing", takeover=True), count=2)
+    follower = Follower(monkeypatch, named=NamedTail("billing", takeover=True), count=2)
     follower.connect()
     assert follower.tailer.named == {"name": "billing", "takeover": True}
     first, second, third = (consumed(follower, payload) for payload in (b"a", b"b", b"c"))
@@ -298,7 +298,7 @@ def test_a_record_of_a_named_subscription_is_consumed_when_it_is_written(monkeyp
 
 
 def test_what_count_cuts_off_a_run_is_not_consumed(monkeypatch: pytest.MonkeyPatch) -> None:
-    follower = Follower(monkeypatch, named=Named("billing"), count=2)
+    follower = Follower(monkeypatch, named=NamedTail("billing"), count=2)
     follower.connect()
     done: list[Any] = []
     follower.tailer.take(Run.of("s", [b"a", b"b", b"c"], source="x").numbered(7, 0)).addCallback(done.append)
@@ -321,7 +321,7 @@ def test_missing_records_of_a_pattern_name_their_stream(
 
 
 def test_a_record_that_cannot_be_written_is_not_consumed(monkeypatch: pytest.MonkeyPatch) -> None:
-    follower = Follower(monkeypatch, named=Named("billing"))
+    follower = Follower(monkeypatch, named=NamedTail("billing"))
     follower.connect()
     done = consumed(follower, b"a")
     follower.write(BrokenPipeError())

@@ -5,17 +5,17 @@ from __future__ import annotations
 from random import Random
 
 from fyrehose.protocols.backbone.frames import Flags, KeepAlive, Push, Request
-from fyrehose.protocols.backbone.server_session import Pushed, ServerSession
+from fyrehose.protocols.backbone.server_session import BackboneServerSession, Pushed
 from fyrehose.protocols.backbone.session import Dropped
-from fyrehose.protocols.backbone.settings import Settings
+from fyrehose.protocols.backbone.settings import BackboneSettings
 
 CLIENT = ("10.0.0.2", 4000)
-SETTINGS = Settings()
+SETTINGS = BackboneSettings()
 
 
-def make() -> ServerSession:
+def make() -> BackboneServerSession:
     """A session with default settings, of which CLIENT is a live subscriber without a journal since one second ago."""
-    session = ServerSession(
+    session = BackboneServerSession(
         SETTINGS, lambda: (1, 1_000_000), lambda address: False, Random(7), lambda host, action: True
     )
     joining = KeepAlive(address=CLIENT, flags=Flags.NOJOURNAL, token=bytes(16)).serialize()
@@ -25,7 +25,7 @@ def make() -> ServerSession:
     return session
 
 
-def dropped(session: ServerSession, datagram: bytes, now: float = 0.0) -> list[str]:
+def dropped(session: BackboneServerSession, datagram: bytes, now: float = 0.0) -> list[str]:
     events = session.receive_datagrams(datagram, len(datagram), CLIENT, now)
     return [event.cause for event in events if isinstance(event, Dropped)]
 

@@ -9,10 +9,10 @@ from twisted.internet.task import Clock
 
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
-from fyrehose.protocols.figg.server import FiggFactory, Settings
+from fyrehose.protocols.figg.server import FiggFactory, FiggSettings
 from fyrehose.testing import MemoryJournal, Transport
 
-DEFAULTS = Settings()
+DEFAULTS = FiggSettings()
 
 
 class Unsorted(Clock):
@@ -29,7 +29,7 @@ class Server:
         self.clock = Unsorted()
         self.broker = Broker(self.clock, MemoryJournal(), Sequencer())
         self.broker.open()
-        self.factory: Any = FiggFactory(self.broker, Settings(refusal_delay=0.0), self.clock)
+        self.factory: Any = FiggFactory(self.broker, FiggSettings(refusal_delay=0.0), self.clock)
 
     def connect(self, number: int, host: str) -> Transport | None:
         address = IPv4Address("TCP", host, 1 + number % 60_000)

@@ -7,17 +7,17 @@ import pytest
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.eventbus.frames import MAX_LABEL, Dialect, Subtrees, SyncStart
 from fyrehose.protocols.eventbus.lent import Pool
-from fyrehose.protocols.eventbus.server_session import ServerSession
-from fyrehose.protocols.eventbus.settings import Settings
-from fyrehose.protocols.eventbus.snapshots import COST, Snapshot, Snapshots
+from fyrehose.protocols.eventbus.server_session import EventBusServerSession
+from fyrehose.protocols.eventbus.settings import EventBusSettings
+from fyrehose.protocols.eventbus.snapshots import COST, SnapshotAnswer, Snapshots
 
 TIME = b"2024-05-01T10:20:30.123Z"
 UUID = b"7d444840-9dc0-41d1-b245-5ffdce74fad2"
-LARGEST = Settings().max_payload
+LARGEST = EventBusSettings().max_payload
 
 
 def refused(*frames: bytes) -> str | None:
-    found = ServerSession(Settings()).receive_pub([b"c", *frames], 1 + len(frames), 0.0)
+    found = EventBusServerSession(EventBusSettings()).receive_pub([b"c", *frames], 1 + len(frames), 0.0)
     return None if found is None else found.cause
 
 
@@ -38,13 +38,13 @@ def ask(snapshots: Snapshots, number: int, network: str) -> None:
     """Have a client of *network* ask for a snapshot."""
     identity = b"%s %d" % (network.encode(), number)
     request = SyncStart(subtrees=Subtrees.parse(b""), sequence=0, dialect=Dialect.BINARY)
-    snapshots.add(Snapshot(identity, request, False, Dialect.BINARY, Pool(1 << 30).account(identity, network)))
+    snapshots.add(SnapshotAnswer(identity, request, False, Dialect.BINARY, Pool(1 << 30).account(identity, network)))
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_as_many_snapshots_are_sent_at_once_as_the_limit_says(more: int) -> None:
-    limit = Settings().snapshots
-    snapshots = Snapshots(limit, Settings().snapshots_memory)
+    limit = EventBusSettings().snapshots
+    snapshots = Snapshots(limit, EventBusSettings().snapshots_memory)
     for number in range(limit + more):
         ask(snapshots, number, "10.0.0.1")
     snapshots.admit(9, 0.0)
@@ -52,7 +52,7 @@ def test_as_many_snapshots_are_sent_at_once_as_the_limit_says(more: int) -> None
 
 
 def test_requests_for_snapshots_take_as_much_memory_as_the_limit_says() -> None:
-    limit = Settings().snapshots_memory
+    limit = EventBusSettings().snapshots_memory
     snapshots = Snapshots(1, limit)
     for network in ("10.0.0.1", "10.0.0.2"):
         for number in range(limit // 2 // COST):

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.protocols.figg.frames import Attach
-from fyrehose.protocols.figg.server import FiggFactory, Settings
-from fyrehose.testing import MemoryJournal, Transport
+from fyrehose.protocols.figg.server import FiggFactory, FiggSettings
+from fyrehose.testing import MemoryJournal, Peer
 
-MOST = Settings().max_subscriptions
+MOST = FiggSettings().max_subscriptions
 
 
 @pytest.mark.parametrize("count", [MOST - 1, MOST, MOST + 1])
@@ -20,12 +19,7 @@ def test_a_connection_may_have_as_many_subscriptions_as_the_limit(count: int) ->
     clock = Clock()
     broker = Broker(clock, MemoryJournal(), Sequencer())
     broker.open()
-    address = IPv4Address("TCP", "127.0.0.1", 5000)
-    protocol, transport = (
-        FiggFactory(broker, Settings(refusal_delay=0.0), clock).buildProtocol(address),
-        Transport(address),
-    )
-    protocol.makeConnection(transport)
-    protocol.dataReceived(b"".join(Attach(topic=f"t{n}").serialize() for n in range(count)))
-    assert transport.disconnecting is (count > MOST)
+    peer = Peer.connect(FiggFactory(broker, FiggSettings(refusal_delay=0.0), clock), clock)
+    peer.send(b"".join(Attach(topic=f"t{n}").serialize() for n in range(count)))
+    assert peer.transport.disconnecting is (count > MOST)
     assert broker.counters.counts["figg", "too-many-subscriptions"] == (count > MOST)

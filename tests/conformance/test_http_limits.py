@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from fyrehose.protocols.http.bodies import Lines, TooLarge, Whole
-from fyrehose.protocols.http.server import Settings
-from fyrehose.protocols.http.session import NDJSON, HttpSession, Limits
-from fyrehose.web.session import Refused
+from fyrehose.protocols.http.bodies import LineBody, TooLarge, Whole
+from fyrehose.protocols.http.server import HttpSettings
+from fyrehose.protocols.http.session import NDJSON, HttpSession, RequestLimits
+from fyrehose.web.session import RequestRefused
 
-SETTINGS = Settings()
+SETTINGS = HttpSettings()
 LARGEST = SETTINGS.max_payload
 
 
 @pytest.mark.parametrize(("size", "taken"), [(LARGEST - 1, True), (LARGEST, True), (LARGEST + 1, False)])
-@pytest.mark.parametrize("make", [lambda: Whole(LARGEST, None), lambda: Lines(LARGEST)], ids=["whole", "lines"])
+@pytest.mark.parametrize("make", [lambda: Whole(LARGEST, None), lambda: LineBody(LARGEST)], ids=["whole", "lines"])
 def test_a_message_may_be_as_large_as_the_limit(make: Any, size: int, *, taken: bool) -> None:
     body, piece, found = make(), bytes(1 << 20), []
     try:
@@ -39,9 +39,13 @@ def test_a_message_may_be_as_large_as_the_limit(make: Any, size: int, *, taken: 
     ],
 )
 def test_a_length_is_judged_by_the_head_of_the_request(kind: str, size: int, status: int | None) -> None:
-    session = HttpSession(frozenset({"localhost"}), limits=Limits(message=SETTINGS.max_payload, body=SETTINGS.max_body))
+    session = HttpSession(
+        frozenset({"localhost"}), limits=RequestLimits(message=SETTINGS.max_payload, body=SETTINGS.max_body)
+    )
     head = f"POST /streams/s HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: {size}\r\n\r\n"
     events = list(session.receive_data(head.encode()))
     while session.more:
         events += session.next_events()
-    assert [event.status for event in events if isinstance(event, Refused)] == ([] if status is None else [status])
+    assert [event.status for event in events if isinstance(event, RequestRefused)] == (
+        [] if status is None else [status]
+    )

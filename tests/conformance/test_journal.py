@@ -408,7 +408,7 @@ def test_close_commits_pending_appends(subject: Subject) -> None:
     assert subject.open() == {"s": 3}
 
 
-def test_without_room_reading_goes_on(subject: Subject, logged_errors: Any) -> None:
+def test_reads_continue_without_room(subject: Subject, logged_errors: Any) -> None:
     subject.append(drafts(b"kept"), first=1)
     subject.commit()
     subject.observer.told.clear()
@@ -423,7 +423,7 @@ def test_without_room_reading_goes_on(subject: Subject, logged_errors: Any) -> N
     assert subject.journal.ends() == {"s": 1}
 
 
-def test_with_room_again_the_numbers_go_on_that_never_left(subject: Subject) -> None:
+def test_numbers_of_failed_appends_are_used_again_when_there_is_room(subject: Subject) -> None:
     subject.append(drafts(b"kept"), first=1)
     subject.commit()
     lost = refusals(subject.append(drafts(b"lost"), first=2))

@@ -6,10 +6,10 @@ import pytest
 
 from fyrehose.errors import Broken
 from fyrehose.protocols.lumberjack.frames import Json, Window
-from fyrehose.protocols.lumberjack.server import Settings
+from fyrehose.protocols.lumberjack.server import LumberjackSettings
 from fyrehose.protocols.lumberjack.session import LumberjackServerSession
 
-SEARCH = Settings().topic_search
+SEARCH = LumberjackSettings().topic_search
 
 
 @pytest.mark.parametrize("end", [SEARCH - 1, SEARCH, SEARCH + 1])
@@ -18,7 +18,7 @@ def test_a_topic_is_looked_for_in_as_many_bytes_as_the_limit(end: int) -> None:
     head, tail = b'{"x":"', b'","@metadata":{"beat":"t"'
     payload = head + b"." * (end - len(head) - len(tail)) + tail
     assert len(payload) == end
-    session = LumberjackServerSession(Settings().limits)
+    session = LumberjackServerSession(LumberjackSettings().limits)
     events = session.receive_data(
         Window(version=2, number=1).serialize() + Json(sequence=1, payload=payload + b"}}").serialize()
     )
@@ -29,7 +29,7 @@ def test_a_topic_is_looked_for_in_as_many_bytes_as_the_limit(end: int) -> None:
 @pytest.mark.parametrize("header", [b"2J\0\0\0\1", b"2C"])
 def test_a_frame_may_be_as_large_as_the_limit(header: bytes, more: int) -> None:
     """Its size is judged as soon as it is known."""
-    session = LumberjackServerSession(Settings().limits)
-    size = (Settings().max_frame + more).to_bytes(4, "big")
+    session = LumberjackServerSession(LumberjackSettings().limits)
+    size = (LumberjackSettings().max_frame + more).to_bytes(4, "big")
     events = session.receive_data(Window(version=2, number=1).serialize() + header + size)
     assert [type(event) for event in events] == ([Broken] if more > 0 else [])

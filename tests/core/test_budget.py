@@ -391,7 +391,7 @@ def test_small_frames_of_an_address_that_used_up_its_share_are_granted_one_after
     assert budget.granted == 5 * MIB
 
 
-def test_frames_behind_a_publisher_that_waits_go_on_with_it() -> None:
+def test_frames_of_a_waiting_publisher_resume_with_it() -> None:
     budget = Budget(each=1 << 40)
     publisher, *found = peers(budget, 4, size=2 * MIB)
     for peer in found[:2]:
@@ -649,7 +649,7 @@ def test_a_frame_of_which_a_part_has_come_waits_for_the_pool_and_a_larger_one_fo
     assert [peer.reading for peer in (publisher, part, larger)] == [True, True, False]
 
 
-def test_next_to_nothing_is_what_is_published_and_what_has_come_of_the_frame_together() -> None:
+def test_the_smallest_part_counts_publishes_and_the_incomplete_frame_together() -> None:
     budget = Budget(limit=64 * MIB, each=1 << 40)
     for peer in peers(budget, 300, size=14 * MIB):
         peer.send(budget.part)

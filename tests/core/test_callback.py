@@ -67,7 +67,7 @@ def test_an_error_of_the_function_is_the_error_of_the_publish(error: Exception) 
     assert [failure.value for failure in failures] == [error]
 
 
-def test_the_policy_decides_who_publishes_and_nobody_reads() -> None:
+def test_the_policy_decides_who_publishes_and_allows_no_reads() -> None:
     handled: list[Run] = []
     policy = parse({"allow": [{"network": "10.0.0.0/8", "publish": "a"}]})
     broker = CallbackBroker(handled.append, policy=policy)

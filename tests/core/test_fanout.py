@@ -389,7 +389,7 @@ class TestTrouble:
     @pytest.mark.parametrize(
         "error", [OSError(5, "Input/output error"), JournalCorrupt("damaged"), ValueError("a bug")]
     )
-    def test_acknowledgements_and_other_subscribers_go_on(
+    def test_acknowledgements_and_other_subscribers_continue(
         self, server: Server, logged_errors, error: Exception
     ) -> None:
         fine, _ = server.subscribe(stream="fine")

@@ -24,24 +24,24 @@ def stored(*records: Run) -> MemoryJournal:
     return journal
 
 
-def recovered(journal: MemoryJournal) -> positions.Recovered:
+def recovered(journal: MemoryJournal) -> positions.SavedPositions:
     return positions.recover(journal.read, journal.bounds(STREAM))
 
 
 def test_nothing_is_recovered_from_a_new_journal() -> None:
-    assert recovered(stored()) == positions.Recovered({})
+    assert recovered(stored()) == positions.SavedPositions({})
 
 
 def test_the_last_state_of_each_subscription_is_recovered() -> None:
     moved = Position(stream="a", seq=7)
     journal = stored(positions.pack({"one": A, "two": B}, 0), positions.pack({"one": moved, "two": None}, 0))
-    assert recovered(journal) == positions.Recovered({"one": moved})
+    assert recovered(journal) == positions.SavedPositions({"one": moved})
 
 
 def test_recovery_begins_at_the_last_checkpoint() -> None:
     journal = stored(positions.pack({"old": A}, 0), positions.pack({"two": B}, None), positions.pack({"one": A}, 2))
     journal.forget(STREAM, 2)
-    assert recovered(journal) == positions.Recovered({"two": B, "one": A}, checkpoint=2)
+    assert recovered(journal) == positions.SavedPositions({"two": B, "one": A}, checkpoint=2)
 
 
 def test_records_of_others_are_skipped() -> None:
@@ -56,7 +56,7 @@ def test_records_of_others_are_skipped() -> None:
 def test_missing_records_are_counted() -> None:
     journal = stored(positions.pack({"one": A}, None), positions.pack({"two": B}, 1), positions.pack({"one": B}, 1))
     journal.forget(STREAM, 3)
-    assert recovered(journal) == positions.Recovered({"one": B}, missing=2)
+    assert recovered(journal) == positions.SavedPositions({"one": B}, missing=2)
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ class _Talk:
 
     def __attrs_post_init__(self) -> None:
         self.server = _relink_of("Server")(
-            _relink_of("MemoryJournal")(), _relink_of("Clock")(), _relink_of("Settings")()
+            _relink_of("MemoryJournal")(), _relink_of("Clock")(), _relink_of("RelinkSettings")()
         )
         self.server.start()
 

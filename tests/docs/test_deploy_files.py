@@ -16,7 +16,7 @@ from fyrehose.cli.backup import backup
 from fyrehose.errors import JournalCorrupt
 from fyrehose.server.tap import DRAIN
 from fyrehose.spark.command import archive, optimize
-from fyrehose.spark.stores import Store
+from fyrehose.spark.stores import LakeStore
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
@@ -106,7 +106,7 @@ def test_the_cron_job_runs_a_valid_command_and_never_two_at_once() -> None:
     assert token == f"--token-file={mounted}/token"
     options = archive_options(container["command"][:-1])
     assert (options["engine"], options["follow"], options["hold"]) == ("local", False, "lake")
-    assert Store.at(options["lake"]).remote
+    assert LakeStore.at(options["lake"]).remote
     (rule,) = template["podFailurePolicy"]["rules"]
     assert rule["onExitCodes"] == {
         "containerName": container["name"],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from twisted.internet.task import Clock
@@ -17,7 +16,7 @@ from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import Broken
 from fyrehose.interfaces import IProtocolPlugin
 from fyrehose.records import Run
-from fyrehose.testing import MemoryJournal, PluginConformance, Transport, every_chunking, feed
+from fyrehose.testing import MemoryJournal, Peer, PluginConformance, every_chunking, feed
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +29,8 @@ def installed(monkeypatch: pytest.MonkeyPatch, lines_path: list[Path]) -> Iterat
         del sys.modules[name]
 
 
-class Peer:
-    """A connection to a server whose commits the test controls."""
+class LineServer:
+    """A server with one peer, whose commits the test controls."""
 
     def __init__(self) -> None:
         from fyrehose.net.tcp import TCPSettings
@@ -41,21 +40,13 @@ class Peer:
         self.broker = Broker(self.clock, self.journal, Sequencer())
         self.broker.open()
         self.factory = LineFactory(self.broker, TCPSettings(refusal_delay=0.0), self.clock)
-        self.transport = Transport()
-        self.protocol: Any = self.factory.buildProtocol(self.transport.getPeer())
-        self.protocol.makeConnection(self.transport)
+        self.peer = Peer.connect(self.factory, self.clock)
 
-    def send(self, data: bytes) -> bytes:
+    def answer(self, data: bytes) -> bytes:
         """Send *data*, commit everything, and return the answer of the server."""
-        self.transport.clear()
-        self.protocol.dataReceived(data)
+        self.peer.send(data)
         self.journal.commit()
-        self.clock.advance(0)
-        answer: bytes = self.transport.value()
-        return answer
-
-    def disconnect(self) -> None:
-        self.protocol.connectionLost()
+        return self.peer.received()
 
 
 def test_the_plugin_is_found_by_its_entry_point() -> None:
@@ -66,19 +57,19 @@ def test_the_plugin_is_found_by_its_entry_point() -> None:
 
 
 def test_a_line_is_acknowledged_when_it_is_durable() -> None:
-    peer = Peer()
-    peer.protocol.dataReceived(b"+log one line\n")
-    assert peer.transport.value() == b""
-    assert peer.send(b"+log another\n") == b"ok 1\nok 2\n"
-    peer.disconnect()
+    server = LineServer()
+    server.peer.send(b"+log one line\n")
+    assert server.peer.transport.value() == b""
+    assert server.answer(b"+log another\n") == b"ok 1\nok 2\n"
+    server.peer.leave()
 
 
 def test_a_subscriber_receives_records_of_every_publisher() -> None:
-    peer = Peer()
-    peer.broker.publish([Run.of("log", [b"two\nlines", b"\xff"], source="test")])
-    assert peer.send(b"?log 0\n") == b"1 9\ntwo\nlines\n2 1\n\xff\n"
-    assert peer.send(b"+log live\n") in (b"ok 3\n3 4\nlive\n", b"3 4\nlive\nok 3\n")
-    peer.disconnect()
+    server = LineServer()
+    server.broker.publish([Run.of("log", [b"two\nlines", b"\xff"], source="test")])
+    assert server.answer(b"?log 0\n") == b"1 9\ntwo\nlines\n2 1\n\xff\n"
+    assert server.answer(b"+log live\n") in (b"ok 3\n3 4\nlive\n", b"3 4\nlive\nok 3\n")
+    server.peer.leave()
 
 
 @pytest.mark.parametrize(
@@ -96,11 +87,11 @@ def test_a_subscriber_receives_records_of_every_publisher() -> None:
     ],
 )
 def test_an_invalid_line_closes_the_connection(data: bytes, cause: str) -> None:
-    peer = Peer()
-    peer.send(data)
-    assert peer.broker.counters.counts["lines", cause] == 1
-    assert peer.transport.disconnecting
-    peer.disconnect()
+    server = LineServer()
+    server.answer(data)
+    assert server.broker.counters.counts["lines", cause] == 1
+    assert server.peer.transport.disconnecting
+    server.peer.leave()
 
 
 def test_events_do_not_depend_on_chunking() -> None:
@@ -117,10 +108,10 @@ def test_events_do_not_depend_on_chunking() -> None:
 
 
 def test_an_invalid_stream_name_closes_the_connection() -> None:
-    peer = Peer()
-    peer.send(b"+ a payload\n")
-    assert peer.transport.disconnecting
-    peer.disconnect()
+    server = LineServer()
+    server.answer(b"+ a payload\n")
+    assert server.peer.transport.disconnecting
+    server.peer.leave()
 
 
 class TestLinesPlugin(PluginConformance):

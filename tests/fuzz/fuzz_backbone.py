@@ -24,15 +24,15 @@ with harness.instrumented("fyrehose.protocols.backbone", "fyrehose.kernels.pure"
     from fyrehose.kernels.pure import backbone as pure
     from fyrehose.protocols.backbone import frames
     from fyrehose.protocols.backbone.client_session import (
+        BackboneClientSession,
         BackboneOptions,
-        ClientSession,
-        Confirmed,
+        PushConfirmed,
+        PushTimedOut,
         RecordsSkipped,
-        Unconfirmed,
     )
-    from fyrehose.protocols.backbone.server_session import Pushed, Replay, ServerSession
+    from fyrehose.protocols.backbone.server_session import BackboneServerSession, Pushed, Replay
     from fyrehose.protocols.backbone.session import Dropped
-    from fyrehose.protocols.backbone.settings import Settings
+    from fyrehose.protocols.backbone.settings import BackboneSettings
     from fyrehose.records import Run
 
 SERVER = ("10.0.0.1", 2323)
@@ -76,18 +76,18 @@ def train(dice: harness.Dice, tokens: list[bytes]) -> tuple[bytes, int]:
 
 def server(data: bytes) -> None:
     """Nothing is raised, nothing is counted twice, and answers go to those who asked: with any limits."""
-    serve(data, Settings(push_rate=50, request_rate=5, subscribers=3), ())
-    serve(data, Settings(), (frames.MAX_DATA, frames.MAX_SEQUENCES))
+    serve(data, BackboneSettings(push_rate=50, request_rate=5, subscribers=3), ())
+    serve(data, BackboneSettings(), (frames.MAX_DATA, frames.MAX_SEQUENCES))
 
 
-def make_session(settings: Settings) -> ServerSession:
+def make_session(settings: BackboneSettings) -> BackboneServerSession:
     """Make the session of a server that anybody may use."""
-    return ServerSession(
+    return BackboneServerSession(
         settings, lambda: (5, LAST - 3), lambda address: address == SERVER, Random(1), lambda host, action: True
     )
 
 
-def serve(data: bytes, settings: Settings, edges: tuple[int, ...]) -> None:
+def serve(data: bytes, settings: BackboneSettings, edges: tuple[int, ...]) -> None:
     dice = harness.Dice(data, edges)
     session = make_session(settings)
     now = 0.0
@@ -118,7 +118,7 @@ def serve(data: bytes, settings: Settings, edges: tuple[int, ...]) -> None:
 
 def limits(data: bytes) -> None:
     """The largest datagram, the widest range of a request, as many pushes as the rate allows; default settings."""
-    settings = Settings()
+    settings = BackboneSettings()
     specimen = harness.Specimen(
         data, {"data": frames.MAX_DATA, "range": frames.MAX_SEQUENCES, "rate": settings.push_rate}
     )
@@ -147,7 +147,7 @@ def client(data: bytes) -> None:
     dice = harness.Dice(data)
     after = dice.choice((None, None, 0, 3))
     options = BackboneOptions(subscribe=not dice.one_in(9), store=dice.choice((0, 300)), window=3, retries=1)
-    session = ClientSession(SERVER, SOURCES[1], options, Random(1), 0.0, after)
+    session = BackboneClientSession(SERVER, SOURCES[1], options, Random(1), 0.0, after)
     now, pushed, position = 0.0, 0, -1
     settled: set[int] = set()
     tokens: list[bytes] = []
@@ -170,7 +170,7 @@ def client(data: bytes) -> None:
             elif isinstance(event, RecordsSkipped):
                 assert event.last >= event.first > position
                 position = event.last
-            elif isinstance(event, Confirmed | Unconfirmed):
+            elif isinstance(event, PushConfirmed | PushTimedOut):
                 assert event.handle not in settled
                 settled.add(event.handle)
         for sent, _ in session.data_to_send():

@@ -20,7 +20,7 @@ import harness
 
 with harness.instrumented("fyrehose.protocols.eventbus"):
     from fyrehose.errors import RemoteProtocolError
-    from fyrehose.protocols.eventbus.client_session import ClientSession, EventBusOptions
+    from fyrehose.protocols.eventbus.client_session import EventBusClientSession, EventBusOptions
     from fyrehose.protocols.eventbus.encoding import PROTOCOL, event_frames
     from fyrehose.protocols.eventbus.frames import (
         MAX_LABEL,
@@ -36,8 +36,8 @@ with harness.instrumented("fyrehose.protocols.eventbus"):
         parse_sequence,
     )
     from fyrehose.protocols.eventbus.labels import WireLabels, read_labels
-    from fyrehose.protocols.eventbus.server_session import ServerSession
-    from fyrehose.protocols.eventbus.settings import Settings, Syntax
+    from fyrehose.protocols.eventbus.server_session import EventBusServerSession
+    from fyrehose.protocols.eventbus.settings import EventBusSettings, Syntax
     from fyrehose.protocols.eventbus.zap import Authenticator
     from fyrehose.records import MAX_NAME, Run
 
@@ -161,12 +161,12 @@ class Fuzzer:
         dedup, subtrees = random.random() < 0.5, random.choice(list(Syntax))
         default = random.random() < 0.5
         small = {"max_payload": 30, "snapshots": 2, "snapshots_memory": 4096}
-        settings = Settings() if default else Settings(dedup=dedup, subtrees=subtrees, **small)
-        session = ServerSession(settings)
+        settings = EventBusSettings() if default else EventBusSettings(dedup=dedup, subtrees=subtrees, **small)
+        session = EventBusServerSession(settings)
         while random:
             self.publishes(session, settings)
 
-    def publishes(self, session: ServerSession, settings: Settings) -> None:
+    def publishes(self, session: EventBusServerSession, settings: EventBusSettings) -> None:
         """One message more."""
         message = self.message()
         identity = self.piece()
@@ -188,7 +188,7 @@ class Fuzzer:
         """What a client holds back has a limit."""
         random = self.random
         options = EventBusOptions(subtrees=random.choice([(), ("/a/",)]), after=random.choice([None, 0, 7]))
-        session = ClientSession(options, Random(1), self.now)
+        session = EventBusClientSession(options, Random(1), self.now)
         session.connected(self.now)
         while random:
             self.now += random.choice([0, 0, 1, 30])
@@ -206,7 +206,7 @@ class Fuzzer:
 
 def limits(data: bytes) -> None:
     """Every length at its limit, by default settings: it is refused if, and only if, it is above."""
-    settings = Settings()
+    settings = EventBusSettings()
     specimen = harness.Specimen(
         data,
         {
@@ -219,7 +219,7 @@ def limits(data: bytes) -> None:
             "subtrees": MAX_SUBTREES,
         },
     )
-    session, event = ServerSession(settings), list(EVENT)
+    session, event = EventBusServerSession(settings), list(EVENT)
     if specimen.which in ("subtree", "subtrees"):
         spec = b"/" + b"x" * (specimen.size - 2) + b"/"
         if specimen.which == "subtrees":

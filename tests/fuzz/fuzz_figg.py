@@ -22,7 +22,7 @@ with harness.instrumented("fyrehose.protocols.figg", "fyrehose.kernels.pure"):
     from fyrehose.kernels.pure import figg as pure
     from fyrehose.protocols.figg import frames
     from fyrehose.protocols.figg.session import FiggClientSession, FiggServerSession
-    from fyrehose.protocols.figg.window import Window
+    from fyrehose.protocols.figg.window import PublishWindow
     from fyrehose.records import MAX_PAYLOAD, Run
 
 TOPICS = ("t", "topic/\N{SNOWMAN}", "x" * 255, "a\0b")
@@ -129,7 +129,7 @@ def raw(data: bytes) -> None:
 def window(data: bytes) -> None:
     """A client's window, with any acknowledgements at all: what is told is in order, and nothing waits for ever."""
     dice = harness.Dice(data)
-    under_way = Window(4, 2000)
+    under_way = PublishWindow(4, 2000)
     told: list[int] = []
     added = 0
     while dice:

@@ -17,10 +17,18 @@ import harness
 
 with harness.instrumented("fyrehose.web", "fyrehose.protocols.http", "h11"):
     from fyrehose.errors import Broken
-    from fyrehose.protocols.http.bodies import SMALL, Lines, TooLarge, Whole
-    from fyrehose.protocols.http.server import Settings
-    from fyrehose.protocols.http.session import BodyRefused, HttpSession, Limits, Live, Publish, PublishEnd, Read
-    from fyrehose.web.session import Refused
+    from fyrehose.protocols.http.bodies import SMALL, LineBody, TooLarge, Whole
+    from fyrehose.protocols.http.server import HttpSettings
+    from fyrehose.protocols.http.session import (
+        BodyRefused,
+        HttpSession,
+        Live,
+        PublishEnd,
+        PublishPart,
+        Read,
+        RequestLimits,
+    )
+    from fyrehose.web.session import RequestRefused
 
 METHODS = ("GET", "POST", "HEAD", "PUT", "get", "CONNECT")
 TARGETS = ("/", "/streams/s", "/streams/a%2Fb", "/streams/s/live", "/streams/%ff", "/streams/", "*", "//x", "/x?y", "")
@@ -37,8 +45,8 @@ HEADERS = (
     "X: " + "y" * 300,
 )
 #: Small limits, so that they are reached.
-LIMITS = Limits(message=40, body=120)
-DEFAULTS = Limits(message=Settings().max_payload, body=Settings().max_body)
+LIMITS = RequestLimits(message=40, body=120)
+DEFAULTS = RequestLimits(message=HttpSettings().max_payload, body=HttpSettings().max_body)
 
 
 def body(dice: harness.Dice) -> bytes:
@@ -66,7 +74,7 @@ def request(dice: harness.Dice) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + content
 
 
-def said(chunks: list[bytes], limits: Limits = LIMITS) -> list[Any]:
+def said(chunks: list[bytes], limits: RequestLimits = LIMITS) -> list[Any]:
     """What came of them, the messages of one request put together; each request that needs one gets an answer."""
     session = HttpSession(frozenset({"localhost"}), limits=limits)
     events: list[Any] = []
@@ -76,7 +84,7 @@ def said(chunks: list[bytes], limits: Limits = LIMITS) -> list[Any]:
             assert not events or not isinstance(events[-1], str), "Broken is the last"
             if isinstance(event, Broken):
                 events.append(event.error.cause)
-            elif isinstance(event, Publish):
+            elif isinstance(event, PublishPart):
                 if not (events and isinstance(events[-1], list)):
                     events.append([event.stream, event.content_type])
                 events[-1] += event.payloads
@@ -89,7 +97,7 @@ def said(chunks: list[bytes], limits: Limits = LIMITS) -> list[Any]:
                 events.append((event.refusal.status, event.refusal.cause))
                 session.refuse(event.refusal.status, event.refusal.cause, event.refusal.detail)
             else:
-                assert isinstance(event, Refused), event
+                assert isinstance(event, RequestRefused), event
                 events.append((event.status, event.cause))
 
     for chunk in chunks:
@@ -143,7 +151,7 @@ def bodies(data: bytes) -> None:
     dice = harness.Dice(data)
     content = body(dice) + body(dice)
     pieces = dice.pieces(content)
-    for make in (lambda: Lines(30), lambda: Whole(60, None)):
+    for make in (lambda: LineBody(30), lambda: Whole(60, None)):
         results = []
         for chunks in ([content], pieces):
             collecting = make()

@@ -26,8 +26,8 @@ with harness.instrumented("fyrehose.protocols.lumberjack", "fyrehose.kernels.pur
     from fyrehose.protocols.lumberjack import frames, inflate
     from fyrehose.protocols.lumberjack.client_session import LumberjackWriterSession
     from fyrehose.protocols.lumberjack.inflate import ENGINE, PIECE, WHOLE
-    from fyrehose.protocols.lumberjack.server import Settings
-    from fyrehose.protocols.lumberjack.session import Limits, LumberjackServerSession
+    from fyrehose.protocols.lumberjack.server import LumberjackSettings
+    from fyrehose.protocols.lumberjack.session import LumberjackLimits, LumberjackServerSession
     from fyrehose.records import Run
 
 #: What the inputs of the reader's session have around what is to be compressed: byte noise makes no zlib streams.
@@ -35,7 +35,9 @@ FENCE = b"|C|"
 JSON = (b"{}", b'{"@metadata":{"beat":"x"}}', b'{"@metadata":{"beat":[1,"\\u00fc')
 
 
-def session_of(limits: Limits, chunks: list[bytes]) -> tuple[list[tuple[bytes, int, str | None, str]], str | None]:
+def session_of(
+    limits: LumberjackLimits, chunks: list[bytes]
+) -> tuple[list[tuple[bytes, int, str | None, str]], str | None]:
     """The events that a session makes of ``chunks``, one by one, and what broke it."""
     session, events, cause, turns = LumberjackServerSession(limits), [], None, 0
     total = sum(map(len, chunks))
@@ -119,15 +121,15 @@ def raw(data: bytes) -> None:
 
 def read(stream: bytes, size: int, events: int) -> None:
     """The reader's session: whole, and in chunks and turns of other sizes."""
-    wanted = session_of(Limits(max_inflated=1 << 20), [stream])
+    wanted = session_of(LumberjackLimits(max_inflated=1 << 20), [stream])
     size = max(size, len(stream) // 50)
     chunks = [stream[at : at + size] for at in range(0, len(stream), size)]
-    defaults = Settings().limits
+    defaults = LumberjackSettings().limits
     assert session_of(defaults, chunks) == session_of(defaults, [stream])
-    found = session_of(Limits(max_inflated=1 << 20, turn_events=events, turn_bytes=64 * events), chunks)
+    found = session_of(LumberjackLimits(max_inflated=1 << 20, turn_events=events, turn_bytes=64 * events), chunks)
     assert found == wanted, (found, wanted)
     with streaming(size):
-        events_found, cause = session_of(Limits(max_inflated=1 << 20), chunks)
+        events_found, cause = session_of(LumberjackLimits(max_inflated=1 << 20), chunks)
     # Of a compressed frame that turns out to be wrong, or is not all there, events may have been published.
     assert cause is not None or wanted[1] is None, wanted
     assert events_found[: len(wanted[0])] == wanted[0], (events_found, wanted)
@@ -149,7 +151,7 @@ def streaming(size: int) -> Iterator[None]:
 
 def limits(data: bytes) -> None:
     """Lengths and counts at their limits, by default settings: refused if, and only if, it is above."""
-    defaults = Settings().limits
+    defaults = LumberjackSettings().limits
     specimen = harness.Specimen(
         data,
         {
@@ -200,7 +202,7 @@ def single(data: bytes) -> None:
             continue
         assert parsed.serialize() == data
     for final in (False, True):
-        fields = frames.Fields()
+        fields = frames.PairScanner()
         try:
             for end in range(0, len(data) + 1, 3):
                 fields.advance(data, 0, end, final=final and end == len(data))

@@ -42,15 +42,15 @@ with harness.instrumented("fyrehose.protocols.relink", "fyrehose.kernels.pure"):
     )
     from fyrehose.protocols.relink.handshake import Hello, Terms, pack_reply, pack_version
     from fyrehose.protocols.relink.handshake_events import HelloReceived
-    from fyrehose.protocols.relink.limits import Limits
+    from fyrehose.protocols.relink.limits import LinkLimits
     from fyrehose.protocols.relink.link import Link
     from fyrehose.protocols.relink.server_session import ListenerSession
-    from fyrehose.protocols.relink.session import Session
+    from fyrehose.protocols.relink.session import RelinkSession
     from fyrehose.protocols.relink.tables import Receiving
     from fyrehose.records import Run
 
-LIMITS = Limits(channels=3, backlog=4, backlog_size=4_000, window=5, results=2, result_runs=3)
-DEFAULTS = Limits()
+LIMITS = LinkLimits(channels=3, backlog=4, backlog_size=4_000, window=5, results=2, result_runs=3)
+DEFAULTS = LinkLimits()
 #: What breaks a link or not according to when its owner has settled what, which is when it may, not at once.
 TIMED = {"results-unconfirmed", "backlog-too-large"}
 
@@ -72,7 +72,7 @@ class Peer:
 class Fuzzer:
     """Makes bytes, and gives them to everything that takes some."""
 
-    def __init__(self, random: Random, limits: Limits = LIMITS) -> None:
+    def __init__(self, random: Random, limits: LinkLimits = LIMITS) -> None:
         self.random, self.limits = random, limits
 
     def terms(self) -> Terms:
@@ -172,7 +172,7 @@ class Fuzzer:
         if not timed:
             assert found[0] == found[1], [turn.hex() for turn in turns]
 
-    def settle(self, session: Session, link: Link) -> list[Any]:
+    def settle(self, session: RelinkSession, link: Link) -> list[Any]:
         """An owner that finishes everything, in order, and then takes what was held back meanwhile."""
         got: list[Any] = []
         busy = True
@@ -190,7 +190,7 @@ class Fuzzer:
         assert link.over or not session.waiting, "what was held back stays where it is"
         return got
 
-    def linked(self, terms: Terms, resumed: bool, connector: bool) -> Session:
+    def linked(self, terms: Terms, resumed: bool, connector: bool) -> RelinkSession:
         if connector:
             old = Link(terms, True, 5, 6, self.limits) if resumed else None
             hello = Hello(terms=terms, epoch=5 if resumed else 0, link_id=6 if resumed else 0)
@@ -232,7 +232,7 @@ class Fuzzer:
             pass
         entry = linklog.pack_entry(bytes(8), link.terms, b"", [(0, 1)], snapshot.save(link))
         records = [bytearray(record) for record in linklog.pack_checkpoint(5, [entry])]
-        records.append(bytearray(linklog.pack(linklog.Kind.ENTRY, 5, 1, entry)))
+        records.append(bytearray(linklog.pack(linklog.RecordKind.ENTRY, 5, 1, entry)))
         damaged = random.choice(records)
         damaged[random.randrange(len(damaged))] ^= 1 << random.randrange(8)
         run = Run.of("l", records, source=linklog.SOURCE).numbered(1, 1)

@@ -188,7 +188,7 @@ class TestTheJournal:
         assert counts[0] >= sealed - 2
 
 
-def test_a_step_of_an_hour_is_believed_and_a_longer_one_when_it_has_stood_for_ten_minutes() -> None:
+def test_a_step_of_an_hour_is_followed_at_once_and_a_longer_one_after_ten_minutes() -> None:
     """While it stands the wall clock may drift by a minute."""
     hour, minute, second = 3_600_000_000, 60_000_000, 1_000_000
     time = [10**15, 0]

@@ -228,7 +228,7 @@ def test_ages_are_asked_once_for_each_stream(open_aging: Any, time: Time) -> Non
     assert asked == ["s"]
 
 
-def test_names_that_come_and_go_do_not_fill_the_memory(
+def test_streams_of_passing_names_do_not_fill_the_memory(
     open_aging: Any, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(floors, "MOST", 10)

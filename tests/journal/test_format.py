@@ -212,7 +212,7 @@ def test_invalid_values_in_the_header_of_a_batch_are_damaged(at: int, value: byt
 
 
 def test_the_bytes_of_entries() -> None:
-    entries = [fmt.Entry("s", 3, 2, fmt.State.RETIRED), fmt.Entry("", 8, 7), fmt.Entry("12345678", 1, 2)]
+    entries = [fmt.Entry("s", 3, 2, fmt.StreamState.RETIRED), fmt.Entry("", 8, 7), fmt.Entry("12345678", 1, 2)]
     header, data = packing.batch(fmt.Kind.STREAMS, entries, position=64, durable=0, time=1, clock=1, chain=0)
     assert data[3:5] == b"\x02\x05"  # version and kind
     assert data[64:] == bytes.fromhex(
@@ -238,7 +238,7 @@ def test_invalid_entries_are_damaged(cut: int, at: int, value: bytes, damage: st
     packed = fmt.Entry("s", 3, 2).pack()
     data = (packed[:at] + value + packed[at + len(value) :])[:cut]
     if not damage:
-        assert fmt.entries(data, 1) == [fmt.Entry("s", 3, 2, fmt.State.FORGOTTEN)]
+        assert fmt.entries(data, 1) == [fmt.Entry("s", 3, 2, fmt.StreamState.FORGOTTEN)]
         return
     with pytest.raises(fmt.Damage, match=damage):
         fmt.entries(data, 1)
@@ -287,7 +287,7 @@ def test_the_numbers_of_the_format() -> None:
         ("STREAMS", 5, 2),
     ]
     states = {"LIVE": 0, "RETIRED": 1, "BACK": 2, "HIGHEST": 3, "FORGOTTEN": 4}
-    assert {state.name: state.value for state in fmt.State} == states
+    assert {state.name: state.value for state in fmt.StreamState} == states
     assert {part.name: part.value for part in fmt.Has} == {
         "PRODUCER": 1,
         "TOPIC": 2,

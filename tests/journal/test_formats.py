@@ -33,7 +33,7 @@ def test_offline_tools_read_every_format(fixture: Path) -> None:
     assert not verify(fixture, everything=True).problems
 
 
-def test_a_server_reads_every_format_and_goes_on_writing(fixture: Path) -> None:
+def test_a_server_reads_every_format_and_continues_to_write(fixture: Path) -> None:
     author = Author(fixture)
     author.clock.advance(1_000)
     author.open()

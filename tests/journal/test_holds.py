@@ -24,7 +24,7 @@ def test_update_takes_the_wall_clock_by_default(tmp_path: Path) -> None:
     assert holds.registered(tmp_path)[0].time > 1_600_000_000_000_000
 
 
-def test_released_hold_is_gone(tmp_path: Path) -> None:
+def test_released_hold_is_not_listed(tmp_path: Path) -> None:
     holds.update(tmp_path, "lake", 1)
     assert holds.release(tmp_path, "lake")
     assert not holds.release(tmp_path, "lake")

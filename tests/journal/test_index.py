@@ -105,7 +105,7 @@ def test_pairs_are_64_kib_apart() -> None:
 
 def test_the_bytes_of_an_index() -> None:
     index = SegmentIndex(4096, end=9000)
-    index.set_before([fmt.Entry("b", 0, 7), fmt.Entry("old", 0, 6, fmt.State.RETIRED), fmt.Entry("", 2048, 3)])
+    index.set_before([fmt.Entry("b", 0, 7), fmt.Entry("old", 0, 6, fmt.StreamState.RETIRED), fmt.Entry("", 2048, 3)])
     index.add_run(5000, "b", 8, 9)
     data = index.pack()
     assert data[:8] == b"FYREIDX3"

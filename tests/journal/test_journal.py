@@ -773,7 +773,7 @@ def test_no_sync_runs_after_a_failed_one(open_journal, logged_errors) -> None:
 
 class TestWatching:
     @pytest.mark.parametrize("least", [0, 1 << 20])
-    def test_goes_on_when_the_disk_does_not_answer_and_says_so_once(
+    def test_journal_continues_and_warns_once_when_the_free_space_is_unknown(
         self, open_journal, monkeypatch, log_lines: list[str], least: int
     ) -> None:
         files = FaultyFiles()

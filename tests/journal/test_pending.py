@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import pytest
 
-from fyrehose.journal.pending import AHEAD, COMMIT, Append, Commit, Pending
+from fyrehose.journal.pending import AHEAD, COMMIT, Commit, Pending, PendingAppend
 from fyrehose.journal.writer import Committed, NoRoom
 from fyrehose.records import Run
 
@@ -36,8 +36,8 @@ class FakeWriter:
         return Committed([], 0, 0, None)
 
 
-def append(payload: bytes, size: int = 1) -> Append:
-    return Append([Run.of("s", [payload], source="t")], [1], size)
+def append(payload: bytes, size: int = 1) -> PendingAppend:
+    return PendingAppend([Run.of("s", [payload], source="t")], [1], size)
 
 
 @pytest.fixture

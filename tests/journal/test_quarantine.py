@@ -54,7 +54,7 @@ def payload_at(bench) -> int:  # type: ignore[no-untyped-def]
 class TestForgedBatches:
     """A client that knows the length of the log can make a payload look like a batch."""
 
-    def test_in_a_torn_tail_it_is_not_believed(self, open_journal) -> None:
+    def test_the_mark_of_a_forged_batch_in_a_torn_tail_is_ignored(self, open_journal) -> None:
         bench = open_journal()
         bench.append(b"kept")
         durable = scan.read_mark(bench.directory)
@@ -330,7 +330,7 @@ def test_streams_that_went_on_behind_the_damage_skip_no_more_than_they_lost(open
 
 
 @pytest.mark.parametrize(("lost", "said"), [(1, "'s00' 2-2"), (10, "'s09' 2-2"), (11, "'s09' 2-2 and 1 more")])
-def test_people_are_told_what_is_lost_for_certain_and_where_it_was_put(open_journal, lost: int, said: str) -> None:
+def test_the_log_names_the_lost_records_and_the_file_that_has_the_damage(open_journal, lost: int, said: str) -> None:
     bench = open_journal()
     streams = [f"s{i:02}" for i in range(lost)]
     for number in (1, 2, 3):
@@ -370,7 +370,7 @@ def test_nothing_is_done_to_a_journal_that_was_only_killed(open_journal, mode: s
     assert content(bench) == before
 
 
-def test_what_is_set_aside_of_a_later_segment_is_what_was_damaged(open_journal) -> None:
+def test_only_the_damaged_part_of_a_later_segment_is_set_aside(open_journal) -> None:
     bench = open_journal(segment_size=2048)
     for i in range(60):
         bench.append(b"%d" % i * 100)

@@ -20,7 +20,7 @@ from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import next_whole, recover
 from fyrehose.journal.writer import Writer
 from fyrehose.records import Run
-from fyrehose.testing.disk import Named, RecordingFiles, images, what_stays
+from fyrehose.testing.disk import NameAdded, RecordingFiles, images, what_stays
 from fyrehose.testing.files import FaultyFiles
 
 
@@ -86,7 +86,7 @@ class TestTornTail:
                 assert path.stat().st_size == torn.position
             aside.unlink(missing_ok=True)
 
-    def test_writing_goes_on_where_it_was_cut(self, open_journal) -> None:
+    def test_writing_continues_where_it_was_cut(self, open_journal) -> None:
         bench = open_journal()
         bench.append(b"first")
         durable = scan.read_mark(bench.directory)
@@ -236,7 +236,7 @@ class TestCorruption:
 
 
 @pytest.mark.parametrize(("more", "checked"), [(-1, 2), (0, 2), (1, 3)])
-def test_as_many_bytes_of_sealed_segments_are_checked_as_it_is_told_the_newest_first(
+def test_recovery_checks_as_many_bytes_of_sealed_segments_as_verify_says_newest_first(
     open_journal, more: int, checked: int
 ) -> None:
     bench = open_journal(segment_size=2048)
@@ -433,7 +433,7 @@ def test_a_name_that_was_not_synced_before_a_kill_is_synced_before_anything_is_a
     writer = Writer(directory, recover(directory, files), 1 << 12, files=files)
     writer.open(1)
     writer.close(in_order=False)
-    named = max(at for at, step in enumerate(files.log) if isinstance(step, Named) and step.old)
+    named = max(at for at, step in enumerate(files.log) if isinstance(step, NameAdded) and step.old)
     kept = what_stays(files, named + 1)
     for name, content in kept.files().items():
         directory.joinpath(name).write_bytes(content)

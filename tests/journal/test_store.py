@@ -242,7 +242,7 @@ def test_closed_store_finds_nothing(open_journal) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == closed
 
 
-def test_one_read_stays_within_a_segment_and_the_next_goes_on(open_journal) -> None:
+def test_one_read_stays_within_a_segment_and_the_next_continues(open_journal) -> None:
     bench = open_journal(segment_size=4096)
     fill(bench, 20)
     first: tuple[Run, ...] = bench.journal.read("busy", 1, 1 << 20)

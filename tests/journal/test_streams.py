@@ -376,7 +376,7 @@ def test_entries_since_a_snapshot_give_the_same_streams(kept: int, monkeypatch: 
 
 def test_entries_of_a_stream_that_is_back_have_the_last_number_that_is_not_served() -> None:
     of = Streams({"s": 9}, starts={"s": 4})
-    assert of.since(0, ["s"])[:2] == [Entry("s", 9, 9), Entry("s", 0, 4, fmt.State.BACK)]
+    assert of.since(0, ["s"])[:2] == [Entry("s", 9, 9), Entry("s", 0, 4, fmt.StreamState.BACK)]
 
 
 def test_a_journal_that_was_closed_in_order_has_given_out_no_more_than_it_wrote() -> None:
@@ -390,7 +390,7 @@ def test_a_journal_that_was_closed_in_order_has_given_out_no_more_than_it_wrote(
 def test_more_retired_streams_than_are_remembered_are_forgotten_with_a_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "MOST_RETIRED", 2)
     found = Streams({"a": 5, "b": 2}, {"c": 7, "d": 3}, floor=4)
-    retired, forgotten, live = fmt.State.RETIRED, fmt.State.FORGOTTEN, fmt.State.LIVE
+    retired, forgotten, live = fmt.StreamState.RETIRED, fmt.StreamState.FORGOTTEN, fmt.StreamState.LIVE
     assert found.retiring(["a", "unknown", "a"]) == [
         fmt.Entry("a", 0, 5, retired),
         fmt.Entry("c", 0, 7, forgotten),

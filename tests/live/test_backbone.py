@@ -22,7 +22,7 @@ from fyrehose.journal.journal import FileJournal
 from fyrehose.protocols.backbone.client import BackboneClient
 from fyrehose.protocols.backbone.client_session import BackboneOptions
 from fyrehose.protocols.backbone.plugin import plugin
-from fyrehose.protocols.backbone.settings import Settings
+from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal, until
 
@@ -111,7 +111,7 @@ class Server:
     ) -> Server:
         broker = Broker(reactor, journal or MemoryJournal(), Sequencer())  # type: ignore[arg-type]
         await broker.open()
-        service = plugin.make_service(reactor, broker, endpoint, Settings(**settings))
+        service = plugin.make_service(reactor, broker, endpoint, BackboneSettings(**settings))
         port = await service.startService()
         return cls(broker, service, ("127.0.0.1", port.getHost().port))
 

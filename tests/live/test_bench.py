@@ -63,7 +63,7 @@ def test_metrics_are_scraped_meanwhile(protocol: str, tmp_path: Path, monkeypatc
     assert scraped[1] >= 1
 
 
-def test_a_rate_is_kept_and_latency_told(tmp_path: Path) -> None:
+def test_a_rate_is_kept_and_latency_reported(tmp_path: Path) -> None:
     case = Case(name="figg/x", protocol="figg", messages=300, subscribers=1, rate=2_000.0)
     (found,) = measure(case, tmp_path)
     assert {"acknowledged.99", "arrived.99"} <= set(found.figures)

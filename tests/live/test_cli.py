@@ -283,7 +283,7 @@ def test_control_characters_are_escaped_on_a_terminal(server: Server) -> None:
     assert server.tail("--since", "start", "--count", "1") == b"\x1b]0;owned\x07\xff\n", "a pipe gets every byte"
 
 
-def test_a_message_that_the_stream_does_not_take_is_a_failure(server: Server, tmp_path: Path) -> None:
+def test_a_message_that_the_stream_refuses_is_a_failure(server: Server, tmp_path: Path) -> None:
     large = tmp_path / "large"
     large.write_bytes(bytes(70_000))
     words = [*server.words("publish", "figg", "backbone"), "--timeout", "3s", "--whole", str(large)]

@@ -14,7 +14,7 @@ import pytest
 
 from fyrehose.journal import scan
 from fyrehose.journal.offline.verify import verify
-from fyrehose.testing.cluster import Cluster, Server
+from fyrehose.testing.cluster import Cluster, ClusterServer
 from fyrehose.testing.nats import program
 
 pytestmark = [
@@ -34,7 +34,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield started
 
 
-def get(server: Server, path: str) -> bytes | None:
+def get(server: ClusterServer, path: str) -> bytes | None:
     """Return what the page of *server* answers with status 200, else None."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{server.ports[2]}{path}", timeout=2) as answer:
@@ -43,7 +43,7 @@ def get(server: Server, path: str) -> bytes | None:
         return None
 
 
-def leader_of(cluster: Cluster) -> Server:
+def leader_of(cluster: Cluster) -> ClusterServer:
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         for server in cluster.servers.values():
@@ -90,7 +90,7 @@ def check(cluster: Cluster, published: list[bytes]) -> None:
         assert verify(server.directory / "data").problems == []
 
 
-def test_publishing_goes_on_when_the_leader_is_killed(cluster: Cluster) -> None:
+def test_publishing_continues_when_the_leader_is_killed(cluster: Cluster) -> None:
     published = [b"before the kill"]
     publish(cluster, published[0])
     leader = leader_of(cluster)
@@ -141,7 +141,7 @@ def test_an_orderly_stop_hands_over(cluster: Cluster) -> None:
     check(cluster, [b"after the stop"])
 
 
-def test_publishing_goes_on_when_a_nats_server_is_killed(cluster: Cluster) -> None:
+def test_publishing_continues_when_a_nats_server_is_killed(cluster: Cluster) -> None:
     publish(cluster, b"before a node is lost")
     cluster.nats.kill(0)
     try:

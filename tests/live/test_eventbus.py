@@ -178,7 +178,7 @@ def test_every_command_in_both_dialects(serve: Any, bus: Bus) -> None:
     assert bus.sync(b"/z/", b"1") == [[b"SYNCEND", b"/z/", b"1"]]
 
 
-def test_the_reference_programs_dialect(serve: Any, bus: Bus) -> None:
+def test_the_dialect_of_the_reference_programs_is_served(serve: Any, bus: Bus) -> None:
     serve("sequence=decimal", "subtrees=reference")
     subscriber, collector = bus.subscriber(b"plain"), bus.collector()
     collector.send_multipart(event(1, b"plain"))
@@ -194,7 +194,7 @@ def test_a_req_socket_with_its_delimiters(serve: Any, bus: Bus) -> None:
     assert asking.recv_multipart() == [b"SYNCEND", b"", b"0"]
 
 
-def test_a_client_with_a_position_beyond_the_end_goes_on_with_the_next_event(serve: Any, bus: Bus) -> None:
+def test_a_client_with_a_position_beyond_the_end_continues_with_the_next_event(serve: Any, bus: Bus) -> None:
     """As after a backup was restored: it discards what is not above the number in SYNCEND."""
     serve()
     subscriber, collector = bus.subscriber(b"/a/"), bus.collector()
@@ -543,7 +543,7 @@ class TestKeys:
         where = f"127.0.0.1 at SNAPSHOT (port {bus.port})"
         running.wait_for(f"eventbus: Forbidden from {where}: 127.0.0.1 may not subscribe")
 
-    def test_a_policy_that_is_read_again_parts_with_who_is_connected(
+    def test_reloading_the_policy_disconnects_peers_that_it_does_not_allow(
         self, serve: Any, bus: Bus, tmp_path: Path
     ) -> None:
         policy = policy_file(tmp_path, 'network = "127.0.0.1"')
@@ -577,7 +577,7 @@ class TestKeys:
         await client.close()
 
 
-def test_open_to_others_without_saying_to_whom(start: Any) -> None:
+def test_a_public_listener_without_a_policy_is_refused(start: Any) -> None:
     server = start("--listen", "eventbus=tcp:0", ready=False)
     assert server.ended() == 1
     assert "refusing to listen on a public address" in server.errors
@@ -632,7 +632,7 @@ async def test_our_client_through_restarts_and_kills(serve: Any, bus: Bus) -> No
 
 
 @pytest_twisted.ensureDeferred
-async def test_one_of_our_clients_pauses_and_goes_on(serve: Any, bus: Bus) -> None:
+async def test_one_of_our_clients_pauses_and_resumes(serve: Any, bus: Bus) -> None:
     serve()
     got: list[int] = []
     client = EventBusClient(

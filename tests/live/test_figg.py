@@ -25,7 +25,7 @@ from fyrehose.core.sequencer import Sequencer
 from fyrehose.journal.journal import FileJournal
 from fyrehose.protocols.figg.client import FiggClient
 from fyrehose.protocols.figg.plugin import plugin
-from fyrehose.protocols.figg.server import Settings
+from fyrehose.protocols.figg.server import FiggSettings
 from fyrehose.records import Run
 from fyrehose.testing import until
 
@@ -395,7 +395,7 @@ async def serving(directory: Path, endpoint: str) -> AsyncIterator[tuple[Broker,
     """The plugin over a journal on disk, in this process; its broker and its port."""
     broker = Broker(reactor, FileJournal(reactor, directory), Sequencer())  # type: ignore[arg-type]
     await broker.open()
-    service = plugin.make_service(reactor, broker, endpoint, Settings())
+    service = plugin.make_service(reactor, broker, endpoint, FiggSettings())
     port = await service.startService()
     try:
         yield broker, getattr(port.getHost(), "port", 0)

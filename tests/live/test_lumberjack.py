@@ -29,7 +29,7 @@ from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.protocols.lumberjack.client import LumberjackClient
 from fyrehose.protocols.lumberjack.plugin import plugin
-from fyrehose.protocols.lumberjack.server import Settings
+from fyrehose.protocols.lumberjack.server import LumberjackSettings
 from fyrehose.testing import MemoryJournal
 from fyrehose.testing.certificates import Authority, Issued
 
@@ -360,7 +360,7 @@ async def test_our_client_over_tls(tmp_path: Path) -> None:
         reactor,
         broker,
         LOOPBACK,
-        Settings(
+        LumberjackSettings(
             tls_certificate=own.certificate,
             tls_key=own.key,
             tls_authorities=authority.certificate,

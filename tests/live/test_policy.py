@@ -242,7 +242,9 @@ def test_a_command_that_is_turned_away_says_so(
     server.wait_for(f"{protocol}: Forbidden from 127.0.0.1")
 
 
-def test_a_command_whose_tls_is_not_believed_says_so(start: Any, authority: Authority, tmp_path: Path) -> None:
+def test_a_command_reports_a_server_certificate_that_it_cannot_verify(
+    start: Any, authority: Authority, tmp_path: Path
+) -> None:
     server = start(*secured(authority, tmp_path, READER))
     (tmp_path / "other").mkdir()
     place = f"localhost:{server.port('figg')}"

@@ -156,7 +156,7 @@ def names(server: Server) -> list[str]:
     return sorted(name for name in found if not name.startswith("."))
 
 
-def test_a_retired_stream_is_gone_and_its_numbers_go_on_when_its_name_returns(start: Any) -> None:
+def test_a_retired_stream_is_not_served_and_continues_its_numbers_when_it_returns(start: Any) -> None:
     words = ("server.max-streams=3", "server.streams-per-address=100", "journal.segment-size=1KiB")
     options = [option for word in words for option in ("--option", word)]  # one of the streams is Relink's
     server = Server(start, *options)

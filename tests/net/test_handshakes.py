@@ -14,13 +14,7 @@ from zope.interface import directlyProvides
 
 from fyrehose.net.handshakes import Handshake
 from fyrehose.observe.counters import Counters
-
-
-class Transport:
-    aborted = False
-
-    def abortConnection(self) -> None:
-        self.aborted = True
+from fyrehose.testing import Transport
 
 
 class World:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from fyrehose.journal.format import SEGMENT_MAGIC, Damage, Newer
 from fyrehose.replication import entries
-from fyrehose.replication.entries import Entry, Kind, Validity, Writer, divide
+from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry, Validity, divide
 
-A, B = Writer("a", 0x0102030405060708), Writer("b", 2)
-DATA = Entry(Kind.DATA, 7, A, 0x1000, b"batch", part=True)
+A, B = EntryWriter("a", 0x0102030405060708), EntryWriter("b", 2)
+DATA = LogEntry(EntryKind.DATA, 7, A, 0x1000, b"batch", part=True)
 GOLDEN = bytes.fromhex(
     # magic, version 1, kind 3, part, one byte of name
     "46595245 01 03 01 01"
@@ -27,30 +27,30 @@ GOLDEN = bytes.fromhex(
 )
 
 
-def data(epoch: int, position: int, content: bytes, part: bool = False) -> Entry:
-    return Entry(Kind.DATA, epoch, A, position, content, part)
+def data(epoch: int, position: int, content: bytes, part: bool = False) -> LogEntry:
+    return LogEntry(EntryKind.DATA, epoch, A, position, content, part)
 
 
-def changed(entry: Entry, **changes: Any) -> Entry:
+def changed(entry: LogEntry, **changes: Any) -> LogEntry:
     return attrs.evolve(entry, **changes)
 
 
-def takeover(epoch: int, position: int) -> Entry:
-    return Entry(Kind.TAKEOVER, epoch, B, position)
+def takeover(epoch: int, position: int) -> LogEntry:
+    return LogEntry(EntryKind.TAKEOVER, epoch, B, position)
 
 
-def checkpoint(epoch: int, position: int) -> Entry:
-    return Entry(Kind.CHECKPOINT, epoch, A, position)
+def checkpoint(epoch: int, position: int) -> LogEntry:
+    return LogEntry(EntryKind.CHECKPOINT, epoch, A, position)
 
 
 def test_the_bytes_of_an_entry() -> None:
     assert DATA.pack() == GOLDEN
-    assert Entry.unpack(GOLDEN) == DATA
+    assert LogEntry.unpack(GOLDEN) == DATA
 
 
 @pytest.mark.parametrize("entry", [takeover(1, 0), checkpoint(3, 64), data(1 << 60, 1 << 50, b"x" * 70_000)])
-def test_every_kind_of_entry_survives_a_round_trip(entry: Entry) -> None:
-    assert Entry.unpack(memoryview(entry.pack())) == entry
+def test_every_kind_of_entry_survives_a_round_trip(entry: LogEntry) -> None:
+    assert LogEntry.unpack(memoryview(entry.pack())) == entry
 
 
 def test_every_flipped_bit_of_an_entry_is_detected() -> None:
@@ -58,15 +58,15 @@ def test_every_flipped_bit_of_an_entry_is_detected() -> None:
         damaged = bytearray(GOLDEN)
         damaged[bit // 8] ^= 1 << bit % 8
         with pytest.raises(Damage):
-            Entry.unpack(damaged)
+            LogEntry.unpack(damaged)
 
 
 def test_every_truncated_entry_is_detected() -> None:
     for size in range(len(GOLDEN)):
         with pytest.raises(Damage):
-            Entry.unpack(GOLDEN[:size])
+            LogEntry.unpack(GOLDEN[:size])
     with pytest.raises(Damage):
-        Entry.unpack(GOLDEN + b"\0")
+        LogEntry.unpack(GOLDEN + b"\0")
 
 
 def test_an_entry_of_a_newer_version_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_an_entry_of_a_newer_version_says_so(monkeypatch: pytest.MonkeyPatch) ->
     packed = DATA.pack()
     monkeypatch.setattr(entries, "VERSION", 1)
     with pytest.raises(Newer, match="version 2, this reads 1"):
-        Entry.unpack(packed)
+        LogEntry.unpack(packed)
 
 
 def test_invalid_values_are_refused_although_the_checksums_match() -> None:
@@ -84,11 +84,11 @@ def test_invalid_values_are_refused_although_the_checksums_match() -> None:
         changed(checkpoint(1, 0), part=True),
     ):
         with pytest.raises(Damage, match="invalid values"):
-            Entry.unpack(invalid.pack())
+            LogEntry.unpack(invalid.pack())
 
 
 def test_entries_of_two_incarnations_have_different_idents() -> None:
-    later = changed(DATA, writer=Writer("a", 9))
+    later = changed(DATA, writer=EntryWriter("a", 9))
     assert DATA.ident != later.ident
     assert takeover(7, 0x1000).ident != DATA.ident
 
@@ -145,7 +145,7 @@ def test_a_batch_in_parts_counts_with_its_last_part() -> None:
 
 
 @pytest.mark.parametrize("first", [takeover(4, 100), checkpoint(4, 100)])
-def test_the_first_entry_that_is_left_says_epoch_and_end(first: Entry) -> None:
+def test_the_first_entry_that_is_left_says_epoch_and_end(first: LogEntry) -> None:
     rule = Validity()
     rule.begin(first)
     assert rule.counts(first)
@@ -184,5 +184,5 @@ def test_small_batches_share_an_entry_and_large_ones_are_divided() -> None:
 
 
 def test_the_largest_entry_fits_into_a_message_of_one_mebibyte() -> None:
-    largest = Entry(Kind.DATA, 1, Writer("n" * entries.MAX_WRITER, 1), 0, bytes(entries.MAX_DATA))
+    largest = LogEntry(EntryKind.DATA, 1, EntryWriter("n" * entries.MAX_WRITER, 1), 0, bytes(entries.MAX_DATA))
     assert len(largest.pack()) <= entries.MAX_ENTRY < 1 << 20

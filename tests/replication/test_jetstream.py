@@ -12,9 +12,9 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
 from fyrehose.errors import ConfigError
-from fyrehose.replication.entries import MAX_DATA, Entry, Kind, Writer
+from fyrehose.replication.entries import MAX_DATA, EntryKind, EntryWriter, LogEntry
 from fyrehose.replication.jetstream import JetStreamLog, judge
-from fyrehose.replication.shared_log import Extent, Refused, Unavailable
+from fyrehose.replication.shared_log import EntryRange, Refused, Unavailable
 from fyrehose.testing.nats import NatsNodes, program
 
 live = [
@@ -22,15 +22,15 @@ live = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server"),
 ]
-A = Writer("a", 1)
+A = EntryWriter("a", 1)
 
 
-def takeover(epoch: int = 1) -> Entry:
-    return Entry(Kind.TAKEOVER, epoch, A, 0)
+def takeover(epoch: int = 1) -> LogEntry:
+    return LogEntry(EntryKind.TAKEOVER, epoch, A, 0)
 
 
-def data(position: int, content: bytes = b"x") -> Entry:
-    return Entry(Kind.DATA, 1, A, position, content)
+def data(position: int, content: bytes = b"x") -> LogEntry:
+    return LogEntry(EntryKind.DATA, 1, A, position, content)
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +71,13 @@ class TestWithRealServers:
 
     def test_an_entry_is_accepted_at_its_expected_place_only(self, run: Run) -> Any:
         async def test(log: JetStreamLog) -> None:
-            assert await log.extent() == Extent(1, 0)
+            assert await log.extent() == EntryRange(1, 0)
             assert await log.append(takeover(), 0) == 1
             assert await log.append(data(0), 1) == 2
             with pytest.raises(Refused) as refused:
                 await log.append(takeover(2), 1)
             assert refused.value.last == 2
-            assert await log.extent() == Extent(1, 2)
+            assert await log.extent() == EntryRange(1, 2)
 
         return run(test)
 
@@ -94,7 +94,7 @@ class TestWithRealServers:
             entries = [takeover(), data(0), data(1, b"y" * MAX_DATA)]
             for expect, entry in enumerate(entries):
                 await log.append(entry, expect)
-            found: list[tuple[int, Entry]] = []
+            found: list[tuple[int, LogEntry]] = []
             while len(found) < 3:  # a node may be a moment behind
                 found = await log.read(1, 10)
             assert found == list(enumerate(entries, 1))
@@ -108,7 +108,7 @@ class TestWithRealServers:
             for expect in range(5):
                 await log.append(data(expect), expect)
             await log.purge(4)
-            assert await log.extent() == Extent(4, 5)
+            assert await log.extent() == EntryRange(4, 5)
             while await log.read(1, 10):
                 await deferLater(reactor, 0.05)
             assert await log.append(data(5), 5) == 6

@@ -24,7 +24,7 @@ from fyrehose.protocols.relink.handshake import Hello, Terms
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.registry import Registry
 from fyrehose.protocols.relink.server import RelinkFactory
-from fyrehose.protocols.relink.settings import Settings
+from fyrehose.protocols.relink.settings import RelinkSettings
 from fyrehose.replication.replicated import ReplicatedJournal
 from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.testing.shared_log import Hub
@@ -58,7 +58,7 @@ class Server:
         )
         self.broker = Broker(self.clock, self.journal, Sequencer())
         self.broker.open()
-        settings = build(Settings, "relink", {"refusal_delay": "0"})
+        settings = build(RelinkSettings, "relink", {"refusal_delay": "0"})
         self.registry = Registry(self.broker, self.clock, settings, ".relink/x")
 
         def opened(_: None) -> None:

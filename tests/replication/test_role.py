@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from fyrehose.journal.format import SEGMENT_MAGIC
-from fyrehose.replication.entries import Entry, Kind, Writer
+from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry
 from fyrehose.replication.role import (
     SIGNS,
     Action,
@@ -21,15 +21,15 @@ from fyrehose.replication.role import (
     Write,
 )
 
-ME, OTHER = Writer("me", 1), Writer("other", 2)
+ME, OTHER = EntryWriter("me", 1), EntryWriter("other", 2)
 
 
-def takeover(epoch: int, position: int, writer: Writer = OTHER) -> Entry:
-    return Entry(Kind.TAKEOVER, epoch, writer, position)
+def takeover(epoch: int, position: int, writer: EntryWriter = OTHER) -> LogEntry:
+    return LogEntry(EntryKind.TAKEOVER, epoch, writer, position)
 
 
-def data(epoch: int, position: int, content: bytes, writer: Writer = OTHER, part: bool = False) -> Entry:
-    return Entry(Kind.DATA, epoch, writer, position, content, part)
+def data(epoch: int, position: int, content: bytes, writer: EntryWriter = OTHER, part: bool = False) -> LogEntry:
+    return LogEntry(EntryKind.DATA, epoch, writer, position, content, part)
 
 
 def actions(role: Role) -> list[Action]:
@@ -37,7 +37,7 @@ def actions(role: Role) -> list[Action]:
     return [action for action in role.take() if not isinstance(action, Changed)]
 
 
-def appends(role: Role) -> list[Entry]:
+def appends(role: Role) -> list[LogEntry]:
     return [action.entry for action in role.take() if isinstance(action, Append)]
 
 
@@ -281,7 +281,7 @@ def test_the_beginning_of_a_segment_and_a_checkpoint_are_not_joined_with_what_wa
         sent += [(entry.kind, entry.data) for entry in appends(role)]
         item = role.inflight[0]
         role.accepted(item.entry, item.expect + 1)
-    data, checkpoint = Kind.DATA, Kind.CHECKPOINT
+    data, checkpoint = EntryKind.DATA, EntryKind.CHECKPOINT
     assert sent == [(data, b"a"), (data, b"b"), (data, b"c"), (data, segment + b"d"), (checkpoint, b""), (data, b"e")]
 
 
@@ -370,7 +370,7 @@ def test_an_existing_journal_begins_an_empty_shared_log_where_it_ends() -> None:
 
 def test_a_server_that_ends_before_the_first_entry_is_filled() -> None:
     role = Role(ME, 5)
-    first = Entry(Kind.CHECKPOINT, 3, OTHER, 8)
+    first = LogEntry(EntryKind.CHECKPOINT, 3, OTHER, 8)
     role.read(10, first)
     role.read(11, data(3, 8, b"abc"))
     assert actions(role) == [Fill(8)]
@@ -393,8 +393,8 @@ def test_the_shared_log_is_purged_when_every_other_member_has_it_on_disk() -> No
     role.accepted(data(1, 0, b"abc", ME), 2)
     role.add_checkpoint()
     role.add_checkpoint()  # one at a time
-    assert appends(role)[1:] == [Entry(Kind.CHECKPOINT, 1, ME, 3)]
-    role.accepted(Entry(Kind.CHECKPOINT, 1, ME, 3), 3)
+    assert appends(role)[1:] == [LogEntry(EntryKind.CHECKPOINT, 1, ME, 3)]
+    role.accepted(LogEntry(EntryKind.CHECKPOINT, 1, ME, 3), 3)
     role.purge([3])
     assert actions(role) == []  # not synced here
     role.was_synced(3)

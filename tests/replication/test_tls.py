@@ -45,7 +45,7 @@ def test_without_files_nothing_is_said_of_tls() -> None:
     assert settings(credentials="user.creds").connect_options() == {"user_credentials": "user.creds"}
 
 
-def test_the_authority_is_the_only_one_that_is_believed(files: Path) -> None:
+def test_only_certificates_of_the_configured_authority_are_accepted(files: Path) -> None:
     context = settings(ca=str(files / "server.pem")).connect_options()["tls"]
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.check_hostname

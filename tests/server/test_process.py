@@ -112,7 +112,7 @@ def test_the_loss_of_the_terminal_stops_the_reactor(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "isatty", lambda fd: False)
     os.kill(os.getpid(), signal.SIGHUP)
     assert reactor.told == ["called from a thread", "stopped"]
-    assert log_lines == ["stopping: the terminal is gone"]
+    assert log_lines == ["stopping: the terminal was closed"]
 
 
 def test_exit_with_overrides_any_later_exit_status() -> None:

@@ -27,7 +27,7 @@ from fyrehose.errors import ConfigError, FyrehoseError, JournalCorrupt, JournalF
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import JournalState
 from fyrehose.server import process, tap
-from fyrehose.server.tap import Options, Server
+from fyrehose.server.tap import Options, ServerProcess
 from fyrehose.testing import MemoryJournal
 
 ROOT = Path(__file__).parents[2]
@@ -222,7 +222,7 @@ def test_a_failed_start_ends_the_process_with_its_status(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     memory = StoppingReactor()
-    server = Server(memory, parsed("--data-dir", str(tmp_path)).resolved)
+    server = ServerProcess(memory, parsed("--data-dir", str(tmp_path)).resolved)
     monkeypatch.setattr(server.fyrehose, "startService", lambda: fail(error))
     server.startService()
     assert ending == [f"twistd fyrehose: {error}", status]
@@ -232,7 +232,7 @@ def test_a_failed_start_ends_the_process_with_its_status(
 
 
 def test_only_the_first_error_is_reported(ending: list[Any], tmp_path: Path, logged_errors: Any) -> None:
-    server = Server(StoppingReactor(), parsed("--data-dir", str(tmp_path)).resolved)
+    server = ServerProcess(StoppingReactor(), parsed("--data-dir", str(tmp_path)).resolved)
     server.fyrehose._on_failure(JournalFailed("first"))
     server.fyrehose._on_failure(FyrehoseError("second"))
     assert ending == ["twistd fyrehose: first", 4]
@@ -246,10 +246,10 @@ def test_a_protocol_without_its_extra_is_left_out_unless_configured(
 
     plugin = plugins.load("backbone")
     monkeypatch.setattr(type(plugin), "make_service", make_service)
-    server = Server(StoppingReactor(), parsed("--data-dir", str(tmp_path)).resolved)
+    server = ServerProcess(StoppingReactor(), parsed("--data-dir", str(tmp_path)).resolved)
     assert "starting without backbone: pip install 'fyrehose[eventbus]'" in server.warnings
     with pytest.raises(MissingExtra):
-        Server(StoppingReactor(), parsed("--listen", "backbone=udp:0:interface=127.0.0.1").resolved)
+        ServerProcess(StoppingReactor(), parsed("--listen", "backbone=udp:0:interface=127.0.0.1").resolved)
 
 
 def test_max_connections_is_reduced_to_the_available_descriptors(
@@ -263,7 +263,7 @@ def test_max_connections_is_reduced_to_the_available_descriptors(
     words += ["--listen", "backbone=udp:0:interface=127.0.0.1"]
     words += ["--option", "lines/few.max-connections=5"]
     config = parsed(*words, "--data-dir", str(tmp_path)).resolved
-    server = Server(StoppingReactor(), config)
+    server = ServerProcess(StoppingReactor(), config)
     limits = [child.factory.settings.max_connections for child in server.fyrehose if hasattr(child, "factory")]
     assert limits == [807, 5], "what one does not want is for the others"
     assert server.remarks == [
@@ -282,14 +282,14 @@ def test_listeners_are_described_for_operators(ending: list[Any], tmp_path: Path
     words = ["--listen", f"figg/a={local}", "--listen", "backbone=udp:0:interface=127.0.0.1"]
     words += ["--listen", f"admin={local}", "--listen", f"admin/b={local}", "--data-dir", str(tmp_path)]
     words += ["--option", f"admin/b.token-file={token}"]
-    server = Server(StoppingReactor(), parsed(*words).resolved)
+    server = ServerProcess(StoppingReactor(), parsed(*words).resolved)
     figg, backbone, admin, other = server.fyrehose.broker.listeners
     assert (figg.name, figg.protocol, figg.endpoint, figg.encryption) == ("figg/a", "figg", local, "")
     assert [each.access() for each in (figg, backbone, admin, other)] == ["this machine"] * 3 + [
         "clients with the token"
     ]
     assert [listener.connections() for listener in (figg, backbone, admin)] == [0, 0, 0]
-    server = Server(StoppingReactor(), parsed(*words, "--policy", written(tmp_path)).resolved)
+    server = ServerProcess(StoppingReactor(), parsed(*words, "--policy", written(tmp_path)).resolved)
     assert server.fyrehose.broker.listeners[0].access() == "by policy (1 rule)"
     server.fyrehose.broker.guard.change(policy.parse({"allow": [{"network": "10.0.0.0/8", "publish": "*"}] * 2}))
     assert server.fyrehose.broker.listeners[0].access() == "by policy (2 rules)"
@@ -307,7 +307,7 @@ def test_listeners_of_protocols_that_need_the_leader_stay_closed_on_a_follower(
     for name, port in (("figg", 8119), ("http", 8117), ("lumberjack", 5044), ("relink", 7733)):
         words += ["--listen", f"{name}=tcp:{port}:interface=127.0.0.1"]
     reactor = MemoryReactorClock()
-    server = Server(reactor, parsed(*words).resolved)
+    server = ServerProcess(reactor, parsed(*words).resolved)
     server.fyrehose.startService()
     assert sorted(port for port, *_ in reactor.tcpServers) == [8117, 8119]
     journal.enter(JournalState.WRITABLE, "this server leads")
@@ -321,7 +321,7 @@ def test_reducing_a_configured_maximum_logs_one_warning(
     monkeypatch.setattr(process, "raise_descriptor_limit", lambda: 936)
     words = ["--option", "figg.max-connections=20000", "--data-dir", str(tmp_path)]
     words += ["--listen", "figg=tcp:0:interface=127.0.0.1", "--listen", "relink=tcp:0:interface=127.0.0.1"]
-    server = Server(StoppingReactor(), parsed(*words).resolved)
+    server = ServerProcess(StoppingReactor(), parsed(*words).resolved)
     (warning,) = server.warnings
     assert warning.startswith("file-descriptor limit 1000: max-connections of figg, relink reduced to 406 each")
     assert "`ulimit -n 31097`" in warning
@@ -334,8 +334,8 @@ def test_reducing_a_configured_maximum_logs_one_warning(
 )
 def test_a_public_address_requires_an_access_policy(listen: str, ending: list[Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"refusing to listen on a public address .* --policy FILE"):
-        Server(StoppingReactor(), parsed("--listen", listen).resolved)
-    Server(StoppingReactor(), parsed("--listen", listen, "--policy", written(tmp_path)).resolved)
+        ServerProcess(StoppingReactor(), parsed("--listen", listen).resolved)
+    ServerProcess(StoppingReactor(), parsed("--listen", listen, "--policy", written(tmp_path)).resolved)
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_a_public_address_requires_an_access_policy(listen: str, ending: list[An
     ["figg=tcp:8119:interface=localhost", r"figg=tcp:8119:interface=\:\:1", "figg=unix:/run/figg"],
 )
 def test_a_local_address_needs_no_access_policy(listen: str, ending: list[Any]) -> None:
-    server = Server(StoppingReactor(), parsed("--listen", listen).resolved)
+    server = ServerProcess(StoppingReactor(), parsed("--listen", listen).resolved)
     assert server.fyrehose.broker.guard.policy is LOOPBACK
 
 
@@ -371,16 +371,16 @@ class TestReload:
     """Reloading on SIGHUP."""
 
     @pytest.fixture
-    def server(self, ending: list[Any], tmp_path: Path) -> Server:
+    def server(self, ending: list[Any], tmp_path: Path) -> ServerProcess:
         words = ["--data-dir", str(tmp_path / "data"), "--policy", written(tmp_path)]
-        return Server(StoppingReactor(), parsed(*words, "--listen", "figg=tcp:0").resolved)
+        return ServerProcess(StoppingReactor(), parsed(*words, "--listen", "figg=tcp:0").resolved)
 
-    def counted(self, server: Server) -> dict[str, int]:
+    def counted(self, server: ServerProcess) -> dict[str, int]:
         counts = server.fyrehose.broker.counters.counts
         return {what: n for (plugin, what), n in counts.items() if plugin == "server"}
 
     def test_reload_reads_the_policy_and_every_listener_again(
-        self, server: Server, tmp_path: Path, log_lines: list[str]
+        self, server: ServerProcess, tmp_path: Path, log_lines: list[str]
     ) -> None:
         listener = Listener()
         listener.setServiceParent(server.fyrehose)  # type: ignore[arg-type]
@@ -395,7 +395,7 @@ class TestReload:
         assert log_lines == [f"policy {tmp_path / 'policy.toml'}: 0 subscriptions ended", "reloaded"]
 
     def test_reload_keeps_invalid_parts_and_reads_the_rest(
-        self, server: Server, tmp_path: Path, log_lines: list[str], logged_errors: Any
+        self, server: ServerProcess, tmp_path: Path, log_lines: list[str], logged_errors: Any
     ) -> None:
         listener = Listener()
         listener.setServiceParent(server.fyrehose)  # type: ignore[arg-type]
@@ -414,7 +414,7 @@ class TestReload:
         assert said[1] == "listener was not reloaded: the key does not fit"
 
     def test_reload_without_a_policy_file_reads_none(self, ending: list[Any], log_lines: list[str]) -> None:
-        server = Server(StoppingReactor(), parsed("--listen", "figg=unix:/run/figg").resolved)
+        server = ServerProcess(StoppingReactor(), parsed("--listen", "figg=unix:/run/figg").resolved)
         server.reload()
         assert server.fyrehose.broker.guard.policy is LOOPBACK
         assert log_lines == ["reloaded"]
@@ -480,10 +480,10 @@ class TestLog:
         application = Application("fyrehose")
         made = self.under("--log-format", "json", nodaemon=True, logfile=None)
         config = parsed("--listen", "figg=unix:/run/figg").resolved
-        Server(StoppingReactor(), config, made).setServiceParent(application)
+        ServerProcess(StoppingReactor(), config, made).setServiceParent(application)
         ILogObserver(application)({"log_format": "hello", "log_time": 0.0})
         assert json.loads(capsys.readouterr().out)["message"] == "hello"
-        Server(StoppingReactor(), config).setServiceParent(MultiService())
+        ServerProcess(StoppingReactor(), config).setServiceParent(MultiService())
 
 
 def test_the_service_manager_is_notified(ending: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -491,7 +491,7 @@ def test_the_service_manager_is_notified(ending: list[Any], tmp_path: Path, monk
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(10)
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-        server = Server(
+        server = ServerProcess(
             StoppingReactor(),
             parsed("--data-dir", str(tmp_path / "data"), "--listen", f"figg=unix:{tmp_path / 'figg'}").resolved,
         )
@@ -511,8 +511,8 @@ def test_the_service_manager_is_notified(ending: list[Any], tmp_path: Path, monk
 class TestDraining:
     """After SIGTERM the server serves everything for a while, and says that it is not ready."""
 
-    def serving(self, *words: str) -> Server:
-        server = Server(StoppingReactor(), parsed("--listen", "figg=unix:/run/figg", *words).resolved)
+    def serving(self, *words: str) -> ServerProcess:
+        server = ServerProcess(StoppingReactor(), parsed("--listen", "figg=unix:/run/figg", *words).resolved)
         server.fyrehose.running = 1
         server._started(None)
         return server
@@ -539,5 +539,5 @@ class TestDraining:
         server = self.serving("--option", "server.drain=3s")
         assert server._drain() == 3
         assert server._drain() == 0, "it drains already"
-        starting = Server(StoppingReactor(), parsed("--option", "server.drain=3s").resolved)
+        starting = ServerProcess(StoppingReactor(), parsed("--option", "server.drain=3s").resolved)
         assert starting._drain() == 0, "no client uses it yet"

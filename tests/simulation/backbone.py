@@ -25,7 +25,7 @@ from fyrehose.protocols.backbone.client import BackboneClient, PushUnconfirmed
 from fyrehose.protocols.backbone.client_session import BackboneOptions
 from fyrehose.protocols.backbone.frames import Deliver, KeepAlive, KeepAliveAck, Push, decode
 from fyrehose.protocols.backbone.server import BackboneProtocol
-from fyrehose.protocols.backbone.settings import Settings
+from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.protocols.backbone.trains import Train
 from fyrehose.records import Run
 
@@ -142,7 +142,7 @@ class Listener(Service):
     """The plugin's service, without its socket."""
 
     def __init__(self, host: Host, broker: Any, make_port: Any) -> None:
-        self.server = BackboneProtocol(broker, Settings(), host, Random(host.world.random.random()))
+        self.server = BackboneProtocol(broker, BackboneSettings(), host, Random(host.world.random.random()))
         self.port = make_port(self.server, SERVER)
 
     def startService(self) -> None:

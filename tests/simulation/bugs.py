@@ -21,13 +21,13 @@ from fyrehose.journal.writer import Writer
 from fyrehose.protocols.backbone import subscribers
 from fyrehose.protocols.backbone.repair import Repair
 from fyrehose.protocols.backbone.server import BackboneProtocol
-from fyrehose.protocols.eventbus.client_session import ClientSession
+from fyrehose.protocols.eventbus.client_session import EventBusClientSession
 from fyrehose.protocols.eventbus.confirmations import Confirmations
-from fyrehose.protocols.eventbus.snapshots import Snapshot
+from fyrehose.protocols.eventbus.snapshots import SnapshotAnswer
 from fyrehose.protocols.figg.session import FiggServerSession
-from fyrehose.protocols.figg.window import Window as FiggWindow
+from fyrehose.protocols.figg.window import PublishWindow
 from fyrehose.protocols.lumberjack.client import _Connection as LumberjackConnection
-from fyrehose.protocols.lumberjack.windows import Window as LumberjackWindow
+from fyrehose.protocols.lumberjack.windows import OpenWindow
 from fyrehose.protocols.lumberjack.windows import Windows as LumberjackWindows
 from fyrehose.protocols.relink.endpoints import Publishing
 from fyrehose.protocols.relink.events import Decided
@@ -43,7 +43,7 @@ _publish, _subscribe = Broker.publish, Broker.subscribe_as
 _send_ack = FiggServerSession.send_ack
 _due, _replay_slice = Repair.due, BackboneProtocol._replay_slice
 _acks, _lost = LumberjackWindows.acks, LumberjackConnection.connectionLost
-_start, _connected = Snapshot.start, ClientSession.connected
+_start, _connected = SnapshotAnswer.start, EventBusClientSession.connected
 _reserve, _open, _delete = Writer._reserve, Writer.open, retention.Deletion.work
 _store, _replace = Files.store, quarantine._replace
 _write, _decided = RelinkProtocol.write, Publishing.decided
@@ -148,21 +148,21 @@ def _forgets_what_was_sent(self: LumberjackConnection, *reason: Any) -> None:
     _lost(self, *reason)
 
 
-def _ends_ahead(self: Snapshot, last: int, now: float) -> None:
+def _ends_ahead(self: SnapshotAnswer, last: int, now: float) -> None:
     _start(self, last, now)
     self.highest = max(self.highest, last)
 
 
-def _skips_the_first(self: Snapshot) -> None:
+def _skips_the_first(self: SnapshotAnswer) -> None:
     self.highest, self.next = self.request.sequence, self.request.sequence + 2
 
 
-def _asks_by_the_same_connection(self: ClientSession, now: float) -> None:
+def _asks_by_the_same_connection(self: EventBusClientSession, now: float) -> None:
     self._now = now
     self._request_sync()
 
 
-def _asks_only_once(self: ClientSession, now: float) -> None:
+def _asks_only_once(self: EventBusClientSession, now: float) -> None:
     if self.position is None or not self._highest:
         _connected(self, now)
     else:
@@ -229,24 +229,26 @@ BUGS = {
     "figg: acknowledged one too many": Bug(
         "figg", (FiggServerSession, "send_ack", lambda session, number: _send_ack(session, number + 1))
     ),
-    "figg: nothing is sent again": Bug("figg", (FiggWindow, "to_resend", lambda window: [])),
+    "figg: nothing is sent again": Bug("figg", (PublishWindow, "to_resend", lambda window: [])),
     "backbone: nothing is repaired": Bug("backbone", (Repair, "due", lambda repair, now, most: [])),
     "backbone: a repair asks for one less": Bug("backbone", (Repair, "due", _asks_for_one_less)),
     "backbone: a repair sends one less": Bug("backbone", (BackboneProtocol, "_replay_slice", _replays_one_less)),
     "backbone: the silent are kept": Bug("backbone", (subscribers, "ALIVE", 6.0)),
     "lumberjack: acknowledged when received": Bug(
-        "lumberjack", (LumberjackWindow, "due", property(lambda window: window.finished and window.sealed))
+        "lumberjack", (OpenWindow, "due", property(lambda window: window.finished and window.sealed))
     ),
     "lumberjack: acknowledged one too many": Bug("lumberjack", (LumberjackWindows, "acks", _acknowledges_one_more)),
     "lumberjack: nothing is sent again": Bug(
         "lumberjack", (LumberjackConnection, "connectionLost", _forgets_what_was_sent)
     ),
-    "eventbus: the end is ahead of the snapshot": Bug("eventbus", (Snapshot, "start", _ends_ahead)),
-    "eventbus: a snapshot lacks its first": Bug("eventbus", (Snapshot, "__attrs_post_init__", _skips_the_first)),
-    "eventbus: what came meanwhile is not held": Bug("eventbus", (ClientSession, "_hold", lambda session, event: None)),
-    "eventbus: a client asks only once": Bug("eventbus", (ClientSession, "connected", _asks_only_once)),
+    "eventbus: the end is ahead of the snapshot": Bug("eventbus", (SnapshotAnswer, "start", _ends_ahead)),
+    "eventbus: a snapshot lacks its first": Bug("eventbus", (SnapshotAnswer, "__attrs_post_init__", _skips_the_first)),
+    "eventbus: what came meanwhile is not held": Bug(
+        "eventbus", (EventBusClientSession, "_hold", lambda session, event: None)
+    ),
+    "eventbus: a client asks only once": Bug("eventbus", (EventBusClientSession, "connected", _asks_only_once)),
     "eventbus: a late answer is taken for the next": Bug(
-        "eventbus", (ClientSession, "connected", _asks_by_the_same_connection)
+        "eventbus", (EventBusClientSession, "connected", _asks_by_the_same_connection)
     ),
     "eventbus: nothing is sent again": Bug("eventbus", (Confirmations, "resend", lambda confirmations, now: ([], []))),
     "relink: acknowledged before it is durable": Bug("relink", (RelinkProtocol, "write", _settles_at_once)),

@@ -24,7 +24,7 @@ from fyrehose.protocols.eventbus.client import EventBusClient, PubUnconfirmed
 from fyrehose.protocols.eventbus.client_session import EventBusOptions
 from fyrehose.protocols.eventbus.frames import SYNC, Broadcast, Dialect, Subtrees, Sync, SyncEnd, SyncStart
 from fyrehose.protocols.eventbus.server import EventBusServer
-from fyrehose.protocols.eventbus.settings import Settings
+from fyrehose.protocols.eventbus.settings import EventBusSettings
 from fyrehose.protocols.eventbus.zmqport import CONNECTED
 
 STREAM = "eventbus"
@@ -312,13 +312,13 @@ class EventBus:
         self.world, self.server, self.history = world, server, history
         self.events: dict[bytes, Published] = {}
         self.room = 1000 if herd else dice.choice((2, 20, 1000))
-        few = Settings(
+        few = EventBusSettings(
             dedup=dice.random() < 0.5,
             sequence=dice.choice((Dialect.BINARY, Dialect.BINARY, Dialect.DECIMAL)),
             snapshots=dice.choice((1, 8)),
             snapshots_memory=dice.choice((8 << 10, 64 << 20)),
         )
-        self.settings = Settings() if herd else few
+        self.settings = EventBusSettings() if herd else few
         self.listening: dict[str, ServerPort] = {}
         server.listeners.append(partial(Listener, self))
         server.on_crash.append(self.listening_no_more)

@@ -17,7 +17,7 @@ from fyrehose.errors import Closed
 from fyrehose.protocols.figg.client import FiggClient
 from fyrehose.protocols.figg.frames import Ack, Attached, DataRun, Detached, Published
 from fyrehose.protocols.figg.plugin import plugin
-from fyrehose.protocols.figg.server import Settings
+from fyrehose.protocols.figg.server import FiggSettings
 from fyrehose.protocols.figg.session import FiggClientSession, FiggServerSession
 from fyrehose.records import Run
 
@@ -176,7 +176,7 @@ class Figg:
     ) -> None:
         self.world, self.history = world, history
         self.topics = TOPICS + topics
-        server.listeners.append(lambda host, broker: plugin.make_service(host, broker, f"tcp:{PORT}", Settings()))
+        server.listeners.append(lambda host, broker: plugin.make_service(host, broker, f"tcp:{PORT}", FiggSettings()))
         self.clients = [Client(world, history, f"figg-{n}") for n in range(herd or world.random.randint(1, 4))]
 
     def step(self) -> None:

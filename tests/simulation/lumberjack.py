@@ -16,7 +16,7 @@ from world import Endpoint, Violation, World
 from fyrehose.errors import Closed
 from fyrehose.protocols.lumberjack.client import LumberjackClient
 from fyrehose.protocols.lumberjack.plugin import plugin
-from fyrehose.protocols.lumberjack.server import Settings
+from fyrehose.protocols.lumberjack.server import LumberjackSettings
 
 PORT = 5044
 STREAM = "lumberjack"
@@ -158,7 +158,9 @@ class Lumberjack:
 
     def __init__(self, world: World, server: Server, history: History, herd: int = 0) -> None:
         self.world = world
-        server.listeners.append(lambda host, broker: plugin.make_service(host, broker, f"tcp:{PORT}", Settings()))
+        server.listeners.append(
+            lambda host, broker: plugin.make_service(host, broker, f"tcp:{PORT}", LumberjackSettings())
+        )
         self.writers = [Writer(world, history, f"lumberjack-{n}") for n in range(herd or world.random.randint(1, 3))]
 
     def step(self) -> None:

@@ -22,13 +22,13 @@ from world import Endpoint, Host, Violation, World
 from fyrehose.errors import Closed, LocalProtocolError
 from fyrehose.protocols.relink.client import RelinkClient
 from fyrehose.protocols.relink.events import Uncommitted, Unknown, UnknownOutcome
-from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.limits import LinkLimits
 from fyrehose.protocols.relink.parts import join
 from fyrehose.protocols.relink.reader import RelinkReader
 from fyrehose.protocols.relink.registry import Registry
 from fyrehose.protocols.relink.server import RelinkFactory
 from fyrehose.protocols.relink.service import RelinkService
-from fyrehose.protocols.relink.settings import Settings
+from fyrehose.protocols.relink.settings import RelinkSettings
 from fyrehose.records import Run
 
 PORT = 7733
@@ -66,7 +66,7 @@ class Client:
             world.clock,
             Endpoint(world, self.name, PORT),
             name,
-            limits=Limits(window=window, backlog=window * 4),
+            limits=LinkLimits(window=window, backlog=window * 4),
             on_lost=self.lost,
             on_state=partial(setattr, self, "connected"),
             retry=lambda attempt: 0.3 * min(attempt, 6) * (0.5 + dice.random()),
@@ -315,7 +315,9 @@ class Relink:
         self.readable = (STREAM, STREAM, *topics)
         history.internal |= {LINKS, POSITIONS}
         self.broker: Any = None
-        self.settings = Settings() if herd else Settings(window=dice.choice((2, 1024)), backlog=dice.choice((64, 1024)))
+        self.settings = (
+            RelinkSettings() if herd else RelinkSettings(window=dice.choice((2, 1024)), backlog=dice.choice((64, 1024)))
+        )
         server.listeners.append(self._listener)
         self.clients: list[Publisher | Subscriber | Numbered] = []
         self.made = 0

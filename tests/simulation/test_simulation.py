@@ -82,7 +82,7 @@ def test_a_bug_is_noticed(name: str, logged_errors: Any) -> None:
     logged_errors.take()
 
 
-def test_a_process_that_dies_is_told_with_its_seed_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_dies_is_reported_with_its_seed_and_the_others_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     simulate = simulation.simulate
 
     def dies(seed: int, protocol: str) -> Any:
@@ -100,7 +100,7 @@ def test_a_process_that_dies_is_told_with_its_seed_and_the_others_go_on(monkeypa
     assert wrong == "seed 5 of figg: ValueError: a mistake"
 
 
-def test_a_simulation_without_an_end_is_told_with_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_simulation_is_reported_with_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     def forever(seed: int, protocol: str) -> None:
         while True:
             """It does nothing else."""

@@ -6,10 +6,10 @@ import pyarrow as pa
 import pytest
 
 from fyrehose.errors import ConfigError
-from fyrehose.spark.columns import COLUMNS, Kind, Pieces, arrow_schema
+from fyrehose.spark.columns import COLUMNS, Pieces, RunKind, arrow_schema
 
 
-def pieces(columns: tuple[str, ...], *kinds: Kind) -> Pieces:
+def pieces(columns: tuple[str, ...], *kinds: RunKind) -> Pieces:
     made = Pieces(arrow_schema(columns), list(kinds))
     for i in range(len(kinds)):
         made.runs.append((i, 2, 1 + 2 * i, i, 0, bytes([1, 0, 0, 0, 0, 0, 0, 0]), b"x"))
@@ -26,7 +26,7 @@ def test_a_schema_is_that_of_the_columns_in_their_order() -> None:
 
 
 def test_a_single_large_run_is_passed_on_where_it_is() -> None:
-    one = pieces(("payload",), Kind(0, "s", "src", None, None, None))
+    one = pieces(("payload",), RunKind(0, "s", "src", None, None, None))
     payload = bytearray(b"x")
     one.runs = [(*one.runs[0][:6], payload)]
     batch = one.batch()
@@ -35,7 +35,7 @@ def test_a_single_large_run_is_passed_on_where_it_is() -> None:
 
 
 def test_constants_that_some_runs_lack() -> None:
-    made = pieces(("topic", "source"), Kind(0, "s", "src", None, None, None), Kind(2, "s", "src", None, "", None))
+    made = pieces(("topic", "source"), RunKind(0, "s", "src", None, None, None), RunKind(2, "s", "src", None, "", None))
     batch = made.batch()
     assert batch.column("topic").to_pylist() == [None, None, "", ""]
     assert batch.column("source").to_pylist() == ["src"] * 4
@@ -43,7 +43,7 @@ def test_constants_that_some_runs_lack() -> None:
 
 
 def test_every_column_has_its_type() -> None:
-    batch = pieces(tuple(COLUMNS), Kind(0, "s", "src", None, None, None)).batch()
+    batch = pieces(tuple(COLUMNS), RunKind(0, "s", "src", None, None, None)).batch()
     assert {field.name: field.type for field in batch.schema} == COLUMNS
     assert isinstance(batch, pa.RecordBatch)
     batch.validate(full=True)
@@ -51,7 +51,7 @@ def test_every_column_has_its_type() -> None:
 
 def test_runs_of_each_day_are_sorted_by_stream_and_encoded() -> None:
     names = ("stream", "seq", "topic", "producer_seq", "payload")
-    kinds = [Kind(16, "b", "src", None, None, None), Kind(2, "a", "src", None, "t", None)]
+    kinds = [RunKind(16, "b", "src", None, None, None), RunKind(2, "a", "src", None, "t", None)]
     made = Pieces(arrow_schema(names, encoded=True), kinds)
     day = 86_400_000_000
     for kind, first, time in ((0, 1, day - 1), (1, 1, day - 1), (0, 2, day - 1), (0, 3, day), (1, 2, day)):

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fyrehose.errors import ConfigError
 from fyrehose.spark import command
-from fyrehose.spark.jobs.archive import Archived, Behind, State, archive
+from fyrehose.spark.jobs.archive import Archived, ArchiveState, Behind, archive
 from fyrehose.spark.lake import Lake
 from fyrehose.spark.metrics import Metrics, log
 
@@ -29,9 +29,9 @@ def values(text: str) -> dict[str, float]:
     return {sample.name.removeprefix("fyrehose_"): sample.value for family in families for sample in family.samples}
 
 
-def state(**changes: Any) -> State:
+def state(**changes: Any) -> ArchiveState:
     behind = Behind(records=7, size=700, since=None)
-    return State(server="one", lake='l"ake', done=Archived(5), behind=behind, files=2, size=99, **changes)
+    return ArchiveState(server="one", lake='l"ake', done=Archived(5), behind=behind, files=2, size=99, **changes)
 
 
 def run(*words: object) -> Any:
@@ -46,7 +46,7 @@ def test_archive_reports_lag_rounds_and_files(written: Opener, tmp_path: Path) -
         if done.rounds == 1:
             journal.fill(20)
 
-    def monitor(now: State) -> None:
+    def monitor(now: ArchiveState) -> None:
         seen.append((now.behind.records, now.done.rows, now.behind.size, now.age() > 0, now.files))
 
     done = archive(

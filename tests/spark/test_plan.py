@@ -116,7 +116,7 @@ def test_data_deleted_by_retention_is_an_error(written: Opener) -> None:
     assert Planner(journal.place).parts(), "whoever asks for what is there gets it"
 
 
-def test_a_segment_that_is_missing_is_told_with_its_numbers(written: Opener) -> None:
+def test_a_missing_segment_is_reported_with_its_numbers(written: Opener) -> None:
     journal = written()
     journal.fill(300)
     gone, after = journal.segments[1:3]

@@ -166,7 +166,7 @@ def test_every_byte_that_is_damaged_is_noticed(written: Opener) -> None:
     assert journal.brief(journal.read()) == journal.rows()
 
 
-def test_damage_is_told_with_file_stream_and_numbers(written: Opener) -> None:
+def test_damage_is_reported_with_file_stream_and_numbers(written: Opener) -> None:
     journal = written()
     for i in range(40):
         journal.append(Run.of("s", [b"%d" % i] * 10, source="test"), Run.of("t", [b"x"], source="test"))
@@ -183,7 +183,7 @@ def test_damage_is_told_with_file_stream_and_numbers(written: Opener) -> None:
         journal.read(skip_gaps=True)
 
 
-def test_a_segment_that_is_missing_is_told_with_its_streams_and_numbers(written: Opener) -> None:
+def test_a_missing_segment_is_reported_with_its_streams_and_numbers(written: Opener) -> None:
     journal = written()
     journal.fill(300)
     gone = journal.segments[1]

@@ -22,7 +22,7 @@ from fyrehose.spark.jobs.archive import archive
 from fyrehose.spark.jobs.optimize import optimize
 from fyrehose.spark.plan import Planner
 from fyrehose.spark.rounds import Task, write
-from fyrehose.spark.stores import Store
+from fyrehose.spark.stores import LakeStore
 
 Opener = Callable[..., Any]
 Rows = list[tuple[str, int, bytes]]
@@ -54,7 +54,7 @@ READERS = [by_duckdb, by_polars, by_pandas, by_arrow]
 
 def task(journal: Any, lake: Path) -> Task:
     part = Planner(journal.place, skip_gaps=True).parts()[0]
-    return Task(place=journal.place, part=part, server="one", lake=Store.at(lake), name="part")
+    return Task(place=journal.place, part=part, server="one", lake=LakeStore.at(lake), name="part")
 
 
 def test_task_that_runs_again_writes_another_file(written: Opener, tmp_path: Path) -> None:

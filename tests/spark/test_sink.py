@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 from fyrehose.errors import ConfigError
 from fyrehose.spark.showing import own_error
-from fyrehose.spark.sink import Target, first_number
+from fyrehose.spark.sink import SinkTarget, first_number
 
 Opener = Callable[..., Any]
 
@@ -25,8 +25,10 @@ def schema(text: str) -> StructType:
 
 
 def test_options() -> None:
-    assert Target.of({"to": "h:1", "stream": "s"}, schema("payload binary")) == Target("h", 1, "s", 0.0)
-    assert Target.of({"to": "h:1", "rate": "5"}, schema("payload string, stream string")) == Target("h", 1, None, 5.0)
+    assert SinkTarget.of({"to": "h:1", "stream": "s"}, schema("payload binary")) == SinkTarget("h", 1, "s", 0.0)
+    assert SinkTarget.of({"to": "h:1", "rate": "5"}, schema("payload string, stream string")) == SinkTarget(
+        "h", 1, None, 5.0
+    )
     for options, columns in (
         ({"stream": "s"}, "payload binary"),
         ({"to": "h:1"}, "payload binary"),
@@ -37,7 +39,7 @@ def test_options() -> None:
         ({"to": "h:1", "stream": "s", "rate": "nan"}, "payload binary"),
     ):
         with pytest.raises(ConfigError):
-            Target.of(options, schema(columns))
+            SinkTarget.of(options, schema(columns))
 
 
 def test_numbers_of_partitions_do_not_overlap() -> None:

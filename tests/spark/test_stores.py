@@ -27,7 +27,7 @@ from fyrehose.spark.jobs.archive import archive
 from fyrehose.spark.jobs.optimize import delete, optimize
 from fyrehose.spark.jobs.verify import damage_of, verify
 from fyrehose.spark.lake import Lake
-from fyrehose.spark.stores import Store
+from fyrehose.spark.stores import LakeStore
 from fyrehose.spark.upgrade import upgrade
 
 Opener = Callable[..., Any]
@@ -46,11 +46,11 @@ def brief(found: Any) -> list[tuple[str, int, bytes]]:
 
 
 def test_urls_are_stores_and_other_schemes_are_refused(tmp_path: Path) -> None:
-    assert Store.at("s3a://b/a/lake/").uri == "s3://b/a/lake"
-    assert Store.at(f"file://{tmp_path}").directory == tmp_path
+    assert LakeStore.at("s3a://b/a/lake/").uri == "s3://b/a/lake"
+    assert LakeStore.at(f"file://{tmp_path}").directory == tmp_path
     for wrong in ("s3://", "s3:///x", "gs://b/lake", "http://127.0.0.1/lake"):
         with pytest.raises(ConfigError, match=re.escape(f"invalid lake {wrong!r}: expected")):
-            Store.at(wrong)
+            LakeStore.at(wrong)
 
 
 def test_archive_and_maintenance_of_a_lake_in_an_object_store(written: Opener, bucket: str) -> None:
@@ -156,7 +156,7 @@ def test_store_that_fails_is_not_taken_for_a_damaged_file(
     journal, lake = written(), f"{bucket}/lake"
     journal.fill(1)
     archive(None, str(journal.directory), lake)
-    store, path = Store.at(lake), Lake.existing(lake).files()[0].path
+    store, path = LakeStore.at(lake), Lake.existing(lake).files()[0].path
     assert damage_of(store, path) is None
     assert f"{lake}/nothing is damaged" in str(damage_of(store, "nothing"))
 

@@ -76,7 +76,7 @@ def stored(lake: Path) -> list[tuple[str, int, bytes]]:
     return sorted((row["stream"], row["seq"], row["payload"]) for row in rows)
 
 
-def test_old_lake_is_converted_in_place_and_goes_on(written: Opener, tmp_path: Path) -> None:
+def test_old_lake_is_converted_in_place_and_continues(written: Opener, tmp_path: Path) -> None:
     journal, lake = written(), tmp_path / "lake"
     journal.fill(150)
     old_lake(journal, lake)

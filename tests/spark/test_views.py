@@ -87,7 +87,7 @@ def test_session_without_the_database_of_views_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_failed_write_is_told_once(spark: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_failed_write_is_reported_once(spark: Any, capfd: pytest.CaptureFixture[str]) -> None:
     rows = (
         spark.sql("select cast('x' as binary) payload").write.format("fyrehose").options(to="127.0.0.1:1", stream="s")
     )

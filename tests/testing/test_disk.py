@@ -57,7 +57,7 @@ def test_rename_may_survive_without_the_contents(files: RecordingFiles) -> None:
         assert state in found
 
 
-def test_lengths_and_removals(files: RecordingFiles) -> None:
+def test_a_crash_may_undo_a_change_of_length_or_a_removal(files: RecordingFiles) -> None:
     fd = files.open(files.directory / "old", os.O_RDWR)
     files.allocate(fd, 0, 8)
     files.truncate(fd, 3)

@@ -280,11 +280,7 @@ def main() -> int:
         print(
             f"{name}: {said}; {bench.acked} acknowledged, {len(bench.problems)} violations, {seconds:.0f} s", flush=True
         )
-    if violations:
-        print(f"kept for a look: {root}")
-        return 1
-    shutil.rmtree(root)
-    return 0
+    return servers.verdict(bool(violations), root)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import random
 import resource
-import shutil
 import signal
 import sys
 import tempfile
@@ -262,11 +261,7 @@ def main() -> int:
     for problem in problems:
         print(f"VIOLATION: {problem}")
     print(f"{len(problems)} violations")
-    if problems:
-        print(f"kept for a look: {root}")
-        return 1
-    shutil.rmtree(root)
-    return 0
+    return servers.verdict(bool(problems), root)
 
 
 if __name__ == "__main__":

@@ -355,11 +355,7 @@ def main() -> int:
             f"longest {max(times):.2f}; a start: median {statistics.median(starts):.2f}, longest {max(starts):.2f}; "
             f"{time.monotonic() - began:.0f} in all"
         )
-    if violations:
-        print(f"kept for a look: {root}")
-        return 1
-    shutil.rmtree(root)
-    return 0
+    return servers.verdict(bool(violations), root)
 
 
 if __name__ == "__main__":

@@ -144,8 +144,8 @@ MUTANTS = (
     Mutant(
         "appends are taken when read-only",
         _JOURNAL,
-        "            return fail(self._refusal())\n        append = Append(",
-        "            pass\n        append = Append(",
+        "            return fail(self._refusal())\n        append = PendingAppend(",
+        "            pass\n        append = PendingAppend(",
         _TESTS_JOURNAL,
     ),
     Mutant(

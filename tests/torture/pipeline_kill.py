@@ -15,11 +15,9 @@ The status is 1 if anything is missing, doubled or different; the directory is k
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -32,7 +30,7 @@ from typing import Any
 
 from deltalake import DeltaTable
 from pyspark.java_gateway import launch_gateway
-from spark_kill import descendants, end, kind_of, rounds
+from spark_lives import descendants, kind_of, lives, parser_of, report, writing
 
 from fyrehose.journal.files import Files
 from fyrehose.journal.offline.places import Directory
@@ -193,75 +191,28 @@ def compare(journal: Path, tables: Path) -> list[str]:
     return problems
 
 
-def lives(args: argparse.Namespace, starter: Starter) -> Counter[str]:
-    """Start and kill the pipeline, and return how often each kind of process was killed."""
-    dice, kinds, pipeline, silver = random.Random(args.seed), Counter[str](), None, starter.tables / "silver"
-    try:
-        for number in range(args.count):
-            before = rounds(silver)
-            pipeline = starter.start("--follow", "--every", "0.1s")
-            # Not before the first round of this life, so that it is worth killing; but neither wait for ever.
-            patience = time.monotonic() + 300
-            while rounds(silver) <= before and pipeline.poll() is None and time.monotonic() < patience:
-                time.sleep(0.05)
-            time.sleep(dice.uniform(0, args.busy))
-            kind = starter.disturb(pipeline, dice)
-            kinds[kind] += 1
-            survived = False
-            try:
-                pipeline.wait(dice.uniform(0.5, 3))
-            except subprocess.TimeoutExpired:
-                survived = True
-            end(pipeline)
-            made = rounds(silver) - before
-            how = "survived" if survived else "ended"
-            print(f"{number + 1}: killed {kind}; {made} commits to silver in this life; it {how}", flush=True)
-    finally:
-        if pipeline is not None:
-            end(pipeline)
-    return kinds
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, count=20)
     parser.add_argument("--warm", action="store_true", help="one JVM for all")
-    parser.add_argument("--count", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--busy", type=float, default=12.0, help="kill within so many seconds after the first round")
-    parser.add_argument("--directory", type=Path)
-    parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.write:
         write(args.write, args.seed)
     directory = args.directory or Path(tempfile.mkdtemp(prefix="fyrehose-pipeline-kill-"))
     starter = Starter(directory, args.warm)
-    journal = starter.journal
-    writer = subprocess.Popen([sys.executable, __file__, "--write", str(journal), "--seed", str(args.seed)])
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # takes its processes along
     try:
-        while not list(journal.glob("*.segment")):
-            if writer.poll() is not None:
-                sys.exit("nobody writes")
-            time.sleep(0.1)
-        kinds = lives(args, starter)
-        writer.kill()
-        writer.wait()
+        with writing(__file__, starter.journal, args.seed):
+            kinds = lives(
+                args,
+                lambda: starter.start("--follow", "--every", "0.1s"),
+                starter.disturb,
+                starter.tables / "silver",
+                wanted=1,
+            )
         status = starter.start().wait()
     finally:
-        writer.kill()
-        writer.wait()
         starter.stop()
     problems = [] if status == 0 else [f"the last pipeline ended with {status}: see {starter.log}"]
-    problems += compare(journal, starter.tables)
-    for problem in problems[:20]:
-        print(problem)
-    how = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    print(f"{args.count} kills ({how}): {len(problems)} problems")
-    if problems:
-        print(f"kept: {directory}")
-        return 1
-    shutil.rmtree(directory, ignore_errors=True)
-    return 0
+    return report(problems + compare(starter.journal, starter.tables), kinds, directory)
 
 
 if __name__ == "__main__":

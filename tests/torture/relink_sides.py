@@ -272,7 +272,7 @@ class Side:
         if event.next - self.world.origin > len(self.produced.get(0, ())):
             raise Violation("acknowledged what was never sent")
 
-    def on_closed(self, event: events.Closed) -> None:
+    def on_channelclosed(self, event: events.ChannelClosed) -> None:
         self.world.next_incarnation(self, event.channel)
 
     def on_finished(self, event: events.Finished) -> None:

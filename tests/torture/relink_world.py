@@ -18,7 +18,7 @@ from fyrehose.protocols.relink.client_session import ConnectorSession
 from fyrehose.protocols.relink.frames import Ack, Op
 from fyrehose.protocols.relink.handshake import Hello, Terms
 from fyrehose.protocols.relink.handshake_events import HelloReceived, Linked
-from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.limits import LinkLimits
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.server_session import ListenerSession
 
@@ -29,9 +29,9 @@ class World:
     def __init__(self, seed: int, broken: frozenset[str] = frozenset(), losses: bool = False) -> None:
         rnd = self.rnd = random.Random(seed)
         self.broken, self.losses = broken, losses
-        self.limits = Limits(window=rnd.choice((1, 2, 4, 9)), backlog=rnd.choice((3, 16)), results=2)
+        self.limits = LinkLimits(window=rnd.choice((1, 2, 4, 9)), backlog=rnd.choice((3, 16)), results=2)
         if self.limits.window > self.limits.backlog:
-            self.limits = Limits(window=self.limits.window, backlog=self.limits.window, results=2)
+            self.limits = LinkLimits(window=self.limits.window, backlog=self.limits.window, results=2)
         durable = not losses and rnd.random() < 0.35
         self.terms = Terms(
             endpoint="e" * rnd.randrange(12),

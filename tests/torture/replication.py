@@ -28,7 +28,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from fyrehose.replication.entries import Entry, Kind, Validity, Writer
+from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry, Validity
 from fyrehose.replication.role import Append, Changed, Compare, Cut, Fill, LookAt, Purge, Role, State, Write
 
 #: Upper bound of the data of an entry: batches have 1 to 12 bytes, so that many are divided.
@@ -42,7 +42,7 @@ class Violation(Exception):
 class CountsVoid(Validity):
     """Rule 1, taken away: every entry counts."""
 
-    def counts(self, entry: Entry) -> bool:
+    def counts(self, entry: LogEntry) -> bool:
         super().counts(entry)
         self.epoch = max(self.epoch, entry.epoch)
         self.end = self.reached = entry.end
@@ -65,7 +65,7 @@ class Forgetful(Role):
     def repeat(self) -> None:
         if self.state is State.LEADER and self.inflight and not self.inflight[0].known:
             item = self.inflight.popleft()
-            if item.entry.kind is Kind.DATA:
+            if item.entry.kind is EntryKind.DATA:
                 self.position = max(self.position, item.entry.end)
         super().repeat()
 
@@ -128,7 +128,7 @@ class World:
 
     def __init__(self, rnd: random.Random, broken: str | None = None, servers: int = 3) -> None:
         self.rnd, self.broken = rnd, broken
-        self.log: list[Entry] = []
+        self.log: list[LogEntry] = []
         self.base = 0  #: entries before it were purged
         self.truth = bytearray()  #: the bytes that count
         self.ends: list[int] = []  #: how many of them there were in front of each entry
@@ -169,7 +169,7 @@ class World:
                 to(*what)
                 server.perform()
 
-    def request(self, server: Server, incarnation: int, entry: Entry, expect: int, since: int) -> None:
+    def request(self, server: Server, incarnation: int, entry: LogEntry, expect: int, since: int) -> None:
         """Append *entry* if the last number is *expect*; the answer may be lost."""
         role = server.role
         if len(self.log) == expect:
@@ -178,14 +178,14 @@ class World:
         else:
             self.net.append((role.refused, server, incarnation, (entry, len(self.log), since)))
 
-    def grow(self, entry: Entry) -> None:
+    def grow(self, entry: LogEntry) -> None:
         self.ends.append(len(self.truth))
         self.log.append(entry)
         if len(self.log) == 1:
             self.validity.begin(entry)
         if not self.validity.counts(entry):
             self.voids += 1
-        elif entry.kind is not Kind.DATA:
+        elif entry.kind is not EntryKind.DATA:
             self.parts = b""
         else:
             self.parts += entry.data
@@ -249,7 +249,7 @@ class Server:
         validity = CountsVoid() if world.broken == "count-void" else Validity()
         kind = ROLES.get(world.broken or "", Role)
         begin = len(self.disk) if world.broken == "no-truncate" else self.mark_disk
-        self.role = kind(Writer(self.name, self.incarnation), begin, window=3, most=MOST, validity=validity)
+        self.role = kind(EntryWriter(self.name, self.incarnation), begin, window=3, most=MOST, validity=validity)
         self.role.eager = world.rnd.choice((1, 2, 3))
         self.cutting: int | None = None
         self.filling = False
@@ -429,7 +429,7 @@ def main() -> int:
                 print(f"schedule {number}: {violation}")
         acked += world.acked
         starts += world.starts
-        takeovers += sum(entry.kind is Kind.TAKEOVER for entry in world.log)
+        takeovers += sum(entry.kind is EntryKind.TAKEOVER for entry in world.log)
         trimmed += world.base
         voids += world.voids
         if sys.stderr.isatty() and number % 100 == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,6 +25,15 @@ def directory(name: str) -> Path:
     made = Path(name)
     made.mkdir(parents=True, exist_ok=True)
     return made
+
+
+def verdict(failed: bool, root: Path) -> int:
+    """Keep the directory *root* for a look if something *failed*, otherwise remove it; return the exit status."""
+    if failed:
+        print(f"kept for a look: {root}")
+        return 1
+    shutil.rmtree(root)
+    return 0
 
 
 def listens(ports: dict[str, int]) -> list[str]:

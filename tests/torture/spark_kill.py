@@ -14,10 +14,8 @@ The status is 1 if anything is missing, doubled or different; the directory is k
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +26,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from deltalake import DeltaTable
+from spark_lives import descendants, kind_of, lives, parser_of, report, writing
 
 from fyrehose.journal.files import Files
 from fyrehose.journal.offline.places import Directory
@@ -63,25 +62,6 @@ def write(directory: Path, seed: int) -> None:
         time.sleep(0.05)
 
 
-def descendants(pid: int) -> dict[int, str]:
-    """The processes under ``pid``, with their command lines."""
-    parents: dict[int, list[int]] = {}
-    words: dict[int, str] = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            stat, line = (path / "stat").read_text(), (path / "cmdline").read_bytes()
-        except OSError:
-            continue
-        parents.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(path.name))
-        words[int(path.name)] = line.replace(b"\0", b" ").decode(errors="replace")
-    found, queue = {}, [pid]
-    while queue:
-        for child in parents.get(queue.pop(), []):
-            found[child] = words[child]
-            queue.append(child)
-    return found
-
-
 def start(journal: Path, lake: Path, log: Path, engine: str, *more: str) -> subprocess.Popen[bytes]:
     """An archive in a session of its own, so that it can be ended as a whole; a task that dies is tried again."""
     command = [sys.executable, "-c", "from fyrehose.spark.command import main; main()", "archive", str(journal)]
@@ -90,15 +70,6 @@ def start(journal: Path, lake: Path, log: Path, engine: str, *more: str) -> subp
     environ = os.environ | {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}  # start sooner
     with log.open("ab") as output:
         return subprocess.Popen(command, stdout=output, stderr=output, env=environ, start_new_session=True)
-
-
-def kind_of(line: str) -> str | None:
-    """What a process below the driver is, by its command line."""
-    if "SparkSubmit" in line and "java" in line.split()[0]:
-        return "jvm"
-    if "pyspark.daemon" in line:
-        return "worker"
-    return None
 
 
 def disturb(archive: subprocess.Popen[bytes], dice: random.Random, engine: str) -> str:
@@ -117,17 +88,6 @@ def disturb(archive: subprocess.Popen[bytes], dice: random.Random, engine: str) 
     return "nobody"
 
 
-def end(archive: subprocess.Popen[bytes]) -> None:
-    """Kill all that is left of it."""
-    below = [archive.pid, *descendants(archive.pid)]
-    for pid in below:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-    archive.wait()
-
-
 def durable(journal: Path) -> list[Record]:
     """Every record of the journal."""
     place, everything, schema = Directory(journal), Selection(), arrow_schema(COLUMNS)
@@ -136,11 +96,6 @@ def durable(journal: Path) -> list[Record]:
         for batch in PartReader(place, part, everything, schema).read():
             found += [(row["stream"], row["seq"], row["payload"]) for row in batch.to_pylist()]
     return found
-
-
-def rounds(lake: Path) -> int:
-    """How often the lake was changed."""
-    return DeltaTable(str(lake)).version() if DeltaTable.is_deltatable(str(lake)) else 0
 
 
 def archived(lake: Path) -> list[Record]:
@@ -161,67 +116,24 @@ def compare(journal: Path, lake: Path) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, count=30)
     parser.add_argument("--engine", choices=("spark", "local"), default="spark")
-    parser.add_argument("--count", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--busy", type=float, default=12.0, help="kill within so many seconds after the first round")
-    parser.add_argument("--directory", type=Path)
-    parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.write:
         write(args.write, args.seed)
-    dice = random.Random(args.seed)
     directory = args.directory or Path(tempfile.mkdtemp(prefix="fyrehose-spark-kill-"))
     journal, lake, log = directory / "journal", directory / "lake", directory / "log"
-    writer = subprocess.Popen([sys.executable, __file__, "--write", str(journal), "--seed", str(args.seed)])
-    kinds: Counter[str] = Counter()
-    archive = None
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # takes its processes along
-    try:
-        while not journal.is_dir() or not list(journal.glob("*.segment")):
-            if writer.poll() is not None:
-                sys.exit("nobody writes")
-            time.sleep(0.1)
-        for number in range(args.count):
-            before = rounds(lake)
-            archive = start(journal, lake, log, args.engine, "--follow", "--every", "0.5s")
-            # Not before the first round of this life, so that it is worth killing; but neither wait for ever.
-            patience = time.monotonic() + 180
-            while rounds(lake) < before + 2 and archive.poll() is None and time.monotonic() < patience:
-                time.sleep(0.05)
-            time.sleep(dice.uniform(0, args.busy))
-            kind = disturb(archive, dice, args.engine)
-            kinds[kind] += 1
-            survived = False
-            try:
-                archive.wait(dice.uniform(0.5, 3))
-            except subprocess.TimeoutExpired:
-                survived = True
-            end(archive)
-            made = rounds(lake) - before
-            print(
-                f"{number + 1}: killed {kind}; {made} rounds in this life; it {'lived on' if survived else 'ended'}",
-                flush=True,
-            )
-    finally:
-        writer.kill()
-        writer.wait()
-        if archive is not None:
-            end(archive)
-    last = start(journal, lake, log, args.engine, "--round", "1G")
-    status = last.wait()
+    with writing(__file__, journal, args.seed):
+        kinds = lives(
+            args,
+            lambda: start(journal, lake, log, args.engine, "--follow", "--every", "0.5s"),
+            lambda archive, dice: disturb(archive, dice, args.engine),
+            lake,
+            wanted=2,
+        )
+    status = start(journal, lake, log, args.engine, "--round", "1G").wait()
     problems = [] if status == 0 else [f"the last archive ended with {status}: see {log}"]
-    problems += compare(journal, lake)
-    for problem in problems[:20]:
-        print(problem)
-    how = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    print(f"{args.count} kills ({how}): {len(problems)} problems")
-    if problems:
-        print(f"kept: {directory}")
-        return 1
-    shutil.rmtree(directory)
-    return 0
+    return report(problems + compare(journal, lake), kinds, directory)
 
 
 if __name__ == "__main__":

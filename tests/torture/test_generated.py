@@ -91,7 +91,7 @@ def test_mutants_of_every_kind_are_made() -> None:
         'x: Final[Literal[3]]\ny = f"{z + 1}"',
     ],
 )
-def test_what_nobody_would_test_is_left_alone(source: str) -> None:
+def test_code_that_needs_no_test_is_not_mutated(source: str) -> None:
     assert made(source) == []
 
 

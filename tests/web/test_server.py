@@ -6,21 +6,17 @@ from base64 import b64encode
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-import attrs
 import pytest
-from twisted.internet.address import IPv4Address
-from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.tcp import LINGER, on
-from fyrehose.testing import MemoryJournal, Transport
+from fyrehose.testing import MemoryJournal, Peer
 from fyrehose.web.server import BATCHES, WebProtocol, WebSettings, host_names, token_of
-from fyrehose.web.session import MAX_AHEAD, Request, WebSession
+from fyrehose.web.session import MAX_AHEAD, RequestHead, WebSession
 from fyrehose.web.tokens import same
 
 GET = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -35,11 +31,11 @@ class Toy(WebProtocol):
     def __init__(self, factory: SessionFactory) -> None:
         super().__init__(factory, WebSession())
 
-    def on_request(self, event: Request) -> None:
+    def on_request(self, event: RequestHead) -> None:
         if event.path != ("wait",):
             self.session.respond(200, b"{}")
 
-    handlers = WebProtocol.handlers | on(Request, on_request)
+    handlers = WebProtocol.handlers | on(RequestHead, on_request)
 
     def answer(self) -> None:
         self.session.respond(200, b"late")
@@ -51,14 +47,8 @@ class ToyFactory(SessionFactory):
     defaults = WebSettings(refusal_delay=0.0)
 
 
-@attrs.define(eq=False)
-class Peer:
-    clock: Clock
-    protocol: Toy
-    transport: Transport
-
-    def say(self, data: bytes) -> None:
-        self.protocol.dataReceived(data)
+class ToyPeer(Peer):
+    """A client of the toy."""
 
     @property
     def answers(self) -> int:
@@ -66,25 +56,21 @@ class Peer:
 
 
 @pytest.fixture
-def connect() -> Callable[..., Peer]:
-    def connect(**settings: Any) -> Peer:
+def connect() -> Callable[..., ToyPeer]:
+    def connect(**settings: Any) -> ToyPeer:
         clock = Clock()
         broker = Broker(clock, MemoryJournal(), Sequencer())
         broker.open()
         made = WebSettings(**{"refusal_delay": 0.0, **settings})
         factory = ToyFactory(broker, made, clock)
-        address = IPv4Address("TCP", "127.0.0.1", 5)
-        protocol, transport = factory.buildProtocol(address), Transport(peerAddress=address)
-        assert isinstance(protocol, Toy)
-        protocol.makeConnection(transport)
-        return Peer(clock, protocol, transport)
+        return ToyPeer.connect(factory, clock)
 
     return connect
 
 
-def test_many_requests_in_one_read_are_answered_in_turns(connect: Callable[..., Peer]) -> None:
+def test_many_requests_in_one_read_are_answered_in_turns(connect: Callable[..., ToyPeer]) -> None:
     peer = connect()
-    peer.say(GET % b"" * 500)
+    peer.send(GET % b"" * 500)
     assert peer.answers == 1 + BATCHES, "other connections get their turn"
     assert peer.transport.producerState == "paused"
     peer.clock.advance(0)
@@ -92,19 +78,19 @@ def test_many_requests_in_one_read_are_answered_in_turns(connect: Callable[..., 
     assert peer.transport.producerState == "producing"
 
 
-def test_disconnected_peer_is_not_answered_further(connect: Callable[..., Peer]) -> None:
+def test_disconnected_peer_is_not_answered_further(connect: Callable[..., ToyPeer]) -> None:
     peer = connect()
-    peer.say(GET % b"" * 50)
-    peer.protocol.connectionLost(Failure(ConnectionDone()))
+    peer.send(GET % b"" * 50)
+    peer.leave()
     peer.clock.advance(0)
     assert peer.answers == 1 + BATCHES
 
 
-def test_reading_pauses_while_too_many_bytes_wait(connect: Callable[..., Peer]) -> None:
+def test_reading_pauses_while_too_many_bytes_wait(connect: Callable[..., ToyPeer]) -> None:
     peer = connect()
-    peer.say(GET % b"wait")
+    peer.send(GET % b"wait")
     flood = GET % b"" * (MAX_AHEAD // len(GET % b"") + 2)
-    peer.say(flood)
+    peer.send(flood)
     assert peer.transport.producerState == "paused"
     peer.protocol.answer()
     peer.clock.advance(0)
@@ -112,13 +98,13 @@ def test_reading_pauses_while_too_many_bytes_wait(connect: Callable[..., Peer]) 
     assert peer.answers == 1 + flood.count(b"GET")
 
 
-def test_idle_connection_is_closed_unless_it_waits_for_an_answer(connect: Callable[..., Peer]) -> None:
+def test_idle_connection_is_closed_unless_it_waits_for_an_answer(connect: Callable[..., ToyPeer]) -> None:
     peer = connect(idle_timeout=10.0)
     peer.clock.advance(9)
-    peer.say(GET % b"")
+    peer.send(GET % b"")
     peer.clock.advance(9)
     assert not peer.transport.disconnecting
-    peer.say(GET % b"wait")
+    peer.send(GET % b"wait")
     for _ in range(10):
         peer.clock.advance(9)
     assert not peer.transport.disconnecting
@@ -127,9 +113,9 @@ def test_idle_connection_is_closed_unless_it_waits_for_an_answer(connect: Callab
     assert peer.transport.disconnecting
 
 
-def test_half_closed_peer_is_still_answered(connect: Callable[..., Peer]) -> None:
+def test_half_closed_peer_is_still_answered(connect: Callable[..., ToyPeer]) -> None:
     peer = connect()
-    peer.say(GET % b"wait" + GET % b"")
+    peer.send(GET % b"wait" + GET % b"")
     peer.protocol.readConnectionLost()
     assert not peer.transport.disconnecting
     peer.protocol.answer()
@@ -137,35 +123,35 @@ def test_half_closed_peer_is_still_answered(connect: Callable[..., Peer]) -> Non
     assert peer.transport.disconnecting
 
 
-def test_peer_that_still_sends_a_refused_body_receives_the_answer(connect: Callable[..., Peer]) -> None:
+def test_peer_that_still_sends_a_refused_body_receives_the_answer(connect: Callable[..., ToyPeer]) -> None:
     peer = connect()
-    peer.say(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\nabc")
+    peer.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\nabc")
     assert b" 413 " in peer.transport.value()
     assert not peer.transport.disconnecting
     assert peer.transport.half_closed
-    peer.say(b"more")
+    peer.send(b"more")
     peer.protocol.readConnectionLost()
     assert peer.transport.disconnecting
 
 
-def test_peer_that_sends_a_refused_body_is_aborted_after_the_linger_time(connect: Callable[..., Peer]) -> None:
+def test_peer_that_sends_a_refused_body_is_aborted_after_the_linger_time(connect: Callable[..., ToyPeer]) -> None:
     peer = connect()
-    peer.say(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\nabc")
+    peer.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\nabc")
     peer.clock.advance(LINGER)
     assert peer.transport.aborted
 
 
-def test_lost_connection_leaves_no_timers(connect: Callable[..., Peer]) -> None:
+def test_lost_connection_leaves_no_timers(connect: Callable[..., ToyPeer]) -> None:
     peer = connect()
-    peer.say(GET % b"wait")
-    peer.protocol.connectionLost(Failure(ConnectionDone()))
+    peer.send(GET % b"wait")
+    peer.leave()
     peer.protocol.proceed()
     assert not [call for call in peer.clock.getDelayedCalls() if call.active()]
 
 
-def request_with(value: str | None) -> Request:
+def request_with(value: str | None) -> RequestHead:
     headers = {} if value is None else {"authorization": value}
-    return Request(method="GET", path=("",), query={}, headers=headers, length=0, framed=False)
+    return RequestHead(method="GET", path=("",), query={}, headers=headers, length=0, framed=False)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fyrehose.errors import Broken, LocalProtocolError
 from fyrehose.testing import every_chunking
-from fyrehose.web.session import MAX_AHEAD, MAX_HEAD, MOST_EVENTS, Refused, Request, WebSession
+from fyrehose.web.session import MAX_AHEAD, MAX_HEAD, MOST_EVENTS, RequestHead, RequestRefused, WebSession
 
 GET = b"GET /a%2Fb/c?x=1&y= HTTP/1.1\r\nHost: localhost:80\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
@@ -24,7 +24,7 @@ class Echo(WebSession):
 
     got: bytes = b""
 
-    def on_request(self, request: Request) -> Iterable[object]:
+    def on_request(self, request: RequestHead) -> Iterable[object]:
         self.got = b""
         return (request,)
 
@@ -50,7 +50,7 @@ def answer(session: WebSession) -> tuple[int, dict[str, str], bytes]:
 def test_request_is_parsed_and_answered() -> None:
     session = WebSession()
     (request,) = session.receive_data(GET)
-    assert request == Request(
+    assert request == RequestHead(
         method="GET",
         path=("a/b", "c"),
         query={"x": "1", "y": ""},
@@ -90,7 +90,7 @@ def test_chunked_body_is_reassembled() -> None:
     head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     events = session.receive_data(head + b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n")
     assert events[-1] == b"abcde"
-    assert isinstance(events[0], Request)
+    assert isinstance(events[0], RequestHead)
     assert events[0].length is None
 
 
@@ -165,7 +165,7 @@ def test_invalid_request_behind_a_head_is_answered_with_a_body() -> None:
 def test_bytes_behind_the_last_request_do_not_affect_its_answer() -> None:
     session = WebSession()
     (event,) = session.receive_data(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n") + b"\r\n\r\nmore")
-    assert isinstance(event, Request)
+    assert isinstance(event, RequestHead)
     session.respond(200, b"{}")
     assert answer(session)[0] == 200
     assert session.over
@@ -185,7 +185,7 @@ def test_refusal_is_an_answer_and_the_connection_stays_open() -> None:
     session = WebSession()
     session.receive_data(GET)
     assert session.refuse(404, "no-such", "there is no ä", {"X": "y"}, more=1) == [
-        Refused(status=404, cause="no-such", detail="there is no ä")
+        RequestRefused(status=404, cause="no-such", detail="there is no ä")
     ]
     status, headers, body = answer(session)
     assert (status, headers["x"]) == (404, "y")
@@ -197,7 +197,7 @@ def test_refusal_is_an_answer_and_the_connection_stays_open() -> None:
 def test_refusal_that_leaves_a_body_unread_closes_the_connection() -> None:
     session = WebSession()
     events = session.receive_data(POST[:-3])
-    assert [type(event) for event in events] == [Refused]
+    assert [type(event) for event in events] == [RequestRefused]
     status, headers, _ = answer(session)
     assert (status, headers["connection"]) == (413, "close")
     assert session.over
@@ -221,11 +221,11 @@ def test_expect_100_continue_is_answered_unless_the_request_is_refused() -> None
 def test_target_in_absolute_form_replaces_the_host_header(target: str) -> None:
     session = WebSession(frozenset({"localhost"}))
     (request,) = session.receive_data(f"GET {target} HTTP/1.1\r\nHost: another.example\r\n\r\n".encode())
-    assert isinstance(request, Request)
+    assert isinstance(request, RequestHead)
     assert (request.path, request.query) == (("a/b", "c"), {"x": "1"})
     foreign = WebSession(frozenset({"localhost"}))
     (event,) = foreign.receive_data(b"GET http://rebound.example/ HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    assert isinstance(event, Refused)
+    assert isinstance(event, RequestRefused)
     assert event.status == 421
 
 
@@ -245,7 +245,7 @@ def test_target_in_absolute_form_replaces_the_host_header(target: str) -> None:
 def test_invalid_request_is_refused(head: str, status: int) -> None:
     session = WebSession()
     (event,) = session.receive_data(f"{head}\r\n\r\n".encode())
-    assert isinstance(event, Refused)
+    assert isinstance(event, RequestRefused)
     assert answer(session)[0] == status == event.status
     assert session.over
 
@@ -313,7 +313,7 @@ def test_only_known_hosts_are_accepted(hosts: frozenset[str] | None, host: str, 
     """A page of another site whose name resolves to this machine is refused (DNS rebinding)."""
     session = WebSession(hosts)
     (event,) = session.receive_data(f"GET / HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
-    assert (event.status if isinstance(event, Refused) else 200) == status
+    assert (event.status if isinstance(event, RequestRefused) else 200) == status
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_only_known_hosts_are_accepted(hosts: frozenset[str] | None, host: str, 
 def test_requests_of_foreign_pages_are_refused(header: str, allowed: bool) -> None:
     session = WebSession()
     (event,) = session.receive_data(f"GET / HTTP/1.1\r\nHost: localhost:80\r\n{header}\r\n\r\n".encode())
-    assert isinstance(event, Request) is allowed
+    assert isinstance(event, RequestHead) is allowed
 
 
 def test_expected_size_of_an_incomplete_head() -> None:
@@ -357,7 +357,7 @@ def test_random_bytes_never_raise(chunks: list[bytes]) -> None:
     session = Echo(frozenset({"x"}))
     for chunk in chunks:
         for event in session.receive_data(chunk):
-            assert isinstance(event, Request | Refused | Broken | bytes)
+            assert isinstance(event, RequestHead | RequestRefused | Broken | bytes)
         if session.between_requests:
             session.next_events()
     session.receive_eof()

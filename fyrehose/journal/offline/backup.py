@@ -24,7 +24,7 @@ from fyrehose.journal.copies import RESTORING
 from fyrehose.journal.files import NO_ROOM, Files
 from fyrehose.journal.offline.places import Directory, Missing, Place
 from fyrehose.journal.offline.replica import Replica
-from fyrehose.journal.offline.transfer import Tail, reach
+from fyrehose.journal.offline.transfer import CheckedTail, reach
 from fyrehose.journal.offline.view import Extent, View
 from fyrehose.journal.snapshots import Snapshot
 
@@ -166,7 +166,7 @@ class Backup:
                 "a server was started in the backup; use an empty directory"
             )
 
-    def _agrees(self, view: View, tail: Tail) -> bool:
+    def _agrees(self, view: View, tail: CheckedTail) -> bool:
         """Return whether the source has the last batch of the backup; its checksum covers all batches before it."""
         for extent in view.segments:
             if extent.base == tail.index.base and tail.position <= extent.end:

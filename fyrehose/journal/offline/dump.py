@@ -150,6 +150,6 @@ def _count(stats: Stats, batch: Batch) -> None:
         stats.streams.setdefault(run.stream, StreamStats()).add(run)
     if batch.header.kind in (fmt.Kind.ENDS, fmt.Kind.STREAMS, fmt.Kind.GAP):
         for entry in batch.entries():
-            if entry.stream and entry.state in (fmt.State.LIVE, fmt.State.RETIRED):
+            if entry.stream and entry.state in (fmt.StreamState.LIVE, fmt.StreamState.RETIRED):
                 of = stats.streams.setdefault(entry.stream, StreamStats())
                 of.last = max(of.last, entry.last)

@@ -91,7 +91,9 @@ def place(location: str, token_file: str | None = None) -> Place:
     :raises ConfigError: *location* is neither, or the file has no token
     """
     if location.startswith(("http://", "https://")):
-        return Server(location.rstrip("/"), read_token(token_file or os.environ.get(TOKEN_FILE, ""), "the token file"))
+        return RemoteJournal(
+            location.rstrip("/"), read_token(token_file or os.environ.get(TOKEN_FILE, ""), "the token file")
+        )
     if "://" in location and not location.startswith("file://"):
         raise ConfigError(
             f"invalid journal {location!r}: expected a directory, or http://HOST:PORT of `fyrehose journal serve`"
@@ -149,7 +151,7 @@ class Directory:
 
 
 @attrs.frozen
-class Server:
+class RemoteJournal:
     """The address of a ``fyrehose journal serve``; see :class:`Place` for the methods.
 
     :ivar token: the token to send, if any; Spark's workers get it with the pickled place, and need no file
@@ -206,7 +208,7 @@ class Server:
 class _Remote(Files):
     """Gives a segment reader its one file over HTTP."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: RemoteJournal) -> None:
         self._server = server
         self._connection = _Connection(server.url, server.token)
         self._path = ""
@@ -224,7 +226,7 @@ class _Remote(Files):
         return self._connection.request("GET", self._path, headers=headers)
 
 
-def _request(server: Server, method: str, path: str, body: bytes = b"") -> bytes:
+def _request(server: RemoteJournal, method: str, path: str, body: bytes = b"") -> bytes:
     """Send one request over a connection of its own, and return the body of the answer."""
     connection = _Connection(server.url, server.token)
     try:

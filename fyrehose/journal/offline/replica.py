@@ -24,7 +24,7 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.files import PIECE, Files, lock
 from fyrehose.journal.offline.places import Missing
-from fyrehose.journal.offline.transfer import Tail, batches, begin, differ, tail_of
+from fyrehose.journal.offline.transfer import CheckedTail, batches, begin, differ, tail_of
 from fyrehose.journal.offline.view import believed_mark
 from fyrehose.journal.recovery import damaged
 from fyrehose.journal.retention import Deletion
@@ -58,7 +58,7 @@ class Replica:
     directory: Path
     files: Files
     done: Copied = attrs.field(factory=Copied, init=False)
-    tail: Tail | None = attrs.field(default=None, init=False)
+    tail: CheckedTail | None = attrs.field(default=None, init=False)
     position: int = attrs.field(default=0, init=False)
     _begin: int = attrs.field(default=0, init=False)  #: the position of the oldest segment
     _lock: int = attrs.field(default=-1, init=False)
@@ -164,7 +164,7 @@ class Replica:
         self,
         fd: int,
         reader: scan.SegmentReader,
-        tail: Tail,
+        tail: CheckedTail,
         stop: int,
         head: bytes,
         name: str,
@@ -208,7 +208,7 @@ class Replica:
         if made:
             self.files.sync_directory(self.directory)
 
-    def _store_index(self, tail: Tail) -> None:
+    def _store_index(self, tail: CheckedTail) -> None:
         """Write the index of a complete segment."""
         self.files.store(scan.index_path_of(self.directory, tail.index.base), tail.index.pack())
 
@@ -225,7 +225,7 @@ class Replica:
         self.done.deleted += len(deletion.segments)
         deletion.work(self._keep_from)
         first = scan.segments(self.directory)[0].base
-        if self._begin < first <= position:  # somebody else has deleted segments of the replica
+        if self._begin < first <= position:  # another program has deleted segments of the replica
             self._keep_from(first)
 
     def _needed_by(self, base: int) -> int:
@@ -242,9 +242,9 @@ class Replica:
         self.note()
 
     def settle(self) -> None:
-        """Check that no segment is missing, and write MARK again, because that of a copied directory is not believed.
+        """Check that no segment is missing, sync the last one, and write MARK: a copied directory was never synced.
 
-        :raises JournalCorrupt: a segment is missing, and the source does not have it, either
+        :raises JournalCorrupt: a segment is missing, and the source does not have it either
         """
         end = self._begin
         for segment in scan.segments(self.directory):

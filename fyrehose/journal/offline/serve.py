@@ -34,7 +34,7 @@ from fyrehose.journal.offline.view import look
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.tcp import on
 from fyrehose.web.server import WebProtocol, WebSettings, token_of
-from fyrehose.web.session import Request, WebSession
+from fyrehose.web.session import RequestHead, WebSession
 from fyrehose.web.tokens import same
 
 PROTOCOL = "journal-serve"
@@ -56,7 +56,7 @@ class Asked:
     :ivar body: the first bytes of its body, one more than a position can have
     """
 
-    request: Request
+    request: RequestHead
     body: bytes
 
 
@@ -65,10 +65,10 @@ class ServeSession(WebSession):
     """Checks the token of requests, and keeps no more of their bodies than a position can have."""
 
     token: str | None = attrs.field(default=None, kw_only=True)
-    _request: Request | None = attrs.field(default=None, init=False)
+    _request: RequestHead | None = attrs.field(default=None, init=False)
     _body: bytes = attrs.field(default=b"", init=False)
 
-    def on_request(self, request: Request) -> Iterable[object]:
+    def on_request(self, request: RequestHead) -> Iterable[object]:
         self._request, self._body = request, b""
         if self.token is None or same(token_of(request), self.token):
             return ()
@@ -164,13 +164,13 @@ class ServeProtocol(WebProtocol):
         else:
             self.session.respond_without_content()
 
-    def _send_segment(self, request: Request, base: int) -> None:
+    def _send_segment(self, request: RequestHead, base: int) -> None:
         end = next((extent.end for extent in look(self.directory).segments if extent.base == base), base)
         if end == base:
             raise FileNotFoundError
         self._send_file(request, scan.path_of(self.directory, base), end - base)
 
-    def _send_file(self, request: Request, path: Path, limit: int | None = None) -> None:
+    def _send_file(self, request: RequestHead, path: Path, limit: int | None = None) -> None:
         """Send the content of a file or its first *limit* bytes, or the range of them that the request asks for."""
         file = path.open("rb")
         size = os.fstat(file.fileno()).st_size if limit is None else limit
@@ -188,7 +188,7 @@ class ServeProtocol(WebProtocol):
             return
         # The open file can be read to its end even if retention deletes it meanwhile.
         file.seek(start)
-        self.attach(Sending(self, file, start, stop))
+        self.attach(FileSending(self, file, start, stop))
 
 
 class ServeFactory(SessionFactory):
@@ -212,7 +212,7 @@ class ServeFactory(SessionFactory):
 
 @implementer(ISubscription)
 @attrs.define(eq=False)
-class Sending:
+class FileSending:
     """Sends the bytes of a file from *position* to *stop*, as fast as the client reads them."""
 
     protocol: ServeProtocol
@@ -222,6 +222,7 @@ class Sending:
     paused: bool = True
 
     def resumeProducing(self) -> None:
+        """Send pieces of the file until the client's connection is full or the range is sent."""
         self.paused = False
         while self.position < self.stop and not self.paused:
             try:

@@ -25,7 +25,7 @@ from fyrehose.records import Buffer
 
 
 @attrs.define(eq=False)
-class Tail:
+class CheckedTail:
     """The end of the part of a log that was checked.
 
     :ivar index: of the last segment
@@ -44,7 +44,7 @@ class Tail:
     identity: bytes = bytes(16)
 
 
-def begin(reader: scan.SegmentReader, chain: int | None) -> tuple[bytes, Tail]:
+def begin(reader: scan.SegmentReader, chain: int | None) -> tuple[bytes, CheckedTail]:
     """Read the header of a segment.
 
     :param chain: checksum from which it must continue; None: unknown
@@ -58,11 +58,11 @@ def begin(reader: scan.SegmentReader, chain: int | None) -> tuple[bytes, Tail]:
     continued = None if header.created == 0 else header.chain  # --quarantine has replaced a damaged header
     if None not in (chain, continued) and continued != chain:
         raise fmt.Damage("the segment does not continue from the previous one")
-    tail = Tail(SegmentIndex(reader.base), reader.base + len(data), continued, identity=header.identity)
+    tail = CheckedTail(SegmentIndex(reader.base), reader.base + len(data), continued, identity=header.identity)
     return bytes(data), tail
 
 
-def batches(reader: scan.SegmentReader, tail: Tail, stop: int) -> Iterator[tuple[fmt.BatchHeader, list[Buffer]]]:
+def batches(reader: scan.SegmentReader, tail: CheckedTail, stop: int) -> Iterator[tuple[fmt.BatchHeader, list[Buffer]]]:
     """Read and check the batches from *tail* up to the position *stop*; *tail* is moved behind each one.
 
     :return: the header of each batch, and its bytes
@@ -96,7 +96,7 @@ def _read(reader: scan.SegmentReader, position: int, size: int) -> memoryview:
         raise fmt.Damage(f"cannot be read: {error.strerror}") from error
 
 
-def tail_of(directory: Path) -> Tail | None:
+def tail_of(directory: Path) -> CheckedTail | None:
     """Find the end of the log in *directory*, which no other process writes; None if there is no log.
 
     :raises JournalCorrupt: the log ends before the durable mark, or the last segment is damaged
@@ -144,10 +144,10 @@ def reach(source: Place) -> View:
     return attrs.evolve(view, mark=tail.position, segments=extents)
 
 
-def _whole(segment: scan.Segment, stop: int) -> tuple[Tail, fmt.Damage | None]:
+def _whole(segment: scan.Segment, stop: int) -> tuple[CheckedTail, fmt.Damage | None]:
     """Read a segment up to *stop* or the first damaged batch; return the tail, and the damage or None."""
     reader = scan.SegmentReader(segment.path, segment.base)
-    tail = Tail(SegmentIndex(segment.base), segment.base, None)
+    tail = CheckedTail(SegmentIndex(segment.base), segment.base, None)
     try:
         _, tail = begin(reader, None)
         for _ in batches(reader, tail, stop):

@@ -217,9 +217,9 @@ class _Verifier:
         for entry in entries:
             if not entry.stream:
                 self._floor = max(self._floor, entry.last)
-            elif entry.state is fmt.State.RETIRED:
+            elif entry.state is fmt.StreamState.RETIRED:
                 self._reaches(batch, entry.stream, entry.last)
-            elif entry.state is fmt.State.FORGOTTEN:
+            elif entry.state is fmt.StreamState.FORGOTTEN:
                 self._ends.pop(entry.stream, None)
 
     def _check_beginning(self, batch: Batch, entries: list[fmt.Entry]) -> None:

@@ -14,7 +14,7 @@ def span(lengths: Buffer, start: int, stop: int, most: int) -> tuple[int, int]:
     """
     sizes = memoryview(lengths).cast("B").cast("I")
     if not 0 <= start <= stop <= len(sizes):
-        raise IndexError(f"records {start} to {stop} of {len(sizes)}")
+        raise IndexError(f"records {start} to {stop} do not exist in a column of {len(sizes)}")
     total = 0
     for at, size in enumerate(sizes[start:stop], start):
         if total + size > most:

@@ -48,9 +48,7 @@ def read_event(
         return None
 
 
-def rows(
-    first: int, event_times: Buffer, event_ids: Buffer, start: int, stop: int, decimal: bool
-) -> list[tuple[bytes, bytes, bytes]]:
+def rows(first: int, event_times: Buffer, event_ids: Buffer, start: int, stop: int, decimal: bool) -> list[Row]:
     """Format the labels of the rows *start* to *stop* of a run.
 
     :param first: sequence of the run's row 0

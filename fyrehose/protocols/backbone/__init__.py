@@ -9,10 +9,10 @@ from fyrehose.lazy import lazily
 if TYPE_CHECKING:
     from fyrehose.protocols.backbone.client import BackboneClient
     from fyrehose.protocols.backbone.server import BackboneProtocol
-    from fyrehose.protocols.backbone.settings import Settings
+    from fyrehose.protocols.backbone.settings import BackboneSettings
 else:
     __getattr__, __dir__ = lazily(
-        __name__, {"client": "BackboneClient", "server": "BackboneProtocol", "settings": "Settings"}
+        __name__, {"client": "BackboneClient", "server": "BackboneProtocol", "settings": "BackboneSettings"}
     )
 
-__all__ = ["BackboneClient", "BackboneProtocol", "Settings"]
+__all__ = ["BackboneClient", "BackboneProtocol", "BackboneSettings"]

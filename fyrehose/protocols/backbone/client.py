@@ -28,13 +28,13 @@ from fyrehose.interfaces import IPublisher, ITailer
 from fyrehose.net.clients import Watchers
 from fyrehose.observe.counters import Counters
 from fyrehose.protocols.backbone.client_session import (
+    BackboneClientSession,
     BackboneLost,
     BackboneOptions,
-    ClientSession,
-    Confirmed,
     Event,
     Found,
-    Unconfirmed,
+    PushConfirmed,
+    PushTimedOut,
 )
 from fyrehose.protocols.backbone.frames import Address
 from fyrehose.protocols.backbone.protocol import TrainProtocol
@@ -97,7 +97,7 @@ class BackboneClient(TrainProtocol):
     _after: int | None = attrs.field(default=None, init=False)
     _given_up: list[tuple[int, int]] = attrs.field(factory=list, init=False)
     _server: Address | None = attrs.field(default=None, init=False)
-    _session: ClientSession | None = attrs.field(default=None, init=False)
+    _session: BackboneClientSession | None = attrs.field(default=None, init=False)
     _timer: IDelayedCall | None = attrs.field(default=None, init=False)
     _connected: Deferred[None] | None = attrs.field(default=None, init=False)
     _watchers: Watchers = attrs.field(factory=Watchers, init=False)
@@ -263,7 +263,7 @@ class BackboneClient(TrainProtocol):
 
     # The port and the session.
 
-    def _running(self) -> ClientSession:
+    def _running(self) -> BackboneClientSession:
         if self._session is None:
             raise LocalProtocolError("the client is not connected; call connect() first")
         return self._session
@@ -286,7 +286,7 @@ class BackboneClient(TrainProtocol):
         own = self.transport.getHost()
         now = self.reactor.seconds()
         address = (own.host, own.port)
-        self._session = ClientSession(self._server, address, self.options, self.random, now, self._after)
+        self._session = BackboneClientSession(self._server, address, self.options, self.random, now, self._after)
         self._tick()
 
     def _stop(self) -> None:
@@ -331,9 +331,9 @@ class BackboneClient(TrainProtocol):
     def _dispatch(self, event: Event) -> None:
         if isinstance(event, Run):
             self._take(event)
-        elif isinstance(event, Confirmed):
+        elif isinstance(event, PushConfirmed):
             event.handle.callback(event.seq)
-        elif isinstance(event, Unconfirmed):
+        elif isinstance(event, PushTimedOut):
             event.handle.errback(PushUnconfirmed("no DELIVER of the push arrived: it may or may not be published"))
         elif isinstance(event, RecordsSkipped):
             self._given_up = [*self._given_up[-MOST_NAMED:], (event.first, event.last)]

@@ -3,7 +3,7 @@
     every second     KEEPALIVE -> KEEPALIVE-ACK with the same token; after 5 s without one the backbone is lost
     the first ACK    another KEEPALIVE at once, because the server holds DELIVERs back until the second
     DELIVER          -> Run, in order; a gap -> REQUESTs -> Run or RecordsSkipped
-    push             -> PUSH -> its DELIVER -> Confirmed; Unconfirmed if none arrives
+    push             -> PUSH -> its DELIVER -> PushConfirmed; PushTimedOut if none arrives
     FORWARD          -> DELIVERs of stored records, directly to the requester
 
 Specification: fyrehose-backbone.txt, RULES (CLIENT) 1 to 6.  Times are monotonic, in seconds, and passed as arguments.
@@ -37,7 +37,7 @@ from fyrehose.protocols.backbone.frames import (
 from fyrehose.protocols.backbone.pushes import Pushes
 from fyrehose.protocols.backbone.rates import Rates
 from fyrehose.protocols.backbone.repair import RecordsSkipped, Repair
-from fyrehose.protocols.backbone.session import Dropped, Session
+from fyrehose.protocols.backbone.session import BackboneSession, Dropped
 from fyrehose.protocols.backbone.store import RecentRuns
 from fyrehose.protocols.backbone.trains import serialize_delivers, serialize_pushes, single
 from fyrehose.records import Run
@@ -81,7 +81,7 @@ class BackboneOptions:
 
 
 @attrs.frozen(kw_only=True, slots=True)
-class Confirmed:
+class PushConfirmed:
     """The push with this ``handle`` is published; its sequence is ``seq``."""
 
     handle: Any
@@ -89,7 +89,7 @@ class Confirmed:
 
 
 @attrs.frozen(kw_only=True, slots=True)
-class Unconfirmed:
+class PushTimedOut:
     """The DELIVER of the push with this ``handle`` has not arrived in time; it may or may not be published."""
 
     handle: Any
@@ -107,10 +107,12 @@ class BackboneLost:
 
 #: A Run has records in order, each once.  Its ``stream`` and ``source`` are always "backbone" and its ``time`` is 0,
 #: because a DELIVER has none of these.
-Event = Run | RecordsSkipped | Confirmed | Unconfirmed | Found | BackboneLost | Dropped
+Event = Run | RecordsSkipped | PushConfirmed | PushTimedOut | Found | BackboneLost | Dropped
 
 
-class ClientSession(Session[Run | RecordsSkipped | Confirmed | Unconfirmed | Found | BackboneLost]):
+class BackboneClientSession(
+    BackboneSession[Run | RecordsSkipped | PushConfirmed | PushTimedOut | Found | BackboneLost]
+):
     """The protocol state of a client.
 
     :param server: the address of the backbone
@@ -163,7 +165,7 @@ class ClientSession(Session[Run | RecordsSkipped | Confirmed | Unconfirmed | Fou
         if not self._lost and now - self._last_ack >= LOST:
             self.found, self._lost = False, True
             events.append(BackboneLost())
-        events.extend(Unconfirmed(handle=push.handle) for push in self.pushes.expired(now))
+        events.extend(PushTimedOut(handle=push.handle) for push in self.pushes.expired(now))
         if self.found:
             self._repair_now(events, now)
             self._push_now(now)
@@ -186,7 +188,7 @@ class ClientSession(Session[Run | RecordsSkipped | Confirmed | Unconfirmed | Fou
         return min(times)
 
     def push(self, payload: bytes, handle: Any) -> None:
-        """Publish *payload* at the next :meth:`tick`; a later Confirmed or Unconfirmed has *handle*.
+        """Publish *payload* at the next :meth:`tick`; a later PushConfirmed or PushTimedOut has *handle*.
 
         :raises LocalProtocolError: *payload* does not fit into a datagram, or the options exclude publishing
         """
@@ -204,8 +206,8 @@ class ClientSession(Session[Run | RecordsSkipped | Confirmed | Unconfirmed | Fou
         self.pushes.add(payload, handle)
 
     def abandon(self) -> list[Event]:
-        """Return an Unconfirmed for every push that is not confirmed, and forget them."""
-        return [Unconfirmed(handle=push.handle) for push in self.pushes.abandon()]
+        """Return a PushTimedOut for every push that is not confirmed, and forget them."""
+        return [PushTimedOut(handle=push.handle) for push in self.pushes.abandon()]
 
     # Received datagrams.
 
@@ -233,7 +235,7 @@ class ClientSession(Session[Run | RecordsSkipped | Confirmed | Unconfirmed | Fou
         new, ready = self.repair.received(run, now)
         for part in new:
             self._store.add(part)
-            events.extend(Confirmed(handle=push.handle, seq=seq) for push, seq in self.pushes.delivered(part))
+            events.extend(PushConfirmed(handle=push.handle, seq=seq) for push, seq in self.pushes.delivered(part))
         events.extend(ready)
         if new:
             if self._hold > now:

@@ -21,7 +21,7 @@ from fyrehose.protocols.backbone.client import BackboneClient
 from fyrehose.protocols.backbone.client_session import BackboneOptions
 from fyrehose.protocols.backbone.frames import Address
 from fyrehose.protocols.backbone.server import PROTOCOL, BackboneProtocol
-from fyrehose.protocols.backbone.settings import Settings
+from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.protocols.backbone.udp import UDPPort
 
 #: How often the plugin's publisher repeats an unconfirmed PUSH; a message whose DELIVER was lost is published twice.
@@ -88,9 +88,9 @@ class BackbonePlugin:
     description: str = "fyrehose backbone: publish and subscribe over UDP, with repair by clients that store messages"
     default_endpoint: str = "udp:2323:interface=127.0.0.1"
     default_port: int = 2323
-    settings: type[Settings] = Settings
+    settings: type[BackboneSettings] = BackboneSettings
 
-    def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> BackboneService:
+    def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: BackboneSettings) -> BackboneService:
         host, number = parse_endpoint(endpoint)
         protocol = BackboneProtocol(broker, settings, reactor)
         port = UDPPort(number, protocol, host, reactor, settings.receive_buffer, settings.batching)

@@ -23,7 +23,7 @@ PACE = 0.005
 
 
 @attrs.define(eq=False, slots=True)
-class Push:
+class PendingPush:
     """One message to publish; ``handle`` belongs to the caller."""
 
     payload: bytes
@@ -50,10 +50,10 @@ class Pushes:
     timeout: float
     retries: int
     pace: Rates
-    _unsent: deque[Push] = attrs.field(factory=deque, init=False)
-    _sent: dict[Push, None] = attrs.field(factory=dict, init=False)
+    _unsent: deque[PendingPush] = attrs.field(factory=deque, init=False)
+    _sent: dict[PendingPush, None] = attrs.field(factory=dict, init=False)
     #: the sent pushes with these bytes
-    _equal: dict[bytes, deque[Push]] = attrs.field(factory=dict, init=False)
+    _equal: dict[bytes, deque[PendingPush]] = attrs.field(factory=dict, init=False)
     #: sizes of the pushes in _unsent and in _sent, in bytes
     unsent: int = attrs.field(default=0, init=False)
     _sent_size: int = attrs.field(default=0, init=False)
@@ -70,7 +70,7 @@ class Pushes:
 
     def add(self, payload: bytes, handle: Any) -> None:
         """Append *payload* to the pushes that wait to be sent."""
-        self._unsent.append(Push(payload, handle, self.retries))
+        self._unsent.append(PendingPush(payload, handle, self.retries))
         self.unsent += len(payload)
 
     def take(self, highest: int, now: float) -> list[bytes]:
@@ -90,7 +90,7 @@ class Pushes:
             payloads.append(push.payload)
         return payloads
 
-    def delivered(self, run: Run) -> Iterator[tuple[Push, int]]:
+    def delivered(self, run: Run) -> Iterator[tuple[PendingPush, int]]:
         """Yield the pushes that *run* confirms, each with its sequence.
 
         :param run: delivered records, which were not passed before
@@ -106,20 +106,20 @@ class Pushes:
                 yield push, seq
             seq += 1
 
-    def expired(self, now: float) -> list[Push]:
+    def expired(self, now: float) -> list[PendingPush]:
         """Return the pushes that have timed out without retries left; the others are sent again by :meth:`take`."""
         failed = []
         while self._sent and next(iter(self._sent)).deadline <= now:
             push = next(iter(self._sent))
             self._settle(push)
             if push.retries:
-                self._unsent.appendleft(Push(push.payload, push.handle, push.retries - 1))
+                self._unsent.appendleft(PendingPush(push.payload, push.handle, push.retries - 1))
                 self.unsent += len(push.payload)
             else:
                 failed.append(push)
         return failed
 
-    def abandon(self) -> list[Push]:
+    def abandon(self) -> list[PendingPush]:
         """Return all pushes that are not confirmed, and forget them."""
         left = [*self._sent, *self._unsent]
         for pushes in (self._unsent, self._sent, self._equal):
@@ -145,7 +145,7 @@ class Pushes:
             count += 1
         return count
 
-    def _settle(self, push: Push) -> None:
+    def _settle(self, push: PendingPush) -> None:
         del self._sent[push]
         self._sent_size -= len(push.payload)
         waiting = self._equal[push.payload]

@@ -39,7 +39,7 @@ _first_seq = attrgetter("first_seq")
 
 
 @attrs.define(slots=True)
-class Gap:
+class MissingRange:
     """The records ``first`` to ``last`` are missing.
 
     :ivar due: when to request them, or give them up
@@ -80,7 +80,7 @@ class Repair:
     probe: float = 1.0
     highest: int = attrs.field(init=False)
     duplicates: int = attrs.field(default=0, init=False)
-    _gaps: list[Gap] = attrs.field(factory=list, init=False)
+    _gaps: list[MissingRange] = attrs.field(factory=list, init=False)
     _waiting: list[Run] = attrs.field(factory=list, init=False)
     _waiting_size: int = attrs.field(default=0, init=False)
     _tail_due: float = attrs.field(default=0.0, init=False)
@@ -168,7 +168,7 @@ class Repair:
             gap.due, gap.requests = now, 0
         self._tail_due, self._tail_fresh = now, True
 
-    def _exhausted(self, gap: Gap) -> bool:
+    def _exhausted(self, gap: MissingRange) -> bool:
         """Return whether *gap* was requested often enough; it is given up when the gaps before it are closed."""
         return gap.requests >= len(self.pauses)
 
@@ -202,25 +202,25 @@ class Repair:
             at += len(rest)
         return new
 
-    def _has_room(self, gap: Gap, first: int, last: int) -> bool:
+    def _has_room(self, gap: MissingRange, first: int, last: int) -> bool:
         """Return whether this part of *gap* can be stored; always true if it can be delivered at once."""
         if self.position is not None and first == self.position + 1:
             return True
         splits = gap.first < first and last < gap.last
         return self._waiting_size <= MOST_WAITING and not (splits and len(self._gaps) >= MOST_GAPS)
 
-    def _remainder(self, gap: Gap, first: int, last: int, now: float) -> list[Gap]:
+    def _remainder(self, gap: MissingRange, first: int, last: int, now: float) -> list[MissingRange]:
         """Return the gaps that remain of *gap* after *first* to *last* have arrived."""
         rest = []
         if gap.first < first:
-            rest.append(Gap(gap.first, first - 1, gap.due, gap.requests, gap.requested_to))
+            rest.append(MissingRange(gap.first, first - 1, gap.due, gap.requests, gap.requested_to))
         if gap.last > last:
             if not gap.requests:
-                rest.append(Gap(last + 1, gap.last, gap.due))
+                rest.append(MissingRange(last + 1, gap.last, gap.due))
             elif last >= gap.requested_to:
-                rest.append(Gap(last + 1, gap.last, now))
+                rest.append(MissingRange(last + 1, gap.last, now))
             else:
-                rest.append(Gap(last + 1, gap.last, now + STREAMING, 1, gap.requested_to))
+                rest.append(MissingRange(last + 1, gap.last, now + STREAMING, 1, gap.requested_to))
         return rest
 
     def _extend(self, run: Run, now: float) -> list[Run]:
@@ -229,7 +229,7 @@ class Repair:
         if self._waiting_size > MOST_WAITING or (early and len(self._gaps) >= MOST_GAPS):
             return []
         if early:
-            self._gaps.append(Gap(self.highest + 1, run.first_seq - 1, now + self.reorder))
+            self._gaps.append(MissingRange(self.highest + 1, run.first_seq - 1, now + self.reorder))
         part = run.slice(max(0, self.highest + 1 - run.first_seq), len(run))
         self._hold(part)
         self.highest = run.last_seq
@@ -249,7 +249,7 @@ class Repair:
         return ready
 
 
-def _group(gaps: list[Gap], most: int) -> list[list[Gap]]:
+def _group(gaps: list[MissingRange], most: int) -> list[list[MissingRange]]:
     """Divide *gaps* into at most *most* groups, one for each request, at the largest distances between them."""
     if not gaps or most < 1:
         return []

@@ -28,9 +28,9 @@ from fyrehose.interfaces import IBroker, ISink, ISubscription
 from fyrehose.protocols.backbone.frames import HEADER, MAX_DATA, Address
 from fyrehose.protocols.backbone.protocol import TrainProtocol
 from fyrehose.protocols.backbone.replays import Replays
-from fyrehose.protocols.backbone.server_session import Pushed, Replay, ServerSession
+from fyrehose.protocols.backbone.server_session import BackboneServerSession, Pushed, Replay
 from fyrehose.protocols.backbone.session import Dropped
-from fyrehose.protocols.backbone.settings import Settings
+from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.protocols.backbone.trains import Delivers, Train, serialize_delivers
 from fyrehose.protocols.backbone.udp import is_local
 from fyrehose.records import Delivery, Run
@@ -70,18 +70,22 @@ class BackboneProtocol(TrainProtocol):
     name = PROTOCOL
 
     def __init__(
-        self, broker: IBroker, settings: Settings | None = None, reactor: Any = None, random: Random | None = None
+        self,
+        broker: IBroker,
+        settings: BackboneSettings | None = None,
+        reactor: Any = None,
+        random: Random | None = None,
     ) -> None:
         if reactor is None:
             from twisted.internet import reactor
         self.reactor = reactor
         self.counters = broker.counters
         self._broker = broker
-        self._settings = settings = settings or Settings()
+        self._settings = settings = settings or BackboneSettings()
         # Here, and not when the port is bound, because other listeners may be open before this one.
         broker.restrict(settings.stream, MAX_DATA)
         bounds = lambda: broker.bounds(settings.stream)  # noqa: E731
-        self._session = ServerSession(settings, bounds, self._is_own, random or SystemRandom(), self._permits)
+        self._session = BackboneServerSession(settings, bounds, self._is_own, random or SystemRandom(), self._permits)
         #: the brokers of the latest hosts
         self._identified = lru_cache(HOSTS)(lambda host: broker.identified(Identity(host=host)))
         self._journal_behind = False
@@ -139,6 +143,11 @@ class BackboneProtocol(TrainProtocol):
         self._end_drain()
 
     def datagrams_received(self, data: memoryview, segment: int, source: Address) -> None:
+        """Process datagrams that arrived together; messages wait for :meth:`turn_over` to be published.
+
+        :param data: the datagrams, each of *segment* bytes, except that the last one may be shorter
+        :param source: the address that they came from
+        """
         if self._draining is not None:
             return
         for event in self._session.receive_datagrams(data, segment, source, self.reactor.seconds()):
@@ -152,6 +161,7 @@ class BackboneProtocol(TrainProtocol):
                 self._drop(event)
 
     def turn_over(self) -> None:
+        """Send the answers to the datagrams of this turn of the reactor, and publish their messages."""
         answers = self._session.data_to_send()
         if answers and self.waiting < MOST_WAITING:
             for train, destination in answers:
@@ -196,6 +206,7 @@ class BackboneProtocol(TrainProtocol):
         return self._sent
 
     def deliver(self, delivery: Delivery) -> None:
+        """Send DELIVERs to all live subscribers; those that have just come get no more than their ration."""
         now = self.reactor.seconds()
         established = self._session.subscribers.established(now)
         newcomers = self._session.subscribers.newcomers(now)

@@ -39,9 +39,9 @@ from fyrehose.protocols.backbone.frames import (
     first_seq,
 )
 from fyrehose.protocols.backbone.rates import Rates
-from fyrehose.protocols.backbone.session import Dropped, Session
-from fyrehose.protocols.backbone.settings import Settings
-from fyrehose.protocols.backbone.subscribers import Client, Rotation, Subscribers
+from fyrehose.protocols.backbone.session import BackboneSession, Dropped
+from fyrehose.protocols.backbone.settings import BackboneSettings
+from fyrehose.protocols.backbone.subscribers import KnownClient, Rotation, Subscribers
 from fyrehose.protocols.backbone.trains import Train, single
 from fyrehose.records import Column
 
@@ -78,7 +78,7 @@ class Replay:
 Event = Pushed | Replay | Dropped
 
 
-class ServerSession(Session[Pushed | Replay]):
+class BackboneServerSession(BackboneSession[Pushed | Replay]):
     """The protocol state of a server.
 
     :param bounds: returns the oldest and the last durable sequence of the stream
@@ -91,7 +91,7 @@ class ServerSession(Session[Pushed | Replay]):
 
     def __init__(
         self,
-        settings: Settings,
+        settings: BackboneSettings,
         bounds: Callable[[], tuple[int, int]],
         is_own: Callable[[Address], bool],
         random: Random,
@@ -110,7 +110,7 @@ class ServerSession(Session[Pushed | Replay]):
         self._forwards = Rates(settings.forward_rate, settings.forward_rate, most=1)
         self._recent_requests: OrderedDict[Request, float] = OrderedDict()
 
-    def ration(self, newcomer: Client, trains: tuple[Train, ...], last: int) -> list[Train]:
+    def ration(self, newcomer: KnownClient, trains: tuple[Train, ...], last: int) -> list[Train]:
         """Return as much of *trains* as the credit of *newcomer* covers, and hold the rest for its second KEEPALIVE.
 
         :param last: the sequence of the last record in *trains*

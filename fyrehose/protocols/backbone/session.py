@@ -30,7 +30,7 @@ class Dropped:
     count: int = 1
 
 
-class Session(Generic[E]):
+class BackboneSession(Generic[E]):
     """The protocol state of one side; ``E`` are its events besides :class:`Dropped`."""
 
     def __init__(self) -> None:

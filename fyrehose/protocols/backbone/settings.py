@@ -8,7 +8,7 @@ from fyrehose.options import boolean, count, name, option, size
 
 
 @attrs.frozen(kw_only=True)
-class Settings:
+class BackboneSettings:
     """The options ``--option backbone.NAME=VALUE``."""
 
     stream: str = option("backbone", name, "the stream to publish to and deliver from")

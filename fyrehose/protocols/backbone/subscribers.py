@@ -35,7 +35,7 @@ Range = tuple[int, int]
 
 
 @attrs.define(eq=False, slots=True)
-class Client:
+class KnownClient:
     """A client: an address and port that sends KEEPALIVEs.
 
     :ivar last: time of the last KEEPALIVE, in seconds
@@ -97,12 +97,12 @@ class Table:
     """
 
     most: int
-    clients: OrderedDict[Address, Client] = attrs.field(factory=OrderedDict, init=False)
+    clients: OrderedDict[Address, KnownClient] = attrs.field(factory=OrderedDict, init=False)
     _hosts: dict[str, OrderedDict[Address, None]] = attrs.field(factory=dict, init=False)
     #: the clients of the host with the most places; None: not known since a client has left
     _largest: OrderedDict[Address, None] | None = attrs.field(default=None, init=False)
 
-    def add(self, address: Address, client: Client) -> tuple[bool, Address | None]:
+    def add(self, address: Address, client: KnownClient) -> tuple[bool, Address | None]:
         """Add *client* if it gets a place.
 
         :return: whether it got a place, and the address of the client that it displaced, if any
@@ -125,7 +125,7 @@ class Table:
         self.clients.move_to_end(address)
         self._hosts[address[0]].move_to_end(address)
 
-    def remove(self, address: Address) -> Client | None:
+    def remove(self, address: Address) -> KnownClient | None:
         """Remove and return the client at *address*; None if there is none."""
         client = self.clients.pop(address, None)
         if client is not None:
@@ -185,7 +185,7 @@ class Subscribers:
         client = table.clients.get(address) or other.remove(address)
         owed: list[Range] = []
         if client is None:
-            client = Client(now, flags, credit)
+            client = KnownClient(now, flags, credit)
         else:
             owed = client.confirm()
             client.last, client.flags = now, flags
@@ -195,12 +195,12 @@ class Subscribers:
         admitted, displaced = table.add(address, client)
         return KeepAliveResult(admitted or quiet, owed if admitted else [], displaced)
 
-    def find(self, address: Address, now: float) -> Client | None:
+    def find(self, address: Address, now: float) -> KnownClient | None:
         """Return the client at *address*; None if it is not alive."""
         self._quiet.expire(now)
         return self._alive(now).get(address) or self._quiet.clients.get(address)
 
-    def newcomer(self, address: Address) -> Client | None:
+    def newcomer(self, address: Address) -> KnownClient | None:
         """Return the client at *address* if it has sent only one KEEPALIVE and receives DELIVERs or FORWARDs."""
         client = self._table.clients.get(address)
         return None if client is None or client.credit is None else client
@@ -210,7 +210,7 @@ class Subscribers:
         clients = self._alive(now).items()
         return [at for at, client in clients if not client.flags & _NOSUBSCRIBE and client.credit is None]
 
-    def newcomers(self, now: float) -> list[tuple[Address, Client]]:
+    def newcomers(self, now: float) -> list[tuple[Address, KnownClient]]:
         """Return the subscribers that receive only the DELIVERs that their credit covers."""
         clients = self._alive(now).items()
         return [(at, new) for at, new in clients if not new.flags & _NOSUBSCRIBE and new.credit is not None]
@@ -220,7 +220,7 @@ class Subscribers:
         clients = self._alive(now).items()
         return [at for at, client in clients if not client.flags & _NOJOURNAL and client.credit is None]
 
-    def _alive(self, now: float) -> OrderedDict[Address, Client]:
+    def _alive(self, now: float) -> OrderedDict[Address, KnownClient]:
         self._table.expire(now)
         return self._table.clients
 

@@ -8,8 +8,8 @@ from fyrehose.lazy import lazily
 
 if TYPE_CHECKING:
     from fyrehose.protocols.eventbus.client import EventBusClient
-    from fyrehose.protocols.eventbus.settings import Settings
+    from fyrehose.protocols.eventbus.settings import EventBusSettings
 else:
-    __getattr__, __dir__ = lazily(__name__, {"client": "EventBusClient", "settings": "Settings"})
+    __getattr__, __dir__ = lazily(__name__, {"client": "EventBusClient", "settings": "EventBusSettings"})
 
-__all__ = ["EventBusClient", "Settings"]
+__all__ = ["EventBusClient", "EventBusSettings"]

@@ -35,18 +35,18 @@ from fyrehose.errors import Closed, ConfigError, LocalProtocolError, PublishErro
 from fyrehose.interfaces import IPublisher, ITailer
 from fyrehose.net.clients import Watchers
 from fyrehose.protocols.eventbus.client_session import (
-    ClientSession,
     Event,
+    EventBusClientSession,
     EventBusOptions,
     Events,
     EventsExpired,
     Ignored,
     Restarted,
-    Silent,
+    ServerPort,
     Synchronised,
-    Target,
+    SyncUnanswered,
 )
-from fyrehose.protocols.eventbus.confirmations import Confirmed, Unconfirmed
+from fyrehose.protocols.eventbus.confirmations import PubConfirmed, PubTimedOut
 from fyrehose.protocols.eventbus.encoding import msgpack_bytes, runs_of
 from fyrehose.protocols.eventbus.frames import MAX_LABEL, Broadcast, Pub
 from fyrehose.protocols.eventbus.labels import USUAL_TIME, write_time
@@ -131,7 +131,7 @@ class EventBusClient:
     random: Random = attrs.field(factory=SystemRandom, kw_only=True)
     now: Callable[[], int] = attrs.field(default=_microseconds, kw_only=True)
     ignored: dict[str, int] = attrs.field(factory=dict, init=False)
-    _session: ClientSession | None = attrs.field(default=None, init=False)
+    _session: EventBusClientSession | None = attrs.field(default=None, init=False)
     _context: Context | None = attrs.field(default=None, init=False)
     _ports: dict[str, ZMQPort] = attrs.field(factory=dict, init=False)
     _up: set[str] = attrs.field(factory=set, init=False)
@@ -188,7 +188,7 @@ class EventBusClient:
         """
         if self._context is not None or self._closed:
             raise LocalProtocolError("connect() was called before, or after close(); create a new client")
-        self._session = ClientSession(self.options, self.random, self.reactor.seconds())
+        self._session = EventBusClientSession(self.options, self.random, self.reactor.seconds())
         self._context = zmq.Context()
         self._open("publisher", zmq.SUB, 1)
         self._open("snapshot", zmq.DEALER, 0)
@@ -266,7 +266,7 @@ class EventBusClient:
             self._flush()
 
     def shortfall(self, complete: bool) -> str:
-        """Return "": events come in order over one connection, so none before the last one is missing."""
+        """Return "": events arrive in order over one connection, so none before the last one is missing."""
         return ""
 
     @property
@@ -353,7 +353,7 @@ class EventBusClient:
 
     # Messages and timers.
 
-    def _running(self) -> ClientSession:
+    def _running(self) -> EventBusClientSession:
         if self._session is None or self._closed:
             raise LocalProtocolError("the client is not connected; call connect() first")
         return self._session
@@ -378,10 +378,10 @@ class EventBusClient:
             return
         session = self._running()
         for to, frames in session.data_to_send():
-            if to is Target.COLLECTOR:
+            if to is ServerPort.COLLECTOR:
                 self._unsent[id(frames)] = frames
                 continue
-            if to is Target.NEW_SNAPSHOT:
+            if to is ServerPort.NEW_SNAPSHOT:
                 self._renew()
             self._request = frames
         try:
@@ -412,9 +412,9 @@ class EventBusClient:
         match event:
             case Events():
                 (self.on_late or self.on_events if event.late else self.on_events)(event.events)
-            case Confirmed():
+            case PubConfirmed():
                 event.handle.callback(event.sequence)
-            case Unconfirmed():
+            case PubTimedOut():
                 event.handle.errback(PubUnconfirmed("no BROADCAST of it arrived: it may or may not be published"))
             case EventsExpired():
                 self.on_lost(event.first, event.last)
@@ -424,7 +424,7 @@ class EventBusClient:
                     self._connected.callback(None)
             case Restarted():
                 self.on_restart()
-            case Silent():
+            case SyncUnanswered():
                 self._set_alive(False)
             case Ignored():
                 self.ignored[event.cause] = self.ignored.get(event.cause, 0) + 1

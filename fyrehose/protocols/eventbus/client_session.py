@@ -28,7 +28,7 @@ from typing import Any
 import attrs
 
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
-from fyrehose.protocols.eventbus.confirmations import Confirmations, Confirmed, Unconfirmed
+from fyrehose.protocols.eventbus.confirmations import Confirmations, PubConfirmed, PubTimedOut
 from fyrehose.protocols.eventbus.frames import (
     SYNCEND,
     Broadcast,
@@ -49,7 +49,7 @@ MOST_HELD_BYTES = 16 << 20
 MOST_AHEAD = 100_000
 
 
-class Target(Enum):
+class ServerPort(Enum):
     """The port that a message is sent to."""
 
     SNAPSHOT = "snapshot"
@@ -114,7 +114,7 @@ class Restarted:
 
 
 @attrs.frozen(slots=True, kw_only=True)
-class Silent:
+class SyncUnanswered:
     """The server has not answered a SYNCSTART in time; the client repeats it."""
 
 
@@ -125,10 +125,10 @@ class Ignored:
     cause: str
 
 
-Event = Events | EventsExpired | Synchronised | Restarted | Silent | Ignored | Confirmed | Unconfirmed
+Event = Events | EventsExpired | Synchronised | Restarted | SyncUnanswered | Ignored | PubConfirmed | PubTimedOut
 
 
-class ClientSession:
+class EventBusClientSession:
     """The protocol state of a client.
 
     :ivar pubs: published events that are not confirmed
@@ -164,7 +164,7 @@ class ClientSession:
         #: events to return, and broadcasts to deliver after them
         self._events: list[Event] = []
         self._out: list[Broadcast] = []
-        self._to_send: list[tuple[Target, list[Buffer]]] = []
+        self._to_send: list[tuple[ServerPort, list[Buffer]]] = []
 
     # Called by the owner of the sockets.
 
@@ -172,7 +172,7 @@ class ClientSession:
         """Both SNAPSHOT and PUBLISHER are connected, for the first time or again."""
         # If only PUBLISHER was disconnected, an answer may still arrive that looks like the answer to this request.
         self._now = now
-        self._request_sync(Target.NEW_SNAPSHOT if self._unanswered else Target.SNAPSHOT)
+        self._request_sync(ServerPort.NEW_SNAPSHOT if self._unanswered else ServerPort.SNAPSHOT)
 
     def disconnected(self, now: float) -> None:
         """SNAPSHOT or PUBLISHER is disconnected: hold broadcasts back until both are connected."""
@@ -182,10 +182,10 @@ class ClientSession:
     def resumed(self, now: float) -> None:
         """The owner reads again after a pause, in which broadcasts may have been dropped."""
         self._now = now
-        self._request_sync(Target.NEW_SNAPSHOT)
+        self._request_sync(ServerPort.NEW_SNAPSHOT)
 
     def publish(self, event: Pub, handle: Any, now: float) -> None:
-        """Send *event*; a later Confirmed or Unconfirmed has *handle*.
+        """Send *event*; a later PubConfirmed or PubTimedOut has *handle*.
 
         :raises LocalProtocolError: a server would refuse *event*
         """
@@ -195,9 +195,9 @@ class ClientSession:
         except RemoteProtocolError as error:
             raise LocalProtocolError(f"a server would refuse the event: {error}") from error
         self.pubs.add(event.uuid, frames, handle, now)
-        self._to_send.append((Target.COLLECTOR, frames))
+        self._to_send.append((ServerPort.COLLECTOR, frames))
 
-    def data_to_send(self) -> list[tuple[Target, list[Buffer]]]:
+    def data_to_send(self) -> list[tuple[ServerPort, list[Buffer]]]:
         """Return the messages to send, each once, in order."""
         to_send, self._to_send = self._to_send, []
         return to_send
@@ -226,8 +226,8 @@ class ClientSession:
         self._now = now
         if self._syncing:
             if now - self._progressed >= self.options.answer:
-                self._emit(Silent())
-                self._request_sync(Target.NEW_SNAPSHOT)
+                self._emit(SyncUnanswered())
+                self._request_sync(ServerPort.NEW_SNAPSHOT)
         elif now >= self._sync_due():
             self._request_sync()
         if self.pubs.next_due() <= now and not self._syncing:
@@ -352,7 +352,7 @@ class ClientSession:
         self.position = self._highest = 0
         self._ahead.clear()
         self._held, self._held_bytes = [], 0
-        self._request_sync(Target.NEW_SNAPSHOT)
+        self._request_sync(ServerPort.NEW_SNAPSHOT)
 
     def _hold(self, broadcast: Broadcast) -> None:
         size = len(broadcast.data)
@@ -385,7 +385,7 @@ class ClientSession:
 
     # Requests.
 
-    def _request_sync(self, to: Target = Target.SNAPSHOT) -> None:
+    def _request_sync(self, to: ServerPort = ServerPort.SNAPSHOT) -> None:
         """Send a SYNCSTART for everything after ``position``.
 
         A client without a position sends the largest possible sequence: the answer has no events, and only shows that
@@ -400,7 +400,7 @@ class ClientSession:
 
     def _resend(self) -> None:
         again, given_up = self.pubs.resend(self._now)
-        self._to_send += [(Target.COLLECTOR, frames) for frames in again]
+        self._to_send += [(ServerPort.COLLECTOR, frames) for frames in again]
         self._events += given_up
 
     def _sync_due(self) -> float:

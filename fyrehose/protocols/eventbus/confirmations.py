@@ -1,6 +1,6 @@
 """Track published events until a BROADCAST or SYNC with the same UUID confirms them, and resend them after a timeout.
 
-in: published events, UUIDs of received events, the time      out: events to resend; Confirmed and Unconfirmed
+in: published events, UUIDs of received events, the time      out: events to resend; PubConfirmed and PubTimedOut
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fyrehose.records import Buffer
 
 
 @attrs.frozen(slots=True, kw_only=True)
-class Confirmed:
+class PubConfirmed:
     """A published event was received, so it is durable on the server, with this ``sequence``."""
 
     handle: Any
@@ -25,7 +25,7 @@ class Confirmed:
 
 
 @attrs.frozen(slots=True, kw_only=True)
-class Unconfirmed:
+class PubTimedOut:
     """A published event was not received in time; it may or may not be published."""
 
     handle: Any
@@ -64,12 +64,12 @@ class Confirmations:
             raise LocalProtocolError(f"an event with the UUID {uuid.decode()!r} is not confirmed yet; use another UUID")
         self._pending[uuid] = _Pending(frames, handle, now)
 
-    def received(self, uuid: bytes, sequence: int) -> Confirmed | None:
+    def received(self, uuid: bytes, sequence: int) -> PubConfirmed | None:
         """Return the confirmation of the event with *uuid*; None if no such event is tracked."""
         pending = self._pending.pop(uuid, None)
-        return None if pending is None else Confirmed(handle=pending.handle, sequence=sequence)
+        return None if pending is None else PubConfirmed(handle=pending.handle, sequence=sequence)
 
-    def resend(self, now: float) -> tuple[list[list[Buffer]], list[Unconfirmed]]:
+    def resend(self, now: float) -> tuple[list[list[Buffer]], list[PubTimedOut]]:
         """Return the frames of the events to send again, and the events that were sent again often enough."""
         late = list(takewhile(lambda uuid: now - self._pending[uuid].sent >= self.timeout, self._pending))
         frames, given_up = [], []
@@ -77,7 +77,7 @@ class Confirmations:
             pending = self._pending[uuid]
             if pending.tries > self.retries:
                 del self._pending[uuid]
-                given_up.append(Unconfirmed(handle=pending.handle))
+                given_up.append(PubTimedOut(handle=pending.handle))
                 continue
             pending.tries += 1
             pending.sent = now
@@ -85,10 +85,10 @@ class Confirmations:
             frames.append(pending.frames)
         return frames, given_up
 
-    def abandon(self) -> list[Unconfirmed]:
-        """Stop tracking all events, and return them as Unconfirmed."""
+    def abandon(self) -> list[PubTimedOut]:
+        """Stop tracking all events, and return them as PubTimedOut."""
         pending, self._pending = self._pending, OrderedDict()
-        return [Unconfirmed(handle=each.handle) for each in pending.values()]
+        return [PubTimedOut(handle=each.handle) for each in pending.values()]
 
     def next_due(self) -> float:
         """Return the time at which :meth:`resend` has to be called next; infinity if no event is tracked."""

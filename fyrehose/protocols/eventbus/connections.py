@@ -37,7 +37,7 @@ _Admission = tuple[Identity, Action]
 
 
 @attrs.define(eq=False)
-class Connection:
+class AcceptedConnection:
     """A connection that ZeroMQ has accepted.
 
     :ivar port: the port that accepted it
@@ -70,10 +70,10 @@ class Connections:
 
     most: int = sys.maxsize
     #: by port and descriptor: another port may have reused a descriptor before the monitor reports the end of the first
-    _open: dict[tuple[int, int], Connection] = attrs.field(factory=dict, init=False)
+    _open: dict[tuple[int, int], AcceptedConnection] = attrs.field(factory=dict, init=False)
     _counts: Counter[int] = attrs.field(factory=Counter, init=False)  #: open connections by port
-    _refused: dict[Connection, None] = attrs.field(factory=dict, init=False)
-    _networks: dict[str, dict[Connection, None]] = attrs.field(factory=dict, init=False)
+    _refused: dict[AcceptedConnection, None] = attrs.field(factory=dict, init=False)
+    _networks: dict[str, dict[AcceptedConnection, None]] = attrs.field(factory=dict, init=False)
     _admitted: OrderedDict[_Admission, None] = attrs.field(factory=OrderedDict, init=False)
     #: hosts of admitted identities that are not remembered any more
     _forgotten_hosts: set[str] = attrs.field(factory=set, init=False)
@@ -94,13 +94,13 @@ class Connections:
         """Return the connections of *port*: the address and the descriptor of each."""
         return [(each.host, each.descriptor) for each in self._open.values() if each.port == port]
 
-    def accepted(self, port: int, descriptor: int) -> Connection | None:
+    def accepted(self, port: int, descriptor: int) -> AcceptedConnection | None:
         """Add a connection.
 
         :return: the connection to refuse: this one, another one that makes room for it, or None
         """
         self.disconnected(port, descriptor)  # a connection whose end was not reported
-        new = self._open[port, descriptor] = Connection(port, descriptor, peer_of(port, descriptor))
+        new = self._open[port, descriptor] = AcceptedConnection(port, descriptor, peer_of(port, descriptor))
         self._counts[port] += 1
         group = self._networks.setdefault(network_of(new.host), {})
         group[new] = None
@@ -113,7 +113,7 @@ class Connections:
         self._release(victim)
         return victim
 
-    def disconnected(self, port: int, descriptor: int) -> Connection | None:
+    def disconnected(self, port: int, descriptor: int) -> AcceptedConnection | None:
         """Remove and return a connection; return None if it is unknown."""
         gone = self._open.pop((port, descriptor), None)
         self._counts[port] -= gone is not None
@@ -176,7 +176,7 @@ class Connections:
         self._forgotten_hosts.clear()
         return sum(shut_down(each.descriptor, hosts, ports) for each in self._open.values()) if hosts else 0
 
-    def _release(self, connection: Connection) -> None:
+    def _release(self, connection: AcceptedConnection) -> None:
         """Remove *connection* from those of its network."""
         network = network_of(connection.host)
         del self._networks[network][connection]

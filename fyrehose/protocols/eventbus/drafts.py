@@ -38,7 +38,7 @@ class _Columns:
 
 
 @attrs.frozen(slots=True, kw_only=True)
-class Batch:
+class EventBatch:
     """The events of one turn.
 
     :ivar size: their memory, in bytes
@@ -51,7 +51,7 @@ class Batch:
     count: int
     uuids: list[bytes] = attrs.field(factory=list)
 
-    def parts(self) -> list[Batch]:
+    def parts(self) -> list[EventBatch]:
         """Split the batch into its runs, or its only run into single events.
 
         The UUIDs are left out: an event that is refused permanently would be refused again.
@@ -59,7 +59,7 @@ class Batch:
         runs = self.runs
         if len(runs) == 1:
             runs = [runs[0].slice(row, row + 1) for row in range(len(runs[0]))]
-        return [Batch(runs=[run], size=run.size, count=len(run)) for run in runs]
+        return [EventBatch(runs=[run], size=run.size, count=len(run)) for run in runs]
 
 
 @attrs.define(eq=False)
@@ -111,7 +111,7 @@ class Drafts:
         self._size += len(data) + EVENT_OVERHEAD
         self._count += 1
 
-    def take(self) -> Batch | None:
+    def take(self) -> EventBatch | None:
         """Return everything that was added, or None, and start with the next turn."""
         if not self._count:
             return None
@@ -128,7 +128,7 @@ class Drafts:
             )
             for columns in self._columns
         ]
-        batch = Batch(runs=runs, size=self._size, count=self._count, uuids=self.uuids)
+        batch = EventBatch(runs=runs, size=self._size, count=self._count, uuids=self.uuids)
         self._columns, self._latest, self._reached, self.uuids = [], {}, {}, []
         self._size = self._count = 0
         return batch

@@ -226,7 +226,7 @@ class Sync(Broadcast):
 
 def _check_command(frames: Sequence[bytes], command: bytes, least: int = 3) -> None:
     if not least <= len(frames) <= 3:
-        raise RemoteProtocolError("wrong-frame-count", f"{len(frames)}, expected 3 for {command.decode()}")
+        raise RemoteProtocolError("wrong-frame-count", f"{command.decode()} has {len(frames)} frames, expected 3")
     if frames[0] != command:
         raise RemoteProtocolError("unknown-command")
 

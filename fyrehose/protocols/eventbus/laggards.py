@@ -49,7 +49,7 @@ class Laggards:
     _behind: dict[Subscriber, int] = attrs.field(factory=dict, init=False)
 
     def forget(self) -> None:
-        """Nobody waits any more."""
+        """Record that no subscriber waits any more."""
         self._since = None
 
     def slow(self, now: float) -> list[Subscriber] | None:

@@ -98,7 +98,7 @@ class Lent(Tracked):
 
 
 @attrs.define(eq=False)
-class Account(Tracked):
+class LentMessages(Tracked):
     """Messages that a ROUTER socket holds for one client.
 
     Only some messages are tracked: messages are sent in order, so a released message implies the release of all before
@@ -160,18 +160,18 @@ class Shared:
 class Pool(Shared):
     """Messages that a ROUTER socket holds for all clients."""
 
-    _holding: dict[tuple[str, bytes], Account] = attrs.field(factory=dict, init=False)
+    _holding: dict[tuple[str, bytes], LentMessages] = attrs.field(factory=dict, init=False)
 
-    def account(self, identity: bytes, network: str) -> Account:
+    def account(self, identity: bytes, network: str) -> LentMessages:
         """Return the account of a client; a new one, unless the socket still holds messages for the client."""
-        return self._holding.get((network, identity)) or Account(self, identity, network)
+        return self._holding.get((network, identity)) or LentMessages(self, identity, network)
 
     def settle(self) -> None:
         """Subtract the messages that the socket has released."""
         for account in list(self._holding.values()):
             account.settle()
 
-    def update(self, account: Account, size: int) -> None:
+    def update(self, account: LentMessages, size: int) -> None:
         """Add *size* bytes, which may be negative, after *account* has added them to its own size."""
         self.change(account.network, size)
         if account.size:

@@ -16,7 +16,7 @@ from fyrehose.errors import ConfigError
 from fyrehose.extras import EVENTBUS, Extra
 from fyrehose.interfaces import IBroker, IClientPlugin
 from fyrehose.protocols.eventbus.encoding import PROTOCOL
-from fyrehose.protocols.eventbus.settings import Settings
+from fyrehose.protocols.eventbus.settings import EventBusSettings
 
 if TYPE_CHECKING:
     from fyrehose.protocols.eventbus.client import EventBusClient
@@ -57,10 +57,10 @@ class EventBusPlugin:
     description: str = "event bus over ZeroMQ: publish, subscribe by topic, catch up from any sequence"
     default_endpoint: str = "tcp:5556:interface=127.0.0.1"
     default_port: int = 5556
-    settings: type[Settings] = Settings
+    settings: type[EventBusSettings] = EventBusSettings
     extra: Extra = EVENTBUS
 
-    def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> EventBusService:
+    def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: EventBusSettings) -> EventBusService:
         host, port = parse_endpoint(endpoint)
         EVENTBUS.require(PROTOCOL)
         from fyrehose.protocols.eventbus.service import EventBusService

@@ -32,13 +32,13 @@ from fyrehose.errors import (
 from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker, ISink, ISubscription
 from fyrehose.protocols.eventbus.connections import Connections
-from fyrehose.protocols.eventbus.drafts import Batch
+from fyrehose.protocols.eventbus.drafts import EventBatch
 from fyrehose.protocols.eventbus.encoding import PROTOCOL, Frames, event_frames
 from fyrehose.protocols.eventbus.laggards import Laggards
 from fyrehose.protocols.eventbus.lent import LEAST, Full, Lent, MemoryFull
-from fyrehose.protocols.eventbus.server_session import ServerSession
-from fyrehose.protocols.eventbus.settings import Settings
-from fyrehose.protocols.eventbus.snapshots import Snapshot
+from fyrehose.protocols.eventbus.server_session import EventBusServerSession
+from fyrehose.protocols.eventbus.settings import EventBusSettings
+from fyrehose.protocols.eventbus.snapshots import SnapshotAnswer
 from fyrehose.protocols.eventbus.zmqport import Gone, ZMQPort, by_then
 from fyrehose.records import Delivery
 
@@ -85,19 +85,19 @@ class EventBusServer:
         self,
         clock: IReactorTime,
         broker: IBroker,
-        settings: Settings,
+        settings: EventBusSettings,
         connections: Connections | None = None,
     ) -> None:
         self._clock = clock
         self._broker = broker
         self._settings = settings
         self._connections = Connections() if connections is None else connections
-        self._session = ServerSession(settings)
+        self._session = EventBusServerSession(settings)
         # Publishing: the events that are not durable yet, and those that a full disk has refused.
         self._account = broker.budget.account(self)
         self._in_flight = InFlight(self._account, self._failed, self._check_stopped)
         self._published = 0
-        self._unwritten: list[Batch] = []
+        self._unwritten: list[EventBatch] = []
         self._retrying: IDelayedCall | None = None
         # Broadcasting: the delivery that is being sent, and the memory of large events.
         self._subscription: ISubscription | None = None
@@ -157,7 +157,7 @@ class EventBusServer:
     # Called by the ports.
 
     def pub_received(self, message: list[bytes], count: int) -> None:
-        """Process a message of COLLECTOR; see :meth:`ServerSession.receive_pub`."""
+        """Process a message of COLLECTOR; see :meth:`EventBusServerSession.receive_pub`."""
         error = self._session.receive_pub(message, count, self._clock.seconds())
         if error is not None:
             self._drop(error, self._collector, message[0])
@@ -173,7 +173,7 @@ class EventBusServer:
             self._stop_reading()
 
     def request_received(self, message: list[bytes], count: int) -> None:
-        """Process a message of SNAPSHOT; see :meth:`ServerSession.receive_request`."""
+        """Process a message of SNAPSHOT; see :meth:`EventBusServerSession.receive_request`."""
         host, descriptor = self._snapshot.origin
         answer = self._session.receive_request(message, count, host, network_of(host), descriptor)
         if isinstance(answer, RemoteProtocolError):
@@ -238,17 +238,17 @@ class EventBusServer:
 
     # Publishing.
 
-    def _publish(self, batch: Batch) -> None:
+    def _publish(self, batch: EventBatch) -> None:
         published = self._broker.publish(batch.runs)
         self._in_flight.track(published, partial(self._durable, batch), partial(self._refused, batch), batch.size)
 
-    def _durable(self, batch: Batch, firsts: tuple[int, ...]) -> None:
+    def _durable(self, batch: EventBatch, firsts: tuple[int, ...]) -> None:
         self._published = max(self._published, firsts[-1] + len(batch.runs[-1]) - 1)
 
     def _failed(self, failure: Failure) -> None:
         log.failure("{protocol}: publishing failed; please report this bug", failure, protocol=PROTOCOL)
 
-    def _refused(self, batch: Batch, failure: Failure) -> None:
+    def _refused(self, batch: EventBatch, failure: Failure) -> None:
         failure.trap(FyrehoseError)
         error = failure.value
         if isinstance(error, PayloadTooLarge | InvalidName) and batch.count > 1:
@@ -366,7 +366,7 @@ class EventBusServer:
                 tries -= 1
                 snapshots.wait(snapshot)
 
-    def _send_some(self, snapshot: Snapshot, left: int, now: float) -> int:
+    def _send_some(self, snapshot: SnapshotAnswer, left: int, now: float) -> int:
         """Send at most *left* messages of *snapshot*; return the number that remains of *left*."""
         sent = size = 0
         envelope: Frames = (snapshot.identity, b"") if snapshot.delimiter else (snapshot.identity,)
@@ -402,7 +402,7 @@ class EventBusServer:
             self._session.snapshots.wait(snapshot)
         return left
 
-    def _cancel_stalled(self, snapshot: Snapshot, now: float) -> bool:
+    def _cancel_stalled(self, snapshot: SnapshotAnswer, now: float) -> bool:
         """Cancel *snapshot* if its client has read nothing for too long; return whether it was cancelled."""
         timeout = self._settings.stall_timeout
         if snapshot.starved:
@@ -415,7 +415,7 @@ class EventBusServer:
         self._connections.close(self._number, snapshot.host, snapshot.descriptor)
         return True
 
-    def _cancel(self, snapshot: Snapshot, cause: str, detail: str = "") -> None:
+    def _cancel(self, snapshot: SnapshotAnswer, cause: str, detail: str = "") -> None:
         self._session.snapshots.forget(snapshot)
         self._count(cause, detail, snapshot.host, self._snapshot, snapshot.identity)
 

@@ -18,12 +18,12 @@ from collections.abc import Sequence
 import attrs
 
 from fyrehose.errors import RemoteProtocolError
-from fyrehose.protocols.eventbus.drafts import Batch, Drafts
+from fyrehose.protocols.eventbus.drafts import Drafts, EventBatch
 from fyrehose.protocols.eventbus.encoding import PROTOCOL
 from fyrehose.protocols.eventbus.frames import EVENT_FRAMES, Dialect, SyncStart, check_event, without_delimiter
 from fyrehose.protocols.eventbus.lent import Pool
-from fyrehose.protocols.eventbus.settings import Settings, Syntax
-from fyrehose.protocols.eventbus.snapshots import Snapshot, Snapshots
+from fyrehose.protocols.eventbus.settings import EventBusSettings, Syntax
+from fyrehose.protocols.eventbus.snapshots import SnapshotAnswer, Snapshots
 
 #: Upper bound of the memory of SYNCs that wait for clients, in bytes.
 SNAPSHOT_MEMORY = 256 << 20
@@ -45,10 +45,10 @@ class Requested:
     wrong_dialect: bool
 
 
-class ServerSession:
+class EventBusServerSession:
     """The state of a server: events of this turn, recent UUIDs, snapshots."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: EventBusSettings) -> None:
         self._settings = settings
         self._drafts = Drafts(settings.stream, PROTOCOL)
         #: recent UUIDs and their time; a publisher sends an event again if no BROADCAST has confirmed it
@@ -93,18 +93,20 @@ class ServerSession:
             frames, delimiter = without_delimiter(_whole(message, count), counts=(2, 3))
             request = SyncStart.parse(frames, lenient=self._settings.subtrees is Syntax.REFERENCE)
             account = self.pool.account(identity, network)
-            snapshot = Snapshot(identity, request, delimiter, request.dialect or listener, account, host, descriptor)
+            snapshot = SnapshotAnswer(
+                identity, request, delimiter, request.dialect or listener, account, host, descriptor
+            )
             replaced = self.snapshots.add(snapshot)
         except RemoteProtocolError as error:
             return error
         wrong_dialect = request.dialect is Dialect.DECIMAL and listener is Dialect.BINARY
         return Requested(replaced=replaced is not None, wrong_dialect=wrong_dialect)
 
-    def take(self) -> Batch | None:
+    def take(self) -> EventBatch | None:
         """Return the events since the last call, or None if there are none."""
         return self._drafts.take()
 
-    def failed(self, batch: Batch) -> None:
+    def failed(self, batch: EventBatch) -> None:
         """Forget the UUIDs of *batch*, which was not published."""
         for uuid in batch.uuids:
             self._seen.pop(uuid, None)

@@ -27,7 +27,7 @@ from fyrehose.protocols.eventbus.connections import UNKNOWN, Connections
 from fyrehose.protocols.eventbus.encoding import PROTOCOL
 from fyrehose.protocols.eventbus.handshakes import BAD, LEFT, TIMEOUT, Handshakes
 from fyrehose.protocols.eventbus.server import EventBusServer
-from fyrehose.protocols.eventbus.settings import Settings
+from fyrehose.protocols.eventbus.settings import EventBusSettings
 from fyrehose.protocols.eventbus.sockets import HANDSHAKE, Context, Keys, Socket, address, load_clients, make_socket
 from fyrehose.protocols.eventbus.zap import ADDRESS, DOMAINS, Authenticator, address_of
 from fyrehose.protocols.eventbus.zmqport import (
@@ -105,7 +105,7 @@ class EventBusService(Service):
     :raises ConfigError: by the constructor, if the keys cannot be read
     """
 
-    def __init__(self, reactor: Any, broker: IBroker, host: str, port: int, settings: Settings) -> None:
+    def __init__(self, reactor: Any, broker: IBroker, host: str, port: int, settings: EventBusSettings) -> None:
         self._reactor = reactor
         self._broker = broker
         self._host = host

@@ -34,7 +34,7 @@ def choice(kind: type[E]) -> Any:
 
 
 @attrs.frozen(kw_only=True)
-class Settings:
+class EventBusSettings:
     """The options ``--option eventbus.NAME=VALUE``."""
 
     stream: str = option("eventbus", name, "the stream to publish to and broadcast from")

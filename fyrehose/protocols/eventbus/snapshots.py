@@ -20,7 +20,7 @@ import attrs
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.eventbus.encoding import Frames, event_frames
 from fyrehose.protocols.eventbus.frames import SYNC, Dialect, SyncEnd, SyncStart
-from fyrehose.protocols.eventbus.lent import Account, Shared
+from fyrehose.protocols.eventbus.lent import LentMessages, Shared
 from fyrehose.records import Run
 
 #: Memory of a request besides its subtrees, and of each byte of the subtrees with their parsed form, in bytes.
@@ -29,7 +29,7 @@ COST_BYTE = 3
 
 
 @attrs.define(eq=False)
-class Snapshot:
+class SnapshotAnswer:
     """The snapshot of one client.
 
     :ivar identity: routing id of the client
@@ -53,7 +53,7 @@ class Snapshot:
     request: SyncStart
     delimiter: bool
     dialect: Dialect
-    account: Account
+    account: LentMessages
     host: str = ""
     descriptor: int = -1
     next: int = attrs.field(init=False)
@@ -153,10 +153,10 @@ class Snapshots:
 
     at_once: int
     memory: Shared = attrs.field(converter=Shared)
-    active: OrderedDict[bytes, Snapshot] = attrs.field(factory=OrderedDict, init=False)
-    parked: dict[bytes, Snapshot] = attrs.field(factory=dict, init=False)
-    _rows: OrderedDict[str, OrderedDict[bytes, Snapshot]] = attrs.field(factory=OrderedDict, init=False)
-    _all: dict[bytes, Snapshot] = attrs.field(factory=dict, init=False)
+    active: OrderedDict[bytes, SnapshotAnswer] = attrs.field(factory=OrderedDict, init=False)
+    parked: dict[bytes, SnapshotAnswer] = attrs.field(factory=dict, init=False)
+    _rows: OrderedDict[str, OrderedDict[bytes, SnapshotAnswer]] = attrs.field(factory=OrderedDict, init=False)
+    _all: dict[bytes, SnapshotAnswer] = attrs.field(factory=dict, init=False)
 
     def __len__(self) -> int:
         return len(self._all)
@@ -166,7 +166,7 @@ class Snapshots:
         """Whether any snapshot waits to become active."""
         return bool(self._rows)
 
-    def add(self, snapshot: Snapshot) -> Snapshot | None:
+    def add(self, snapshot: SnapshotAnswer) -> SnapshotAnswer | None:
         """Append *snapshot* to the queue of its network.
 
         :return: the earlier snapshot of the same client, which it replaces
@@ -184,12 +184,12 @@ class Snapshots:
         self.wait(snapshot)
         return replaced
 
-    def wait(self, snapshot: Snapshot) -> None:
+    def wait(self, snapshot: SnapshotAnswer) -> None:
         """Append *snapshot* to the queue of its network; it may have been active or parked."""
         self._leave(snapshot)
         self._rows.setdefault(snapshot.network, OrderedDict())[snapshot.identity] = snapshot
 
-    def park(self, snapshot: Snapshot) -> None:
+    def park(self, snapshot: SnapshotAnswer) -> None:
         """Park *snapshot* until its client has read something."""
         self._leave(snapshot)
         self.parked[snapshot.identity] = snapshot
@@ -205,7 +205,7 @@ class Snapshots:
             snapshot.start(last, now)
             self.active[identity] = snapshot
 
-    def next(self, served: Collection[bytes] = ()) -> Snapshot | None:
+    def next(self, served: Collection[bytes] = ()) -> SnapshotAnswer | None:
         """Return the next active snapshot whose routing id is not in *served*; it becomes the last."""
         found = next((identity for identity in self.active if identity not in served), None)
         if found is None:
@@ -213,7 +213,7 @@ class Snapshots:
         self.active.move_to_end(found)
         return self.active[found]
 
-    def forget(self, snapshot: Snapshot) -> None:
+    def forget(self, snapshot: SnapshotAnswer) -> None:
         """Remove *snapshot*, which has ended or was cancelled."""
         if self._all.get(snapshot.identity) is not snapshot:
             return
@@ -226,7 +226,7 @@ class Snapshots:
         for snapshot in list(self._all.values()):
             self.forget(snapshot)
 
-    def _leave(self, snapshot: Snapshot) -> None:
+    def _leave(self, snapshot: SnapshotAnswer) -> None:
         identity = snapshot.identity
         self.active.pop(identity, None)
         self.parked.pop(identity, None)

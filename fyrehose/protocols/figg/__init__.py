@@ -8,16 +8,16 @@ from fyrehose.lazy import lazily
 
 if TYPE_CHECKING:
     from fyrehose.protocols.figg.client import FiggClient
-    from fyrehose.protocols.figg.server import FiggFactory, FiggProtocol, Settings
+    from fyrehose.protocols.figg.server import FiggFactory, FiggProtocol, FiggSettings
     from fyrehose.protocols.figg.session import FiggClientSession, FiggServerSession
 else:
     __getattr__, __dir__ = lazily(
         __name__,
         {
             "client": "FiggClient",
-            "server": "FiggFactory FiggProtocol Settings",
+            "server": "FiggFactory FiggProtocol FiggSettings",
             "session": "FiggClientSession FiggServerSession",
         },
     )
 
-__all__ = ["FiggClient", "FiggClientSession", "FiggFactory", "FiggProtocol", "FiggServerSession", "Settings"]
+__all__ = ["FiggClient", "FiggClientSession", "FiggFactory", "FiggProtocol", "FiggServerSession", "FiggSettings"]

@@ -34,7 +34,7 @@ from fyrehose.interfaces import IPublisher, ITailer
 from fyrehose.net.clients import ClientConnection, reconnecting
 from fyrehose.protocols.figg.frames import Ack, Attached, DataRun, Detached, Pong, PublishRun, encode_topic
 from fyrehose.protocols.figg.session import FiggClientSession
-from fyrehose.protocols.figg.window import Window
+from fyrehose.protocols.figg.window import PublishWindow
 from fyrehose.records import MAX_PAYLOAD, Buffer, Run
 
 log = Logger()
@@ -85,7 +85,7 @@ class FiggClient:
     window_bytes: int = attrs.field(default=64 << 20, kw_only=True)
     on_state: Callable[[bool], object] = attrs.field(default=lambda connected: None, kw_only=True)
     retry: Callable[[int], float] = attrs.field(default=backoff, kw_only=True)
-    _window: Window = attrs.field(init=False)
+    _window: PublishWindow = attrs.field(init=False)
     _subscriptions: dict[str, Subscription] = attrs.field(factory=dict, init=False)
     _detaching: set[str] = attrs.field(factory=set, init=False)
     _attaching: Counter[str] = attrs.field(factory=Counter, init=False)  #: unanswered ATTACHs, by topic
@@ -97,7 +97,7 @@ class FiggClient:
     _closed: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._window = Window(self.window, self.window_bytes)
+        self._window = PublishWindow(self.window, self.window_bytes)
 
     # The public API.
 

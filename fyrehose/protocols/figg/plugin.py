@@ -12,7 +12,7 @@ from fyrehose.interfaces import IBroker, IClientPlugin
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.tls import add_tls
 from fyrehose.protocols.figg.client import FiggClient
-from fyrehose.protocols.figg.server import PROTOCOL, FiggFactory, Settings
+from fyrehose.protocols.figg.server import PROTOCOL, FiggFactory, FiggSettings
 
 
 @implementer(IClientPlugin)
@@ -24,9 +24,9 @@ class FiggPlugin:
     description: str = "Figg: publish, and subscribe from any offset, over TCP"
     default_endpoint: str = "tcp:8119:interface=127.0.0.1"
     default_port: int = 8119
-    settings: type[Settings] = Settings
+    settings: type[FiggSettings] = FiggSettings
 
-    def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> TCPService:
+    def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: FiggSettings) -> TCPService:
         factory = FiggFactory(broker, settings, reactor)
         return TCPService(reactor, PROTOCOL, endpoint, factory, add_tls(PROTOCOL, endpoint, factory, settings, reactor))
 

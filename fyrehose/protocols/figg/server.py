@@ -33,7 +33,7 @@ PROTOCOL = "figg"
 
 
 @attrs.frozen(kw_only=True)
-class Settings(TLSSettings):
+class FiggSettings(TLSSettings):
     """Figg's options."""
 
     max_payload: int = option(MAX_PAYLOAD, size, "largest message accepted, in bytes")
@@ -76,7 +76,7 @@ class FiggProtocol(SessionProtocol):
     log: ClassVar[Logger] = Logger()
 
     session: FiggServerSession
-    settings: Settings
+    settings: FiggSettings
 
     def __init__(self, factory: FiggFactory) -> None:
         super().__init__(factory, FiggServerSession(factory.settings.max_payload))
@@ -170,6 +170,7 @@ class FiggProtocol(SessionProtocol):
         super().settled()
 
     def refused(self, failure: Failure) -> None:
+        """Publish the messages of a refused batch again in halves, until only the refused one is left."""
         runs, self._publishing = self._publishing, None
         one_by_one = not failure.check(ReadOnly, Closed) and failure.check(PublishError, Forbidden)
         if runs is None or not one_by_one or sum(map(len, runs)) == 1:
@@ -240,5 +241,5 @@ class FiggFactory(SessionFactory):
     """Listens for Figg clients: ``endpoint.listen(FiggFactory(broker))``."""
 
     protocol = FiggProtocol
-    defaults = Settings()
-    settings: Settings
+    defaults = FiggSettings()
+    settings: FiggSettings

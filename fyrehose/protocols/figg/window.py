@@ -36,7 +36,7 @@ class _Entry:
 
 
 @attrs.define(eq=False)
-class Window:
+class PublishWindow:
     """Unacknowledged messages of one client, which outlive its connections.
 
     :ivar max_messages: limit of messages that are sent and not acknowledged

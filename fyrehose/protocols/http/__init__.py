@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from fyrehose.lazy import lazily
 
 if TYPE_CHECKING:
-    from fyrehose.protocols.http.server import HttpFactory, HttpProtocol, Settings
+    from fyrehose.protocols.http.server import HttpFactory, HttpProtocol, HttpSettings
 else:
-    __getattr__, __dir__ = lazily(__name__, {"server": "HttpFactory HttpProtocol Settings"})
+    __getattr__, __dir__ = lazily(__name__, {"server": "HttpFactory HttpProtocol HttpSettings"})
 
-__all__ = ["HttpFactory", "HttpProtocol", "Settings"]
+__all__ = ["HttpFactory", "HttpProtocol", "HttpSettings"]

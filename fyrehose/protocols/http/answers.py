@@ -31,7 +31,7 @@ TURN_BYTES = 256 << 10
 TURN_RECORDS = 2_000
 
 
-class Connection(Protocol):
+class AnsweredConnection(Protocol):
     """The connection that an answer is sent to, which is an HttpProtocol."""
 
     broker: IBroker
@@ -60,7 +60,7 @@ class Connection(Protocol):
 class ReadAnswer:
     """The answer to a GET: records *next* to *last*, at most *left* of them, a part in each turn of the reactor."""
 
-    connection: Connection
+    connection: AnsweredConnection
     stream: str
     next: int
     last: int
@@ -126,7 +126,7 @@ class LiveAnswer:
     several turns of the reactor, and the subscription stays paused until all of them are sent.
     """
 
-    def __init__(self, connection: Connection, encode: Callable[[tuple[Run, ...]], bytes] = events) -> None:
+    def __init__(self, connection: AnsweredConnection, encode: Callable[[tuple[Run, ...]], bytes] = events) -> None:
         self.connection = connection
         self._encode = encode
         self._subscription: ISubscription | None = None
@@ -182,6 +182,7 @@ class LiveAnswer:
         return self.connection.subscriber
 
     def deliver(self, delivery: Delivery) -> None:
+        """Send the records as events; of many records, a part in each turn of the reactor."""
         if len(delivery) <= TURN_RECORDS:
             self.connection.session.send(delivery.encoded(self._encode))
             self.connection.flush()

@@ -78,7 +78,7 @@ class Whole:
 
 
 @attrs.define(eq=False)
-class Lines:
+class LineBody:
     """A body whose lines are messages; empty lines and a carriage return before a line feed are dropped.
 
     :ivar largest: limit of a message, in bytes
@@ -89,6 +89,10 @@ class Lines:
     _rest: bytearray = attrs.field(factory=bytearray, init=False)
 
     def add(self, data: bytes) -> list[bytes]:
+        """Return the messages that *data* completes.
+
+        :raises TooLarge: a line is longer than the limit; ``before`` has the messages before it
+        """
         first, feed, others = data.partition(b"\n")
         if not feed:
             self._rest += data

@@ -22,7 +22,7 @@ from fyrehose.protocols.http.session import Live, Read
 from fyrehose.records import Delivery
 
 
-class Consumer(Protocol):
+class ConsumingConnection(Protocol):
     """The connection that a request came from, which is an HttpProtocol."""
 
     broker: IBroker
@@ -52,7 +52,7 @@ class Consumption:
     :ivar event: the request; its ``subscription`` is not None
     """
 
-    connection: Consumer
+    connection: ConsumingConnection
     event: Read | Live
     _named: Any = attrs.field(default=None, init=False)
     _after: int = attrs.field(default=0, init=False)

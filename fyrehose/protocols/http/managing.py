@@ -16,7 +16,7 @@ import json
 import attrs
 
 from fyrehose.records import LAST_SEQ
-from fyrehose.web.session import Request
+from fyrehose.web.session import RequestHead
 
 #: The largest body of such a request, in bytes.
 LARGEST = 4 << 10
@@ -35,7 +35,7 @@ class Manage:
     :ivar generation: the generation that the consumer knows; None: any
     """
 
-    request: Request
+    request: RequestHead
     action: str
     name: str = ""
     stream: str | None = None
@@ -43,7 +43,7 @@ class Manage:
     generation: int | None = None
 
 
-def manage(request: Request) -> Manage | None:
+def manage(request: RequestHead) -> Manage | None:
     """Return what a *request* with a path of this module asks for, without its body; None for an unknown path."""
     path = request.path
     stream = None

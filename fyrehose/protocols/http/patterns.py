@@ -18,7 +18,7 @@ from fyrehose import ndjson
 from fyrehose.core.policy import covers
 from fyrehose.errors import Closed, Forbidden
 from fyrehose.interfaces import ISink, ISubscription
-from fyrehose.protocols.http.answers import Connection, LiveAnswer
+from fyrehose.protocols.http.answers import AnsweredConnection, LiveAnswer
 from fyrehose.protocols.http.session import PROTOCOL
 from fyrehose.records import Delivery, Run
 
@@ -59,7 +59,7 @@ class _Part:
 class PatternAnswer(LiveAnswer):
     """Sends the new records of every stream that matches *pattern*; it is its own subscription to all of them."""
 
-    def __init__(self, connection: Connection, pattern: str) -> None:
+    def __init__(self, connection: AnsweredConnection, pattern: str) -> None:
         super().__init__(connection, unnumbered)
         self._pattern = pattern
         self._parts: dict[str, ISubscription] = {}

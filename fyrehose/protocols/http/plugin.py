@@ -12,7 +12,7 @@ from fyrehose.interfaces import IBroker, IClientPlugin
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.tls import add_tls
 from fyrehose.protocols.http.client import HttpTailer
-from fyrehose.protocols.http.server import HttpFactory, Settings
+from fyrehose.protocols.http.server import HttpFactory, HttpSettings
 from fyrehose.protocols.http.session import PROTOCOL
 
 
@@ -25,11 +25,11 @@ class HttpPlugin:
     description: str = "HTTP: publish, read and follow streams with curl, as NDJSON and server-sent events"
     default_endpoint: str = "tcp:8117:interface=127.0.0.1"
     default_port: int = 8117
-    settings: type[Settings] = Settings
+    settings: type[HttpSettings] = HttpSettings
     consumes: bool = True
     patterns: bool = True
 
-    def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> TCPService:
+    def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: HttpSettings) -> TCPService:
         factory = HttpFactory(broker, settings, reactor, endpoint)
         return TCPService(reactor, PROTOCOL, endpoint, factory, add_tls(PROTOCOL, endpoint, factory, settings, reactor))
 

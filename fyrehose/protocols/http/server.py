@@ -1,6 +1,6 @@
 """The Twisted protocol of HTTP: connects an :class:`HttpSession` with a transport and the broker.
 
-Publish -> broker.publish -> {"stream": ..., "first": ..., "last": ...}, when the whole body is durable
+PublishPart -> broker.publish -> {"stream": ..., "first": ..., "last": ...}, when the whole body is durable
 Read    -> broker.read, up to the last record at the time of the request -> one JSON object per line
 List    -> broker.streams -> one JSON object
 Live    -> broker.subscribe -> server-sent events, until the peer disconnects
@@ -42,18 +42,18 @@ from fyrehose.protocols.http.session import (
     BodyRefused,
     Follow,
     HttpSession,
-    Limits,
     List,
     Live,
-    Publish,
     PublishEnd,
+    PublishPart,
     Read,
+    RequestLimits,
     Retire,
 )
 from fyrehose.records import MAX_PAYLOAD, Run
 from fyrehose.web.hosts import hosts_of, url_of
 from fyrehose.web.server import RETRY, WebProtocol, WebSettings, token_of
-from fyrehose.web.session import Refused, Request
+from fyrehose.web.session import RequestHead, RequestRefused
 
 #: The most ranges of numbers in an answer to a POST; with more it contains only the first and the last number.
 MOST_RANGES = 1_000
@@ -83,7 +83,7 @@ _HEADERS = {503: {"Retry-After": RETRY}, 429: {"Retry-After": RETRY}, 401: {"WWW
 
 
 @attrs.frozen(kw_only=True)
-class Settings(WebSettings):
+class HttpSettings(WebSettings):
     """The options of HTTP listeners."""
 
     max_payload: int = option(MAX_PAYLOAD, size, "largest message accepted, in bytes")
@@ -107,7 +107,7 @@ class Upload:
 
     stream: str
     complete: bool = False
-    refusal: Refused | None = None
+    refusal: RequestRefused | None = None
     pending: int = 0
     count: int = 0
     ranges: list[tuple[int, int]] = attrs.field(factory=list)
@@ -140,7 +140,7 @@ class HttpProtocol(WebProtocol):
     log: ClassVar[Logger] = Logger()
 
     session: HttpSession
-    settings: Settings
+    settings: HttpSettings
 
     def __init__(self, factory: HttpFactory) -> None:
         super().__init__(factory, HttpSession(factory.hosts, limits=factory.limits))
@@ -150,7 +150,7 @@ class HttpProtocol(WebProtocol):
 
     # Handlers of the session's events.
 
-    def on_publish(self, event: Publish) -> None:
+    def on_publish(self, event: PublishPart) -> None:
         """Publish messages of a body; :meth:`settled` answers when all of them are durable."""
         if not self.session.answering or (self._upload is not None and self._upload.refusal is not None):
             return  # An earlier part of the body was refused.
@@ -321,7 +321,7 @@ class HttpProtocol(WebProtocol):
 
     handlers = (
         WebProtocol.handlers
-        | on(Publish, on_publish)
+        | on(PublishPart, on_publish)
         | on(PublishEnd, on_publish_end)
         | on(BodyRefused, on_body_refused)
         | on(Read, on_read)
@@ -388,7 +388,7 @@ class HttpProtocol(WebProtocol):
         self._end_consumption()
         super().finish()
 
-    def refuse_request(self, refusal: Refused) -> None:
+    def refuse_request(self, refusal: RequestRefused) -> None:
         """Answer with *refusal*, as soon as it is known how many messages of the body are durable."""
         if self._upload is None:
             self._answer_refusal(refusal)
@@ -399,7 +399,7 @@ class HttpProtocol(WebProtocol):
         if self.session.answering and not self.session.streaming:
             refusal = self._upload.refusal if self._upload is not None else None
             if refusal is None:
-                refusal = Refused(status=503, cause="closing", detail="the server is closing")
+                refusal = RequestRefused(status=503, cause="closing", detail="the server is closing")
                 self.count_refusal(refusal)
             self._answer_refusal(refusal)
         super().hang_up()
@@ -433,16 +433,16 @@ class HttpProtocol(WebProtocol):
 
     # Internals.
 
-    def _refusal_of(self, error: BaseException | None) -> Refused:
+    def _refusal_of(self, error: BaseException | None) -> RequestRefused:
         """Return the HTTP refusal for an error of the broker."""
         status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 503)
         if isinstance(error, errors.Forbidden) and not self.identity.token:
             status = 401
         leader = error.leader if isinstance(error, errors.Following) else ""
         elsewhere = url_of(leader, ISSLTransport.providedBy(self.transport))
-        return Refused(status=status, cause=type(error).__name__, detail=str(error), elsewhere=elsewhere)
+        return RequestRefused(status=status, cause=type(error).__name__, detail=str(error), elsewhere=elsewhere)
 
-    def _headers_of(self, refusal: Refused) -> dict[str, str]:
+    def _headers_of(self, refusal: RequestRefused) -> dict[str, str]:
         return {**_HEADERS.get(refusal.status, {}), **self.session.elsewhere(refusal.elsewhere)}
 
     def _retired(self, _: None) -> None:
@@ -469,14 +469,14 @@ class HttpProtocol(WebProtocol):
             self.session.refuse(refusal.status, refusal.cause, refusal.detail, self._headers_of(refusal))
             self.proceed()
 
-    def _answer_refusal(self, refusal: Refused) -> None:
+    def _answer_refusal(self, refusal: RequestRefused) -> None:
         """Answer a POST with *refusal* and the number of its messages that were published."""
         upload, self._upload = self._upload, None
         published = 0 if upload is None else upload.count
         headers = self._headers_of(refusal)
         self.session.refuse(refusal.status, refusal.cause, refusal.detail, headers, published=published)
 
-    def _authenticate(self, request: Request) -> None:
+    def _authenticate(self, request: RequestHead) -> None:
         """Use the token of *request*, or none if it has none, for the access policy."""
         token = token_of(request)
         hashed = None if token is None else digest(token)
@@ -493,13 +493,13 @@ class HttpFactory(SessionFactory):
     """
 
     protocol = HttpProtocol
-    defaults = Settings()
+    defaults = HttpSettings()
     proofs = PROOFS | {"token"}
-    settings: Settings
+    settings: HttpSettings
 
     def __init__(
-        self, broker: IBroker, settings: Settings | None = None, reactor: Any = None, endpoint: str | None = None
+        self, broker: IBroker, settings: HttpSettings | None = None, reactor: Any = None, endpoint: str | None = None
     ) -> None:
         super().__init__(broker, settings, reactor)
-        self.limits = Limits(message=self.settings.max_payload, body=self.settings.max_body)
+        self.limits = RequestLimits(message=self.settings.max_payload, body=self.settings.max_body)
         self.hosts = hosts_of(endpoint, self.settings.hosts)

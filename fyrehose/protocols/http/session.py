@@ -1,6 +1,6 @@
 """The server's side of one connection of the HTTP protocol, sans-I/O: turns requests into events, refuses invalid ones.
 
-    POST /streams/NAME                 publish the body, or each line of it  -> Publish ..., PublishEnd
+    POST /streams/NAME                 publish the body, or each line of it  -> PublishPart ..., PublishEnd
     GET  /streams/NAME?from=N&limit=N  read records as NDJSON                -> Read
     GET  /streams/NAME/live?from=N     follow as server-sent events          -> Live
     GET  /streams?match=PATTERN        list streams                          -> List
@@ -19,10 +19,10 @@ from collections.abc import Iterable
 
 import attrs
 
-from fyrehose.protocols.http.bodies import Body, Lines, TooLarge, Whole
+from fyrehose.protocols.http.bodies import Body, LineBody, TooLarge, Whole
 from fyrehose.protocols.http.managing import LARGEST, Manage, allowed, manage, with_body
 from fyrehose.records import LAST_SEQ, MAX_NAME
-from fyrehose.web.session import JSON, Refused, Request, WebSession
+from fyrehose.web.session import JSON, RequestHead, RequestRefused, WebSession
 
 PROTOCOL = "http"
 #: The content types of newline-delimited JSON.
@@ -56,10 +56,10 @@ USAGE = {
 
 
 @attrs.frozen(slots=True, kw_only=True)
-class Publish:
+class PublishPart:
     """Messages of a POST to publish; further events may follow for the same request."""
 
-    request: Request
+    request: RequestHead
     stream: str
     content_type: str | None
     payloads: list[bytes]
@@ -70,7 +70,7 @@ class Publish:
 class BodyRefused:
     """The rest of a body is refused; answer when the messages before it are durable or refused."""
 
-    refusal: Refused
+    refusal: RequestRefused
 
 
 @attrs.frozen(slots=True)
@@ -87,7 +87,7 @@ class Read:
     :ivar takeover: whether to displace another consumer
     """
 
-    request: Request
+    request: RequestHead
     stream: str
     first: int
     limit: int
@@ -110,7 +110,7 @@ class Live:
     :ivar takeover: whether to displace another consumer
     """
 
-    request: Request
+    request: RequestHead
     stream: str
     after: int | None
     last_event: int | None = None
@@ -122,7 +122,7 @@ class Live:
 class List:
     """List the streams that match *pattern*: page *page* (from 0) of *limit* streams."""
 
-    request: Request
+    request: RequestHead
     pattern: str
     limit: int
     page: int
@@ -132,7 +132,7 @@ class List:
 class Follow:
     """Follow all streams that match *pattern*, from now on."""
 
-    request: Request
+    request: RequestHead
     pattern: str
 
 
@@ -140,12 +140,12 @@ class Follow:
 class Retire:
     """Retire a stream."""
 
-    request: Request
+    request: RequestHead
     stream: str
 
 
 @attrs.frozen(slots=True, kw_only=True)
-class Limits:
+class RequestLimits:
     """Limits of one request.
 
     :ivar message: the largest message, in bytes
@@ -160,8 +160,8 @@ class Limits:
 class HttpSession(WebSession):
     """The server's side of one connection."""
 
-    limits: Limits = attrs.field(kw_only=True)
-    _request: Request | None = attrs.field(default=None, init=False)
+    limits: RequestLimits = attrs.field(kw_only=True)
+    _request: RequestHead | None = attrs.field(default=None, init=False)
     _stream: str = attrs.field(default="", init=False)
     _content_type: str | None = attrs.field(default=None, init=False)
     _body: Body | None = attrs.field(default=None, init=False)
@@ -173,7 +173,8 @@ class HttpSession(WebSession):
     #: whether messages of the body were passed on as events
     _partly_published: bool = attrs.field(default=False, init=False)
 
-    def on_request(self, request: Request) -> Iterable[object]:
+    def on_request(self, request: RequestHead) -> Iterable[object]:
+        """Return the events of a request's head, or refuse a path or a method that does not exist."""
         self._request, self._body, self._managed, self._partly_published = request, None, None, False
         path = request.path
         if path == ("",):
@@ -198,6 +199,7 @@ class HttpSession(WebSession):
         return self._delete(request) if request.method == "DELETE" else self._get(request)
 
     def on_body(self, data: bytes) -> Iterable[object]:
+        """Return the messages that *data*, a part of the body, completes, or refuse a body that is too large."""
         assert self._body is not None
         try:
             return self._publish(self._body.add(data))
@@ -211,6 +213,7 @@ class HttpSession(WebSession):
             return [*self._publish(error.before), *self.refuse_large_message()]
 
     def on_body_end(self) -> Iterable[object]:
+        """Return the last events of a request with a body."""
         body, self._body = self._body, None
         if body is None:
             return ()
@@ -222,7 +225,7 @@ class HttpSession(WebSession):
         try:
             messages = body.end()
             if self._key is not None and self._lines:
-                lines = Lines(self.limits.message)
+                lines = LineBody(self.limits.message)
                 messages = [*lines.add(messages[0]), *lines.end()]
             return [*self._publish(messages), PublishEnd()]
         except TooLarge:
@@ -246,12 +249,12 @@ class HttpSession(WebSession):
         detail = f"message exceeds the limit of {self.limits.message} bytes"
         if not self._partly_published:
             return self.refuse(413, "too-large", detail)
-        self._refused = Refused(status=413, cause="too-large", detail=detail)  # The rest of the body is ignored.
+        self._refused = RequestRefused(status=413, cause="too-large", detail=detail)  # The rest of the body is ignored.
         return [BodyRefused(self._refused)]
 
     # Internals.
 
-    def _usage(self, request: Request) -> Iterable[object]:
+    def _usage(self, request: RequestHead) -> Iterable[object]:
         if request.method not in ("GET", "HEAD"):
             return self._refuse_method(("GET", "HEAD"))
         if request.length != 0:
@@ -263,10 +266,10 @@ class HttpSession(WebSession):
         methods = ", ".join(allowed)
         return self.refuse(405, "bad-method", f"method not allowed; use {methods}", {"Allow": methods})
 
-    def _refuse_body(self, request: Request) -> Iterable[object]:
+    def _refuse_body(self, request: RequestHead) -> Iterable[object]:
         return self.refuse(413, "unexpected-body", f"unexpected body: send {request.method} without one")
 
-    def _post(self, request: Request) -> Iterable[object]:
+    def _post(self, request: RequestHead) -> Iterable[object]:
         if not request.framed:
             return self.refuse(411, "length-required", "missing length: send Content-Length, or a chunked body")
         if "content-encoding" in request.headers:
@@ -291,12 +294,12 @@ class HttpSession(WebSession):
         if not many or self._key is not None:
             self._body = Whole(largest, request.length)
         else:
-            self._body = Lines(self.limits.message)
+            self._body = LineBody(self.limits.message)
         self._lines = many
         self._content_type = JSON if many else content_type if kind not in ("", FORM) else None
         return ()
 
-    def _list(self, request: Request) -> Iterable[object]:
+    def _list(self, request: RequestHead) -> Iterable[object]:
         if request.method not in ("GET", "HEAD"):
             return self._refuse_method(("GET", "HEAD"))
         if request.length != 0:
@@ -313,14 +316,14 @@ class HttpSession(WebSession):
             numbers[name] = int(text)
         return (List(request=request, pattern=request.query.get("match", "*"), **numbers),)
 
-    def _follow(self, request: Request) -> Iterable[object]:
+    def _follow(self, request: RequestHead) -> Iterable[object]:
         pattern = request.query["match"]
         if self._stream != "*" or len(request.query) > 1 or not pattern:
             detail = "match needs the path /streams/*/live, a pattern such as logs.*, and no other parameter"
             return self.refuse(400, "bad-query", detail)
         return (Follow(request=request, pattern=pattern),)
 
-    def _manage(self, request: Request, event: Manage) -> Iterable[object]:
+    def _manage(self, request: RequestHead, event: Manage) -> Iterable[object]:
         if request.method not in allowed(event):
             return self._refuse_method(allowed(event))
         if request.query:
@@ -335,13 +338,13 @@ class HttpSession(WebSession):
         self._managed, self._body = event, Whole(LARGEST, request.length)
         return ()
 
-    def _delete(self, request: Request) -> Iterable[object]:
+    def _delete(self, request: RequestHead) -> Iterable[object]:
         if request.query:
             name = next(iter(request.query))
             return self.refuse(400, "bad-query", f"unknown parameter {name[:80]!r}: DELETE has no parameters")
         return (Retire(request=request, stream=self._stream),)
 
-    def _get(self, request: Request) -> Iterable[object]:
+    def _get(self, request: RequestHead) -> Iterable[object]:
         live = request.path[2:] == ("live",)
         if live and "match" in request.query:
             return self._follow(request)
@@ -398,7 +401,7 @@ class HttpSession(WebSession):
         assert self._request is not None
         self._partly_published = True
         return (
-            Publish(
+            PublishPart(
                 request=self._request,
                 stream=self._stream,
                 content_type=self._content_type,

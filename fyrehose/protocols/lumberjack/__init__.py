@@ -9,7 +9,7 @@ from fyrehose.lazy import lazily
 if TYPE_CHECKING:
     from fyrehose.protocols.lumberjack.client import LumberjackClient
     from fyrehose.protocols.lumberjack.client_session import LumberjackWriterSession
-    from fyrehose.protocols.lumberjack.server import LumberjackFactory, LumberjackProtocol, Settings
+    from fyrehose.protocols.lumberjack.server import LumberjackFactory, LumberjackProtocol, LumberjackSettings
     from fyrehose.protocols.lumberjack.session import LumberjackServerSession
 else:
     __getattr__, __dir__ = lazily(
@@ -17,7 +17,7 @@ else:
         {
             "client": "LumberjackClient",
             "client_session": "LumberjackWriterSession",
-            "server": "LumberjackFactory LumberjackProtocol Settings",
+            "server": "LumberjackFactory LumberjackProtocol LumberjackSettings",
             "session": "LumberjackServerSession",
         },
     )
@@ -27,6 +27,6 @@ __all__ = [
     "LumberjackFactory",
     "LumberjackProtocol",
     "LumberjackServerSession",
+    "LumberjackSettings",
     "LumberjackWriterSession",
-    "Settings",
 ]

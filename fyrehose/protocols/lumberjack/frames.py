@@ -203,7 +203,7 @@ class Data(Frame):
 
     @classmethod
     def _from(cls, version: int, data: bytes) -> Self:
-        fields = Fields()
+        fields = PairScanner()
         if fields.advance(data, 0, len(data)) != len(data) or not fields.whole:
             raise RemoteProtocolError("bad-frame", "the fields of a D frame do not fill it")
         return cls(version=version, sequence=LONG.unpack_from(data)[2], pairs=pairs_of(data[SHORT.size :]))
@@ -220,7 +220,7 @@ FRAMES: dict[FrameType, type[Frame]] = {frame.type: frame for frame in (Ack, Com
 
 
 @attrs.define
-class Fields:
+class PairScanner:
     """Finds the end of a D frame incrementally; the format has no total length.  Each field is parsed once.
 
     :ivar largest: limit of the body, in bytes
@@ -239,7 +239,7 @@ class Fields:
 
         :param final: no data follows *end*
         :return: the position where the frame ends, as far as it is known
-        :raises RemoteProtocolError: the frame exceeds a limit, or the data that can follow
+        :raises RemoteProtocolError: the frame exceeds a limit, or is longer than the data that can follow
         """
         available = end - start
         if self._left < 0 and available >= LONG.size:
@@ -281,7 +281,7 @@ def too_large(size: int, largest: int) -> RemoteProtocolError:
 
 
 def pairs_of(body: bytes) -> Pairs:
-    """Parse the body of a D frame (count, keys and values) whose lengths :class:`Fields` has checked."""
+    """Parse the body of a D frame (count, keys and values) whose lengths :class:`PairScanner` has checked."""
     texts: list[bytes] = []
     at = SIZE.size
     while at < len(body):

@@ -13,7 +13,7 @@ from fyrehose.interfaces import IBroker, IClientPlugin
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.tls import add_tls
 from fyrehose.protocols.lumberjack.client import LumberjackClient
-from fyrehose.protocols.lumberjack.server import PROTOCOL, LumberjackFactory, Settings
+from fyrehose.protocols.lumberjack.server import PROTOCOL, LumberjackFactory, LumberjackSettings
 
 #: Unacknowledged windows of one connection: the next one travels while the server commits the one before.
 PIPELINING = 2
@@ -29,10 +29,10 @@ class LumberjackPlugin:
     default_endpoint: str = "tcp:5044:interface=127.0.0.1"
     default_port: int = 5044
     only_leading: bool = True
-    settings: type[Settings] = Settings
+    settings: type[LumberjackSettings] = LumberjackSettings
     extra: Extra = LUMBERJACK
 
-    def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> TCPService:
+    def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: LumberjackSettings) -> TCPService:
         factory = LumberjackFactory(broker, settings, reactor)
         return TCPService(reactor, PROTOCOL, endpoint, factory, add_tls(PROTOCOL, endpoint, factory, settings, reactor))
 

@@ -26,7 +26,7 @@ from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import duration, name, option, size
 from fyrehose.protocols.lumberjack.frames import MAX_FRAME, EventRun
-from fyrehose.protocols.lumberjack.session import MAX_INFLATED, Limits, LumberjackServerSession
+from fyrehose.protocols.lumberjack.session import MAX_INFLATED, LumberjackLimits, LumberjackServerSession
 from fyrehose.protocols.lumberjack.turns import READ, SMALL_READ, Outcome, Turns
 from fyrehose.records import Run
 
@@ -44,7 +44,7 @@ def _path(text: str) -> str:
 
 
 @attrs.frozen(kw_only=True)
-class Settings(TLSSettings):
+class LumberjackSettings(TLSSettings):
     """Lumberjack's options."""
 
     stream: str = option("lumberjack", name, "stream to which events are published")
@@ -62,9 +62,9 @@ class Settings(TLSSettings):
             raise ValueError(f"idle_timeout must be more than {2 * KEEP_ALIVE:g} s, not {self.idle_timeout:g} s")
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> LumberjackLimits:
         """Limits of the sessions."""
-        return Limits(
+        return LumberjackLimits(
             max_frame=self.max_frame,
             max_inflated=self.max_inflated,
             topic=tuple(key.encode() for key in self.topic.split(".") if key),
@@ -79,7 +79,7 @@ class LumberjackProtocol(SessionProtocol):
     log: ClassVar[Logger] = Logger()
 
     session: LumberjackServerSession
-    settings: Settings
+    settings: LumberjackSettings
 
     def __init__(self, factory: LumberjackFactory) -> None:
         super().__init__(factory, LumberjackServerSession(factory.limits))
@@ -99,6 +99,7 @@ class LumberjackProtocol(SessionProtocol):
         self.watch_idle(self.settings.idle_timeout)
 
     def dataReceived(self, data: bytes) -> None:
+        """Pass *data* to the session, and start the timers that keep a waiting writer connected."""
         if self.phase is not Phase.OPEN:
             return
         self._received_at = self.clock.seconds()
@@ -303,11 +304,11 @@ class LumberjackFactory(SessionFactory):
     """Listens for writers, which share turns: ``endpoint.listen(LumberjackFactory(broker))``."""
 
     protocol = LumberjackProtocol
-    defaults = Settings()
+    defaults = LumberjackSettings()
     largest_read = READ
-    settings: Settings
+    settings: LumberjackSettings
 
-    def __init__(self, broker: IBroker, settings: Settings | None = None, reactor: Any = None) -> None:
+    def __init__(self, broker: IBroker, settings: LumberjackSettings | None = None, reactor: Any = None) -> None:
         super().__init__(broker, settings, reactor)
         self.turns = Turns(self.clock, broker.budget)
         self.limits = self.settings.limits

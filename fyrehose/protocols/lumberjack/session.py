@@ -34,8 +34,8 @@ from fyrehose.protocols.lumberjack.frames import (
     WRITER_FRAMES,
     Ack,
     EventRun,
-    Fields,
     FrameType,
+    PairScanner,
     digit,
     pairs_of,
     too_large,
@@ -47,13 +47,14 @@ Event = EventRun | Broken
 
 #: Default limit of the inflated size of one compressed frame, in bytes: 2,048 events of 512 KiB.
 MAX_INFLATED = 1 << 30
-#: Cost of a D frame, which is converted to JSON, and of a run, in units of one J frame (see ``Limits.turn_events``).
+#: Cost of a D frame, which is converted to JSON, and of a run, in units of one J frame (see
+#: ``LumberjackLimits.turn_events``).
 PAIRS_WORK = 4
 RUN_WORK = 16
 
 
 @attrs.frozen(kw_only=True)
-class Limits:
+class LumberjackLimits:
     """Limits of a session.
 
     :ivar max_frame: largest document and largest compressed frame, in bytes; D frames are also limited to MAX_EVENT
@@ -103,18 +104,18 @@ class LumberjackServerSession:
     :ivar more_work: True if received data waits for :meth:`process`
     """
 
-    limits: Limits = Limits()
+    limits: LumberjackLimits = LumberjackLimits()
     expected: int = attrs.field(default=0, init=False)
     frames: int = attrs.field(default=0, init=False)
     more_work: bool = attrs.field(default=False, init=False)
     _buffer: bytearray = attrs.field(factory=bytearray, init=False)
     _inflation: Inflation | None = attrs.field(default=None, init=False)
-    _fields: Fields | None = attrs.field(default=None, init=False)
+    _fields: PairScanner | None = attrs.field(default=None, init=False)
     _document: Document | None = attrs.field(default=None, init=False)
     _windows: Windows = attrs.field(factory=Windows, init=False)
     _columns: Columns = attrs.field(init=False)
     _out: list[bytes] = attrs.field(factory=list, init=False)
-    #: rest of the turn's limits, see Limits
+    #: rest of the turn's limits, see LumberjackLimits
     _bytes: int = attrs.field(init=False)
     _events: int = attrs.field(init=False)
     _inflated: int = attrs.field(init=False)
@@ -363,7 +364,7 @@ class LumberjackServerSession:
         return end
 
     def _parse_data(self, source: bytearray, at: int, version: int) -> int:
-        fields = self._fields or Fields(self.limits.max_event)
+        fields = self._fields or PairScanner(self.limits.max_event)
         final = self._inflation is not None and self._inflation.done
         end = fields.advance(source, at, len(source), final=final)
         if not fields.whole:
@@ -414,7 +415,10 @@ class LumberjackServerSession:
     }
 
     def _check_json_length(self, source: bytearray, at: int) -> int:
-        """Check the length of an incomplete J frame; return *at*, or the start of a document that becomes parts."""
+        """Check the length of an incomplete J frame; return where parsing continues.
+
+        :return: *at*, or the start of the document if it is so long that it is divided into several records
+        """
         available = len(source) - at
         if available < LONG.size:
             self.expected = LONG.size

@@ -44,7 +44,7 @@ class Outcome(Enum):
     HELD_BACK = "held back"  #: it requests another turn after a commit
 
 
-class Worker(Protocol):
+class TurnTaker(Protocol):
     """The interface of a connection to :class:`Turns`."""
 
     @property
@@ -67,9 +67,9 @@ class Turns:
     clock: IReactorTime
     budget: Budget
     in_flight: int = attrs.field(default=0, init=False)
-    _waiting: OrderedDict[Worker, None] = attrs.field(factory=OrderedDict, init=False)
-    _running: OrderedDict[Worker, None] = attrs.field(factory=OrderedDict, init=False)
-    _grants: dict[Worker, int] = attrs.field(factory=dict, init=False)
+    _waiting: OrderedDict[TurnTaker, None] = attrs.field(factory=OrderedDict, init=False)
+    _running: OrderedDict[TurnTaker, None] = attrs.field(factory=OrderedDict, init=False)
+    _grants: dict[TurnTaker, int] = attrs.field(factory=dict, init=False)
     _granted: int = attrs.field(default=0, init=False)
     _call: IDelayedCall | None = attrs.field(default=None, init=False)
 
@@ -78,13 +78,13 @@ class Turns:
         """True if so much data is in flight that no connection takes a turn."""
         return self.in_flight >= min(MAX_IN_FLIGHT, self.budget.limit // 2)
 
-    def request(self, worker: Worker) -> None:
+    def request(self, worker: TurnTaker) -> None:
         """Queue *worker* for a turn, unless it is queued or running already."""
         if worker not in self._grants:
             self._waiting[worker] = None
         self.schedule()
 
-    def withdraw(self, worker: Worker) -> None:
+    def withdraw(self, worker: TurnTaker) -> None:
         """Remove *worker*, and release its grant."""
         self._waiting.pop(worker, None)
         self._running.pop(worker, None)
@@ -107,7 +107,7 @@ class Turns:
             self._take_turn(worker)
         self.schedule()
 
-    def _take_turn(self, worker: Worker) -> None:
+    def _take_turn(self, worker: TurnTaker) -> None:
         granted = self._grants[worker]
         outcome = worker.take_turn(granted)
         if worker not in self._grants:
@@ -137,6 +137,6 @@ class Turns:
         granted = self._granted + needs
         return granted <= POOL and self.budget.used + granted <= self.budget.limit
 
-    def _grant(self, worker: Worker, size: int) -> None:
+    def _grant(self, worker: TurnTaker, size: int) -> None:
         self._granted += size - self._grants.get(worker, 0)
         self._grants[worker] = size

@@ -18,7 +18,7 @@ from fyrehose.protocols.lumberjack.frames import Ack
 
 
 @attrs.define(eq=False)
-class Window:
+class OpenWindow:
     """Events that are acknowledged together.
 
     :ivar size: number of announced events; None if the writer sent no W frame
@@ -55,9 +55,9 @@ class Windows:
     """
 
     version: int = attrs.field(default=0, init=False)
-    _windows: deque[Window] = attrs.field(factory=deque, init=False)
-    _pieces: deque[tuple[Window, int, int, int]] = attrs.field(factory=deque, init=False)
-    unsealed: list[Window] = attrs.field(factory=list, init=False)
+    _windows: deque[OpenWindow] = attrs.field(factory=deque, init=False)
+    _pieces: deque[tuple[OpenWindow, int, int, int]] = attrs.field(factory=deque, init=False)
+    unsealed: list[OpenWindow] = attrs.field(factory=list, init=False)
     _durable: int = attrs.field(default=0, init=False)
     _last_size: int | None = attrs.field(default=None, init=False)
 
@@ -93,7 +93,7 @@ class Windows:
         if not size and last is not None and last.size == 0 and last.version == version and last.sealed == sealed:
             last.times += 1
         else:
-            self._add(Window(version=version, size=size, sealed=sealed, finished=not size))
+            self._add(OpenWindow(version=version, size=size, sealed=sealed, finished=not size))
 
     def receive(self, count: int, last: int, sealed: bool, records: int | None = None) -> None:
         """Add received events to the open window.
@@ -104,7 +104,7 @@ class Windows:
         :param records: number of their records, if it differs from *count*: a part of an event is one record, and only
             the last part counts as an event
         """
-        window = self._open or self._add(Window(version=self.version, size=self._implied_size, sealed=sealed))
+        window = self._open or self._add(OpenWindow(version=self.version, size=self._implied_size, sealed=sealed))
         if not sealed and window.sealed:
             window.sealed = False
             self.unsealed.append(window)
@@ -157,7 +157,7 @@ class Windows:
         return self._partial(self._windows[0]) if self.silence_ack_due else []
 
     @property
-    def _open(self) -> Window | None:
+    def _open(self) -> OpenWindow | None:
         return self._windows[-1] if self._windows and not self._windows[-1].finished else None
 
     @property
@@ -165,18 +165,18 @@ class Windows:
         """Size of a window without a W frame: writers of version 1 announce one window, and slide it."""
         return self._last_size if self.version == 1 else None
 
-    def _add(self, window: Window) -> Window:
+    def _add(self, window: OpenWindow) -> OpenWindow:
         if not window.sealed:
             self.unsealed.append(window)
         self._windows.append(window)
         return window
 
     @staticmethod
-    def _has_progress(window: Window) -> bool:
+    def _has_progress(window: OpenWindow) -> bool:
         return window.sealed and window.durable == window.received > window.acknowledged
 
     @staticmethod
-    def _partial(window: Window) -> list[Ack]:
+    def _partial(window: OpenWindow) -> list[Ack]:
         if not window.sealed or window.durable <= window.acknowledged:
             return []
         window.acknowledged = window.durable

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fyrehose.protocols.relink.publisher import TransactionalPublisher
     from fyrehose.protocols.relink.reader import RelinkReader
     from fyrehose.protocols.relink.server import RelinkFactory, RelinkProtocol
-    from fyrehose.protocols.relink.settings import Settings
+    from fyrehose.protocols.relink.settings import RelinkSettings
 else:
     __getattr__, __dir__ = lazily(
         __name__,
@@ -20,8 +20,15 @@ else:
             "publisher": "TransactionalPublisher",
             "reader": "RelinkReader",
             "server": "RelinkFactory RelinkProtocol",
-            "settings": "Settings",
+            "settings": "RelinkSettings",
         },
     )
 
-__all__ = ["RelinkClient", "RelinkFactory", "RelinkProtocol", "RelinkReader", "Settings", "TransactionalPublisher"]
+__all__ = [
+    "RelinkClient",
+    "RelinkFactory",
+    "RelinkProtocol",
+    "RelinkReader",
+    "RelinkSettings",
+    "TransactionalPublisher",
+]

@@ -32,12 +32,12 @@ from fyrehose.interfaces import IPublisher
 from fyrehose.net.clients import Watchers
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.client_session import ConnectorSession
-from fyrehose.protocols.relink.connection import Connection
+from fyrehose.protocols.relink.connection import ConnectorConnection
 from fyrehose.protocols.relink.events import Unknown, UnknownOutcome
 from fyrehose.protocols.relink.handshake import Hello, Terms
 from fyrehose.protocols.relink.handshake_events import Linked, LinkUnknown, SessionEvent
 from fyrehose.protocols.relink.inbox import Inbox, OnMessage
-from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.limits import LinkLimits
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.names import publish_name
 from fyrehose.protocols.relink.parts import Parts, parts_of
@@ -84,7 +84,7 @@ class RelinkClient:
     listener_transactional: bool = attrs.field(default=False, kw_only=True)
     id_size: int = attrs.field(default=4, kw_only=True)
     listener_id_size: int = attrs.field(default=4, kw_only=True)
-    limits: Limits = attrs.field(factory=Limits, kw_only=True)
+    limits: LinkLimits = attrs.field(factory=LinkLimits, kw_only=True)
     on_message: OnMessage | None = attrs.field(default=None, kw_only=True)
     rename: Callable[[], str] | None = attrs.field(default=None, kw_only=True)
     on_lost: Callable[[list[Unknown]], object] = attrs.field(default=lambda unknown: None, kw_only=True)
@@ -94,7 +94,7 @@ class RelinkClient:
     _channels: defaultdict[int, Channel] = attrs.field(factory=lambda: defaultdict(Channel), init=False)
     _inbox: Inbox = attrs.field(init=False)
     _service: ClientService | None = attrs.field(default=None, init=False)
-    _connection: Connection | None = attrs.field(default=None, init=False)
+    _connection: ConnectorConnection | None = attrs.field(default=None, init=False)
     _connected: Deferred[None] = attrs.field(factory=Deferred, init=False)
     _watchers: Watchers = attrs.field(factory=Watchers, init=False)
     _ended: Deferred[None] | None = attrs.field(default=None, init=False)
@@ -141,7 +141,7 @@ class RelinkClient:
         if self._service is not None or self._closing:
             raise LocalProtocolError("connect() may be called only once; create another RelinkClient")
         factory = Factory()
-        factory.noisy, factory.protocol = False, partial(Connection, self)
+        factory.noisy, factory.protocol = False, partial(ConnectorConnection, self)
         self._service = ClientService(self.endpoint, factory, retryPolicy=self._delay, clock=self.clock)
         self._service.startService()
         return self._connected
@@ -306,7 +306,7 @@ class RelinkClient:
 
     # Called by a connection.
 
-    def connection_made(self, connection: Connection) -> ConnectorSession:
+    def connection_made(self, connection: ConnectorConnection) -> ConnectorSession:
         """Return the session for a new connection, which resumes the link if there is one; abort the old connection."""
         if self._connection is not None:
             self._connection.abort()
@@ -333,7 +333,7 @@ class RelinkClient:
 
         return ConnectorSession(self.limits, old, hello=hello, new_link=new_link)
 
-    def connection_gone(self, connection: Connection) -> None:
+    def connection_gone(self, connection: ConnectorConnection) -> None:
         """Record that the connection is lost; the link is kept."""
         if self._connection is connection:
             self._connection = None
@@ -370,7 +370,7 @@ class RelinkClient:
                 self._channels[event.channel].resulted(event.last, event.result)
             case events.Consumed():
                 self._channels[event.channel].consumed(event.last)
-            case events.Closed():
+            case events.ChannelClosed():
                 channel = self._channels[event.channel]
                 if not channel.lock.locked:
                     del self._channels[event.channel]

@@ -16,11 +16,11 @@ from fyrehose.protocols.relink import handshake
 from fyrehose.protocols.relink.handshake import Hello
 from fyrehose.protocols.relink.handshake_events import LinkUnknown
 from fyrehose.protocols.relink.link import Link
-from fyrehose.protocols.relink.session import Inputs, Session
+from fyrehose.protocols.relink.session import Inputs, RelinkSession
 
 
 @attrs.define(eq=False)
-class ConnectorSession(Session):
+class ConnectorSession(RelinkSession):
     """Session of the connector, which selects the endpoint and the terms.
 
     :ivar hello: the connector's part of the handshake; its epoch and link id are those of ``link``

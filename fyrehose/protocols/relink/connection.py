@@ -15,7 +15,7 @@ from fyrehose.errors import Broken
 from fyrehose.net.lifecycle import Timers
 from fyrehose.protocols.relink.client_session import ConnectorSession
 from fyrehose.protocols.relink.handshake_events import Linked
-from fyrehose.protocols.relink.keepalive import KeepAlive
+from fyrehose.protocols.relink.keepalive import KeepAliveTimer
 
 log = Logger()
 
@@ -29,33 +29,33 @@ DROP_AFTER = 45.0
 LINGER = 5.0
 
 
-class Client(Structural):
+class ConnectionOwner(Structural):
     """The client that a connection belongs to."""
 
     clock: IReactorTime
 
-    def connection_made(self, connection: Connection) -> ConnectorSession: ...
+    def connection_made(self, connection: ConnectorConnection) -> ConnectorSession: ...
 
-    def connection_gone(self, connection: Connection) -> None: ...
+    def connection_gone(self, connection: ConnectorConnection) -> None: ...
 
     def protocol_broken(self) -> None: ...
 
     def handle(self, found: Sequence[Any]) -> None: ...
 
 
-class Connection(Protocol):
+class ConnectorConnection(Protocol):
     """The Twisted protocol of a connector: decodes packets, passes events to the client, and sends pings."""
 
     transport: Any
     session: ConnectorSession
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: ConnectionOwner) -> None:
         self.client = client
         self._over = False
         self._reading = True
         timers = self._timers = Timers(client.clock)
         paused = lambda: not self._reading  # noqa: E731
-        self._keepalive = KeepAlive(timers, PING_AFTER, DROP_AFTER, self._ping, self._give_up, paused)
+        self._keepalive = KeepAliveTimer(timers, PING_AFTER, DROP_AFTER, self._ping, self._give_up, paused)
 
     # Called by the reactor.
 

@@ -34,7 +34,7 @@ from fyrehose.protocols.relink.frames import (
     Operation,
     aligned,
 )
-from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.limits import LinkLimits
 from fyrehose.records import Column
 
 _GENERAL = (NOP, PING, PONG, RESUME, SHUTDOWN)
@@ -53,7 +53,7 @@ _UNUSED = 1 << 7
 _ID_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
-class Owner(Protocol):
+class DecoderOwner(Protocol):
     """The link, as the decoder of many messages at a time sees it."""
 
     def room(self) -> tuple[int, int]:
@@ -88,8 +88,8 @@ class Decoder:
 
     sender_size: int
     receiver_size: int
-    limits: Limits = attrs.field(factory=Limits)
-    owner: Owner | None = None
+    limits: LinkLimits = attrs.field(factory=LinkLimits)
+    owner: DecoderOwner | None = None
     #: The received bytes, of which those before ``_at`` are decoded already.
     _buffer: bytes | bytearray = attrs.field(default=b"", init=False)
     _at: int = attrs.field(default=0, init=False)

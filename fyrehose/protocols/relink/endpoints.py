@@ -23,9 +23,9 @@ from fyrehose.net.lifecycle import Timers
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.frames import Ack
 from fyrehose.protocols.relink.linklog import Anchors
-from fyrehose.protocols.relink.messages import Messages, Parts, Piece, parts_of, piece_of
-from fyrehose.protocols.relink.names import SEQ_SIZE, Place
-from fyrehose.protocols.relink.registry import Entry, Registry
+from fyrehose.protocols.relink.messages import MessageSequence, Parts, Piece, parts_of, piece_of
+from fyrehose.protocols.relink.names import SEQ_SIZE, EndpointName
+from fyrehose.protocols.relink.registry import LinkEntry, Registry
 from fyrehose.protocols.relink.tables import Sending
 from fyrehose.records import Column, Delivery, Run
 
@@ -36,7 +36,7 @@ RETRY = 1.0
 MAX_ANCHORS = 1_000
 
 
-def first_anchor(broker: IBroker, place: Place, position: int | None = None) -> Anchors:
+def first_anchor(broker: IBroker, place: EndpointName, position: int | None = None) -> Anchors:
     """Return where a new subscriber's channel begins in its stream; an empty list for a publisher.
 
     :param position: the position of the named subscription that the link consumes; None: it consumes none
@@ -99,7 +99,7 @@ class Shell(Protocol):
 class Endpoint:
     """Base of the endpoints: handles the link's events on one connection."""
 
-    def __init__(self, protocol: Shell, entry: Entry, place: Place) -> None:
+    def __init__(self, protocol: Shell, entry: LinkEntry, place: EndpointName) -> None:
         self.protocol = protocol
         self.entry = entry
         self.link = entry.link
@@ -118,7 +118,7 @@ class Endpoint:
 class Publishing(Endpoint):
     """Publish the peer's messages to a stream."""
 
-    def __init__(self, protocol: Shell, entry: Entry, place: Place) -> None:
+    def __init__(self, protocol: Shell, entry: LinkEntry, place: EndpointName) -> None:
         super().__init__(protocol, entry, place)
         #: messages of plain channels from the current read: channel -> first sequence number, messages
         self._plain: dict[int, tuple[int, list[Piece]]] = {}
@@ -160,7 +160,9 @@ class Publishing(Endpoint):
     def after_read(self) -> None:
         """Write everything that came in one read at once: the messages, and the cursors of each channel."""
         if self._plain:
-            plain = [(channel, first, Messages(tuple(pieces))) for channel, (first, pieces) in self._plain.items()]
+            plain = [
+                (channel, first, MessageSequence(tuple(pieces))) for channel, (first, pieces) in self._plain.items()
+            ]
             self._plain = {}
             self._write_plain(plain)
             if self._refusal is not None:
@@ -171,7 +173,7 @@ class Publishing(Endpoint):
             staged = {event.channel: event.last for event in decided}
             self.protocol.write(runs, staged, partial(self._write_separately, decided) if runs else None)
 
-    def _write_plain(self, plain: list[tuple[int, int, Messages]]) -> None:
+    def _write_plain(self, plain: list[tuple[int, int, MessageSequence]]) -> None:
         """Write messages of plain channels.
 
         :param plain: channel, first sequence number and messages of each channel
@@ -184,7 +186,7 @@ class Publishing(Endpoint):
             self.link.stage(channel, last)
         self.protocol.write(runs, staged, partial(self._write_plain_separately, plain))
 
-    def _write_plain_separately(self, plain: list[tuple[int, int, Messages]], error: PublishError) -> bool:
+    def _write_plain_separately(self, plain: list[tuple[int, int, MessageSequence]], error: PublishError) -> bool:
         """Write the part of *plain* that the stream accepts, after it has refused the whole.
 
         For each channel that part ends before the first refused message.  A plain channel has no way to refuse a
@@ -220,7 +222,11 @@ class Publishing(Endpoint):
                 found.append((event.channel, event.first, []))
             found[-1][2].extend(event.messages.pieces)
             expected = (event.channel, event.last + 1)
-        return [run for channel, first, pieces in found for run in self._runs(channel, first, Messages(tuple(pieces)))]
+        return [
+            run
+            for channel, first, pieces in found
+            for run in self._runs(channel, first, MessageSequence(tuple(pieces)))
+        ]
 
     def _write_separately(self, decided: list[events.Decided], error: PublishError) -> bool:
         """Write each commit by itself, because the stream has refused one of them for good, and so the whole batch.
@@ -253,7 +259,7 @@ class Publishing(Endpoint):
         self.protocol.write([], {event.channel: event.last})
         return True
 
-    def _runs(self, channel: int, first: int, messages: Messages) -> list[Run]:
+    def _runs(self, channel: int, first: int, messages: MessageSequence) -> list[Run]:
         # A reopened channel begins at number 0 again; its ordinal keeps (producer, producer_seq) unique.
         """Return messages of a channel as runs for the journal; *first* is the sequence number of the first message."""
         ordinal = self.link.receiving[channel].ordinal
@@ -281,7 +287,7 @@ class Subscribing(Endpoint):
     room.
     """
 
-    def __init__(self, protocol: Shell, entry: Entry, place: Place) -> None:
+    def __init__(self, protocol: Shell, entry: LinkEntry, place: EndpointName) -> None:
         super().__init__(protocol, entry, place)
         self._subscription: ISubscription | None = None
         self._transport_ready = False
@@ -368,6 +374,7 @@ class Subscribing(Endpoint):
         return self.protocol.subscriber
 
     def deliver(self, delivery: Delivery) -> None:
+        """Queue the records for the channel, and send as many as the window of the peer allows."""
         seqs = self.place.seqs
         max_parts = self.link.limits.parts - seqs
         for run in delivery.runs:

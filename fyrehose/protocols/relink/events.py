@@ -12,7 +12,7 @@ import attrs
 
 from fyrehose.errors import Broken, PublishError
 from fyrehose.protocols.relink.frames import Ack
-from fyrehose.protocols.relink.messages import Messages
+from fyrehose.protocols.relink.messages import MessageSequence
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -26,7 +26,7 @@ class Received:
 
     channel: int
     first: int
-    messages: Messages
+    messages: MessageSequence
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -41,7 +41,7 @@ class Decided:
     first: int
     last: int
     commit: bool
-    messages: Messages
+    messages: MessageSequence
     dropped: bool = False
 
 
@@ -76,7 +76,7 @@ class Rewound:
 
 
 @attrs.frozen(kw_only=True, slots=True)
-class Closed:
+class ChannelClosed:
     """The peer has acknowledged the closure of our channel, which may be opened again, from number 0."""
 
     channel: int
@@ -99,7 +99,19 @@ class Ended:
     """Both peers have sent shutdown, and no channel is left: the link has ended in good order."""
 
 
-Event = Resumed | Received | Decided | Resulted | Consumed | Rewound | Closed | Finished | PeerShutdown | Ended | Broken
+Event = (
+    Resumed
+    | Received
+    | Decided
+    | Resulted
+    | Consumed
+    | Rewound
+    | ChannelClosed
+    | Finished
+    | PeerShutdown
+    | Ended
+    | Broken
+)
 
 
 @attrs.frozen(kw_only=True, slots=True)

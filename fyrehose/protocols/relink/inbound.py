@@ -16,10 +16,9 @@ from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.events import Event
 from fyrehose.protocols.relink.frames import RESUME, Ack, Acknowledgement, Op, Operation
 from fyrehose.protocols.relink.linkstate import LinkState
-from fyrehose.protocols.relink.messages import Messages, Piece, cut
+from fyrehose.protocols.relink.messages import MessageSequence, Piece, cut
 from fyrehose.protocols.relink.receiving import OVERHEAD, ReceiveChannel
-from fyrehose.protocols.relink.tables import Event as Mode
-from fyrehose.protocols.relink.tables import Receiving
+from fyrehose.protocols.relink.tables import ChannelEvent, Receiving
 
 #: Estimated memory of one channel of the peer, in bytes.
 CHANNEL_MEMORY = 2_048
@@ -80,7 +79,7 @@ class Inbound(LinkState):
         self._charge(channel, cost)
         if channel.transactional:
             return []
-        return [events.Received(channel=id_, first=first, messages=Messages((messages,)))]
+        return [events.Received(channel=id_, first=first, messages=MessageSequence((messages,)))]
 
     def _count_fitting(self, channel: ReceiveChannel, sizes: Sequence[int], cost: int) -> int:
         """Return how many of the messages with the given *sizes*, from the first on, still fit on *channel*.
@@ -151,7 +150,7 @@ class Inbound(LinkState):
                 first=first,
                 last=last,
                 commit=packet.kind is Op.COMMIT,
-                messages=Messages(()) if messages is None else messages,
+                messages=MessageSequence(()) if messages is None else messages,
                 dropped=messages is None,
             )
         ]
@@ -164,7 +163,7 @@ class Inbound(LinkState):
         if channel.mode is Receiving.FINISHED:
             return [events.Finished(channel=id_)]
         if channel.mode is Receiving.OPEN:
-            channel.advance(Mode.CLOSE)
+            channel.advance(ChannelEvent.CLOSE)
             self._barrier(channel)
         return []
 
@@ -195,7 +194,7 @@ class Inbound(LinkState):
     def forget(self, channel: int) -> list[Event]:
         """Remove the peer's finished channel and acknowledge the closure; return Ended if that ends the link."""
         found = self._received(channel)
-        found.advance(Mode.FORGOTTEN)
+        found.advance(ChannelEvent.FORGOTTEN)
         self._drop(channel)
         self.emit(Acknowledgement(kind=Ack.CLOSED, channels=(channel,)), self.peer_size)
         return self.closed()
@@ -221,7 +220,7 @@ class Inbound(LinkState):
         """Send a ping behind the last acknowledgement of a closing channel; closed is sent after its pong (R7)."""
         if channel.exhausted and self.attached:
             channel.barrier = self.ping()
-            channel.advance(Mode.PING)
+            channel.advance(ChannelEvent.PING)
 
     def _charge(self, channel: ReceiveChannel, cost: int) -> None:
         """Charge *cost* bytes for messages of *channel*, or give them back, and note how full the channel is now."""
@@ -272,6 +271,6 @@ class Inbound(LinkState):
                 channel.forget_results(channel.trim_barrier[1])
                 channel.trim_barrier = None
             if channel.mode is Receiving.BARRIER and channel.barrier is not None and channel.barrier <= self.pongs:
-                channel.advance(Mode.PONG)
+                channel.advance(ChannelEvent.PONG)
                 found.append(events.Finished(channel=channel.id))
         return found

@@ -10,7 +10,7 @@ from fyrehose.net.lifecycle import Timers
 
 
 @attrs.define(eq=False)
-class KeepAlive:
+class KeepAliveTimer:
     """Ping a peer that is silent, and give up if the silence lasts.
 
     :ivar timers: the timers of the connection, with which the pings end

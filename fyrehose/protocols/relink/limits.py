@@ -12,7 +12,7 @@ NUMBERED = 64
 
 
 @attrs.frozen(kw_only=True, slots=True)
-class Limits:
+class LinkLimits:
     """Limits of one link.
 
     A peer that exceeds a limit loses its link, except for ``backlog`` and ``backlog_size``, which stop reading instead.

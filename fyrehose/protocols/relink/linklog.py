@@ -58,7 +58,7 @@ _ANCHOR = Struct("<QQ")
 Anchors = list[tuple[int, int]]
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     """Kind of a record."""
 
     CHECKPOINT = 0
@@ -80,7 +80,7 @@ class Saved:
 
 
 @attrs.frozen(kw_only=True)
-class Recovered:
+class SavedLinks:
     """The links that a stream holds."""
 
     epoch: int = 0  #: the last epoch that was used; 0: none
@@ -120,7 +120,7 @@ def unpack_entry(data: bytes) -> Saved:
     return Saved(name=data[:NAME_SIZE], terms=hello.terms, identity=identity, anchors=anchors, snapshots=[snapshot])
 
 
-def pack(kind: Kind, epoch: int, checkpoint: int, body: bytes) -> bytes:
+def pack(kind: RecordKind, epoch: int, checkpoint: int, body: bytes) -> bytes:
     """Return the payload of a record of the link log: its header and *body*.
 
     :param checkpoint: seq of the first record of the last checkpoint
@@ -139,12 +139,12 @@ def pack_checkpoint(epoch: int, entries: Iterable[bytes]) -> list[bytes]:
         pieces[-1] += (_U32.pack(len(entry)), entry)
         filled += len(entry)
     return [
-        pack(Kind.CHECKPOINT, epoch, 0, PLACE.pack(index, len(pieces)) + b"".join(piece))
+        pack(RecordKind.CHECKPOINT, epoch, 0, PLACE.pack(index, len(pieces)) + b"".join(piece))
         for index, piece in enumerate(pieces)
     ]
 
 
-def recover(read: ownlog.Read, stream: str, bounds: tuple[int, int]) -> Recovered:
+def recover(read: ownlog.Read, stream: str, bounds: tuple[int, int]) -> SavedLinks:
     """Read the links from *stream*.
 
     :param read: the journal's ``read``: stream, first number, size in bytes -> runs
@@ -154,25 +154,25 @@ def recover(read: ownlog.Read, stream: str, bounds: tuple[int, int]) -> Recovere
     last = bounds[1]
     newest = ownlog.last_record(read, stream, bounds, SOURCE)
     if newest is None:
-        return Recovered()
+        return SavedLinks()
     try:
         _, kind, epoch, checkpoint = HEADER.unpack_from(newest.payload)
-        if kind == Kind.CHECKPOINT:
+        if kind == RecordKind.CHECKPOINT:
             checkpoint = newest.seq - PLACE.unpack_from(newest.payload, HEADER.size)[0]
     except error:
-        return Recovered()
+        return SavedLinks()
     links: dict[bytes, Saved] = {}
     expected = checkpoint
     try:
         for record in ownlog.records(read, stream, checkpoint, last):
             if record.seq != expected:
-                return Recovered(epoch=epoch)
+                return SavedLinks(epoch=epoch)
             expected += 1
             if record.source == SOURCE:
                 _apply(record.payload, epoch, links)
     except (ValueError, error):
-        return Recovered(epoch=epoch)
-    return Recovered(epoch=epoch, links=links if expected == last + 1 else None)
+        return SavedLinks(epoch=epoch)
+    return SavedLinks(epoch=epoch, links=links if expected == last + 1 else None)
 
 
 def _apply(data: bytes, epoch: int, links: dict[bytes, Saved]) -> None:
@@ -184,15 +184,15 @@ def _apply(data: bytes, epoch: int, links: dict[bytes, Saved]) -> None:
     if version != VERSION or its_epoch != epoch:
         raise ValueError(f"a record has version {version} and epoch {its_epoch}, expected {VERSION} and {epoch}")
     body = data[HEADER.size :]
-    if kind == Kind.CHECKPOINT:
+    if kind == RecordKind.CHECKPOINT:
         if PLACE.unpack_from(body)[0] == 0:
             links.clear()
         for entry in _pieces(body[PLACE.size :]):
             links[entry.name] = entry
-    elif kind == Kind.ENTRY:
+    elif kind == RecordKind.ENTRY:
         entry = unpack_entry(body)
         links[entry.name] = entry
-    elif kind == Kind.DELTA:
+    elif kind == RecordKind.DELTA:
         name = body[:NAME_SIZE]
         if name in links:
             links[name].snapshots.append(body[NAME_SIZE:])

@@ -8,7 +8,7 @@ from fyrehose.protocols.relink import events, frames
 from fyrehose.protocols.relink.events import Event
 from fyrehose.protocols.relink.frames import Packet
 from fyrehose.protocols.relink.handshake import Terms
-from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.limits import LinkLimits
 from fyrehose.protocols.relink.receiving import ReceiveChannel
 from fyrehose.protocols.relink.sending import SendChannel
 
@@ -27,7 +27,7 @@ class LinkState:
     connector: bool
     epoch: int = 0
     id: int = 0
-    limits: Limits = attrs.field(factory=Limits)
+    limits: LinkLimits = attrs.field(factory=LinkLimits)
     durable: bool = attrs.field(default=False, kw_only=True)
     kept: bool = attrs.field(default=True, kw_only=True)
     sending: dict[int, SendChannel] = attrs.field(factory=dict, init=False)

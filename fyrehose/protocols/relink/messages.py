@@ -1,7 +1,7 @@
 """Runs of consecutive messages of a channel, stored as columns where each message has one part, as most have.
 
-    Column      messages of one part each, their payloads as in records.py
-    Messages    any messages: a few pieces, each a Column or a tuple of messages with their parts
+    Column             messages of one part each, their payloads as in records.py
+    MessageSequence    any messages: a few pieces, each a Column or a tuple of messages with their parts
 
 The record of a message of one part has its payload unchanged; parts.py describes the others.
 """
@@ -39,13 +39,13 @@ def parts_of(piece: Piece) -> Iterable[Parts]:
 
 
 @attrs.frozen(slots=True, eq=False)
-class Messages:
+class MessageSequence:
     """Consecutive messages; equal if the messages are equal, however they are divided into pieces."""
 
     pieces: tuple[Piece, ...]
 
     @classmethod
-    def of(cls, *messages: Parts) -> Messages:
+    def of(cls, *messages: Parts) -> MessageSequence:
         """Return *messages* as one piece."""
         return cls((messages,))
 
@@ -56,7 +56,7 @@ class Messages:
         for piece in self.pieces:
             yield from parts_of(piece)
 
-    def cut(self, count: int) -> tuple[Messages, Messages]:
+    def cut(self, count: int) -> tuple[MessageSequence, MessageSequence]:
         """Return the first *count* messages, and the others."""
         head: list[Piece] = []
         tail = list(self.pieces)
@@ -67,10 +67,10 @@ class Messages:
                 tail.insert(0, rest)
             head.append(piece)
             count -= len(piece)
-        return Messages(tuple(head)), Messages(tuple(tail))
+        return MessageSequence(tuple(head)), MessageSequence(tuple(tail))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Messages) and tuple(self) == tuple(other)
+        return isinstance(other, MessageSequence) and tuple(self) == tuple(other)
 
     def runs(self, first: int, stream: str, *, source: str, producer: str, topic: str) -> list[Run]:
         """Return runs of drafts for the journal.

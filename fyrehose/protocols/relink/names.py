@@ -33,7 +33,7 @@ _ESCAPED = str.maketrans({"%": "%25", "?": "%3F", "@": "%40"})
 
 
 @attrs.frozen(kw_only=True, slots=True)
-class Place:
+class EndpointName:
     """A parsed endpoint name."""
 
     stream: str
@@ -68,7 +68,7 @@ def subscribe_name(
     return f"subscribe:{stream.translate(_ESCAPED)}{place}{'?' if options else ''}{'&'.join(options)}"
 
 
-def parse(terms: Terms) -> Place:
+def parse(terms: Terms) -> EndpointName:
     """Return the stream and the position that *terms* select.
 
     :raises RemoteProtocolError: there is no such endpoint, or it does not support these transactions
@@ -95,7 +95,7 @@ def parse(terms: Terms) -> Place:
         raise _unknown(terms, f"the stream's name must have 1 to {MAX_NAME} bytes")
     if terms.listener_transactions or (subscribe and terms.connector_transactions):
         raise RemoteProtocolError("transactions-unsupported")
-    return Place(
+    return EndpointName(
         stream=stream,
         subscribe=subscribe,
         after=after,

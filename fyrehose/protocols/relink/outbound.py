@@ -10,8 +10,7 @@ from fyrehose.protocols.relink.events import Event, Unknown
 from fyrehose.protocols.relink.frames import Ack, Message, MessageRun, Op, Operation
 from fyrehose.protocols.relink.linkstate import LinkState
 from fyrehose.protocols.relink.sending import SendChannel
-from fyrehose.protocols.relink.tables import Event as Mode
-from fyrehose.protocols.relink.tables import Sending
+from fyrehose.protocols.relink.tables import ChannelEvent, Sending
 from fyrehose.records import Column
 
 
@@ -82,7 +81,7 @@ class Outbound(LinkState):
         return first, last
 
     def close(self, channel: int) -> None:
-        """Close our *channel* when everything on it is consumed; :class:`~.events.Closed` reports the closure.
+        """Close our *channel* when everything on it is consumed; :class:`~.events.ChannelClosed` reports the closure.
 
         :raises LocalProtocolError: the channel is not open, or has undecided messages
         """
@@ -91,12 +90,12 @@ class Outbound(LinkState):
             raise LocalProtocolError(f"channel {channel} is not open")
         if found.undecided:
             raise LocalProtocolError(f"cannot close channel {channel}: {found.undecided} messages are undecided")
-        found.advance(Mode.CLOSE)
+        found.advance(ChannelEvent.CLOSE)
         self._drain(found)
 
     def _drain(self, channel: SendChannel) -> None:
         if channel.mode is Sending.DRAINING and self.drained(channel):
-            channel.advance(Mode.DRAINED)
+            channel.advance(ChannelEvent.DRAINED)
             if self.may_send:
                 self.emit(Operation(kind=Op.CLOSE, channels=(channel.id,)), self.our_size)
 
@@ -120,9 +119,9 @@ class Outbound(LinkState):
                 return [events.Consumed(channel=channel.id, first=done[0], last=done[1])]
         elif kind is Ack.CLOSED:
             if channel.mode is Sending.CLOSING:
-                channel.advance(Mode.CLOSED)
+                channel.advance(ChannelEvent.CLOSED)
                 del self.sending[channel.id]
-                return [events.Closed(channel=channel.id), *self.closed()]
+                return [events.ChannelClosed(channel=channel.id), *self.closed()]
         else:
             return [
                 events.Resulted(channel=channel.id, first=first, last=last, result=kind)

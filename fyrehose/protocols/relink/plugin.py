@@ -14,13 +14,13 @@ from fyrehose.interfaces import IBroker, IClientPlugin
 from fyrehose.net.tls import add_tls
 from fyrehose.protocols.relink.client import RelinkClient
 from fyrehose.protocols.relink.endpoints import PROTOCOL
-from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.limits import LinkLimits
 from fyrehose.protocols.relink.publisher import TransactionalPublisher
 from fyrehose.protocols.relink.reader import RelinkReader
 from fyrehose.protocols.relink.registry import Registry
 from fyrehose.protocols.relink.server import RelinkFactory
 from fyrehose.protocols.relink.service import RelinkService
-from fyrehose.protocols.relink.settings import Settings
+from fyrehose.protocols.relink.settings import RelinkSettings
 
 
 def links_stream(endpoint: str) -> str:
@@ -42,14 +42,14 @@ class RelinkPlugin:
     consumes: bool = True
     default_endpoint: str = "tcp:7733:interface=127.0.0.1"
     only_leading: bool = True
-    settings: type[Settings] = Settings
+    settings: type[RelinkSettings] = RelinkSettings
 
-    def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> RelinkService:
+    def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: RelinkSettings) -> RelinkService:
         factory = RelinkFactory(broker, settings, reactor, Registry(broker, reactor, settings, links_stream(endpoint)))
         return RelinkService(reactor, endpoint, factory, add_tls(PROTOCOL, endpoint, factory, settings, reactor))
 
     def publisher(self, reactor: Any, host: str, port: int, window: int) -> RelinkClient:
-        return RelinkClient(reactor, HostnameEndpoint(reactor, host, port), limits=Limits(window=window))
+        return RelinkClient(reactor, HostnameEndpoint(reactor, host, port), limits=LinkLimits(window=window))
 
     def transactional_publisher(
         self, reactor: Any, host: str, port: int, window: int, size: int
@@ -58,9 +58,9 @@ class RelinkPlugin:
 
         :raises ConfigError: *size* is larger than every server with default limits accepts
         """
-        if size > Limits().backlog:
-            raise ConfigError(f"a transaction of {size} messages is too large; the limit is {Limits().backlog}")
-        limits = Limits(window=max(window, size))
+        if size > LinkLimits().backlog:
+            raise ConfigError(f"a transaction of {size} messages is too large; the limit is {LinkLimits().backlog}")
+        limits = LinkLimits(window=max(window, size))
         return TransactionalPublisher(reactor, HostnameEndpoint(reactor, host, port), limits=limits, size=size)
 
     def tailer(self, reactor: Any, host: str, port: int) -> RelinkReader:

@@ -22,7 +22,7 @@ from zope.interface import implementer
 from fyrehose.errors import ConfigError, RemoteProtocolError
 from fyrehose.interfaces import ITailer
 from fyrehose.protocols.relink.client import RelinkClient
-from fyrehose.protocols.relink.limits import NUMBERED, Limits
+from fyrehose.protocols.relink.limits import NUMBERED, LinkLimits
 from fyrehose.protocols.relink.names import SEQ_SIZE, subscribe_name
 from fyrehose.protocols.relink.parts import CONTENT_TYPE, join
 from fyrehose.records import MAX_PAYLOAD, Run
@@ -49,7 +49,7 @@ class RelinkReader(RelinkClient):
     _lost: Callable[[int, int], object] | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.limits = Limits(message_size=MAX_PAYLOAD + NUMBERED)
+        self.limits = LinkLimits(message_size=MAX_PAYLOAD + NUMBERED)
         self.on_message, self.rename = self._on_message, self._next_name
         super().__attrs_post_init__()
 

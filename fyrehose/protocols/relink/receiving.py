@@ -18,9 +18,9 @@ import attrs
 
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.relink.frames import Ack, Acknowledgement, nearest
-from fyrehose.protocols.relink.messages import Messages, Piece, cut
+from fyrehose.protocols.relink.messages import MessageSequence, Piece, cut
 from fyrehose.protocols.relink.sending import MAX_WINDOW as MAX_UNDECIDED
-from fyrehose.protocols.relink.tables import RECEIVING, Event, Receiving
+from fyrehose.protocols.relink.tables import RECEIVING, ChannelEvent, Receiving
 
 #: Estimated memory of a message besides its payload, in bytes; charged so that empty messages count, too.
 OVERHEAD = 64
@@ -93,7 +93,7 @@ class ReceiveChannel:
         """Whether the channel is closing, and everything is consumed."""
         return self.mode is Receiving.CLOSING and self.consumed + 1 == self.next
 
-    def advance(self, event: Event) -> None:
+    def advance(self, event: ChannelEvent) -> None:
         """Change the mode according to the table."""
         self.mode = RECEIVING[self.mode, event]
 
@@ -150,7 +150,7 @@ class ReceiveChannel:
             self.dropped = self.dec + 1
         return freed
 
-    def decide(self, number: int | None) -> tuple[int, int, Messages | None] | None:
+    def decide(self, number: int | None) -> tuple[int, int, MessageSequence | None] | None:
         """Decide the undecided messages up to *number* (None: the next one).
 
         :return: the numbers of the first and the last message, and the messages (None if they were not kept); or None
@@ -170,7 +170,7 @@ class ReceiveChannel:
             self._undecided.clear()  # Kept messages precede those that are not kept, so all of them are decided now.
             self.dropped = None if last + 1 == self.next else last + 1
             return first, last, None
-        return first, last, Messages(tuple(self._oldest_undecided(last - first + 1)))
+        return first, last, MessageSequence(tuple(self._oldest_undecided(last - first + 1)))
 
     def _oldest_undecided(self, count: int) -> Iterator[Piece]:
         """Remove and yield the oldest *count* undecided messages."""
@@ -280,7 +280,7 @@ class ReceiveChannel:
     def detach(self) -> None:
         """Forget the pings of a lost connection."""
         if self.mode is Receiving.BARRIER:
-            self.advance(Event.DETACHED)
+            self.advance(ChannelEvent.DETACHED)
         if self.trim_barrier is not None:
             self.unconfirmed = sum(run.last - run.first + 1 for run in self.results)
         self.barrier = self.trim_barrier = None
@@ -295,7 +295,7 @@ class ReceiveChannel:
         freed = sum(cost for _, cost, _ in self._costs)
         self._costs.clear()
         if self.mode is Receiving.CLOSING:
-            self.advance(Event.REWOUND)
+            self.advance(ChannelEvent.REWOUND)
         return freed
 
     def report(self) -> list[Acknowledgement]:

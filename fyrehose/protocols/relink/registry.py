@@ -25,8 +25,8 @@ from fyrehose.net.crowds import Crowd
 from fyrehose.protocols.relink import linklog, snapshot
 from fyrehose.protocols.relink.handshake import MAX_LINK_ID, Hello, Terms
 from fyrehose.protocols.relink.link import Link
-from fyrehose.protocols.relink.linklog import Anchors, Kind
-from fyrehose.protocols.relink.settings import Settings
+from fyrehose.protocols.relink.linklog import Anchors, RecordKind
+from fyrehose.protocols.relink.settings import RelinkSettings
 from fyrehose.records import Run
 
 log = Logger()
@@ -50,7 +50,7 @@ class Holder(Protocol):
 
 
 @attrs.define(eq=False)
-class Entry:
+class LinkEntry:
     """A link with the data that the listener keeps about it.
 
     :ivar name: the link's public name; see :func:`~.linklog.name_of`
@@ -116,21 +116,21 @@ class Registry:
 
     broker: IBroker
     clock: IReactorTime
-    settings: Settings
+    settings: RelinkSettings
     stream: str = ".relink/links"
     now: Callable[[], int] = wall_clock
     randbits: Callable[[int], int] = randbits
     closed: bool = attrs.field(default=True, init=False)
     epoch: int = attrs.field(default=0, init=False)
-    entries: dict[bytes, Entry] = attrs.field(factory=dict, init=False)
+    entries: dict[bytes, LinkEntry] = attrs.field(factory=dict, init=False)
     _checkpoint: int = attrs.field(default=0, init=False)
     _checkpoint_size: int = attrs.field(default=0, init=False)
     _bytes_since_checkpoint: int = attrs.field(default=0, init=False)
     _checkpointing: bool = attrs.field(default=False, init=False)
     #: links without a connection on which the peer has sent packets
-    _detached: Crowd[Entry] = attrs.field(factory=Crowd, init=False)
+    _detached: Crowd[LinkEntry] = attrs.field(factory=Crowd, init=False)
     #: links without a connection on which the peer never sent a packet
-    _unused: Crowd[Entry] = attrs.field(factory=Crowd, init=False)
+    _unused: Crowd[LinkEntry] = attrs.field(factory=Crowd, init=False)
     #: memory of all links as last measured, in bytes
     _weight: int = attrs.field(default=0, init=False)
     _check_loop: LoopingCall | None = attrs.field(default=None, init=False)
@@ -150,7 +150,7 @@ class Registry:
             links = found.links
         except JournalCorrupt as damage:
             self._log_loss(damage)
-            found, links = linklog.Recovered(), None
+            found, links = linklog.SavedLinks(), None
         if links is not None:
             self.epoch = found.epoch
             try:
@@ -210,7 +210,7 @@ class Registry:
         for part in saved.snapshots:
             snapshot.restore(link, part)
         link.used = True
-        entry = Entry(link, saved.name, saved.identity, "", saved.anchors)
+        entry = LinkEntry(link, saved.name, saved.identity, "", saved.anchors)
         self.entries[saved.name] = entry
         self._start_retention(entry)
         self._weigh(entry, link.weight)
@@ -220,7 +220,7 @@ class Registry:
 
     # Links.
 
-    def find(self, hello: Hello, identity: bytes, host: str) -> Entry | None:
+    def find(self, hello: Hello, identity: bytes, host: str) -> LinkEntry | None:
         """Return the link that *hello* requests, or None if no link has this id, these terms and this identity.
 
         The peer does not learn the reason, because it gets a new link in each case.  Requests are not rate-limited: a
@@ -240,7 +240,7 @@ class Registry:
         entry.link.id = hello.link_id
         return entry
 
-    def create(self, terms: Terms, identity: bytes, host: str, anchors: Anchors) -> Entry | None:
+    def create(self, terms: Terms, identity: bytes, host: str, anchors: Anchors) -> LinkEntry | None:
         """Return a new link, which is not written yet, or None if there are too many links."""
         if len(self.entries) >= self.settings.max_links and not self._make_room():
             return None
@@ -249,7 +249,7 @@ class Registry:
             name = linklog.name_of(self.epoch, link_id)
             if name not in self.entries:
                 break
-        entry = Entry(self._new_link(terms, link_id), name, identity, host, anchors)
+        entry = LinkEntry(self._new_link(terms, link_id), name, identity, host, anchors)
         if anchors:
             entry.link.channel(0)
         self.entries[name] = entry
@@ -267,7 +267,7 @@ class Registry:
         self.discard(entry, "links-displaced", detail)
         return True
 
-    def attached(self, entry: Entry, holder: Holder, host: str) -> Deferred[None]:
+    def attached(self, entry: LinkEntry, holder: Holder, host: str) -> Deferred[None]:
         """Attach the link to *holder* and fence its old connection.
 
         :return: fires when the link's earlier writes are finished
@@ -280,21 +280,21 @@ class Registry:
             old.fenced()
         return entry.settled()
 
-    def detached(self, entry: Entry) -> None:
+    def detached(self, entry: LinkEntry) -> None:
         """Start the retention time of a link whose connection is lost."""
         entry.holder = None
         if self.entries.get(entry.name) is entry:
             self._start_retention(entry)
             self.measure(entry)
 
-    def _start_retention(self, entry: Entry) -> None:
+    def _start_retention(self, entry: LinkEntry) -> None:
         """Set when *entry*, which has no connection, is discarded."""
         used = entry.link.used
         (self._detached if used else self._unused).add(entry, network_of(entry.host))
         keep = self.settings.retention if used else self.settings.unused_retention
         entry.expires = self.clock.seconds() + keep
 
-    def discard(self, entry: Entry, why: str | None = None, detail: str = "") -> None:
+    def discard(self, entry: LinkEntry, why: str | None = None, detail: str = "") -> None:
         """Remove a link that has ended or is lost.
 
         :param why: name of the counter if the link is lost; None if it has ended or expired
@@ -310,15 +310,15 @@ class Registry:
             self.broker.counters.refuse(log, "relink", why, entry.host, f"link {entry.label} is lost: {detail}")
         self.forget(entry)
 
-    def forget(self, entry: Entry) -> None:
+    def forget(self, entry: LinkEntry) -> None:
         """Write that the link is not to be recovered after a restart."""
         if entry.saved:
             entry.saved = False
-            self._write(Kind.GONE, entry.name).addErrback(self._not_written)
+            self._write(RecordKind.GONE, entry.name).addErrback(self._not_written)
 
     # Memory.
 
-    def measure(self, entry: Entry) -> None:
+    def measure(self, entry: LinkEntry) -> None:
         """Update the memory that *entry* takes, and reduce the memory of all links if it exceeds the limit."""
         weight = entry.link.weight
         if weight == entry.weight or entry.link.over:
@@ -327,7 +327,7 @@ class Registry:
         if self._weight > self.settings.link_memory:
             self._reduce_memory()
 
-    def _weigh(self, entry: Entry, weight: int) -> None:
+    def _weigh(self, entry: LinkEntry, weight: int) -> None:
         self._weight += weight - entry.weight
         entry.weight = weight
 
@@ -337,7 +337,7 @@ class Registry:
         First the links lose their undecided messages; if that is not enough, the links themselves are discarded.
         """
         goal = self.settings.link_memory * 7 // 8
-        networks: dict[str, list[Entry]] = {}
+        networks: dict[str, list[LinkEntry]] = {}
         for entry in self.entries.values():
             networks.setdefault(network_of(entry.host), []).append(entry)
         for entries in sorted(networks.values(), key=lambda entries: -sum(entry.weight for entry in entries)):
@@ -357,14 +357,14 @@ class Registry:
 
     # Writing.
 
-    def write_entry(self, entry: Entry, then: Callable[[Any], None]) -> None:
+    def write_entry(self, entry: LinkEntry, then: Callable[[Any], None]) -> None:
         """Write a link that is new or has a new anchor; *then* is called with the result or a Failure."""
         entry.saved = True
-        self._publish(entry, (), (self._record(Kind.ENTRY, self._pack_entry(entry)),), then)
+        self._publish(entry, (), (self._record(RecordKind.ENTRY, self._pack_entry(entry)),), then)
 
     def write_delta(
         self,
-        entry: Entry,
+        entry: LinkEntry,
         channels: Sequence[int],
         runs: Sequence[Run],
         then: Callable[[Any], None],
@@ -376,11 +376,11 @@ class Registry:
         :param broker: the broker with the peer's rights and quotas; None: the server's
         """
         body = entry.name + snapshot.save(entry.link, channels)
-        self._publish(entry, runs, (self._record(Kind.DELTA, body),), then, broker)
+        self._publish(entry, runs, (self._record(RecordKind.DELTA, body),), then, broker)
 
     def _publish(
         self,
-        entry: Entry,
+        entry: LinkEntry,
         runs: Sequence[Run],
         own: Sequence[Run],
         then: Callable[[Any], None],
@@ -399,18 +399,18 @@ class Registry:
         written: Deferred[Any] = (self.broker if broker is None else broker).publish(runs, own)
         written.addBoth(ended)
 
-    def _pack_entry(self, entry: Entry) -> bytes:
+    def _pack_entry(self, entry: LinkEntry) -> bytes:
         """Return the bytes of an entry of the link log."""
         link = entry.link
         return linklog.pack_entry(entry.name, link.terms, entry.identity, entry.anchors, snapshot.save(link))
 
-    def _record(self, kind: Kind, body: bytes) -> Run:
+    def _record(self, kind: RecordKind, body: bytes) -> Run:
         record = linklog.pack(kind, self.epoch, self._checkpoint, body)
         self._bytes_since_checkpoint += len(record)
         # The same as Run.of, but without building lists, because this is done for every write.
         return Run(stream=self.stream, source=linklog.SOURCE, lengths=len(record).to_bytes(4, "little"), payload=record)
 
-    def _write(self, kind: Kind, body: bytes) -> Deferred[Any]:
+    def _write(self, kind: RecordKind, body: bytes) -> Deferred[Any]:
         return self.broker.publish([self._record(kind, body)])
 
     def _write_checkpoint(self) -> Deferred[None]:

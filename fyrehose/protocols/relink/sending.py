@@ -19,7 +19,7 @@ from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.relink.events import Unknown
 from fyrehose.protocols.relink.frames import Ack, Message, Op, Operation, nearest
 from fyrehose.protocols.relink.messages import Piece, parts_of
-from fyrehose.protocols.relink.tables import SENDING, Event, Sending
+from fyrehose.protocols.relink.tables import SENDING, ChannelEvent, Sending
 
 #: Largest window: 32-bit numbers are compared within half their range.
 MAX_WINDOW = (1 << 31) - 1
@@ -68,7 +68,7 @@ class SendChannel:
         """Return the unconsumed message with number *seq*."""
         return self._messages[seq - self.base]
 
-    def advance(self, event: Event) -> None:
+    def advance(self, event: ChannelEvent) -> None:
         """Change the mode according to the table."""
         self.mode = SENDING[self.mode, event]
 
@@ -142,9 +142,13 @@ class SendChannel:
         while self._messages and self.base <= last:
             message = self._messages[0]
             if self.transactional and message.decision is None:
-                raise RemoteProtocolError("consumed-undecided", f"message {self.base} of channel {self.id}")
+                raise RemoteProtocolError(
+                    "consumed-undecided", f"message {self.base} of channel {self.id} was not decided yet"
+                )
             if message.decision is Op.COMMIT and message.result is None:
-                raise RemoteProtocolError("consumed-before-result", f"message {self.base} of channel {self.id}")
+                raise RemoteProtocolError(
+                    "consumed-before-result", f"message {self.base} of channel {self.id} has no result yet"
+                )
             self._messages.popleft()
             self.base += 1
         self.base = last + 1
@@ -202,7 +206,7 @@ class SendChannel:
             self.next = self.recv + 1
             self.unsure = False
             if self.mode is Sending.DRAINING:
-                self.advance(Event.REWOUND)
+                self.advance(ChannelEvent.REWOUND)
         else:
             for seq in range(self.recv + 1, self.next):
                 yield Message(channels=(self.id,), parts=self.message(seq).parts)

@@ -36,11 +36,11 @@ from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.endpoints import PROTOCOL, Publishing, Refused, Subscribing, first_anchor
 from fyrehose.protocols.relink.handshake_events import HelloReceived, Linked
-from fyrehose.protocols.relink.keepalive import KeepAlive
-from fyrehose.protocols.relink.names import Place, parse
-from fyrehose.protocols.relink.registry import Entry, Registry
+from fyrehose.protocols.relink.keepalive import KeepAliveTimer
+from fyrehose.protocols.relink.names import EndpointName, parse
+from fyrehose.protocols.relink.registry import LinkEntry, Registry
 from fyrehose.protocols.relink.server_session import ListenerSession
-from fyrehose.protocols.relink.settings import Settings
+from fyrehose.protocols.relink.settings import RelinkSettings
 from fyrehose.records import Run
 
 #: Refusals that a retry cannot avoid; the broker raises them at once, before anything else is written.
@@ -53,7 +53,7 @@ LINK_EVENTS = (
     events.Finished,
     events.Consumed,
     events.Rewound,
-    events.Closed,
+    events.ChannelClosed,
     events.PeerShutdown,
 )
 
@@ -65,13 +65,13 @@ class RelinkProtocol(SessionProtocol):
     log: ClassVar[Logger] = Logger()
 
     session: ListenerSession
-    settings: Settings
+    settings: RelinkSettings
 
     def __init__(self, factory: RelinkFactory) -> None:
         settings = factory.settings
         super().__init__(factory, ListenerSession(settings.limits))
         self.registry = factory.registry
-        self.entry: Entry | None = None
+        self.entry: LinkEntry | None = None
         self.endpoint: Publishing | Subscribing | None = None
         #: the named subscription that the link consumes
         self.named: Any = None
@@ -79,7 +79,7 @@ class RelinkProtocol(SessionProtocol):
         #: whether the link ends with the connection, after everything written was acknowledged
         self._ends_link = False
         silence = settings.ping_after, settings.drop_after
-        self._keepalive = KeepAlive(self.timers, *silence, self._ping, self._give_up, lambda: self.reading.paused)
+        self._keepalive = KeepAliveTimer(self.timers, *silence, self._ping, self._give_up, lambda: self.reading.paused)
 
     # Called by the reactor.
 
@@ -92,6 +92,7 @@ class RelinkProtocol(SessionProtocol):
         super().dataReceived(data)
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
+        """Keep the link for the connector's next connection, and release what only this connection held."""
         self.session.fenced()
         if self.endpoint is not None:
             self.endpoint.end()
@@ -148,7 +149,7 @@ class RelinkProtocol(SessionProtocol):
         """Discard the link, because its named subscription was rewound or deleted, or belongs to another consumer."""
         self.reject(RemoteProtocolError("subscription-displaced", str(reason)))
 
-    def _find_link(self, event: HelloReceived, place: Place) -> None:
+    def _find_link(self, event: HelloReceived, place: EndpointName) -> None:
         hello, registry = event.hello, self.registry
         certificate = getattr(self.transport, "getPeerCertificate", lambda: None)()
         identity = b"" if certificate is None else bytes(certificate.digest("sha256"))
@@ -183,11 +184,11 @@ class RelinkProtocol(SessionProtocol):
             self._attach(entry)
             registry.write_entry(entry, lambda result: self._link_written(entry, place, result))
 
-    def _attach(self, entry: Entry) -> Any:
+    def _attach(self, entry: LinkEntry) -> Any:
         self.entry = entry
         return self.registry.attached(entry, self, self.peer)
 
-    def _link_written(self, entry: Entry, place: Place, result: Any) -> None:
+    def _link_written(self, entry: LinkEntry, place: EndpointName, result: Any) -> None:
         if isinstance(result, Failure):
             result.trap(PublishError)
             entry.saved = False
@@ -198,7 +199,7 @@ class RelinkProtocol(SessionProtocol):
                 self.settled()
         self._link_ready(entry, place, resumed=False)
 
-    def _link_ready(self, entry: Entry, place: Place, *, resumed: bool) -> None:
+    def _link_ready(self, entry: LinkEntry, place: EndpointName, *, resumed: bool) -> None:
         """Continue after the link was written, or after its earlier writes are finished."""
         if not self.writable:
             return
@@ -304,7 +305,7 @@ class RelinkProtocol(SessionProtocol):
         self.registry.write_delta(entry, list(staged), runs, settle, self.broker)
 
     def _write_settled(
-        self, entry: Entry, staged: Mapping[int, int | None], refused: Refused | None, result: object
+        self, entry: LinkEntry, staged: Mapping[int, int | None], refused: Refused | None, result: object
     ) -> None:
         if isinstance(result, Failure):
             error = result.value
@@ -334,7 +335,7 @@ class RelinkProtocol(SessionProtocol):
         self.count_refusal(type(error).__name__, str(error))
         self.finish()
 
-    def _settle_staged(self, entry: Entry, staged: Mapping[int, int | None]) -> None:
+    def _settle_staged(self, entry: LinkEntry, staged: Mapping[int, int | None]) -> None:
         """Acknowledge staged messages, and remove forgotten channels, because both are durable."""
         link = entry.link
         for channel, through in staged.items():
@@ -348,7 +349,7 @@ class RelinkProtocol(SessionProtocol):
                 link.settle(channel, through)
         self.registry.measure(entry)
 
-    def _not_written(self, entry: Entry, failure: Failure, error: PublishError) -> None:
+    def _not_written(self, entry: LinkEntry, failure: Failure, error: PublishError) -> None:
         """Close the connection after a refused write; the peer sends the messages again on another one."""
         entry.failed = True
         self.session.fenced()
@@ -414,13 +415,13 @@ class RelinkFactory(SessionFactory):
     """
 
     protocol = RelinkProtocol
-    defaults = Settings()
-    settings: Settings
+    defaults = RelinkSettings()
+    settings: RelinkSettings
 
     def __init__(
         self,
         broker: IBroker,
-        settings: Settings | None = None,
+        settings: RelinkSettings | None = None,
         reactor: Any = None,
         registry: Registry | None = None,
     ) -> None:

@@ -13,11 +13,11 @@ from fyrehose.errors import LocalProtocolError
 from fyrehose.protocols.relink import handshake
 from fyrehose.protocols.relink.handshake_events import HelloReceived, SessionEvent
 from fyrehose.protocols.relink.link import Link
-from fyrehose.protocols.relink.session import Inputs, Session
+from fyrehose.protocols.relink.session import Inputs, RelinkSession
 
 
 @attrs.define(eq=False)
-class ListenerSession(Session):
+class ListenerSession(RelinkSession):
     """Session of the listener.  Its owner looks up links: see :class:`~.HelloReceived`."""
 
     def __attrs_post_init__(self) -> None:

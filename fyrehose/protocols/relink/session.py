@@ -20,7 +20,7 @@ from fyrehose.protocols.relink import handshake
 from fyrehose.protocols.relink.decoder import Decoder
 from fyrehose.protocols.relink.frames import RESUME
 from fyrehose.protocols.relink.handshake_events import Linked, SessionEvent
-from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.limits import LinkLimits
 from fyrehose.protocols.relink.link import Link
 
 
@@ -44,7 +44,7 @@ class Inputs(Protocol):
 
 
 @attrs.define(eq=False)
-class Session:
+class RelinkSession:
     """The common part of both sessions.
 
     :ivar link: the link; before the end of the handshake the connector's old one, if it has one
@@ -53,7 +53,7 @@ class Session:
         is awaited
     """
 
-    limits: Limits = attrs.field(factory=Limits)
+    limits: LinkLimits = attrs.field(factory=LinkLimits)
     link: Link | None = None
     linked: bool = attrs.field(default=False, init=False)
     awaited: Callable[[bytes], int] | None = attrs.field(default=handshake.version_size, init=False)

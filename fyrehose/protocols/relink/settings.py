@@ -6,13 +6,13 @@ import attrs
 
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import count, duration, option, size
-from fyrehose.protocols.relink.limits import NUMBERED, Limits
+from fyrehose.protocols.relink.limits import NUMBERED, LinkLimits
 from fyrehose.protocols.relink.sending import MAX_WINDOW
 from fyrehose.records import MAX_PAYLOAD
 
 
 @attrs.frozen(kw_only=True)
-class Settings(TLSSettings):
+class RelinkSettings(TLSSettings):
     """Options of the form ``--option relink.NAME=VALUE``."""
 
     max_links: int = option(10_000, count, "maximum number of links, connected or not", least=1)
@@ -38,9 +38,9 @@ class Settings(TLSSettings):
             raise ValueError(f"window must be from 1 to {MAX_WINDOW} messages, not {self.window}")
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> LinkLimits:
         """The limits of each link."""
-        return Limits(
+        return LinkLimits(
             message_size=self.max_message,
             sent_size=MAX_PAYLOAD + NUMBERED,
             channels=self.max_channels,

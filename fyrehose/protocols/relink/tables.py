@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from enum import Enum
 
 
-class State(Enum):
+class ChannelState(Enum):
     """Base of the enumerations used as keys of the tables.
 
     The tables are consulted for each read, and the hash of Enum is a slow function in Python.  Members are singletons,
@@ -21,7 +21,7 @@ class State(Enum):
     __hash__ = object.__hash__
 
 
-class Sending(State):
+class Sending(ChannelState):
     """State of one of our own channels."""
 
     OPEN = "accepts messages"
@@ -30,7 +30,7 @@ class Sending(State):
     GONE = "may be opened again, from number 0"
 
 
-class Receiving(State):
+class Receiving(ChannelState):
     """State of a channel of the peer."""
 
     OPEN = "accepts messages"
@@ -40,7 +40,7 @@ class Receiving(State):
     GONE = "closed was sent"
 
 
-class Event(State):
+class ChannelEvent(ChannelState):
     """Event that changes the state of a channel."""
 
     CLOSE = "close"
@@ -53,18 +53,18 @@ class Event(State):
     FORGOTTEN = "forgotten"
 
 
-SENDING: Mapping[tuple[Sending, Event], Sending] = {
-    (Sending.OPEN, Event.CLOSE): Sending.DRAINING,
-    (Sending.DRAINING, Event.DRAINED): Sending.CLOSING,
-    (Sending.DRAINING, Event.REWOUND): Sending.OPEN,
-    (Sending.CLOSING, Event.CLOSED): Sending.GONE,
+SENDING: Mapping[tuple[Sending, ChannelEvent], Sending] = {
+    (Sending.OPEN, ChannelEvent.CLOSE): Sending.DRAINING,
+    (Sending.DRAINING, ChannelEvent.DRAINED): Sending.CLOSING,
+    (Sending.DRAINING, ChannelEvent.REWOUND): Sending.OPEN,
+    (Sending.CLOSING, ChannelEvent.CLOSED): Sending.GONE,
 }
 
-RECEIVING: Mapping[tuple[Receiving, Event], Receiving] = {
-    (Receiving.OPEN, Event.CLOSE): Receiving.CLOSING,
-    (Receiving.CLOSING, Event.PING): Receiving.BARRIER,
-    (Receiving.BARRIER, Event.PONG): Receiving.FINISHED,
-    (Receiving.BARRIER, Event.DETACHED): Receiving.CLOSING,
-    (Receiving.CLOSING, Event.REWOUND): Receiving.OPEN,
-    (Receiving.FINISHED, Event.FORGOTTEN): Receiving.GONE,
+RECEIVING: Mapping[tuple[Receiving, ChannelEvent], Receiving] = {
+    (Receiving.OPEN, ChannelEvent.CLOSE): Receiving.CLOSING,
+    (Receiving.CLOSING, ChannelEvent.PING): Receiving.BARRIER,
+    (Receiving.BARRIER, ChannelEvent.PONG): Receiving.FINISHED,
+    (Receiving.BARRIER, ChannelEvent.DETACHED): Receiving.CLOSING,
+    (Receiving.CLOSING, ChannelEvent.REWOUND): Receiving.OPEN,
+    (Receiving.FINISHED, ChannelEvent.FORGOTTEN): Receiving.GONE,
 }

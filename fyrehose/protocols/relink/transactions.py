@@ -15,7 +15,7 @@ from twisted.internet.defer import Deferred, DeferredLock, maybeDeferred, succee
 from fyrehose.errors import LocalProtocolError
 from fyrehose.protocols.relink.events import Uncommitted, UnknownOutcome
 from fyrehose.protocols.relink.frames import Ack, Op
-from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.limits import LinkLimits
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.parts import Parts, parts_of
 
@@ -69,10 +69,10 @@ class Channel:
                 done.callback(None)
 
 
-class Client(Protocol):
+class TransactionOwner(Protocol):
     """The client that a transaction belongs to."""
 
-    limits: Limits
+    limits: LinkLimits
     link: Link | None
 
     def when_room(self, channel: int) -> Deferred[None]: ...
@@ -90,7 +90,7 @@ class Transaction:
     commits at the end of the block, and waits for the result; an exception rolls back.
     """
 
-    _client: Client
+    _client: TransactionOwner
     _state: Channel
     channel: int
     count: int = attrs.field(default=0, init=False)

@@ -45,7 +45,7 @@ HEARTBEAT = 60.0
 
 
 @attrs.frozen(kw_only=True)
-class Account:
+class RangeCounts:
     """Counts of a range of the journal, from its batch headers.
 
     :ivar end: the position behind its last batch
@@ -90,7 +90,7 @@ class Behind:
 
 
 @attrs.frozen(kw_only=True)
-class State:
+class ArchiveState:
     """State of an archive, for its metrics.
 
     :ivar server, lake: name of the journal in the lake, and where that is
@@ -123,7 +123,7 @@ def archive(
     keep: float | None = None,
     accept_loss: bool = False,
     progress: Callable[[Archived, View], object] = lambda done, view: None,
-    monitor: Callable[[State], object] | None = None,
+    monitor: Callable[[ArchiveState], object] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Archived:
     """Archive the durable records of a journal; with ``follow``, continue with new records until ``stop()``.
@@ -178,7 +178,7 @@ class _Run:
     round_bytes: int
     optimize_every: float
     keep: float | None
-    monitor: Callable[[State], object] | None
+    monitor: Callable[[ArchiveState], object] | None
     done: Archived = attrs.field(init=False)
     #: Where the count of records has come to, and how many there are from the first round on.
     _counted: int = attrs.field(default=0, init=False)
@@ -231,7 +231,7 @@ class _Run:
         end = account.end
         if before is not None and None not in (before.chain, account.continued) and before.chain != account.continued:
             raise JournalCorrupt(
-                f"{self.journal} does not go on at position {start} from what the lake {self.lake} has: it is another "
+                f"{self.journal} does not continue at position {start}, where the lake {self.lake} ends: it is another "
                 "journal, or was put back from another copy; use a lake of its own"
             )
         actions = [action for found in self._written(start, end, account) for action in found]
@@ -245,7 +245,7 @@ class _Run:
         self.done.gaps += sum(last - first + 1 for _, first, last, _ in account.gaps)
         self.report(0)
 
-    def _written(self, start: int, end: int, account: Account) -> list[list[AddAction]]:
+    def _written(self, start: int, end: int, account: RangeCounts) -> list[list[AddAction]]:
         """Write the files of a round, and check that they have as many records as the journal."""
         parts = Planner(self.source, Selection(), rounds.PART, skip_gaps=True).parts(start, end) if account.rows else []
         tasks = [
@@ -302,7 +302,7 @@ class _Run:
             self._files = len(files), sum(file.size for file in files)
         count, size = self._files
         behind, name = self._behind(view), str(self.lake)
-        self.monitor(State(server=self.server, lake=name, done=self.done, behind=behind, files=count, size=size))
+        self.monitor(ArchiveState(server=self.server, lake=name, done=self.done, behind=behind, files=count, size=size))
         self._monitored = time.monotonic()
 
     def _behind(self, view: View) -> Behind:
@@ -326,7 +326,7 @@ class _Run:
             self._reported = time.monotonic()
 
 
-def account_of(source: Place, view: View, start: int, stop: int, most: int | None = None) -> Account:
+def account_of(source: Place, view: View, start: int, stop: int, most: int | None = None) -> RangeCounts:
     """Count the records between two positions from the batch headers alone.
 
     :param most: end before a batch that ends so many bytes behind the start; at least one batch is counted
@@ -343,7 +343,7 @@ def account_of(source: Place, view: View, start: int, stop: int, most: int | Non
             gaps += [(e.stream, e.first, e.last, header.position) for e in entries if e.stream]
         first = first or header
         last = header
-    return Account(
+    return RangeCounts(
         end=start if last is None else last.end,
         rows=rows,
         continued=None if first is None or first.mended else first.chain,

@@ -24,7 +24,7 @@ STREAM = ("server", "stream")
 
 
 @attrs.frozen(slots=True, kw_only=True)
-class Gap:
+class NumberGap:
     """A range of numbers that are missing or duplicate.
 
     :ivar key: values of the columns by which numbers were counted, such as the stream
@@ -63,7 +63,7 @@ def gaps(
     *,
     keys: Sequence[str] = STREAM,
     number: str = "seq",
-) -> list[Gap]:
+) -> list[NumberGap]:
     """Return the missing and duplicate numbers between the first and the last of each key.
 
     :param declared: ranges that the journal declares lost, each the key, the first and the last number; their kind is
@@ -75,25 +75,25 @@ def gaps(
     return list(explained(found, list(declared)))
 
 
-def between(blocks: Sequence[_Block]) -> Iterator[Gap]:
+def between(blocks: Sequence[_Block]) -> Iterator[NumberGap]:
     """Yield the numbers that are missing between blocks, which must be sorted."""
     for i in range(1, len(blocks)):
         before, block = blocks[i - 1], blocks[i]
         if before.key == block.key and block.first > before.last + 1:
-            yield Gap(key=block.key, first=before.last + 1, last=block.first - 1, kind="missing")
+            yield NumberGap(key=block.key, first=before.last + 1, last=block.first - 1, kind="missing")
 
 
-def holes(key: tuple[Any, ...], numbers: Sequence[int]) -> Iterator[Gap]:
+def holes(key: tuple[Any, ...], numbers: Sequence[int]) -> Iterator[NumberGap]:
     """Yield the missing and the duplicate ones of ``numbers``, which must be sorted."""
     for i in range(1, len(numbers)):
         before, number = numbers[i - 1], numbers[i]
         if number == before and (i == 1 or numbers[i - 2] != number):
-            yield Gap(key=key, first=number, last=number, kind="double")
+            yield NumberGap(key=key, first=number, last=number, kind="double")
         elif number > before + 1:
-            yield Gap(key=key, first=before + 1, last=number - 1, kind="missing")
+            yield NumberGap(key=key, first=before + 1, last=number - 1, kind="missing")
 
 
-def explained(found: Iterable[Gap], declared: Sequence[tuple[Any, ...]]) -> Iterator[Gap]:
+def explained(found: Iterable[NumberGap], declared: Sequence[tuple[Any, ...]]) -> Iterator[NumberGap]:
     """Yield the gaps again, split so that ranges that the journal declares lost have the kind ``declared``."""
     for gap in found:
         at = gap.first
@@ -129,7 +129,7 @@ def _blocks(records: DataFrame, keys: Sequence[str], number: str) -> list[_Block
     return sorted(found, key=lambda block: (tuple(map(str, block.key)), block.first))
 
 
-def _inside(records: DataFrame, keys: Sequence[str], number: str, blocks: Sequence[_Block]) -> Iterator[Gap]:
+def _inside(records: DataFrame, keys: Sequence[str], number: str, blocks: Sequence[_Block]) -> Iterator[NumberGap]:
     """Yield the gaps within blocks, reading one block at a time to save memory."""
     from pyspark.sql import functions as f
 

@@ -12,7 +12,8 @@ def replay(records: DataFrame, to: str, stream: str | None = None, rate: float =
     """Publish ``records`` to the Figg listener at ``to``; return how many, all of which are durable.
 
     They keep their order within each stream.  They are new records there: with numbers, times and a producer of their
-    own.  Whoever runs it twice has them twice: only what the same run repeats can be told by its numbers.
+    own.  If you run it twice, the stream has them twice: repetitions are recognized, by
+    their numbers, only within one run.
 
     :param stream: where to; None: each into the stream that it came from, but for the server's own, whose names begin
         with a dot: they are about that server, and no listener takes them
@@ -21,7 +22,7 @@ def replay(records: DataFrame, to: str, stream: str | None = None, rate: float =
     """
     if stream is None:
         records = records.where("stream not like '.%'")
-    # One task: records of a stream that several publish would come in any order.
+    # One task: with several, the records of a stream would arrive in any order.
     chosen = records.select("stream", "seq", "payload").coalesce(1).sortWithinPartitions("stream", "seq").cache()
     try:
         count = chosen.count()

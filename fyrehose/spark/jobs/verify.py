@@ -1,8 +1,8 @@
 """``verify``: compare a lake with its journal, column by column, and check the lake's files.
 
 Both sides are counted in blocks of numbers, with a checksum over every column of every record; blocks that differ are
-told with their stream and their numbers.  Only what both have can be compared: numbers that retention has deleted are
-counted as unchecked.  Files have a checksum for each page, so those are checked, too.
+reported with their stream and their numbers.  Only records that both have can be compared: those that retention has
+deleted are counted as unchecked.  Files have a checksum for each page, so those are checked, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fyrehose.errors import JournalCorrupt
 from fyrehose.journal.offline.places import place
 from fyrehose.spark import tables
 from fyrehose.spark.lake import Lake
-from fyrehose.spark.stores import Store
+from fyrehose.spark.stores import LakeStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -98,7 +98,7 @@ def verify(spark: SparkSession, journal: str, lake: str | Path) -> Verified:
     return Verified(checked=checked, unchecked=ours.count() - in_both, differences=tuple(differences))
 
 
-def damage_of(store: Store, path: str) -> str | None:
+def damage_of(store: LakeStore, path: str) -> str | None:
     """Return what is wrong with a Parquet file of a lake, by the checksums of its pages; None if nothing is.
 
     :raises JournalError: the object store cannot be reached

@@ -51,6 +51,6 @@ def test_data_is_counted_as_it_comes() -> None:
 
 
 @pytest.mark.parametrize("offsets", [(2, 3), (1, 3), (1, 1)])
-def test_what_is_missing_or_doubled_is_noticed(offsets: tuple[int, ...]) -> None:
+def test_missing_and_doubled_messages_are_noticed(offsets: tuple[int, ...]) -> None:
     with pytest.raises(Wrong):
         Subscriber(JOB).scan(data(*offsets), len(data(*offsets)))

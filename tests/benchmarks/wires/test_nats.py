@@ -25,7 +25,7 @@ def test_blocks_are_publications_with_a_reply() -> None:
     assert pub(b"a", b"", b"xy") == b"PUB a 2\r\nxy\r\n"
 
 
-def test_nobody_shares_an_inbox() -> None:
+def test_each_publisher_has_an_inbox_of_its_own() -> None:
     assert len({Publisher(JOB).inbox for _ in range(100)}) == 100
 
 

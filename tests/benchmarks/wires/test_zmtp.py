@@ -68,7 +68,7 @@ def test_a_router_gets_publications(context: zmq.Context[zmq.Socket[bytes]], siz
     assert {(one.topic, one.producer, len(bytes(one.data))) for one in found} == {("/bench/", b"load-maker", size)}
 
 
-def test_a_subscription_is_heard_and_counted(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+def test_a_subscriber_counts_the_events_that_it_receives(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     subscriber = zmtp.Subscriber(JOB)
     with context.socket(zmq.XPUB) as publisher, connected(publisher, subscriber) as peer:
         peer.sendall(subscriber.begin())

@@ -865,7 +865,7 @@ class TestRestore:
         restore(Directory(tape), target, Files())
         assert numbers(target) == list(range(1, 51))
 
-    def test_when_it_has_ended_a_power_cut_does_not_take_it_back(self, source: Any, tmp_path: Path) -> None:
+    def test_a_finished_restore_survives_a_power_cut(self, source: Any, tmp_path: Path) -> None:
         backed_up(source.directory, tmp_path / "b")
         target = tmp_path / "restored"
         target.mkdir()

@@ -122,7 +122,7 @@ def test_streams_that_retention_has_emptied_are_known(open_journal) -> None:
     assert told[:-1] == [batch.header.end - begin for batch in dump.batches(bench.directory)]
 
 
-def test_what_is_not_known_to_be_durable_is_told_only_if_everything_is_asked_for(bench) -> None:
+def test_data_not_known_to_be_durable_is_shown_only_with_everything(bench) -> None:
     mark = scan.read_mark(bench.directory)
     bench.append(b"a moment ago", stream="new")
     (bench.directory / "MARK").write_bytes(scan.pack_mark(mark))

@@ -20,7 +20,7 @@ from twisted.python.failure import Failure
 from fyrehose.errors import ConfigError, JournalError, JournalUnreachable
 from fyrehose.journal import holds, scan
 from fyrehose.journal.offline import places
-from fyrehose.journal.offline.places import TOKEN_FILE, Directory, Missing, Server, place
+from fyrehose.journal.offline.places import TOKEN_FILE, Directory, Missing, RemoteJournal, place
 from fyrehose.journal.offline.serve import ServeFactory
 
 Opener = Callable[..., Any]
@@ -28,7 +28,7 @@ Opener = Callable[..., Any]
 
 def test_place_parses_paths_and_addresses(tmp_path: Path) -> None:
     assert place(str(tmp_path)) == place(f"file://{tmp_path}") == Directory(tmp_path)
-    assert place("http://h:1/") == Server("http://h:1")
+    assert place("http://h:1/") == RemoteJournal("http://h:1")
     assert str(place("https://h:1")) == "https://h:1"
     assert str(place(str(tmp_path))) == str(tmp_path)
     with pytest.raises(ConfigError, match="directory, or http"):
@@ -154,13 +154,13 @@ def test_a_segment_is_asked_for_in_pieces_that_were_read_ahead(
 @pytest.mark.parametrize(
     ("sent", "said"), [(None, "requires a token: name a file"), ("other", "the token that was sent is wrong")]
 )
-def test_a_token_is_sent_and_who_has_none_is_told_how(
+def test_a_token_is_sent_and_a_client_without_one_is_told_which_option_to_use(
     written: Any, local: type[Local], monkeypatch: pytest.MonkeyPatch, sent: str | None, said: str
 ) -> None:
     monkeypatch.setattr(Local, "token", "0123456789abcdef")
-    assert Server("http://here:80", "0123456789abcdef").view() == place(str(written.directory)).view()
+    assert RemoteJournal("http://here:80", "0123456789abcdef").view() == place(str(written.directory)).view()
     with pytest.raises(JournalError, match=said):
-        Server("http://here:80", sent).view()
+        RemoteJournal("http://here:80", sent).view()
 
 
 @pytest.mark.live
@@ -210,10 +210,10 @@ def test_unreachable_server_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(JournalUnreachable, match=r"does not answer.*`fyrehose journal serve` running"):
-            Server(f"http://127.0.0.1:{taken.getsockname()[1]}").view()
+            RemoteJournal(f"http://127.0.0.1:{taken.getsockname()[1]}").view()
     for wrong in ("http://", "http://h:99999", "http://h:x", "http://[h"):
         with pytest.raises(ConfigError, match="http://HOST:PORT"):
-            Server(wrong).view()
+            RemoteJournal(wrong).view()
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_invalid_answers_are_reported(
 
         thread = threading.Thread(target=answer)
         thread.start()
-        server = Server(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        server = RemoteJournal(f"http://127.0.0.1:{listening.getsockname()[1]}")
         if outcome is None:
             assert server.view().mark == 0
         else:

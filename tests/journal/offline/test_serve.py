@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,26 +10,13 @@ from typing import Any
 import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.error import ConnectionDone
-from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
 from fyrehose.journal import holds, scan
 from fyrehose.journal.offline import serve
 from fyrehose.journal.offline.serve import ServeFactory
 from fyrehose.journal.offline.view import look
-
-
-class Transport(StringTransport):
-    aborted = half_closed = False
-
-    def abortConnection(self) -> None:
-        self.aborted = True
-
-    def loseWriteConnection(self) -> None:
-        self.half_closed = True
-
-    def writeSequence(self, data: Iterable[bytes]) -> None:
-        self.write(b"".join(data))
+from fyrehose.testing import Transport
 
 
 def connected(bench: Any, kind: type[Transport] = Transport, made: Any = None) -> tuple[Any, Transport]:

@@ -133,11 +133,11 @@ def test_number_of_reported_problems_is_limited(open_journal, monkeypatch) -> No
 @pytest.mark.parametrize(
     ("entries", "said"),
     [
-        ([("s", 3, fmt.State.RETIRED)], []),
-        ([("s", 2, fmt.State.RETIRED)], ["goes back from 3 to 2", "skips 3 to 3"]),
-        ([("s", 5, fmt.State.RETIRED)], ["skips 4 to 5", "goes back from 5 to 3"]),
-        ([("s", 3, fmt.State.FORGOTTEN), ("", 7, fmt.State.LIVE)], ["'s' goes back from 7 to 3"]),
-        ([("s", 3, fmt.State.FORGOTTEN), ("", 3, fmt.State.LIVE)], []),
+        ([("s", 3, fmt.StreamState.RETIRED)], []),
+        ([("s", 2, fmt.StreamState.RETIRED)], ["goes back from 3 to 2", "skips 3 to 3"]),
+        ([("s", 5, fmt.StreamState.RETIRED)], ["skips 4 to 5", "goes back from 5 to 3"]),
+        ([("s", 3, fmt.StreamState.FORGOTTEN), ("", 7, fmt.StreamState.LIVE)], ["'s' goes back from 7 to 3"]),
+        ([("s", 3, fmt.StreamState.FORGOTTEN), ("", 3, fmt.StreamState.LIVE)], []),
     ],
 )
 def test_retired_streams_are_compared_with_the_records(open_journal, entries, said: list[str]) -> None:

@@ -18,7 +18,7 @@ from fyrehose.protocols.backbone.client import BackboneClient
 from fyrehose.protocols.backbone.client_session import BackboneOptions
 from fyrehose.protocols.backbone.frames import Address, Frame, decode
 from fyrehose.protocols.backbone.server import BackboneProtocol
-from fyrehose.protocols.backbone.settings import Settings
+from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.protocols.backbone.trains import Train
 from fyrehose.testing import MemoryJournal
 
@@ -125,7 +125,7 @@ class Network:
 class World:
     """A server at 10.0.0.1:2323, its broker and its network."""
 
-    settings: Settings
+    settings: BackboneSettings
     auto: bool = True
     journal_settings: dict[str, Any] = attrs.field(factory=dict)
     clock: Clock = attrs.field(factory=Clock)
@@ -202,6 +202,6 @@ def make_world() -> Callable[..., World]:
     """Return a function that makes a World; its other keywords are settings of the server."""
 
     def make(auto: bool = True, broker: dict[str, Any] | None = None, **settings: Any) -> World:
-        return World(Settings(**settings), auto=auto, journal_settings=broker or {})
+        return World(BackboneSettings(**settings), auto=auto, journal_settings=broker or {})
 
     return make

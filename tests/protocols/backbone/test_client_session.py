@@ -9,13 +9,13 @@ import pytest
 
 from fyrehose.errors import LocalProtocolError
 from fyrehose.protocols.backbone.client_session import (
+    BackboneClientSession,
     BackboneLost,
     BackboneOptions,
-    ClientSession,
-    Confirmed,
     Event,
     Found,
-    Unconfirmed,
+    PushConfirmed,
+    PushTimedOut,
 )
 from fyrehose.protocols.backbone.frames import (
     MAX_DATA,
@@ -48,7 +48,7 @@ class Bench:
     def __init__(self, after: int | None = None, **options: object) -> None:
         self.now = 100.0
         known: Any = BackboneOptions(**options)  # type: ignore[arg-type]
-        self.session = ClientSession(SERVER, SELF, known, Random(1), self.now, after)
+        self.session = BackboneClientSession(SERVER, SELF, known, Random(1), self.now, after)
 
     def receive(self, *frames: Frame | bytes, source: Address = SERVER) -> list[Event]:
         events: list[Event] = []
@@ -304,9 +304,9 @@ def test_a_push_is_confirmed_by_its_deliver() -> None:
     assert bench.sent() == [(Push(data=b"hello"), SERVER)] * 2
     assert bench.receive(Deliver(seq=9, data=b"other")) == [bench_run(9, b"other")]
     events = bench.receive(Deliver(seq=10, data=b"hello"))
-    assert Confirmed(handle="a", seq=10) in events
+    assert PushConfirmed(handle="a", seq=10) in events
     # The record is behind a gap and not delivered yet, but it is published.
-    assert bench.receive(Deliver(seq=12, data=b"hello")) == [Confirmed(handle="b", seq=12)]
+    assert bench.receive(Deliver(seq=12, data=b"hello")) == [PushConfirmed(handle="b", seq=12)]
     assert bench.session.pushes.idle
 
 
@@ -333,7 +333,7 @@ def test_push_without_deliver_is_unconfirmed() -> None:
     bench.session.push(b"hello", "a")
     bench.tick()
     assert [event for _ in range(29) for event in bench.tick(0.1)] == []
-    assert bench.tick(0.11) == [Unconfirmed(handle="a")]
+    assert bench.tick(0.11) == [PushTimedOut(handle="a")]
 
 
 def test_lost_deliver_of_a_push_is_requested() -> None:
@@ -344,7 +344,7 @@ def test_lost_deliver_of_a_push_is_requested() -> None:
     bench.sent()
     bench.tick(1.0)
     assert (Request(address=SELF, first=2, last=LAST_SEQ), SERVER) in bench.sent()
-    assert Confirmed(handle="a", seq=2) in bench.receive(Deliver(seq=2, data=b"mine"), source=PEER)
+    assert PushConfirmed(handle="a", seq=2) in bench.receive(Deliver(seq=2, data=b"mine"), source=PEER)
 
 
 def test_window_opens_as_pushes_are_confirmed() -> None:
@@ -368,12 +368,12 @@ def test_pushes_wait_for_missed_records_after_a_loss() -> None:
     assert bench.receive(KeepAliveAck(token=keep_alive.token)) == [Found()]
     for seq in range(2, 12):
         bench.tick(0.125)
-        assert Confirmed(handle="new", seq=seq) not in bench.receive(Deliver(seq=seq, data=b"same"), source=PEER)
+        assert PushConfirmed(handle="new", seq=seq) not in bench.receive(Deliver(seq=seq, data=b"same"), source=PEER)
     assert bench.session.next_due(bench.now) <= bench.now + 0.25
     assert Push(data=b"same") not in [frame for frame, _ in bench.sent()]
     bench.tick(0.25)
     assert Push(data=b"same") in [frame for frame, _ in bench.sent()]
-    assert Confirmed(handle="new", seq=12) in bench.receive(Deliver(seq=12, data=b"same"))
+    assert PushConfirmed(handle="new", seq=12) in bench.receive(Deliver(seq=12, data=b"same"))
 
 
 def test_pushes_wait_a_bounded_time_after_a_loss() -> None:
@@ -403,7 +403,7 @@ def test_invalid_pushes_are_refused() -> None:
 def test_abandon_leaves_pushes_unconfirmed() -> None:
     bench = joined()
     bench.session.push(b"a", "a")
-    assert bench.session.abandon() == [Unconfirmed(handle="a")]
+    assert bench.session.abandon() == [PushTimedOut(handle="a")]
 
 
 # Other datagrams.

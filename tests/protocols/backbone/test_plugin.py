@@ -24,7 +24,7 @@ from fyrehose.protocols.backbone import udp
 from fyrehose.protocols.backbone.client import BackboneClient
 from fyrehose.protocols.backbone.frames import MAX_DATA, TOKEN, Flags, KeepAlive, Push
 from fyrehose.protocols.backbone.plugin import parse_endpoint, plugin
-from fyrehose.protocols.backbone.settings import Settings
+from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal
 
@@ -58,7 +58,7 @@ def test_plugin_provides_the_interface() -> None:
     assert (plugin.name, plugin.default_endpoint, plugin.settings) == (
         "backbone",
         "udp:2323:interface=127.0.0.1",
-        Settings,
+        BackboneSettings,
     )
 
 
@@ -97,11 +97,11 @@ def test_valid_endpoints(endpoint: str, address: tuple[str, int]) -> None:
 )
 def test_invalid_endpoint_is_refused_with_the_expected_form(endpoint: str, broker: Broker) -> None:
     with pytest.raises(ConfigError, match="expected udp:PORT or udp:PORT:interface=IP"):
-        plugin.make_service(SilentReactor(), broker, endpoint, Settings())
+        plugin.make_service(SilentReactor(), broker, endpoint, BackboneSettings())
 
 
 def test_other_protocols_cannot_publish_oversized_payloads(broker: Broker) -> None:
-    plugin.make_service(SilentReactor(), broker, plugin.default_endpoint, Settings(stream="news"))
+    plugin.make_service(SilentReactor(), broker, plugin.default_endpoint, BackboneSettings(stream="news"))
     failures: list[Any] = []
     broker.publish([Run.of("news", [bytes(MAX_DATA + 1)], source="figg")]).addErrback(failures.append)
     assert "exceeds the limit of 65498 bytes" in str(failures[0].value)
@@ -111,7 +111,7 @@ def test_other_protocols_cannot_publish_oversized_payloads(broker: Broker) -> No
 
 def test_service_binds_on_start_and_closes_on_stop(broker: Broker) -> None:
     reactor = SilentReactor()
-    service = plugin.make_service(reactor, broker, "udp:0:interface=127.0.0.1", Settings(receive_buffer=4_096))
+    service = plugin.make_service(reactor, broker, "udp:0:interface=127.0.0.1", BackboneSettings(receive_buffer=4_096))
     assert reactor.readers == set()
     assert service.stopService().called  # not started: nothing to stop
     started: list[Any] = []
@@ -143,7 +143,7 @@ def test_port_in_use_fails_the_start(broker: Broker) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
         other.bind(("127.0.0.1", 0))
         endpoint = f"udp:{other.getsockname()[1]}:interface=127.0.0.1"
-        service = plugin.make_service(SilentReactor(), broker, endpoint, Settings())
+        service = plugin.make_service(SilentReactor(), broker, endpoint, BackboneSettings())
         failures: list[Any] = []
         service.startService().addErrback(failures.append)
         assert failures[0].check(CannotListenError)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fyrehose.protocols.backbone import repair
 from fyrehose.protocols.backbone.frames import MAX_SEQUENCES
-from fyrehose.protocols.backbone.repair import PAUSES, Gap, RecordsSkipped, Repair
+from fyrehose.protocols.backbone.repair import PAUSES, MissingRange, RecordsSkipped, Repair
 from fyrehose.records import LAST_SEQ, Run
 
 
@@ -160,7 +160,7 @@ def test_more_gaps_than_requests_share_requests() -> None:
     assert order.due(0.0, 3) == [(2, 4), (21, 101), (151, 499)]
     assert order.due(0.0, 3) == []
     assert repair._group([], 3) == []
-    assert repair._group([Gap(1, 1, 0.0)], 0) == []
+    assert repair._group([MissingRange(1, 1, 0.0)], 0) == []
 
 
 def test_gap_beyond_an_answer_is_requested_later() -> None:

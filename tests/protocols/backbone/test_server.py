@@ -139,7 +139,7 @@ def test_threat_own_address_makes_no_loop(make_world: Make) -> None:
     assert world.network.sent_to(world.address) == []
 
 
-def test_threat_frames_of_a_server_sent_to_it(make_world: Make) -> None:
+def test_threat_a_server_drops_frames_that_only_servers_send(make_world: Make) -> None:
     world = make_world()
     world.send(Deliver(seq=9, data=b"x"), Forward(address=OTHER, first=1, last=2), KeepAliveAck(token=bytes(16)), b"")
     world.run(1)

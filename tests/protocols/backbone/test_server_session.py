@@ -23,9 +23,9 @@ from fyrehose.protocols.backbone.frames import (
     Request,
     decode,
 )
-from fyrehose.protocols.backbone.server_session import Event, Pushed, Replay, ServerSession
+from fyrehose.protocols.backbone.server_session import BackboneServerSession, Event, Pushed, Replay
 from fyrehose.protocols.backbone.session import Dropped
-from fyrehose.protocols.backbone.settings import Settings
+from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.protocols.backbone.subscribers import QUIET
 from fyrehose.protocols.backbone.trains import Train, serialize_delivers
 from fyrehose.records import LAST_SEQ, Run
@@ -42,8 +42,8 @@ class Bench:
     def __init__(self, oldest: int = 1, last: int = 100, permits: Any = lambda *_: True, **settings: object) -> None:
         self.now = 1_000.0
         self.bounds = (oldest, last)
-        known: Any = Settings(**settings)  # type: ignore[arg-type]
-        self.session = ServerSession(known, lambda: self.bounds, lambda a: a == OWN, Random(7), permits)
+        known: Any = BackboneSettings(**settings)  # type: ignore[arg-type]
+        self.session = BackboneServerSession(known, lambda: self.bounds, lambda a: a == OWN, Random(7), permits)
 
     def receive(self, *datagrams: bytes, source: Address = CLIENT) -> list[Event]:
         """Receive *datagrams* one at a time; return the events."""
@@ -614,4 +614,4 @@ def test_a_sixteenth_of_a_second_may_go_to_one_host_at_once() -> None:
 
 def test_limits_that_make_no_sense() -> None:
     with pytest.raises(ValueError, match="push_rate must be at least 1"):
-        Settings(push_rate=0)
+        BackboneSettings(push_rate=0)

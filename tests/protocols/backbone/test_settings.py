@@ -6,12 +6,12 @@ import pytest
 
 from fyrehose.errors import ConfigError
 from fyrehose.options import build
-from fyrehose.protocols.backbone.settings import Settings
+from fyrehose.protocols.backbone.settings import BackboneSettings
 
 
 def test_options_are_parsed_from_text() -> None:
     settings = build(
-        Settings,
+        BackboneSettings,
         "backbone",
         {
             "stream": "news",
@@ -23,7 +23,7 @@ def test_options_are_parsed_from_text() -> None:
             "total_length": True,
         },
     )
-    assert settings == Settings(
+    assert settings == BackboneSettings(
         stream="news",
         subscribers=7,
         push_rate=1_000_000,
@@ -35,7 +35,7 @@ def test_options_are_parsed_from_text() -> None:
 
 
 def test_defaults_match_the_documentation() -> None:
-    settings = Settings()
+    settings = BackboneSettings()
     assert (settings.stream, settings.subscribers) == ("backbone", 1_024)
     assert (settings.push_rate, settings.request_rate, settings.forward_rate) == (50_000, 10, 1_000)
     assert (settings.destination_rate, settings.receive_buffer) == (64 << 20, 4 << 20)
@@ -44,4 +44,4 @@ def test_defaults_match_the_documentation() -> None:
 @pytest.mark.parametrize("key", ["subscribers", "push_rate", "request_rate", "forward_rate", "destination_rate"])
 def test_limit_of_zero_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match=f"{key} must be at least 1, not 0"):
-        build(Settings, "backbone", {key: "0"})
+        build(BackboneSettings, "backbone", {key: "0"})

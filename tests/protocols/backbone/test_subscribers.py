@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from fyrehose.protocols.backbone.frames import Address, Flags
-from fyrehose.protocols.backbone.subscribers import QUIET, Client, KeepAliveResult, Rotation, Subscribers, Table
+from fyrehose.protocols.backbone.subscribers import QUIET, KeepAliveResult, KnownClient, Rotation, Subscribers, Table
 
 
 def client(n: int) -> Address:
@@ -30,7 +30,7 @@ def test_client_is_alive_for_five_seconds_inclusive() -> None:
     assert len(table) == 0
 
 
-def test_whatever_is_asked_first_a_client_is_gone_after_five_seconds() -> None:
+def test_a_client_expires_after_five_seconds_whichever_list_is_read_first() -> None:
     for flags in (Flags.NONE, QUIET):
         for count in (1, 2):
             for look in ("established", "newcomers", "journals", "find"):
@@ -118,7 +118,7 @@ def test_largest_host_is_tracked_correctly() -> None:
             dice.choice((table.renew, table.remove))(address)
         else:
             full = len(table.clients) == 20
-            admitted, displaced = table.add(address, Client(float(turn), Flags.NONE))
+            admitted, displaced = table.add(address, KnownClient(float(turn), Flags.NONE))
             assert admitted == (not full or largest > counts[address[0]] + 1)
             assert (displaced is not None) == (full and admitted)
             if displaced is not None:
@@ -148,14 +148,14 @@ def test_changed_flags_move_a_client_between_tables() -> None:
 
 
 def test_held_range_is_bounded_by_one_answer() -> None:
-    newcomer = Client(0.0, Flags.NONE, 0)
+    newcomer = KnownClient(0.0, Flags.NONE, 0)
     newcomer.hold(5, 5)
     newcomer.hold(6, 90_000)
     assert newcomer.confirm() == [(5, 10_004)]
 
 
 def test_range_that_was_held_back_and_asked_for_is_sent_once() -> None:
-    newcomer = Client(0.0, Flags.NONE, 0)
+    newcomer = KnownClient(0.0, Flags.NONE, 0)
     newcomer.hold(3, 4)
     assert all([newcomer.defer(3, 4), newcomer.defer(4, 5), newcomer.defer(4, 5)])
     assert newcomer.confirm() == [(3, 4), (4, 5)]
@@ -167,20 +167,20 @@ def test_range_that_was_held_back_and_asked_for_is_sent_once() -> None:
     [(1, 9, False), (1, 10, True), (12, 13, True), (19, 30, True), (20, 30, True), (21, 30, False)],
 )
 def test_ranges_that_have_a_number_in_common_are_repeats(first: int, last: int, repeated: bool) -> None:
-    asking = Client(0.0, Flags.NONE)
+    asking = KnownClient(0.0, Flags.NONE)
     assert not asking.repeats(10, 20, 0.0)
     assert asking.repeats(first, last, 1.0) is repeated
 
 
 @pytest.mark.parametrize(("number", "repeated"), [(1, False), (2, True), (33, True)])
 def test_the_latest_32_ranges_are_remembered(number: int, repeated: bool) -> None:
-    asking = Client(0.0, Flags.NONE)
+    asking = KnownClient(0.0, Flags.NONE)
     assert not any(asking.repeats(n, n, 0.0) for n in range(1, 34))
     assert asking.repeats(number, number, 0.0) is repeated
 
 
 def test_repetition_counts_for_ten_seconds() -> None:
-    asking = Client(0.0, Flags.NONE)
+    asking = KnownClient(0.0, Flags.NONE)
     assert not asking.repeats(1, 5, 0.0)
     assert asking.repeats(5, 9, 1.0)
     assert asking.repeats(20, 29, 10.5)

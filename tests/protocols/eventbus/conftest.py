@@ -17,7 +17,7 @@ from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.protocols.eventbus.lent import Full, Tracked
 from fyrehose.protocols.eventbus.server import EventBusServer
-from fyrehose.protocols.eventbus.settings import Settings
+from fyrehose.protocols.eventbus.settings import EventBusSettings
 from fyrehose.protocols.eventbus.zmqport import Gone
 from fyrehose.records import Buffer
 from fyrehose.testing import MemoryJournal
@@ -136,7 +136,7 @@ class World:
         self.journal = MemoryJournal(now=lambda: 1_000_000 + int(self.clock.seconds() * 1e6))
         self.broker = Broker(self.clock, self.journal, Sequencer())
         self.broker.open()
-        self.settings = Settings(**options)
+        self.settings = EventBusSettings(**options)
         self.begin()
 
     def begin(self) -> None:

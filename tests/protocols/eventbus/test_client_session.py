@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 from fyrehose.errors import LocalProtocolError
 from fyrehose.protocols.eventbus.client_session import (
-    ClientSession,
+    EventBusClientSession,
     EventBusOptions,
     Events,
     EventsExpired,
     Ignored,
     Restarted,
-    Silent,
+    ServerPort,
     Synchronised,
-    Target,
+    SyncUnanswered,
 )
-from fyrehose.protocols.eventbus.confirmations import Confirmed, Unconfirmed
+from fyrehose.protocols.eventbus.confirmations import PubConfirmed, PubTimedOut
 from fyrehose.protocols.eventbus.frames import Dialect, Pub, pack_sequence
 
 TIME = b"2024-05-01T10:20:30.123Z"
@@ -48,18 +48,20 @@ def sequences(events: Sequence[Any]) -> list[int]:
     return [event.sequence for each in events if isinstance(each, Events) for event in each.events]
 
 
-def session(**options: Any) -> ClientSession:
-    return ClientSession(EventBusOptions(**options), Random(1), 0.0)
+def session(**options: Any) -> EventBusClientSession:
+    return EventBusClientSession(EventBusOptions(**options), Random(1), 0.0)
 
 
-def requests(one: ClientSession) -> list[tuple[Target, int]]:
+def requests(one: EventBusClientSession) -> list[tuple[ServerPort, int]]:
     """Return target and sequence of the SYNCSTARTs to send."""
     return [
-        (to, int.from_bytes(bytes(frames[2]), "big")) for to, frames in one.data_to_send() if to is not Target.COLLECTOR
+        (to, int.from_bytes(bytes(frames[2]), "big"))
+        for to, frames in one.data_to_send()
+        if to is not ServerPort.COLLECTOR
     ]
 
 
-def ready(**options: Any) -> ClientSession:
+def ready(**options: Any) -> EventBusClientSession:
     """Return a session that has synchronized with an empty stream."""
     one = session(**options)
     one.connected(0)
@@ -72,7 +74,7 @@ class TestTheStart:
     def test_events_before_the_snapshot_end_are_delivered_after_it(self) -> None:
         one = session(after=0)
         one.connected(0)
-        assert one.data_to_send() == [(Target.SNAPSHOT, [b"SYNCSTART", b"", bytes(8)])]
+        assert one.data_to_send() == [(ServerPort.SNAPSHOT, [b"SYNCSTART", b"", bytes(8)])]
         assert one.receive_broadcasts([broadcast(3), broadcast(4)], 0) == []
         assert sequences(one.receive_syncs([sync(1), sync(2)], 0)) == [1, 2]
         events = one.receive_syncs([sync(3), end(3)], 0)
@@ -90,7 +92,7 @@ class TestTheStart:
     def test_start_with_new_events(self) -> None:
         one = session()
         one.connected(0)
-        assert requests(one) == [(Target.SNAPSHOT, 2**48 - 1)], "without a position: a check of the server"
+        assert requests(one) == [(ServerPort.SNAPSHOT, 2**48 - 1)], "without a position: a check of the server"
         assert one.receive_broadcasts([broadcast(7)], 0) == []
         events = one.receive_syncs([end(2**48 - 1)], 0)
         assert sequences(events) == [7]
@@ -121,7 +123,7 @@ class TestTheStart:
         requests(one)
         assert one.receive_broadcasts([broadcast(7), broadcast(9)], 0) == []
         assert sequences(one.receive_syncs([end(2**48 - 1)], 0)) == [7]
-        assert requests(one) == [(Target.SNAPSHOT, 7)]
+        assert requests(one) == [(ServerPort.SNAPSHOT, 7)]
         assert one.position == 7, "the echoed sequence is no position"
         assert sequences(one.receive_syncs([sync(8), sync(9), end(9)], 0)) == [8, 9]
         assert sequences(one.receive_broadcasts([broadcast(10)], 0)) == [10]
@@ -129,25 +131,25 @@ class TestTheStart:
     def test_outstanding_answer_is_not_mistaken_for_the_next_one(self) -> None:
         one = session(after=0)
         one.connected(0)
-        assert requests(one) == [(Target.SNAPSHOT, 0)]
+        assert requests(one) == [(ServerPort.SNAPSHOT, 0)]
         one.disconnected(1)
         one.connected(2)
-        assert requests(one) == [(Target.NEW_SNAPSHOT, 0)], "the first answer may still arrive"
+        assert requests(one) == [(ServerPort.NEW_SNAPSHOT, 0)], "the first answer may still arrive"
         one.receive_syncs([end(0)], 3)
         one.disconnected(4)
         one.connected(5)
-        assert requests(one) == [(Target.SNAPSHOT, 0)]
+        assert requests(one) == [(ServerPort.SNAPSHOT, 0)]
 
     def test_start_after_a_sequence(self) -> None:
         one = session(after=5)
         one.connected(0)
-        assert requests(one) == [(Target.SNAPSHOT, 5)]
+        assert requests(one) == [(ServerPort.SNAPSHOT, 5)]
         assert sequences(one.receive_syncs([sync(5), sync(6), end(6)], 0)) == [6]
 
     def test_decimal_dialect(self) -> None:
         one = session(after=5, dialect=Dialect.DECIMAL)
         one.connected(0)
-        assert one.data_to_send() == [(Target.SNAPSHOT, [b"SYNCSTART", b"", b"5"])]
+        assert one.data_to_send() == [(ServerPort.SNAPSHOT, [b"SYNCSTART", b"", b"5"])]
         frames = [b"SYNC", b"/a/", b"6", b"me", TIME, b"u", b"x"]
         assert sequences(one.receive_syncs([frames, [b"SYNCEND", b"", b"6"]], 0)) == [6]
 
@@ -160,7 +162,7 @@ class TestGaps:
     def test_gap_is_requested_and_order_kept(self) -> None:
         one = ready(after=0)
         assert sequences(one.receive_broadcasts([broadcast(1), broadcast(4), broadcast(5)], 1)) == [1]
-        assert requests(one) == [(Target.SNAPSHOT, 1)]
+        assert requests(one) == [(ServerPort.SNAPSHOT, 1)]
         assert sequences(one.receive_syncs([sync(2), sync(3), sync(4), sync(5), end(5)], 1)) == [2, 3, 4, 5]
         assert sequences(one.receive_broadcasts([broadcast(5), broadcast(6)], 1)) == []
 
@@ -190,7 +192,7 @@ class TestGaps:
         ("answer", "lost"),
         [([1], [EventsExpired(first=2, last=2)]), ([2], []), ([2, 3], []), ([2, 3, 4], [])],
     )
-    def test_what_is_held_goes_on_where_the_answer_ends(self, answer: list[int], lost: list[EventsExpired]) -> None:
+    def test_held_events_follow_the_end_of_the_snapshot(self, answer: list[int], lost: list[EventsExpired]) -> None:
         one = ready(after=0)
         assert sequences(one.receive_broadcasts([broadcast(1), broadcast(3), broadcast(4)], 1)) == [1]
         events = one.receive_syncs([*map(sync, answer), end(answer[-1])], 1)
@@ -204,7 +206,7 @@ class TestGaps:
         requests(one)
         one.receive_broadcasts([broadcast(3), broadcast(4), broadcast(5)], 0)
         assert sequences(one.receive_syncs([sync(1), end(1)], 0)) == [1]
-        assert requests(one) == [(Target.SNAPSHOT, 1)]
+        assert requests(one) == [(ServerPort.SNAPSHOT, 1)]
         assert sequences(one.receive_syncs([sync(2), sync(3), end(3)], 0)) == [2, 3, 4, 5]
 
     def test_gaps_with_subtrees_are_rechecked(self) -> None:
@@ -213,7 +215,7 @@ class TestGaps:
         assert requests(one) == []
         assert one.tick(59) == []
         assert one.tick(80) == []
-        assert requests(one) == [(Target.SNAPSHOT, 0)]
+        assert requests(one) == [(ServerPort.SNAPSHOT, 0)]
         events = one.receive_syncs([sync(3), sync(5), sync(7), sync(9), sync(11), end(11, b"/a/")], 80)
         assert [(event.late, sequences([event])) for event in events if isinstance(event, Events)] == [
             (True, [5]),
@@ -239,10 +241,10 @@ class TestGaps:
         one.receive_broadcasts([broadcast(seq, data=bytes(1 << 20)) for seq in range(1, 40)], 0)
         assert one._held_bytes <= 16 << 20
         assert sequences(one.receive_syncs([end(0)], 0)) == list(range(1, 17))
-        assert requests(one) == [(Target.SNAPSHOT, 16)]
+        assert requests(one) == [(ServerPort.SNAPSHOT, 16)]
         one.receive_broadcasts([broadcast(seq, data=bytes(1 << 20)) for seq in range(40, 60)], 0)
         assert sequences(one.receive_syncs([*map(sync, range(17, 40)), end(39)], 0)) == list(range(17, 56))
-        assert requests(one) == [(Target.SNAPSHOT, 55)], "there is as much room as before"
+        assert requests(one) == [(ServerPort.SNAPSHOT, 55)], "there is as much room as before"
 
     def test_too_many_to_hold_are_asked_for_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("fyrehose.protocols.eventbus.client_session.MOST_HELD", 3)
@@ -251,7 +253,7 @@ class TestGaps:
         requests(one)
         one.receive_broadcasts([broadcast(seq) for seq in range(1, 6)], 0)
         assert sequences(one.receive_syncs([end(0)], 0)) == [1, 2, 3]
-        assert requests(one) == [(Target.SNAPSHOT, 3)]
+        assert requests(one) == [(ServerPort.SNAPSHOT, 3)]
         assert sequences(one.receive_syncs([sync(4), sync(5), end(5)], 0)) == [4, 5]
         assert requests(one) == [], "this time there was room"
 
@@ -259,7 +261,7 @@ class TestGaps:
         monkeypatch.setattr("fyrehose.protocols.eventbus.client_session.MOST_AHEAD", 3)
         one = ready(after=0, subtrees=("/a/",))
         one.receive_broadcasts([broadcast(3), broadcast(5), broadcast(7)], 1)
-        assert requests(one) == [(Target.SNAPSHOT, 0)]
+        assert requests(one) == [(ServerPort.SNAPSHOT, 0)]
 
 
 class TestTime:
@@ -280,13 +282,15 @@ class TestTime:
         due = one.next_due()
         assert (one.tick(due - 0.001), one.data_to_send()) == ([], [])
         one.tick(due)
-        assert requests(one) == [(Target.NEW_SNAPSHOT if state in ("disconnected", "asking") else Target.SNAPSHOT, 0)]
+        assert requests(one) == [
+            (ServerPort.NEW_SNAPSHOT if state in ("disconnected", "asking") else ServerPort.SNAPSHOT, 0)
+        ]
         assert one.next_due() > due
 
     def test_clients_do_not_ask_all_at_once(self) -> None:
         dues = []
         for seed in range(200):
-            one = ClientSession(EventBusOptions(after=0, quiet=100), Random(seed), 0.0)
+            one = EventBusClientSession(EventBusOptions(after=0, quiet=100), Random(seed), 0.0)
             one.connected(0)
             one.receive_syncs([end(0)], 0)
             dues.append(one.next_due())
@@ -297,7 +301,7 @@ class TestTime:
         one = session(after=0, answer=10)
         one.connected(0)
         one.receive_broadcasts([broadcast(1)], 5)
-        assert one.tick(10) == [Silent()]
+        assert one.tick(10) == [SyncUnanswered()]
 
     def test_silence_triggers_a_request(self) -> None:
         one = ready(after=0, quiet=15)
@@ -306,7 +310,7 @@ class TestTime:
         assert one.tick(24) == []
         assert requests(one) == []
         one.tick(29)
-        assert requests(one) == [(Target.SNAPSHOT, 1)]
+        assert requests(one) == [(ServerPort.SNAPSHOT, 1)]
 
     def test_unanswered_request_is_repeated_on_a_new_connection(self) -> None:
         one = session(after=0, answer=10)
@@ -314,8 +318,8 @@ class TestTime:
         requests(one)
         one.receive_syncs([sync(1)], 5)
         assert one.tick(14) == []
-        assert one.tick(15) == [Silent()]
-        assert requests(one) == [(Target.NEW_SNAPSHOT, 1)]
+        assert one.tick(15) == [SyncUnanswered()]
+        assert requests(one) == [(ServerPort.NEW_SNAPSHOT, 1)]
         assert one.next_due() == 25
 
     def test_reconnect_requests_missed_events(self) -> None:
@@ -324,7 +328,7 @@ class TestTime:
         one.disconnected(2)
         assert one.receive_broadcasts([broadcast(5)], 3) == [], "held until the missed events are known"
         one.connected(4)
-        assert requests(one) == [(Target.SNAPSHOT, 1)]
+        assert requests(one) == [(ServerPort.SNAPSHOT, 1)]
         events = one.receive_syncs([sync(seq) for seq in range(2, 6)] + [end(5)], 4)
         assert sequences(events) == [2, 3, 4, 5]
 
@@ -333,12 +337,12 @@ class TestTime:
         one.disconnected(14)
         assert one.next_due() == 24
         assert one.tick(23) == []
-        assert one.tick(24) == [Silent()]
+        assert one.tick(24) == [SyncUnanswered()]
 
     def test_resume_requests_on_a_new_connection(self) -> None:
         one = ready(after=0)
         one.resumed(100)
-        assert requests(one) == [(Target.NEW_SNAPSHOT, 0)]
+        assert requests(one) == [(ServerPort.NEW_SNAPSHOT, 0)]
 
 
 class TestAnotherJournal:
@@ -347,7 +351,7 @@ class TestAnotherJournal:
         events = one.receive_broadcasts([broadcast(1), broadcast(2), broadcast(2)], 1)
         assert events == [Events(events=events[0].events), Restarted()]
         assert sequences(events) == [1, 2]
-        assert requests(one) == [(Target.NEW_SNAPSHOT, 0)]
+        assert requests(one) == [(ServerPort.NEW_SNAPSHOT, 0)]
 
     @pytest.mark.parametrize("subtrees", [(), ("/a/",)])
     def test_what_was_seen_of_the_old_one_counts_no_more(self, subtrees: tuple[str, ...]) -> None:
@@ -369,7 +373,7 @@ class TestAnotherJournal:
         requests(one)
         events = one.receive_broadcasts([broadcast(1)], 4)
         assert events == [Restarted()]
-        assert requests(one) == [(Target.NEW_SNAPSHOT, 0)]
+        assert requests(one) == [(ServerPort.NEW_SNAPSHOT, 0)]
         assert sequences(one.receive_syncs([sync(1), end(1)], 4)) == [1]
 
     def test_decreasing_sequence_is_a_restart_without_prior_broadcasts(self) -> None:
@@ -391,15 +395,15 @@ class TestAnotherJournal:
     def test_answer_that_ends_before_the_position_is_a_restart(self) -> None:
         one = session(after=5)
         one.connected(0)
-        assert requests(one) == [(Target.SNAPSHOT, 5)]
+        assert requests(one) == [(ServerPort.SNAPSHOT, 5)]
         assert one.receive_syncs([end(3)], 0) == [Restarted()]
-        assert requests(one) == [(Target.NEW_SNAPSHOT, 0)]
+        assert requests(one) == [(ServerPort.NEW_SNAPSHOT, 0)]
         assert sequences(one.receive_syncs([sync(1), sync(2), sync(3), end(3)], 1)) == [1, 2, 3]
 
     def test_answer_without_a_position_is_no_restart(self) -> None:
         one = session()
         one.connected(0)
-        assert requests(one) == [(Target.SNAPSHOT, (1 << 48) - 1)]
+        assert requests(one) == [(ServerPort.SNAPSHOT, (1 << 48) - 1)]
         assert Restarted() not in one.receive_syncs([end(3)], 0)
 
 
@@ -408,9 +412,9 @@ class TestPublishing:
         one = ready(subscribe=False)
         one.publish(pub(b"1"), "handle", 0)
         (sent,) = one.data_to_send()
-        assert sent == (Target.COLLECTOR, [b"/a/", b"null", b"me", TIME, b"1", b"x"])
+        assert sent == (ServerPort.COLLECTOR, [b"/a/", b"null", b"me", TIME, b"1", b"x"])
         assert len(one.pubs) == 1
-        assert one.receive_broadcasts([broadcast(9, uuid=b"1")], 1) == [Confirmed(handle="handle", sequence=9)]
+        assert one.receive_broadcasts([broadcast(9, uuid=b"1")], 1) == [PubConfirmed(handle="handle", sequence=9)]
         assert len(one.pubs) == 0
 
     def test_unconfirmed_event_is_resent_and_given_up(self) -> None:
@@ -420,7 +424,7 @@ class TestPublishing:
         assert one.next_due() == 5
         assert one.tick(5) == []
         assert one.data_to_send() == first
-        assert one.tick(10) == [Unconfirmed(handle="handle")]
+        assert one.tick(10) == [PubTimedOut(handle="handle")]
         assert one.data_to_send() == []
 
     def test_subscriber_synchronizes_before_it_resends(self) -> None:
@@ -429,16 +433,16 @@ class TestPublishing:
         one.publish(pub(b"other"), "not stored", 0)
         one.data_to_send()
         one.tick(5)
-        assert requests(one) == [(Target.SNAPSHOT, 0)]
+        assert requests(one) == [(ServerPort.SNAPSHOT, 0)]
         assert one.tick(6) == []
         events = one.receive_syncs([sync(1), end(1)], 7)
-        assert Confirmed(handle="stored", sequence=1) in events
-        assert [frames[4] for to, frames in one.data_to_send() if to is Target.COLLECTOR] == [b"other"]
+        assert PubConfirmed(handle="stored", sequence=1) in events
+        assert [frames[4] for to, frames in one.data_to_send() if to is ServerPort.COLLECTOR] == [b"other"]
 
     def test_abandon_leaves_events_unconfirmed(self) -> None:
         one = ready(subscribe=False)
         one.publish(pub(b"1"), "handle", 0)
-        assert one.pubs.abandon() == [Unconfirmed(handle="handle")]
+        assert one.pubs.abandon() == [PubTimedOut(handle="handle")]
 
 
 def test_defaults() -> None:
@@ -478,7 +482,7 @@ class Link:
     def __init__(self, world: Any, options: EventBusOptions) -> None:
         self.world = world
         self.clock = world.clock
-        self.session = ClientSession(options, Random(2), 0.0)
+        self.session = EventBusClientSession(options, Random(2), 0.0)
         self.connection = 0
         self.lose = 0
         self.up = True
@@ -496,21 +500,21 @@ class Link:
         for event in events:
             if isinstance(event, Events):
                 (self.late if event.late else self.got).extend(sequences([event]))
-            elif isinstance(event, Confirmed):
+            elif isinstance(event, PubConfirmed):
                 self.confirmed.append(event.handle)
             elif isinstance(event, Restarted):
                 self.restarted += 1
-            assert not isinstance(event, EventsExpired | Ignored | Unconfirmed)
+            assert not isinstance(event, EventsExpired | Ignored | PubTimedOut)
 
     def carry(self, turns: int = 10) -> None:
         """Exchange messages until both are idle."""
         for _ in range(turns):
             for to, frames in self.session.data_to_send():
                 message = [bytes(frame) for frame in frames]
-                if to is Target.NEW_SNAPSHOT:
+                if to is ServerPort.NEW_SNAPSHOT:
                     self.world.snapshot.gone.add(self.identity)
                     self.connection += 1
-                if to is Target.COLLECTOR:
+                if to is ServerPort.COLLECTOR:
                     self.world.publish(*message, identity=b"own")
                 elif self.up:
                     self.world.ask(*message, identity=self.identity)

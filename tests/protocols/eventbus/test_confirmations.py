@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from fyrehose.errors import LocalProtocolError
-from fyrehose.protocols.eventbus.confirmations import Confirmations, Confirmed, Unconfirmed
+from fyrehose.protocols.eventbus.confirmations import Confirmations, PubConfirmed, PubTimedOut
 
 
 def test_event_is_confirmed_by_its_uuid() -> None:
@@ -15,7 +15,7 @@ def test_event_is_confirmed_by_its_uuid() -> None:
     pubs.add(b"1", [b"one"], "first", 0)
     assert len(pubs) == 1
     assert pubs.received(b"2", 9) is None
-    assert pubs.received(b"1", 9) == Confirmed(handle="first", sequence=9)
+    assert pubs.received(b"1", 9) == PubConfirmed(handle="first", sequence=9)
     assert pubs.received(b"1", 9) is None
     assert pubs.next_due() == inf
 
@@ -28,8 +28,8 @@ def test_event_is_resent_and_given_up() -> None:
     assert pubs.resend(5) == ([[b"one"]], [])
     assert pubs.next_due() == 8
     assert pubs.resend(10) == ([[b"two"], [b"one"]], [])
-    assert pubs.resend(15) == ([[b"two"]], [Unconfirmed(handle="first")])
-    assert pubs.abandon() == [Unconfirmed(handle="second")]
+    assert pubs.resend(15) == ([[b"two"]], [PubTimedOut(handle="first")])
+    assert pubs.abandon() == [PubTimedOut(handle="second")]
     assert len(pubs) == 0
 
 

@@ -12,7 +12,7 @@ from twisted.internet.task import Clock
 from fyrehose.identity import Action, Identity
 from fyrehose.protocols.eventbus import connections
 from fyrehose.protocols.eventbus.connections import REMEMBERED, UNKNOWN, Connections
-from fyrehose.protocols.eventbus.settings import Settings
+from fyrehose.protocols.eventbus.settings import EventBusSettings
 
 PUBLISH, SUBSCRIBE = Action.PUBLISH, Action.SUBSCRIBE
 
@@ -148,7 +148,7 @@ def test_a_sixteenth_is_reserved_for_refused_connections(
 
 def test_15_000_connections_of_one_address_are_admitted_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """5,000 clients with three connections each."""
-    crowd = Crowd(monkeypatch, Settings().max_connections)
+    crowd = Crowd(monkeypatch, EventBusSettings().max_connections)
     assert crowd.join(count=15_000) == []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from fyrehose.protocols.eventbus.lent import OVERHEAD, PART, TRACKED, Account, Lent, Pool
+from fyrehose.protocols.eventbus.lent import OVERHEAD, PART, TRACKED, Lent, LentMessages, Pool
 
 
 @attrs.define
@@ -31,7 +31,7 @@ def test_lent_messages_count_until_released() -> None:
     assert lent.size == 0
 
 
-def take(account: Account, size: int) -> Message | None:
+def take(account: LentMessages, size: int) -> Message | None:
     """Send *size* bytes; return the tracker if the message is tracked."""
     if not account.tracks(size):
         account.skip(size)

@@ -14,7 +14,7 @@ from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import ConfigError, MissingExtra
 from fyrehose.interfaces import IClientPlugin
 from fyrehose.protocols.eventbus.plugin import parse_endpoint, plugin
-from fyrehose.protocols.eventbus.settings import Settings
+from fyrehose.protocols.eventbus.settings import EventBusSettings
 from fyrehose.server.config import resolve
 from fyrehose.testing import MemoryJournal
 
@@ -47,7 +47,7 @@ def test_invalid_endpoint_is_refused(endpoint: str) -> None:
 
 
 def test_missing_key_file_is_reported(broker: Broker) -> None:
-    settings = Settings(server_key="nowhere.key_secret", client_keys="any")
+    settings = EventBusSettings(server_key="nowhere.key_secret", client_keys="any")
     with pytest.raises(ConfigError, match=r"cannot read the key in nowhere.key_secret"):
         plugin.make_service(MemoryReactorClock(), broker, "tcp:5556", settings)
 
@@ -61,7 +61,7 @@ class TestWithoutPyzmq:
 
     def test_missing_pyzmq_is_one_clear_error(self, broker: Broker) -> None:
         with pytest.raises(MissingExtra, match=r"^eventbus needs pyzmq: pip install 'fyrehose\[eventbus\]'$"):
-            plugin.make_service(MemoryReactorClock(), broker, plugin.default_endpoint, Settings())
+            plugin.make_service(MemoryReactorClock(), broker, plugin.default_endpoint, EventBusSettings())
 
     def test_clients_report_missing_pyzmq(self) -> None:
         with pytest.raises(MissingExtra):

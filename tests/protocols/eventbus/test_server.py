@@ -215,7 +215,9 @@ class TestSnapshots:
         world.run()
         assert world.snapshot.take() == [[b"c", b"", b"SYNCEND", b"", b"0"]]
 
-    def test_500_a_turn_and_live_events_go_on(self, world: World, make_event: Any) -> None:
+    def test_500_events_of_a_snapshot_are_sent_in_a_turn_and_live_events_do_not_wait(
+        self, world: World, make_event: Any
+    ) -> None:
         """Threat: a storm of snapshots from 0."""
         self.fill(world, 3_000)
         world.ask(b"SYNCSTART", b"", b"0")

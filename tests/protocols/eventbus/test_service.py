@@ -22,7 +22,7 @@ from fyrehose.interfaces import JournalState
 from fyrehose.protocols.eventbus import connections
 from fyrehose.protocols.eventbus.handshakes import BAD, LEFT, TIMEOUT
 from fyrehose.protocols.eventbus.service import EventBusService
-from fyrehose.protocols.eventbus.settings import Settings
+from fyrehose.protocols.eventbus.settings import EventBusSettings
 from fyrehose.protocols.eventbus.zmqport import ACCEPTED, CONNECTED, DISCONNECTED, FAILED, FAILED_AUTH, FAILED_PROTOCOL
 from fyrehose.testing import MemoryJournal
 
@@ -43,7 +43,7 @@ class Running:
         self.journal = MemoryJournal()
         self.broker = Broker(self.reactor, self.journal, Sequencer())
         self.broker.open()
-        self.service = EventBusService(self.reactor, self.broker, host, port, Settings(**options))
+        self.service = EventBusService(self.reactor, self.broker, host, port, EventBusSettings(**options))
 
     def start(self) -> Any:
         results: list[Any] = []

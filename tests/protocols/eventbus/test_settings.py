@@ -7,12 +7,12 @@ import pytest
 from fyrehose.errors import ConfigError
 from fyrehose.options import build
 from fyrehose.protocols.eventbus.frames import Dialect
-from fyrehose.protocols.eventbus.settings import Settings, Syntax
+from fyrehose.protocols.eventbus.settings import EventBusSettings, Syntax
 
 
 def test_options_are_parsed_from_text() -> None:
     settings = build(
-        Settings,
+        EventBusSettings,
         "eventbus",
         {"sequence": "decimal", "subtrees": "reference", "dedup": "yes", "max-payload": "1MiB"},
     )
@@ -20,7 +20,7 @@ def test_options_are_parsed_from_text() -> None:
     assert settings.subtrees is Syntax.REFERENCE
     assert settings.dedup
     assert settings.max_payload == 1 << 20
-    keys = build(Settings, "eventbus", {"server-key": "a.key_secret", "client-keys": "any"})
+    keys = build(EventBusSettings, "eventbus", {"server-key": "a.key_secret", "client-keys": "any"})
     assert (keys.server_key, keys.client_keys) == ("a.key_secret", "any")
 
 
@@ -38,4 +38,4 @@ def test_options_are_parsed_from_text() -> None:
 )
 def test_invalid_options_are_refused(values: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        build(Settings, "eventbus", values)
+        build(EventBusSettings, "eventbus", values)

@@ -7,7 +7,7 @@ import pytest
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.eventbus.frames import Dialect, Subtrees, SyncStart
 from fyrehose.protocols.eventbus.lent import Pool
-from fyrehose.protocols.eventbus.snapshots import COST, COST_BYTE, Snapshot, Snapshots
+from fyrehose.protocols.eventbus.snapshots import COST, COST_BYTE, SnapshotAnswer, Snapshots
 from fyrehose.records import Run
 
 
@@ -17,9 +17,9 @@ def snapshot(
     after: int = 0,
     dialect: Dialect = Dialect.DECIMAL,
     network: str = "10.0.0.1",
-) -> Snapshot:
+) -> SnapshotAnswer:
     request = SyncStart(subtrees=Subtrees.parse(spec), sequence=after, dialect=dialect)
-    return Snapshot(identity, request, False, dialect, Pool(1 << 30).account(identity, network))
+    return SnapshotAnswer(identity, request, False, dialect, Pool(1 << 30).account(identity, network))
 
 
 def runs(*topics: str, first: int = 1, each: int = 2) -> list[Run]:
@@ -30,7 +30,7 @@ def runs(*topics: str, first: int = 1, each: int = 2) -> list[Run]:
     return found
 
 
-def drain(snapshot: Snapshot, journal: list[Run], piece: int = 1) -> list[tuple[bytes, bytes]]:
+def drain(snapshot: SnapshotAnswer, journal: list[Run], piece: int = 1) -> list[tuple[bytes, bytes]]:
     """Return command and sequence of all messages; the journal is read *piece* runs at a time."""
     sent = []
     while not snapshot.ended:

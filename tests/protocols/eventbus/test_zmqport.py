@@ -381,8 +381,10 @@ def test_monitor_reports_connections(context: Context) -> None:
 
 def test_a_socket_is_watched_while_that_of_a_closed_port_still_ends(context: Context) -> None:
     for _ in range(200):  # the new objects lie where the old ones have lain
-        port = ZMQPort(Reactor(), context.socket(zmq.DEALER))
+        reactor = Reactor()
+        port = ZMQPort(reactor, context.socket(zmq.DEALER))
         port.watch(ACCEPTED, lambda event, value: None)
+        assert len(reactor.readers) == 1
         port.socket.connect("tcp://127.0.0.1:1")
         port.close(1000)
 

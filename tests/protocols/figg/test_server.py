@@ -7,10 +7,7 @@ from typing import Any
 
 import attrs
 import pytest
-from twisted.internet.address import IPv4Address
-from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
-from twisted.python.failure import Failure
 
 from fyrehose.core.broker import Broker
 from fyrehose.core.fanout import TURN
@@ -33,32 +30,25 @@ from fyrehose.protocols.figg.frames import (
     Pong,
     Publish,
 )
-from fyrehose.protocols.figg.server import FiggFactory, Settings
+from fyrehose.protocols.figg.server import FiggFactory, FiggSettings
 from fyrehose.protocols.figg.session import FiggClientSession
 from fyrehose.records import Run
-from fyrehose.testing import MemoryJournal, Transport
+from fyrehose.testing import MemoryJournal, Peer
 
 
 @attrs.define(eq=False)
-class Peer:
+class FiggPeer(Peer):
     """A client that sends single frames."""
 
-    server: Server
-    protocol: Any
-    transport: Transport
     session: FiggClientSession = attrs.field(factory=FiggClientSession)
 
     def say(self, *frames: Any) -> None:
-        self.protocol.dataReceived(b"".join(frame.serialize() for frame in frames))
+        self.send(b"".join(frame.serialize() for frame in frames))
 
     def hear(self) -> list[Any]:
         """Return the frames that the server sent since the last call, one message each."""
-        self.server.clock.advance(0)
-        self.server.clock.advance(0)
-        said = self.transport.value()
-        self.transport.clear()
         events: list[Any] = []
-        for event in self.session.receive_data(said):
+        for event in self.session.receive_data(self.received()):
             if isinstance(event, DataRun):
                 run = Run(stream="x", source="x", lengths=event.lengths, payload=event.payload)
                 events += [
@@ -68,9 +58,6 @@ class Peer:
                 events.append(event)
         return events
 
-    def leave(self) -> None:
-        self.protocol.connectionLost(Failure(ConnectionDone()))
-
 
 @attrs.define(eq=False)
 class Server:
@@ -79,11 +66,8 @@ class Server:
     clock: Clock
     factory: Any
 
-    def connect(self, port: int = 5000) -> Peer:
-        address = IPv4Address("TCP", "127.0.0.1", port)
-        protocol, transport = self.factory.buildProtocol(address), Transport(peerAddress=address)
-        protocol.makeConnection(transport)
-        return Peer(self, protocol, transport)
+    def connect(self, port: int = 5000) -> FiggPeer:
+        return FiggPeer.connect(self.factory, self.clock, port=port)
 
     def stored(self, stream: str = "t") -> list[bytes]:
         found, start = [], 1
@@ -102,7 +86,9 @@ def make(
     journal, clock = MemoryJournal(auto=auto), Clock()
     broker = Broker(clock, journal, Sequencer(), limits=limits or PeerLimits(), rules=rules)
     broker.open()
-    return Server(journal, broker, clock, FiggFactory(broker, Settings(**{"refusal_delay": 0.0, **settings}), clock))
+    return Server(
+        journal, broker, clock, FiggFactory(broker, FiggSettings(**{"refusal_delay": 0.0, **settings}), clock)
+    )
 
 
 def publish(number: int, data: bytes = b"x", topic: str = "t") -> Publish:
@@ -629,11 +615,11 @@ class TestOthers:
 
 
 def test_settings_are_parsed_and_checked() -> None:
-    assert build(Settings, "figg", {"max-payload": "1MiB", "max_per_host": 5}) == Settings(
+    assert build(FiggSettings, "figg", {"max-payload": "1MiB", "max_per_host": 5}) == FiggSettings(
         max_payload=1 << 20, max_per_host=5
     )
     with pytest.raises(ConfigError, match="max_payload must be 1 to"):
-        build(Settings, "figg", {"max_payload": "17MiB"})
+        build(FiggSettings, "figg", {"max_payload": "17MiB"})
 
 
 def test_forbidden_topic_is_not_attached() -> None:

@@ -281,7 +281,7 @@ def test_eof_within_a_frame_breaks_the_session() -> None:
 
 
 @pytest.mark.parametrize(("make", "says"), [(FiggServerSession, CLIENT_MESSAGES), (FiggClientSession, SERVER_MESSAGES)])
-def test_each_byte_changes_what_is_expected_and_buffered_as_the_frame_has_it(make: Any, says: list[Any]) -> None:
+def test_expected_and_buffered_follow_each_byte_of_a_frame(make: Any, says: list[Any]) -> None:
     session = make()
     for frame in says:
         wire = frame.serialize()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fyrehose.errors import Closed, LocalProtocolError
-from fyrehose.protocols.figg.window import Window
+from fyrehose.protocols.figg.window import PublishWindow
 from fyrehose.records import Run
 
 
@@ -17,12 +17,12 @@ def run(*payloads: bytes) -> Run:
     return Run.of("t", payloads, source="figg")
 
 
-def sent(window: Window) -> list[tuple[int, int]]:
+def sent(window: PublishWindow) -> list[tuple[int, int]]:
     return [(first, len(part)) for first, part in window.to_send()]
 
 
 def test_messages_wait_while_the_window_is_full() -> None:
-    window = Window(max_messages=2, max_bytes=1000)
+    window = PublishWindow(max_messages=2, max_bytes=1000)
     first, second, third = window.add(run(b"a")), window.add(run(b"b")), window.add(run(b"c"))
     assert sent(window) == [(1, 1), (2, 1)]
     window.acknowledged(1)
@@ -36,7 +36,7 @@ def test_messages_wait_while_the_window_is_full() -> None:
 
 
 def test_large_publish_slides_through_the_window() -> None:
-    window = Window(max_messages=2, max_bytes=1000)
+    window = PublishWindow(max_messages=2, max_bytes=1000)
     done = window.add(run(b"a", b"bb", b"ccc", b"dddd", b"eeeee"))
     assert sent(window) == [(1, 2)]
     window.acknowledged(1)
@@ -55,7 +55,7 @@ def test_large_publish_slides_through_the_window() -> None:
 
 
 def test_old_ack_is_ignored() -> None:
-    window = Window(max_messages=5, max_bytes=1000)
+    window = PublishWindow(max_messages=5, max_bytes=1000)
     window.add(run(b"a"))
     sent(window)
     window.acknowledged(1)
@@ -65,7 +65,7 @@ def test_old_ack_is_ignored() -> None:
 
 
 def test_room_and_empty_deferreds_fire_on_acknowledgement() -> None:
-    window = Window(max_messages=1, max_bytes=1000)
+    window = PublishWindow(max_messages=1, max_bytes=1000)
     assert window.when_room().called
     window.add(run(b"a"))
     sent(window)
@@ -77,20 +77,20 @@ def test_room_and_empty_deferreds_fire_on_acknowledgement() -> None:
 
 
 def test_add_is_refused_beyond_max_bytes() -> None:
-    window = Window(max_messages=1, max_bytes=100)
+    window = PublishWindow(max_messages=1, max_bytes=100)
     window.add(run(b"x" * 200))
     with pytest.raises(LocalProtocolError, match=r"wait for ready\(\)"):
         window.add(run(b"y"))
 
 
 def test_empty_publish_fires_immediately() -> None:
-    window = Window(max_messages=1, max_bytes=100)
+    window = PublishWindow(max_messages=1, max_bytes=100)
     assert window.add(run()).called
     assert window.empty
 
 
 def test_fail_fails_every_pending_deferred() -> None:
-    window = Window(max_messages=1, max_bytes=1000)
+    window = PublishWindow(max_messages=1, max_bytes=1000)
     failures: list[Any] = []
     for deferred in (window.add(run(b"a")), window.add(run(b"b"))):
         deferred.addErrback(failures.append)
@@ -109,7 +109,7 @@ def test_fail_fails_every_pending_deferred() -> None:
 @settings(max_examples=200, deadline=None)
 def test_window_matches_its_model(messages: int, steps: list[tuple[str, int]]) -> None:
     """Every message is sent once and in order; exactly the unacknowledged messages are resent."""
-    window = Window(max_messages=messages, max_bytes=1 << 20)
+    window = PublishWindow(max_messages=messages, max_bytes=1 << 20)
     wire: list[bytes] = []
     added: list[bytes] = []
     acked = 0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fyrehose.protocols.http.bodies import SMALL, Body, Lines, TooLarge, Whole
+from fyrehose.protocols.http.bodies import SMALL, Body, LineBody, TooLarge, Whole
 from fyrehose.testing import every_chunking
 
 
@@ -27,7 +27,7 @@ def collect(body: Body, chunks: list[bytes]) -> list[bytes]:
 )
 def test_lines_are_messages(data: bytes, messages: list[bytes]) -> None:
     for chunks in every_chunking(data):
-        assert collect(Lines(100), list(chunks)) == messages
+        assert collect(LineBody(100), list(chunks)) == messages
 
 
 @given(st.lists(st.binary(max_size=6), max_size=8))
@@ -39,12 +39,12 @@ def test_whole_body_is_one_message(chunks: list[bytes]) -> None:
 def test_line_above_the_limit_is_refused_in_every_chunking(line: bytes) -> None:
     for chunks in every_chunking(line):
         with pytest.raises(TooLarge):
-            collect(Lines(4), list(chunks))
+            collect(LineBody(4), list(chunks))
 
 
 def test_lines_before_one_above_the_limit_are_kept_in_every_chunking() -> None:
     for chunks in every_chunking(b"x\ny\n12345\nz"):
-        body = Lines(4)
+        body = LineBody(4)
         messages: list[bytes] = []
         with pytest.raises(TooLarge) as caught:
             messages.extend(message for chunk in chunks for message in body.add(chunk))
@@ -53,7 +53,7 @@ def test_lines_before_one_above_the_limit_are_kept_in_every_chunking() -> None:
 
 def test_longest_line_may_end_with_a_carriage_return() -> None:
     for chunks in every_chunking(b"1234\r\n1234"):
-        assert collect(Lines(4), list(chunks)) == [b"1234", b"1234"]
+        assert collect(LineBody(4), list(chunks)) == [b"1234", b"1234"]
 
 
 def test_whole_body_above_the_limit_is_refused() -> None:
@@ -70,7 +70,7 @@ def test_expected_size_of_an_incomplete_message() -> None:
     assert chunked.expected == SMALL
     chunked.add(b"x" * (SMALL + 1))
     assert chunked.expected == 1 << 20
-    lines = Lines(1 << 20)
+    lines = LineBody(1 << 20)
     assert lines.expected == 0
     lines.add(b"a\nb")
     assert lines.expected == SMALL

@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import attrs
 import pytest
-from twisted.internet.address import IPv4Address
-from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
-from twisted.python.failure import Failure
 
 from fyrehose.core.broker import Broker
 from fyrehose.core.guard import Guard
 from fyrehose.core.policy import parse
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.interfaces import FileHold, JournalState
-from fyrehose.protocols.http.server import HttpFactory, Settings
+from fyrehose.protocols.http.server import HttpFactory, HttpSettings
 from fyrehose.records import Run
-from fyrehose.testing import MemoryJournal, Transport
+from fyrehose.testing import MemoryJournal, Peer
 
 
 class World:
@@ -30,14 +28,14 @@ class World:
         self.broker = Broker(self.clock, self.journal, Sequencer(), guard=guard)
         self.broker.open()
         self.broker.table.now = lambda: 5_000_000
-        self.factory = HttpFactory(self.broker, Settings(refusal_delay=0.0), self.clock)
+        self.factory = HttpFactory(self.broker, HttpSettings(refusal_delay=0.0), self.clock)
         self.publish(10)
 
     def publish(self, count: int) -> None:
         self.broker.publish([Run.of("s", [b"x"] * count, source="test")])
 
-    def peer(self) -> Peer:
-        return Peer(self)
+    def peer(self) -> HttpPeer:
+        return HttpPeer.connect(self.factory, self.clock, port=5000)
 
     def ask(self, line: str, body: object = None) -> tuple[int, Any]:
         return self.peer().ask(line, body)
@@ -48,25 +46,23 @@ class World:
         return [line["seq"] for line in lines]
 
 
-class Peer:
-    def __init__(self, world: World) -> None:
-        self.world = world
-        address = IPv4Address("TCP", "127.0.0.1", 5000)
-        self.protocol, self.transport = world.factory.buildProtocol(address), Transport(peerAddress=address)
-        self.protocol.makeConnection(self.transport)
+@attrs.define(eq=False)
+class HttpPeer(Peer):
+    """An HTTP client.
+
+    :ivar head: the status line and headers of the last answer
+    """
+
+    head: bytes = b""
 
     def say(self, line: str, body: object = None, *headers: str) -> None:
         data = b"" if body is None else json.dumps(body).encode()
         length = [] if body is None else [f"Content-Length: {len(data)}"]
         lines = [f"{line} HTTP/1.1", "Host: localhost", *length, *headers, "", ""]
-        self.protocol.dataReceived("\r\n".join(lines).encode() + data)
+        self.send("\r\n".join(lines).encode() + data)
 
     def hear(self) -> bytes:
-        for _ in range(20):
-            self.world.clock.advance(0)
-        said = self.transport.value()
-        self.transport.clear()
-        return said
+        return self.received(turns=20)
 
     def ask(self, line: str, body: object = None, *headers: str) -> tuple[int, Any]:
         """Return the status, and the JSON objects of the answer: one, or a list of lines."""
@@ -78,9 +74,6 @@ class Peer:
         objects = [json.loads(line) for line in rest.split(b"\n") if line.strip().startswith(b"{")]
         one = b"content-length" in self.head.lower()
         return int(self.head.split()[1]), objects[0] if one and objects else objects
-
-    def leave(self) -> None:
-        self.protocol.connectionLost(Failure(ConnectionDone()))
 
 
 def test_a_new_subscription_begins_with_the_oldest_record_or_where_the_request_says() -> None:

@@ -6,14 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
-from fyrehose.protocols.http.server import HttpFactory, Settings
+from fyrehose.protocols.http.server import HttpFactory, HttpSettings
 from fyrehose.protocols.http.session import KEYED, NDJSON
-from fyrehose.testing import MemoryJournal, Transport
+from fyrehose.testing import MemoryJournal, Peer
 
 
 class World:
@@ -21,23 +20,19 @@ class World:
         self.journal, self.clock = MemoryJournal(auto=auto), Clock()
         self.broker = Broker(self.clock, self.journal, Sequencer())
         self.broker.open()
-        self.factory = HttpFactory(self.broker, Settings(refusal_delay=0.0), self.clock)
+        self.factory = HttpFactory(self.broker, HttpSettings(refusal_delay=0.0), self.clock)
 
     def post(self, body: bytes, key: str | None = "k", *headers: str, chunked: bool = False) -> Any:
         """Send a POST, and return a function that returns the status and the answer."""
-        address = IPv4Address("TCP", "127.0.0.1", 5000)
-        protocol, transport = self.factory.buildProtocol(address), Transport(peerAddress=address)
-        protocol.makeConnection(transport)
+        peer = Peer.connect(self.factory, self.clock)
         keys = [] if key is None else [f"Idempotency-Key: {key}"]
         length = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {len(body)}"
         head = "\r\n".join(["POST /streams/s HTTP/1.1", "Host: localhost", length, *keys, *headers, "", ""])
         data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if chunked else body
-        protocol.dataReceived(head.encode("latin-1") + data)
+        peer.send(head.encode("latin-1") + data)
 
         def answer() -> tuple[int, Any]:
-            for _ in range(20):
-                self.clock.advance(0)
-            said = transport.value()
+            said = peer.received(turns=20)
             return int(said.split()[1]), json.loads(said.partition(b"\r\n\r\n")[2])
 
         return answer

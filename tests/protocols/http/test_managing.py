@@ -7,13 +7,13 @@ import json
 import pytest
 
 from fyrehose.protocols.http.managing import LARGEST, Manage, manage
-from fyrehose.protocols.http.session import HttpSession, Limits, Live, Read
+from fyrehose.protocols.http.session import HttpSession, Live, Read, RequestLimits
 from fyrehose.records import LAST_SEQ
-from fyrehose.web.session import Refused
+from fyrehose.web.session import RequestRefused
 
 
 def events(line: str, *headers: str, body: bytes | None = None) -> list[object]:
-    session = HttpSession(None, limits=Limits(message=10, body=100))
+    session = HttpSession(None, limits=RequestLimits(message=10, body=100))
     lines = [f"{line} HTTP/1.1", "Host: x", *headers]
     if body is not None:
         lines.append(f"Content-Length: {len(body)}")
@@ -28,7 +28,7 @@ def managed(line: str, body: bytes | None = None) -> Manage:
 
 def refused(line: str, *headers: str, body: bytes | None = None) -> tuple[int, str]:
     *_, event = events(line, *headers, body=body)
-    assert isinstance(event, Refused)
+    assert isinstance(event, RequestRefused)
     return event.status, event.detail
 
 
@@ -105,10 +105,10 @@ def test_bodies_are_limited() -> None:
     large = b" " * (LARGEST + 1)
     assert refused("POST /subscriptions/a/ack", body=large)[0] == 413
     chunk = b"%x\r\n%b\r\n" % (len(large), large)
-    session = HttpSession(None, limits=Limits(message=10, body=100))
+    session = HttpSession(None, limits=RequestLimits(message=10, body=100))
     head = b"POST /subscriptions/a/ack HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     *_, event = session.receive_data(head + chunk)
-    assert isinstance(event, Refused)
+    assert isinstance(event, RequestRefused)
     assert (event.status, event.detail) == (413, f"body exceeds the limit of {LARGEST} bytes")
     assert refused("DELETE /subscriptions/a", body=b"x")[0] == 413
 

@@ -7,7 +7,6 @@ import re
 from typing import Any
 
 import pytest
-from twisted.internet.address import IPv4Address
 from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
@@ -19,9 +18,9 @@ from fyrehose.core.quotas import PeerLimits
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.protocols.http import patterns
 from fyrehose.protocols.http.answers import TURN_RECORDS
-from fyrehose.protocols.http.server import HttpFactory, Settings
+from fyrehose.protocols.http.server import HttpFactory, HttpSettings
 from fyrehose.records import Run
-from fyrehose.testing import MemoryJournal, Transport
+from fyrehose.testing import MemoryJournal, Peer
 
 
 class World:
@@ -32,33 +31,24 @@ class World:
         guard = Guard() if policy is None else Guard(parse({"allow": policy}))
         self.broker = Broker(self.clock, self.journal, Sequencer(), guard=guard, **settings)
         self.broker.open()
-        self.factory = HttpFactory(self.broker, Settings(refusal_delay=0.0), self.clock)
+        self.factory = HttpFactory(self.broker, HttpSettings(refusal_delay=0.0), self.clock)
         for stream in ("logs.a", "logs.b", "other"):
             self.publish(stream, b"old")
 
     def publish(self, stream: str, *payloads: bytes) -> None:
         self.broker.publish([Run.of(stream, payloads, source="test")])
 
-    def ask(self, line: str) -> Peer:
-        return Peer(self, line)
+    def ask(self, line: str) -> HttpPeer:
+        peer = HttpPeer.connect(self.factory, self.clock, port=5000)
+        peer.send(f"{line} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        return peer
 
 
-class Peer:
-    """An HTTP client that has sent one request."""
-
-    def __init__(self, world: World, line: str) -> None:
-        self.world = world
-        address = IPv4Address("TCP", "127.0.0.1", 5000)
-        self.protocol, self.transport = world.factory.buildProtocol(address), Transport(peerAddress=address)
-        self.protocol.makeConnection(self.transport)
-        self.protocol.dataReceived(f"{line} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+class HttpPeer(Peer):
+    """An HTTP client that sends one request."""
 
     def hear(self) -> bytes:
-        for _ in range(20):
-            self.world.clock.advance(0)
-        said = self.transport.value()
-        self.transport.clear()
-        return said
+        return self.received(turns=20)
 
     def answer(self) -> tuple[int, Any]:
         head, _, body = self.hear().partition(b"\r\n\r\n")

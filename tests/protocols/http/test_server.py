@@ -9,9 +9,7 @@ from typing import Any
 import attrs
 import pytest
 from twisted.internet.address import IPv4Address
-from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
-from twisted.python.failure import Failure
 
 from fyrehose.core.broker import Broker
 from fyrehose.core.guard import Guard
@@ -26,9 +24,9 @@ from fyrehose.net.holding import FIRST
 from fyrehose.net.tcp import LINGER
 from fyrehose.observe.listeners import Listener
 from fyrehose.protocols.http.answers import KEEPALIVE, TURN_RECORDS
-from fyrehose.protocols.http.server import MOST_RANGES, HttpFactory, Settings, Upload
+from fyrehose.protocols.http.server import MOST_RANGES, HttpFactory, HttpSettings, Upload
 from fyrehose.records import Run
-from fyrehose.testing import MemoryJournal, Transport
+from fyrehose.testing import MemoryJournal, Peer
 
 Lines = list[dict[str, Any]]
 
@@ -48,27 +46,18 @@ class Answer:
         return [json.loads(line) for line in self.body.splitlines()]
 
 
-@attrs.define(eq=False)
-class Peer:
+class HttpPeer(Peer):
     """An HTTP client."""
-
-    server: Server
-    protocol: Any
-    transport: Transport
 
     def say(self, line: str, *headers: str, body: bytes | None = None) -> None:
         lines = [f"{line} HTTP/1.1", "Host: localhost", *headers]
         if body is not None:
             lines.append(f"Content-Length: {len(body)}")
-        self.protocol.dataReceived("\r\n".join([*lines, "", ""]).encode() + (body or b""))
+        self.send("\r\n".join([*lines, "", ""]).encode() + (body or b""))
 
     def hear(self) -> bytes:
         """Return the bytes written since the last call."""
-        for _ in range(20):
-            self.server.clock.advance(0)
-        said = self.transport.value()
-        self.transport.clear()
-        return said
+        return self.received(turns=20)
 
     def answer(self) -> Answer:
         """Return the answer written since the last call, with its chunks joined."""
@@ -87,9 +76,6 @@ class Peer:
         self.say(line, *headers, body=body)
         return self.answer()
 
-    def leave(self) -> None:
-        self.protocol.connectionLost(Failure(ConnectionDone()))
-
 
 @attrs.define(eq=False)
 class Server:
@@ -98,11 +84,8 @@ class Server:
     clock: Clock
     factory: Any
 
-    def connect(self, port: int = 5000) -> Peer:
-        address = IPv4Address("TCP", "127.0.0.1", port)
-        protocol, transport = self.factory.buildProtocol(address), Transport(peerAddress=address)
-        protocol.makeConnection(transport)
-        return Peer(self, protocol, transport)
+    def connect(self, port: int = 5000) -> HttpPeer:
+        return HttpPeer.connect(self.factory, self.clock, port=port)
 
     def publish(self, *payloads: bytes, stream: str = "s") -> None:
         self.broker.publish([Run.of(stream, payloads, source="test")])
@@ -127,7 +110,7 @@ def make() -> Make:
         guard = Guard() if policy is None else Guard(parse({"allow": policy}))
         broker = Broker(clock, journal, Sequencer(), guard=guard, limits=limits or PeerLimits(), rules=rules)
         broker.open()
-        factory = HttpFactory(broker, Settings(**{"refusal_delay": 0.0, **settings}), clock)
+        factory = HttpFactory(broker, HttpSettings(**{"refusal_delay": 0.0, **settings}), clock)
         return Server(journal, broker, clock, factory)
 
     return make
@@ -445,11 +428,11 @@ def _end(peer: Peer) -> None:
 
 
 def _wait(peer: Peer) -> None:
-    peer.server.clock.advance(31)
+    peer.clock.advance(31)
 
 
 def _stop(peer: Peer) -> None:
-    peer.server.factory.drain()
+    peer.protocol.factory.drain()
 
 
 @pytest.mark.parametrize("at_once", [True, False])

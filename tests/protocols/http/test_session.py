@@ -10,21 +10,21 @@ from fyrehose.protocols.http.session import (
     NDJSON,
     BodyRefused,
     HttpSession,
-    Limits,
     List,
     Live,
-    Publish,
     PublishEnd,
+    PublishPart,
     Read,
+    RequestLimits,
     Retire,
 )
 from fyrehose.records import LAST_SEQ
 from fyrehose.testing import every_chunking
-from fyrehose.web.session import Refused
+from fyrehose.web.session import RequestRefused
 
 
 def make() -> HttpSession:
-    return HttpSession(None, limits=Limits(message=10, body=100))
+    return HttpSession(None, limits=RequestLimits(message=10, body=100))
 
 
 def request(line: str, *headers: str, body: bytes | None = None) -> bytes:
@@ -36,7 +36,7 @@ def request(line: str, *headers: str, body: bytes | None = None) -> bytes:
 
 def refused(session: HttpSession, data: bytes) -> tuple[int, str]:
     *_, event = session.receive_data(data)
-    assert isinstance(event, Refused)
+    assert isinstance(event, RequestRefused)
     said = b"".join(session.data_to_send())
     assert said.startswith(b"HTTP/1.1 %d " % event.status)
     assert json.loads(said.partition(b"\r\n\r\n")[2]) == {"error": event.detail}
@@ -59,7 +59,7 @@ def test_post_publishes_one_message(said: str | None, content_type: str | None) 
         session = make()
         events = [event for chunk in chunks for event in session.receive_data(chunk)]
         publish, published = events
-        assert isinstance(publish, Publish)
+        assert isinstance(publish, PublishPart)
         assert (publish.stream, publish.payloads, publish.content_type) == ("a /ä", [b"a\nb"], content_type)
         assert isinstance(published, PublishEnd)
 
@@ -74,7 +74,7 @@ def test_body_of_exactly_the_limit_is_accepted(kind: str, payloads: list[bytes])
 
 def test_empty_body_is_an_empty_message() -> None:
     publish, _ = make().receive_data(request("POST /streams/s", body=b""))
-    assert isinstance(publish, Publish)
+    assert isinstance(publish, PublishPart)
     assert publish.payloads == [b""]
 
 
@@ -93,7 +93,7 @@ def test_lines_are_published_before_the_body_is_complete() -> None:
     session = make()
     head = request("POST /streams/s", f"Content-Type: {NDJSON}", "Transfer-Encoding: chunked")
     (publish,) = session.receive_data(head + b"8\r\none\ntwo\n\r\n")
-    assert isinstance(publish, Publish)
+    assert isinstance(publish, PublishPart)
     assert publish.payloads == [b"one", b"two"]
     assert session.expected == 0, "it may be silent for as long as it likes"
     assert session.receive_data(b"1\r\nx\r\n") == []
@@ -150,7 +150,7 @@ def test_invalid_request_is_refused(data: bytes, status: int, cause: str) -> Non
 def test_length_above_the_limit_is_refused_before_the_body_arrives() -> None:
     session = make()
     (event,) = session.receive_data(request("POST /streams/s", "Content-Length: 99999999999"))
-    assert isinstance(event, Refused)
+    assert isinstance(event, RequestRefused)
     assert event.status == 413
     assert session.body_unread
 
@@ -223,7 +223,7 @@ def test_names_of_streams_may_have_255_bytes(name: str) -> None:
 def test_refused_method_names_those_that_are_allowed(line: str, allowed: str) -> None:
     session = make()
     (event,) = session.receive_data(request(line))
-    assert isinstance(event, Refused)
+    assert isinstance(event, RequestRefused)
     assert event.detail == f"method not allowed; use {allowed}"
     assert f"\r\nAllow: {allowed}\r\n".encode() in b"".join(session.data_to_send())
 
@@ -249,7 +249,7 @@ def test_requests_of_one_connection_have_nothing_to_do_with_each_other() -> None
     text = request("POST /streams/b", "Content-Type: text/plain", "Transfer-Encoding: chunked")
     for _ in range(2):
         publish, published = session.receive_data(lines)
-        assert isinstance(publish, Publish)
+        assert isinstance(publish, PublishPart)
         assert (publish.stream, publish.content_type, publish.payloads) == ("a", "application/json", [b"one"])
         assert isinstance(published, PublishEnd)
         assert session.partly_processed
@@ -260,7 +260,7 @@ def test_requests_of_one_connection_have_nothing_to_do_with_each_other() -> None
         assert not session.partly_processed, "nothing of this one was published"
         assert (session.expected, session.buffered) == (64 << 10, 3)
         publish, published = session.receive_data(b"0\r\n\r\n")
-        assert isinstance(publish, Publish)
+        assert isinstance(publish, PublishPart)
         assert (publish.stream, publish.content_type, publish.payloads) == ("b", "text/plain", [b"xyz"])
         session.respond(200, b"{}")
         assert session.next_events() == []
@@ -290,7 +290,7 @@ def test_message_that_is_too_large_refuses_the_rest_of_the_body_and_not_what_cam
     assert session.data_to_send() == [], "it is answered when what came before it is durable"
 
 
-def test_what_is_no_http_is_answered_before_anything_was_asked() -> None:
+def test_bytes_that_are_not_http_are_answered_with_400() -> None:
     session = make()
     session.receive_data(b"\x16\x03\x01 what is this\r\n\r\n")
     assert b"".join(session.data_to_send()).startswith(b"HTTP/1.1 400 ")

@@ -7,10 +7,7 @@ from typing import Any
 
 import attrs
 import pytest
-from twisted.internet.address import IPv4Address
-from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
-from twisted.python.failure import Failure
 
 from fyrehose.core.broker import Broker
 from fyrehose.core.budget import Budget
@@ -18,10 +15,10 @@ from fyrehose.core.sequencer import Sequencer
 from fyrehose.core.streams import UNLIMITED, StreamRules
 from fyrehose.errors import Broken
 from fyrehose.protocols.lumberjack.frames import Ack, Compressed, EventRun, Json, Window
-from fyrehose.protocols.lumberjack.server import LumberjackFactory, Settings
+from fyrehose.protocols.lumberjack.server import LumberjackFactory, LumberjackSettings
 from fyrehose.protocols.lumberjack.session import LumberjackServerSession
 from fyrehose.records import Record, Run
-from fyrehose.testing import MemoryJournal, Transport
+from fyrehose.testing import MemoryJournal, Transport, shell
 
 Event = tuple[bytes, int, str | None, str]
 
@@ -131,15 +128,8 @@ def window() -> Callable[..., bytes]:
 
 
 @attrs.define(eq=False)
-class Connection:
+class Connection(shell.Peer):
     """The client side of a connection to a server."""
-
-    server: Server
-    protocol: Any
-    transport: Transport
-
-    def send(self, data: bytes) -> None:
-        self.protocol.dataReceived(data)
 
     @property
     def acks(self) -> list[tuple[int, int]]:
@@ -150,7 +140,7 @@ class Connection:
 
     def lose(self) -> None:
         self.transport.disconnecting = True
-        self.protocol.connectionLost(Failure(ConnectionDone()))
+        self.leave()
 
 
 @attrs.define(eq=False)
@@ -170,16 +160,14 @@ class Server:
         broker = Broker(clock, journal, Sequencer(), budget=budget or Budget(), rules=rules)
         broker.open()
         return cls(
-            journal, clock, broker, LumberjackFactory(broker, Settings(**{"refusal_delay": 0.0, **settings}), clock)
+            journal,
+            clock,
+            broker,
+            LumberjackFactory(broker, LumberjackSettings(**{"refusal_delay": 0.0, **settings}), clock),
         )
 
     def connect(self, host: str = "10.0.0.1", port: int = 5000, transport: Transport | None = None) -> Connection:
-        address = IPv4Address("TCP", host, port)
-        protocol = self.factory.buildProtocol(address)
-        assert protocol is not None, "refused"
-        transport = transport or Transport(peerAddress=address)
-        protocol.makeConnection(transport)
-        return Connection(self, protocol, transport)
+        return Connection.connect(self.factory, self.clock, host, port, transport)
 
     def settle(self) -> None:
         """Run the reactor until no call is due."""

@@ -22,10 +22,10 @@ from fyrehose.protocols.lumberjack.frames import (
     Ack,
     Compressed,
     Data,
-    Fields,
     Frame,
     FrameType,
     Json,
+    PairScanner,
     Window,
     json_frames,
     pairs_of,
@@ -132,7 +132,7 @@ PAIRS = st.lists(st.tuples(st.binary(max_size=5), st.binary(max_size=9)), max_si
 def test_end_of_a_d_frame_is_found_for_any_chunking(pairs: Pairs, cuts: list[int]) -> None:
     frame = Data(sequence=1, pairs=pairs).serialize()
     data = b"??" + frame + b"rest"
-    fields, at = Fields(), 2
+    fields, at = PairScanner(), 2
     needed = []
     for cut in [*cuts, len(data)]:
         at = min(at + cut, len(data))
@@ -153,39 +153,39 @@ def announced(count: int) -> bytes:
 @pytest.mark.parametrize("count", [MAX_PAIRS + 1, 0xFFFFFFFF])
 def test_too_many_pairs_are_refused_by_their_count(count: int) -> None:
     with pytest.raises(RemoteProtocolError, match="too-many-pairs"):
-        Fields().advance(announced(count), 0, LONG.size)
+        PairScanner().advance(announced(count), 0, LONG.size)
 
 
 def test_more_pairs_than_the_final_data_can_hold_are_refused() -> None:
     data = announced(2) + b"\0" * 15
-    fields = Fields()
+    fields = PairScanner()
     fields.advance(data, 0, len(data))
     assert not fields.whole
     assert fields.needed == LONG.size + 16
     with pytest.raises(RemoteProtocolError, match="too-many-pairs"):
-        Fields().advance(data, 0, len(data), final=True)
+        PairScanner().advance(data, 0, len(data), final=True)
 
 
 @pytest.mark.parametrize("size", [MAX_KEY + 1, 0xFFFFFFFF])
 def test_a_large_key_is_refused_by_its_length(size: int) -> None:
     data = announced(1) + pack(">I", size)
     with pytest.raises(RemoteProtocolError, match="key-too-large"):
-        Fields().advance(data, 0, len(data))
+        PairScanner().advance(data, 0, len(data))
 
 
 def test_a_large_value_is_refused_by_its_length() -> None:
     fits = MAX_EVENT - 4 - 8
     data = announced(1) + pack(">II", 0, fits)
-    fields = Fields()
+    fields = PairScanner()
     assert fields.advance(data, 0, len(data)) == LONG.size + 8 + fits
     with pytest.raises(RemoteProtocolError, match="frame-too-large"):
-        Fields().advance(announced(1) + pack(">II", 0, fits + 1), 0, len(data))
+        PairScanner().advance(announced(1) + pack(">II", 0, fits + 1), 0, len(data))
 
 
 def test_values_whose_sum_is_too_large_are_refused() -> None:
     data = announced(4) + (pack(">I", 0) + pack(">I", 30) + b"v" * 30) * 4
     with pytest.raises(RemoteProtocolError, match="frame-too-large"):
-        Fields(100).advance(data, 0, len(data))
+        PairScanner(100).advance(data, 0, len(data))
 
 
 # Pairs as JSON

@@ -10,7 +10,7 @@ from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import ConfigError
 from fyrehose.protocols.lumberjack.plugin import plugin
-from fyrehose.protocols.lumberjack.server import Settings
+from fyrehose.protocols.lumberjack.server import LumberjackSettings
 from fyrehose.testing import MemoryJournal
 
 
@@ -29,7 +29,7 @@ def test_plugin_has_its_defaults() -> None:
 
 def test_listener_without_a_certificate_is_plain_tcp(broker: Broker) -> None:
     reactor = MemoryReactorClock()
-    service = plugin.make_service(reactor, broker, "tcp:5044:interface=127.0.0.1", Settings())
+    service = plugin.make_service(reactor, broker, "tcp:5044:interface=127.0.0.1", LumberjackSettings())
     service.startService()
     (port, factory, _, interface) = reactor.tcpServers[0]
     assert (port, interface) == (5044, "127.0.0.1")
@@ -39,4 +39,4 @@ def test_listener_without_a_certificate_is_plain_tcp(broker: Broker) -> None:
 
 def test_missing_certificate_file_is_refused(broker: Broker) -> None:
     with pytest.raises(ConfigError, match=r"lumberjack.*nowhere\.pem"):
-        plugin.make_service(MemoryReactorClock(), broker, "tcp:5044", Settings(tls_certificate="nowhere.pem"))
+        plugin.make_service(MemoryReactorClock(), broker, "tcp:5044", LumberjackSettings(tls_certificate="nowhere.pem"))

@@ -10,7 +10,7 @@ import pytest
 
 from fyrehose.core.budget import READ
 from fyrehose.protocols.lumberjack.frames import MAX_PAIRS, Compressed, Data, Json, Window
-from fyrehose.protocols.lumberjack.session import PAIRS_WORK, Limits, LumberjackServerSession
+from fyrehose.protocols.lumberjack.session import PAIRS_WORK, LumberjackLimits, LumberjackServerSession
 
 Make = Callable[..., Any]
 WINDOW = Window(version=2, number=9).serialize()
@@ -39,11 +39,11 @@ def test_parts_of_a_document_are_one_frame(peer: Make) -> None:
 
 
 def test_limits_are_those_of_the_documentation() -> None:
-    limits = Limits()
+    limits = LumberjackLimits()
     assert (limits.turn_bytes, limits.turn_events, limits.turn_inflated) == (1_280 << 10, 4_096, 256 << 10)
     assert (limits.max_frame, limits.max_inflated, limits.topic_bytes) == (1 << 30, 2_048 * (512 << 10), 4 << 10)
     assert (limits.max_windows, limits.max_event) == (1_000, 16 << 20)
-    assert Limits(max_frame=100).max_event == 100
+    assert LumberjackLimits(max_frame=100).max_event == 100
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_limits_are_those_of_the_documentation() -> None:
     ],
     ids=["W", "J", "D", "C"],
 )
-def test_each_byte_of_a_frame_says_what_is_expected(peer: Make, wire: bytes, known: dict[int, int]) -> None:
+def test_expected_size_follows_each_byte_of_a_frame(peer: Make, wire: bytes, known: dict[int, int]) -> None:
     fed = peer()
     for _ in range(2):
         expected = 0
@@ -78,12 +78,12 @@ def test_each_byte_of_a_frame_says_what_is_expected(peer: Make, wire: bytes, kno
 def test_turn_does_exactly_as_much_work_as_it_may(frame: bytes, work: int) -> None:
     most = 40 // work
     for count, more in ((most, False), (most + 1, True)):
-        session = LumberjackServerSession(Limits(turn_events=40))
+        session = LumberjackServerSession(LumberjackLimits(turn_events=40))
         session.receive_data(frame * count)
         assert (session.more_work, session.held) == (more, len(frame) if more else 0)
         session.process(0)
         assert (session.more_work, session.frames) == (False, count)
-    session = LumberjackServerSession(Limits(turn_events=1))
+    session = LumberjackServerSession(LumberjackLimits(turn_events=1))
     session.receive_data(frame * 3)
     assert (session.more_work, session.frames) == (True, 1), "one at a time"
 
@@ -91,7 +91,7 @@ def test_turn_does_exactly_as_much_work_as_it_may(frame: bytes, work: int) -> No
 @pytest.mark.parametrize("frame", [NOTHING, PAIRS], ids=["W", "D"])
 def test_turn_takes_frames_of_exactly_as_many_bytes_as_it_may(frame: bytes) -> None:
     for size, frames in ((3 * len(frame) - 1, 3), (3 * len(frame), 3), (3 * len(frame) + 1, 4)):
-        session = LumberjackServerSession(Limits(turn_bytes=size))
+        session = LumberjackServerSession(LumberjackLimits(turn_bytes=size))
         session.receive_data(frame * 5)
         assert (session.more_work, session.frames) == (True, frames)
 
@@ -112,7 +112,7 @@ def test_turn_takes_all_that_is_read_at_once_and_little_of_what_keeps_others_wai
 
 def test_windows_that_may_be_unacknowledged_are_counted_exactly(peer: Make) -> None:
     window = WINDOW + DOCUMENT
-    fed = peer(LumberjackServerSession(Limits(max_windows=3)), auto=False)
+    fed = peer(LumberjackServerSession(LumberjackLimits(max_windows=3)), auto=False)
     fed.take(fed.session.receive_data(window * 2))
     assert not fed.session.windows_full
     fed.take(fed.session.receive_data(window * 2))
@@ -121,7 +121,7 @@ def test_windows_that_may_be_unacknowledged_are_counted_exactly(peer: Make) -> N
     fed.commit()
     assert not fed.session.windows_full
     for count, causes in ((2, []), (3, ["too-many-windows"])):
-        fed = peer(LumberjackServerSession(Limits(max_windows=3)))
+        fed = peer(LumberjackServerSession(LumberjackLimits(max_windows=3)))
         assert fed.feed(Compressed.of(window * count).serialize()).causes == causes
 
 
@@ -143,7 +143,7 @@ def test_what_is_postponed_is_only_kept_until_its_turn(peer: Make) -> None:
 
 def test_compressed_frame_is_inflated_a_turn_at_a_time_and_only_with_the_memory_it_may_need() -> None:
     documents = b"".join(Json(version=2, sequence=n, payload=bytes(1_000)).serialize() for n in range(1_000))
-    session = LumberjackServerSession(Limits(turn_inflated=100_000))
+    session = LumberjackServerSession(LumberjackLimits(turn_inflated=100_000))
     session.receive_data(Compressed(payload=zlib.compress(documents)).serialize())
     turns = 0
     while session.more_work:

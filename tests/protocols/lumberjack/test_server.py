@@ -25,8 +25,8 @@ from fyrehose.net.connections import READS
 from fyrehose.net.tcp import FULL_GRACE, LINGER
 from fyrehose.options import build
 from fyrehose.protocols.lumberjack.frames import Compressed, Data, Json, Window
-from fyrehose.protocols.lumberjack.server import KEEP_ALIVE, SILENCE, Settings
-from fyrehose.protocols.lumberjack.session import Limits
+from fyrehose.protocols.lumberjack.server import KEEP_ALIVE, SILENCE, LumberjackSettings
+from fyrehose.protocols.lumberjack.session import LumberjackLimits
 from fyrehose.protocols.lumberjack.turns import MAX_IN_FLIGHT, READ
 from fyrehose.records import Run
 
@@ -56,7 +56,7 @@ def test_window_is_acknowledged_when_it_is_durable(server: Make, window: Make, v
 
 
 def test_read_size_is_smaller_than_a_turn(server: Make) -> None:
-    assert server().connect().transport.bufferSize == READ < Limits().turn_bytes
+    assert server().connect().transport.bufferSize == READ < LumberjackLimits().turn_bytes
 
 
 def test_record_holds_the_metadata_of_its_event(server: Make, window: Make) -> None:
@@ -707,17 +707,17 @@ class TestTLS:
 )
 def test_invalid_options_are_refused(wrong: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="lumberjack"):
-        build(Settings, "lumberjack", wrong)
+        build(LumberjackSettings, "lumberjack", wrong)
 
 
 def test_options_become_limits() -> None:
     limits = build(
-        Settings, "lumberjack", {"topic": "log.level", "max-inflated": "9MiB", "topic-search": "1KiB"}
+        LumberjackSettings, "lumberjack", {"topic": "log.level", "max-inflated": "9MiB", "topic-search": "1KiB"}
     ).limits
     assert limits.topic == (b"log", b"level")
     assert limits.topic_bytes == 1024
     assert limits.max_inflated == 9 << 20
-    assert build(Settings, "lumberjack", {"topic": ""}).limits.topic == ()
+    assert build(LumberjackSettings, "lumberjack", {"topic": ""}).limits.topic == ()
 
 
 def test_false_lengths_and_counts_close_the_connection_without_allocating(server: Make) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fyrehose.protocols.lumberjack import inflate
 from fyrehose.protocols.lumberjack.frames import Compressed, Data, Json, Window
 from fyrehose.protocols.lumberjack.inflate import ENGINE, PIECE, WHOLE
-from fyrehose.protocols.lumberjack.session import PAIRS_WORK, RUN_WORK, Limits, LumberjackServerSession
+from fyrehose.protocols.lumberjack.session import PAIRS_WORK, RUN_WORK, LumberjackLimits, LumberjackServerSession
 from fyrehose.testing import every_chunking
 
 Make = Callable[..., Any]
@@ -347,12 +347,12 @@ def test_pairs_within_a_large_compressed_frame(peer: Make) -> None:
 
 def test_refusal_names_the_option_that_helps() -> None:
     for limits, data, words in (
-        (Limits(), b"2J" + pack(">II", 1, (1 << 30) + 1), "max_bytes of its input"),
-        (Limits(), b"2D" + pack(">IIII", 1, 1, 0, 16 << 20), "max_bytes of its input"),
-        (Limits(max_frame=100), b"2J" + pack(">II", 1, 101), "lumberjack.max-frame"),
-        (Limits(max_frame=100), b"2D" + pack(">IIII", 1, 1, 0, 200), "lumberjack.max-frame"),
-        (Limits(max_frame=100), b"2C" + pack(">I", 101), "lumberjack.max-frame"),
-        (Limits(), b"2C" + pack(">I", 0xFFFFFFFF), "lower its bulk_max_size"),
+        (LumberjackLimits(), b"2J" + pack(">II", 1, (1 << 30) + 1), "max_bytes of its input"),
+        (LumberjackLimits(), b"2D" + pack(">IIII", 1, 1, 0, 16 << 20), "max_bytes of its input"),
+        (LumberjackLimits(max_frame=100), b"2J" + pack(">II", 1, 101), "lumberjack.max-frame"),
+        (LumberjackLimits(max_frame=100), b"2D" + pack(">IIII", 1, 1, 0, 200), "lumberjack.max-frame"),
+        (LumberjackLimits(max_frame=100), b"2C" + pack(">I", 101), "lumberjack.max-frame"),
+        (LumberjackLimits(), b"2C" + pack(">I", 0xFFFFFFFF), "lower its bulk_max_size"),
     ):
         (broken,) = LumberjackServerSession(limits).receive_data(data)
         assert "the writer will send it again and again" in str(broken.error)
@@ -417,7 +417,7 @@ def test_empty_and_largest_documents_are_stored_and_larger_ones_refused(peer: Ma
     """A document of 0 bytes is stored with another content type; one beyond max_frame is refused."""
     (event,) = peer().feed(announce(1) + doc(1, b"")).events
     assert event == (b"", 1, None, "application/x-lumberjack-j")
-    limits = Limits(max_frame=100)
+    limits = LumberjackLimits(max_frame=100)
     for size, causes in ((100, []), (101, ["frame-too-large"])):
         fed = peer(LumberjackServerSession(limits)).feed(announce(1) + doc(1, b"x" * size))
         assert fed.causes == causes
@@ -544,7 +544,7 @@ def test_keep_alive_sends_nothing_before_the_first_frame(peer: Make) -> None:
 
 
 def test_turns_process_a_limited_number_of_events(peer: Make, window: Make) -> None:
-    limits = Limits(turn_events=10, turn_bytes=1000)
+    limits = LumberjackLimits(turn_events=10, turn_bytes=1000)
     data = window(100, compressed=True) + window(35)
     fed = peer(LumberjackServerSession(limits))
     first = fed.session.receive_data(data)
@@ -564,7 +564,7 @@ def test_turns_process_a_limited_number_of_events(peer: Make, window: Make) -> N
 
 
 def test_turns_of_many_topics_or_of_pairs_are_shorter(peer: Make) -> None:
-    limits = Limits(turn_events=160)
+    limits = LumberjackLimits(turn_events=160)
     documents = [doc(n, b'{"@metadata":{"beat":"%d"}}' % (n % 2)) for n in range(1, 401)]
     fed = peer(LumberjackServerSession(limits))
     first = fed.session.receive_data(announce(400) + b"".join(documents))
@@ -579,7 +579,11 @@ def test_events_do_not_depend_on_the_limits_of_turns(peer: Make, window: Make) -
     data = window(50, compressed=True, topic="a") + window(7) + announce(0) + window(20, topic="b") + b"2Q"
     wanted = peer().feed(data)
     assert wanted.causes == ["bad-type"]
-    for limits in (Limits(turn_events=1), Limits(turn_bytes=1), Limits(turn_events=3, turn_bytes=64)):
+    for limits in (
+        LumberjackLimits(turn_events=1),
+        LumberjackLimits(turn_bytes=1),
+        LumberjackLimits(turn_events=3, turn_bytes=64),
+    ):
         fed = peer(LumberjackServerSession(limits)).feed(data)
         assert (fed.events, fed.acks, fed.causes) == (wanted.events, wanted.acks, wanted.causes)
 
@@ -596,7 +600,7 @@ def test_held_counts_the_buffered_bytes(peer: Make, window: Make) -> None:
 
 
 def test_processing_stops_at_max_windows_until_a_commit(peer: Make) -> None:
-    limits = Limits(max_windows=5)
+    limits = LumberjackLimits(max_windows=5)
     fed = peer(LumberjackServerSession(limits), auto=False)
     fed.take(fed.session.receive_data(b"".join(announce(1) + doc(n) for n in range(1, 21))))
     assert fed.session.windows_full
@@ -624,7 +628,7 @@ def test_eof_drops_received_data(peer: Make, window: Make) -> None:
 
 
 def test_eof_drops_inflated_data(peer: Make, window: Make) -> None:
-    fed = peer(LumberjackServerSession(Limits(turn_events=3)))
+    fed = peer(LumberjackServerSession(LumberjackLimits(turn_events=3)))
     fed.take(fed.session.receive_data(window(50, compressed=True)))
     fed.take(fed.session.process(fed.session.needs))
     assert fed.session.buffered > 0
@@ -643,16 +647,18 @@ def test_turn_bytes_limit_is_exact(peer: Make, window: Make) -> None:
     last = announce(1) + doc(9)
     data = announce(2) + doc(1) + pairs(2, (b"k", b"v")) + window(1, version=2, topic="b") + announce(0)
     for size, events, more in [(len(data), 3, True), (len(data + last), 4, False)]:
-        fed = peer(LumberjackServerSession(Limits(turn_bytes=size)))
+        fed = peer(LumberjackServerSession(LumberjackLimits(turn_bytes=size)))
         fed.take(fed.session.receive_data(data + last))
         assert (len(fed.events), fed.session.more_work) == (events, more)
 
 
 def test_topic_is_found_at_the_configured_path(peer: Make) -> None:
-    session = LumberjackServerSession(Limits(topic=(b"a", b"b")))
+    session = LumberjackServerSession(LumberjackLimits(topic=(b"a", b"b")))
     fed = peer(session).feed(doc(1, b'{"a":{"b":"t"}}') + doc(2, b'{"b":"t"}') + pairs(3, (b"a", b"b")))
     assert [topic for *_, topic, _ in fed.events] == ["t", None, None]
-    assert [topic for *_, topic, _ in peer(LumberjackServerSession(Limits(topic=()))).feed(doc(1)).events] == [None]
+    assert [
+        topic for *_, topic, _ in peer(LumberjackServerSession(LumberjackLimits(topic=()))).feed(doc(1)).events
+    ] == [None]
 
 
 # Random streams
@@ -680,7 +686,7 @@ def test_events_depend_neither_on_chunking_nor_on_turns(
     for cut in cuts:
         chunks.append(rest[:cut])
         rest = rest[cut:]
-    limits = Limits(turn_events=events, turn_bytes=size)
+    limits = LumberjackLimits(turn_events=events, turn_bytes=size)
     fed = peer(LumberjackServerSession(limits)).feed(*chunks, rest)
     assert (fed.events, fed.causes) == (wanted.events, wanted.causes)
     # Events without a window are acknowledged as they become durable, so the chunking decides how often, and whether
@@ -692,7 +698,7 @@ def test_events_depend_neither_on_chunking_nor_on_turns(
 
 def test_max_inflated_limit_is_exact(peer: Make) -> None:
     for most, causes in ((100, []), (99, ["decompression-bomb"])):
-        fed = peer(LumberjackServerSession(Limits(max_inflated=most)))
+        fed = peer(LumberjackServerSession(LumberjackLimits(max_inflated=most)))
         assert fed.feed(announce(1) + packed(doc(1, b"x" * 90))).causes == causes
 
 
@@ -710,7 +716,7 @@ def test_inflating_as_a_stream_yields_the_same_events(
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (("PIECE", piece), ("WHOLE", piece), ("SLICE", piece + 2), ("_INPUT", piece // 2 + 1)):
             patch.setattr(inflate, name, value)
-        limits = Limits(turn_events=events, turn_bytes=10 * events, turn_inflated=piece)
+        limits = LumberjackLimits(turn_events=events, turn_bytes=10 * events, turn_inflated=piece)
         fed = peer(LumberjackServerSession(limits)).feed(*chunks, rest)
     assert fed.causes or not wanted.causes, "a violation may be found earlier"
     assert fed.events[: len(wanted.events)] == wanted.events, (

@@ -13,7 +13,6 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import ConnectError, ConnectionDone
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.task import Clock
-from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -42,9 +41,9 @@ from fyrehose.protocols.relink.handshake import Hello, Terms
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.registry import Registry
 from fyrehose.protocols.relink.server import RelinkFactory
-from fyrehose.protocols.relink.settings import Settings
+from fyrehose.protocols.relink.settings import RelinkSettings
 from fyrehose.records import Run
-from fyrehose.testing import MemoryJournal
+from fyrehose.testing import MemoryJournal, Transport
 
 
 @attrs.frozen(kw_only=True)
@@ -207,14 +206,10 @@ def torture(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module
 
 
-class Transport(StringTransport):
-    """A TCP transport that records whether it was aborted, and has a certificate."""
+class CertifiedTransport(Transport):
+    """A transport whose peer has a certificate."""
 
-    aborted = False
     certificate: Any = None
-
-    def abortConnection(self) -> None:
-        self.aborted = True
 
     def getPeerCertificate(self) -> Any:
         return self.certificate
@@ -269,7 +264,7 @@ class Server:
 
     journal: MemoryJournal
     clock: Clock
-    settings: Settings
+    settings: RelinkSettings
     limits: PeerLimits = attrs.field(factory=PeerLimits)
     rules: StreamRules = UNLIMITED
     now: int = 1_000_000
@@ -310,7 +305,7 @@ class Server:
         """Return a connector before its first byte."""
         address = IPv4Address("TCP", host, 5000)
         protocol = self.factory.buildProtocol(address)
-        transport = Transport(peerAddress=address)
+        transport = CertifiedTransport(peerAddress=address)
         transport.certificate = certificate
         wanted = old.terms if old else Terms(endpoint=name, **{"connector_size": 1, **terms})
         if hello is None:
@@ -346,7 +341,7 @@ def make_server() -> Any:
     def make(
         auto: bool = True, limits: PeerLimits | None = None, rules: StreamRules = UNLIMITED, **settings: str
     ) -> Server:
-        built = build(Settings, "relink", {"refusal_delay": "0", **settings})
+        built = build(RelinkSettings, "relink", {"refusal_delay": "0", **settings})
         server = Server(MemoryJournal(auto=auto), Clock(), built, limits or PeerLimits(), rules)
         server.start()
         made.append(server)
@@ -407,11 +402,24 @@ class Wire:
             if one is not None:
                 one.connectionLost(Failure(ConnectionDone()))
 
+    def lose_link(self) -> None:
+        """Make the server forget all links, and cut the connection."""
+        registry = self.server.registry
+        for entry in list(registry.entries.values()):
+            registry.discard(entry)
+        self.cut()
+
     def crash(self) -> None:
         """Crash the server, start another one, and lose the connection."""
         near, self.near, self.far = self.near, None, None
         self.server.restart()
         near.connectionLost(Failure(ConnectionDone()))
+
+
+@pytest.fixture(scope="session")
+def make_wire() -> type[Wire]:
+    """Return the class of endpoints: ``make_wire(server)``."""
+    return Wire
 
 
 @pytest.fixture

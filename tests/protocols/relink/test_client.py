@@ -13,7 +13,7 @@ from fyrehose.protocols.relink.client import backoff
 from fyrehose.protocols.relink.events import Resulted, UnknownOutcome
 from fyrehose.protocols.relink.frames import Ack, Op
 from fyrehose.protocols.relink.handshake_events import HelloReceived
-from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.limits import LinkLimits
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.server_session import ListenerSession
 
@@ -92,7 +92,7 @@ def test_multicast_fires_when_all_channels_have_consumed_it(make_client: Any) ->
 
 
 def test_ready_fires_when_the_window_has_room(make_client: Any) -> None:
-    client, wire = make_client(limits=Limits(window=2))
+    client, wire = make_client(limits=LinkLimits(window=2))
     for payload in (b"0", b"1"):
         client.send(payload)
     with pytest.raises(LocalProtocolError, match="room"):
@@ -105,7 +105,7 @@ def test_ready_fires_when_the_window_has_room(make_client: Any) -> None:
 
 
 def test_callback_of_ready_that_closes_the_client_fails_the_others(make_client: Any) -> None:
-    client, wire = make_client(limits=Limits(window=1))
+    client, wire = make_client(limits=LinkLimits(window=1))
     client.send(b"0")
     first = client.ready()
     second = outcome(client.ready())

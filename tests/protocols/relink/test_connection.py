@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fyrehose.protocols.relink.frames import PING
-from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.limits import LinkLimits
 
 
 def test_silent_listener_is_pinged_then_dropped(make_client: Any) -> None:
@@ -49,7 +49,7 @@ def test_protocol_violation_of_the_listener_loses_the_link(make_client: Any) -> 
 def test_paused_client_stops_reading(make_client: Any) -> None:
     got: list[bytes] = []
     client, wire = make_client(
-        "subscribe:s@0", on_message=lambda channel, seq, parts: got.append(parts[0]), limits=Limits(backlog=2)
+        "subscribe:s@0", on_message=lambda channel, seq, parts: got.append(parts[0]), limits=LinkLimits(backlog=2)
     )
     client.pause()
     wire.server.publish("s", *(b"%d" % i for i in range(6)))

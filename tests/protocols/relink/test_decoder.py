@@ -25,16 +25,16 @@ from fyrehose.protocols.relink.frames import (
     Operation,
     Packet,
 )
-from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.limits import LinkLimits
 from fyrehose.protocols.relink.messages import column_of
 from fyrehose.testing import every_chunking
 
 IDS = {0: (0,), 1: (0, 255), 2: (0, 65_535), 4: (0, (1 << 32) - 1), 8: (0, (1 << 64) - 1)}
 
 
-def decode(chunks: list[bytes], sender: int = 0, receiver: int = 0, limits: Limits | None = None) -> list[Any]:
+def decode(chunks: list[bytes], sender: int = 0, receiver: int = 0, limits: LinkLimits | None = None) -> list[Any]:
     """Return the packets, followed by the cause if the last one is refused."""
-    decoder = Decoder(sender, receiver, limits or Limits())
+    decoder = Decoder(sender, receiver, limits or LinkLimits())
     found: list[Any] = []
     for chunk in chunks:
         decoder.feed(chunk)

@@ -10,7 +10,7 @@ from fyrehose.interfaces import JournalState
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.endpoints import first_anchor, stream_seq
 from fyrehose.protocols.relink.frames import SHUTDOWN, Message
-from fyrehose.protocols.relink.names import Place
+from fyrehose.protocols.relink.names import EndpointName
 from fyrehose.protocols.relink.parts import CONTENT_TYPE, join
 
 
@@ -26,8 +26,8 @@ def test_anchors_map_channel_numbers_to_stream_numbers(make_server: Any) -> None
     server = make_server()
     server.publish("s", b"1", b"2", b"3")
     for after, first in ((None, 4), (0, 1), (2, 3), (3, 4), (99, 4)):
-        assert first_anchor(server.broker, Place(stream="s", subscribe=True, after=after)) == [(0, first)]
-    assert first_anchor(server.broker, Place(stream="s", subscribe=False)) == []
+        assert first_anchor(server.broker, EndpointName(stream="s", subscribe=True, after=after)) == [(0, first)]
+    assert first_anchor(server.broker, EndpointName(stream="s", subscribe=False)) == []
     assert [stream_seq([(0, 5), (3, 20)], seq) for seq in (0, 2, 3, 4)] == [5, 7, 20, 21]
 
 

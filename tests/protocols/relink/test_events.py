@@ -7,12 +7,12 @@ import pytest
 
 from fyrehose.errors import PublishError
 from fyrehose.protocols.relink import events
-from fyrehose.protocols.relink.messages import Messages, column_of
+from fyrehose.protocols.relink.messages import MessageSequence, column_of
 
 
 def test_events_are_immutable_values() -> None:
-    one = events.Received(channel=1, first=2, messages=Messages.of((b"x",)))
-    assert one == events.Received(channel=1, first=2, messages=Messages((column_of([b"x"]),)))
+    one = events.Received(channel=1, first=2, messages=MessageSequence.of((b"x",)))
+    assert one == events.Received(channel=1, first=2, messages=MessageSequence((column_of([b"x"]),)))
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         one.first = 3  # type: ignore[misc]
     assert not events.Unknown(channel=1, seq=2, parts=(), decided=False).decided

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fyrehose.protocols.relink.frames import Message, Op, Operation
 from fyrehose.protocols.relink.handshake import Terms
 from fyrehose.protocols.relink.inbound import SCAN_LIMIT
-from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.limits import LinkLimits
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.messages import column_of
 from fyrehose.protocols.relink.receiving import OVERHEAD
@@ -14,7 +14,7 @@ from fyrehose.protocols.relink.receiving import OVERHEAD
 def backlog(channels: int = 0, transactional: bool = False, **limits: int) -> Link:
     """Return a link on which the peer has opened *channels* channels without messages."""
     terms = Terms(endpoint="e", connector_size=1, connector_transactions=transactional)
-    link = Link(terms, False, 1, 1, Limits(**{"backlog": 6, "backlog_size": 1_000, "message_size": 100, **limits}))
+    link = Link(terms, False, 1, 1, LinkLimits(**{"backlog": 6, "backlog_size": 1_000, "message_size": 100, **limits}))
     for id_ in range(channels):
         link.accept(id_, (), 0, ())
     return link

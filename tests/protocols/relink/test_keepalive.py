@@ -7,7 +7,7 @@ from typing import Any
 from twisted.internet.task import Clock
 
 from fyrehose.net.lifecycle import Timers
-from fyrehose.protocols.relink.keepalive import KeepAlive
+from fyrehose.protocols.relink.keepalive import KeepAliveTimer
 
 
 def test_silent_peer_is_pinged_and_then_given_up() -> None:
@@ -16,7 +16,7 @@ def test_silent_peer_is_pinged_and_then_given_up() -> None:
     def note(*what: Any) -> None:
         done.append((clock.seconds(), *what))
 
-    keepalive = KeepAlive(Timers(clock), 15, 45, note, note, lambda: bool(paused))
+    keepalive = KeepAliveTimer(Timers(clock), 15, 45, note, note, lambda: bool(paused))
     keepalive.start()
     clock.pump([10])
     keepalive.heard()
@@ -29,7 +29,9 @@ def test_silent_peer_is_pinged_and_then_given_up() -> None:
 
 def test_peer_is_pinged_but_not_given_up_while_it_is_not_read() -> None:
     clock, pings = Clock(), []
-    keepalive = KeepAlive(Timers(clock), 15, 45, lambda: pings.append(clock.seconds()), lambda _: 1 / 0, lambda: True)
+    keepalive = KeepAliveTimer(
+        Timers(clock), 15, 45, lambda: pings.append(clock.seconds()), lambda _: 1 / 0, lambda: True
+    )
     keepalive.start()
     clock.pump([1] * 100)
     assert pings == [15, 30, 45, 60, 75, 90]

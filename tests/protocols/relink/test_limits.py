@@ -14,8 +14,8 @@ import pytest
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.frames import PING, Ack, Acknowledgement, Message, Op, Operation
 from fyrehose.protocols.relink.handshake import Hello, Terms, pack_version
-from fyrehose.protocols.relink.limits import Limits
-from fyrehose.protocols.relink.settings import Settings
+from fyrehose.protocols.relink.limits import LinkLimits
+from fyrehose.protocols.relink.settings import RelinkSettings
 from fyrehose.records import Run
 
 
@@ -24,13 +24,13 @@ def message(channel: int = 0, size: int = 2, parts: tuple[bytes, ...] = (b"x",))
 
 
 def test_default_limits() -> None:
-    limits = Limits()
+    limits = LinkLimits()
     assert (limits.targets, limits.parts, limits.sent_size) == (1_024, 1_024, 16 << 20)
-    assert limits.message_size == Settings().limits.message_size == 16 << 20
-    assert Settings().limits.sent_size == (16 << 20) + 64, "the largest record, with its number"
+    assert limits.message_size == RelinkSettings().limits.message_size == 16 << 20
+    assert RelinkSettings().limits.sent_size == (16 << 20) + 64, "the largest record, with its number"
     assert (limits.channels, limits.backlog, limits.backlog_size, limits.window) == (4_096, 1_024, 16 << 20, 1_024)
     assert limits.results == 256
-    settings = Settings()
+    settings = RelinkSettings()
     assert (settings.max_links, settings.link_memory) == (10_000, 256 << 20)
     assert (settings.retention, settings.unused_retention, settings.handshake_timeout) == (300.0, 10.0, 10.0)
     assert (settings.ping_after, settings.drop_after) == (15.0, 45.0)
@@ -297,8 +297,8 @@ def test_threat_slow_handshake_and_silence(make_server: Any) -> None:
 
 def test_threat_missing_pongs(make_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results are kept until a ping is answered, up to a number of runs: 4,096 by default, 50 here."""
-    assert Limits().result_runs == 4_096
-    monkeypatch.setattr(Settings, "limits", property(lambda settings: Limits(result_runs=50)))
+    assert LinkLimits().result_runs == 4_096
+    monkeypatch.setattr(RelinkSettings, "limits", property(lambda settings: LinkLimits(result_runs=50)))
     server = make_server()
     server.broker.restrict("s", 3)
     peer = server.linked(connector_size=2, connector_transactions=True)
@@ -316,10 +316,10 @@ def test_threat_missing_pongs(make_server: Any, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("size", "closed"),
     [
-        (Settings().max_message - 8, False),
-        (Settings().max_message - 1, False),
-        (Settings().max_message, False),
-        (Settings().max_message + 1, True),
+        (RelinkSettings().max_message - 8, False),
+        (RelinkSettings().max_message - 1, False),
+        (RelinkSettings().max_message, False),
+        (RelinkSettings().max_message + 1, True),
     ],
 )
 def test_message_size_limit_is_inclusive(make_server: Any, size: int, *, closed: bool) -> None:
@@ -333,14 +333,14 @@ def test_message_size_limit_is_inclusive(make_server: Any, size: int, *, closed:
 
 def test_subscriber_gets_at_most_a_window_of_messages(make_server: Any) -> None:
     server = make_server()
-    server.broker.publish([Run.of("s", [b"x"] * (Settings().window + 1), source="test")])
+    server.broker.publish([Run.of("s", [b"x"] * (RelinkSettings().window + 1), source="test")])
     peer = server.linked("subscribe:s@0", listener_size=0)
     for _ in range(20):
         server.clock.advance(0)
         peer.talk()
-    assert peer.link.receiving[0].next == Settings().window
+    assert peer.link.receiving[0].next == RelinkSettings().window
     peer.link.consume(0, 0)
     for _ in range(20):
         peer.talk()
         server.clock.advance(0)
-    assert peer.link.receiving[0].next == Settings().window + 1
+    assert peer.link.receiving[0].next == RelinkSettings().window + 1

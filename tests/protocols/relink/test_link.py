@@ -21,13 +21,13 @@ from fyrehose.protocols.relink.frames import (
     Operation,
 )
 from fyrehose.protocols.relink.handshake import Terms
-from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.limits import LinkLimits
 from fyrehose.protocols.relink.link import Link
-from fyrehose.protocols.relink.messages import Messages, column_of
+from fyrehose.protocols.relink.messages import MessageSequence, column_of
 
 
 def link(attached: bool = True, **more: Any) -> Link:
-    limits = Limits(**more.pop("limits", {}))
+    limits = LinkLimits(**more.pop("limits", {}))
     keep = {key: more.pop(key) for key in ("durable", "kept") if key in more}
     result = Link(Terms(endpoint="e", connector_size=1, listener_size=1, **more), True, 1, 2, limits, **keep)
     if attached:
@@ -157,7 +157,7 @@ def test_link_ends_after_all_channels_are_closed() -> None:
         ours.send((1,), (b"x",))
     ours.close(0)
     ours.receive(Acknowledgement(kind=Ack.CONSUMED, channels=(0,)))
-    assert ours.receive(Acknowledgement(kind=Ack.CLOSED, channels=(0,))) == [events.Closed(channel=0)]
+    assert ours.receive(Acknowledgement(kind=Ack.CLOSED, channels=(0,))) == [events.ChannelClosed(channel=0)]
     assert SHUTDOWN in packets(ours)
     assert ours.receive(SHUTDOWN) == [events.PeerShutdown()], "the peer's open channel continues"
     ours.receive(Operation(kind=Op.CLOSE, channels=(5,)))
@@ -233,8 +233,8 @@ def test_gathered_messages_are_handled_by_channel() -> None:
     packet = Gathered(runs=((7, column_of([b"a", b"b"])), (8, column_of([b"c"]))))
     assert ours.accepts([7, 8])
     assert ours.receive(packet) == [
-        events.Received(channel=7, first=0, messages=Messages.of((b"a",), (b"b",))),
-        events.Received(channel=8, first=0, messages=Messages.of((b"c",))),
+        events.Received(channel=7, first=0, messages=MessageSequence.of((b"a",), (b"b",))),
+        events.Received(channel=8, first=0, messages=MessageSequence.of((b"c",))),
     ]
     ours.acknowledge()
     assert [(ack.channels, ack.number) for ack in packets(ours)] == [((7,), 1), ((8,), 0)]

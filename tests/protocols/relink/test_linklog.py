@@ -10,7 +10,7 @@ from fyrehose.protocols.relink import linklog
 from fyrehose.protocols.relink.handshake import Terms
 from fyrehose.protocols.relink.linklog import (
     SOURCE,
-    Kind,
+    RecordKind,
     name_of,
     pack,
     pack_checkpoint,
@@ -60,17 +60,17 @@ def test_names_are_deterministic_and_distinct() -> None:
 
 
 def test_empty_stream_has_no_links() -> None:
-    assert recover(lambda *a: (), "l", (1, 0)) == linklog.Recovered()
+    assert recover(lambda *a: (), "l", (1, 0)) == linklog.SavedLinks()
 
 
 def test_recovery_applies_all_record_kinds() -> None:
     checkpoint = pack_checkpoint(5, [entry(1), entry(2)])
     more = [
-        pack(Kind.ENTRY, 5, 1, entry(3)),
-        pack(Kind.DELTA, 5, 1, b"\1" * 8 + b"a"),
-        pack(Kind.DELTA, 5, 1, b"\1" * 8 + b"b"),
-        pack(Kind.DELTA, 5, 1, b"\x99" * 8 + b"of nobody"),
-        pack(Kind.GONE, 5, 1, b"\2" * 8 + b"\x98" * 8),
+        pack(RecordKind.ENTRY, 5, 1, entry(3)),
+        pack(RecordKind.DELTA, 5, 1, b"\1" * 8 + b"a"),
+        pack(RecordKind.DELTA, 5, 1, b"\1" * 8 + b"b"),
+        pack(RecordKind.DELTA, 5, 1, b"\x99" * 8 + b"of nobody"),
+        pack(RecordKind.GONE, 5, 1, b"\2" * 8 + b"\x98" * 8),
     ]
     found = written((SOURCE, checkpoint), (SOURCE, more))()
     assert found.epoch == 5
@@ -80,7 +80,9 @@ def test_recovery_applies_all_record_kinds() -> None:
 
 def test_recovery_begins_at_the_last_checkpoint() -> None:
     old = [b"garbage of a version that nobody knows"]
-    found = written((SOURCE, old), (SOURCE, pack_checkpoint(5, [entry(1)])), (SOURCE, [pack(Kind.GONE, 5, 2, b"")]))()
+    found = written(
+        (SOURCE, old), (SOURCE, pack_checkpoint(5, [entry(1)])), (SOURCE, [pack(RecordKind.GONE, 5, 2, b"")])
+    )()
     assert sorted(found.links) == [b"\1" * 8]
 
 
@@ -89,36 +91,36 @@ def test_checkpoint_of_several_records(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = pack_checkpoint(5, [entry(number) for number in range(5)])
     assert len(pieces) == 5
     assert len(written((SOURCE, pieces))().links) == 5
-    assert len(written((SOURCE, pieces), (SOURCE, [pack(Kind.GONE, 5, 1, b"")]))().links) == 5
+    assert len(written((SOURCE, pieces), (SOURCE, [pack(RecordKind.GONE, 5, 1, b"")]))().links) == 5
 
 
 def test_records_of_other_sources_are_skipped() -> None:
-    forged = [pack(Kind.GONE, 5, 1, b"\1" * 8)] * 9
+    forged = [pack(RecordKind.GONE, 5, 1, b"\1" * 8)] * 9
     found = written(("figg", forged), (SOURCE, pack_checkpoint(5, [entry(1)])), ("figg", forged))()
     assert sorted(found.links) == [b"\1" * 8]
-    assert written(("figg", forged))() == linklog.Recovered()
+    assert written(("figg", forged))() == linklog.SavedLinks()
 
 
 @pytest.mark.parametrize(
     "damaged",
     [
-        [pack(Kind.ENTRY, 5, 1, b"too short")],
-        [b"\x09" + pack(Kind.GONE, 5, 1, b"")[1:]],
-        [pack(Kind.GONE, 6, 1, b"")],
+        [pack(RecordKind.ENTRY, 5, 1, b"too short")],
+        [b"\x09" + pack(RecordKind.GONE, 5, 1, b"")[1:]],
+        [pack(RecordKind.GONE, 6, 1, b"")],
     ],
 )
 def test_damaged_record_loses_all_links_but_not_the_epoch(damaged: list[bytes]) -> None:
-    found = written((SOURCE, pack_checkpoint(5, [entry(1)])), (SOURCE, [*damaged, pack(Kind.GONE, 5, 1, b"")]))()
+    found = written((SOURCE, pack_checkpoint(5, [entry(1)])), (SOURCE, [*damaged, pack(RecordKind.GONE, 5, 1, b"")]))()
     assert (found.epoch, found.links) == (5, None)
 
 
 def test_missing_checkpoint_loses_all_links() -> None:
-    runs = (SOURCE, pack_checkpoint(5, [entry(1)])), (SOURCE, [pack(Kind.GONE, 5, 1, b"")])
+    runs = (SOURCE, pack_checkpoint(5, [entry(1)])), (SOURCE, [pack(RecordKind.GONE, 5, 1, b"")])
     made = Run.of("l", runs[1][1], source=SOURCE).numbered(2, 1)
     found = recover(lambda stream, start, size: (made,) if start <= 2 else (), "l", (2, 2))
     assert (found.epoch, found.links) == (5, None)
 
 
-@pytest.mark.parametrize("last", [b"", b"\1", pack(Kind.CHECKPOINT, 5, 0, b"\0")])
+@pytest.mark.parametrize("last", [b"", b"\1", pack(RecordKind.CHECKPOINT, 5, 0, b"\0")])
 def test_invalid_last_record_loses_all_links(last: bytes) -> None:
-    assert written((SOURCE, pack_checkpoint(5, [entry(1)])), (SOURCE, [last]))() == linklog.Recovered()
+    assert written((SOURCE, pack_checkpoint(5, [entry(1)])), (SOURCE, [last]))() == linklog.SavedLinks()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fyrehose.protocols.relink.messages import Messages, cut, parts_of, piece_of
+from fyrehose.protocols.relink.messages import MessageSequence, cut, parts_of, piece_of
 from fyrehose.protocols.relink.parts import CONTENT_TYPE, join
 from fyrehose.records import Column, Run, column_of
 
@@ -20,9 +20,9 @@ def test_columns_can_be_cut(payloads: list[bytes], count: int) -> None:
 
 
 def test_equality_does_not_depend_on_pieces() -> None:
-    whole = Messages((column_of([b"a", b"b"]), ((b"c", b"d"),)))
-    assert whole == Messages.of((b"a",), (b"b",), (b"c", b"d"))
-    assert whole != Messages.of((b"a",), (b"b",))
+    whole = MessageSequence((column_of([b"a", b"b"]), ((b"c", b"d"),)))
+    assert whole == MessageSequence.of((b"a",), (b"b",), (b"c", b"d"))
+    assert whole != MessageSequence.of((b"a",), (b"b",))
     assert whole != [(b"a",), (b"b",), (b"c", b"d")]
     assert len(whole) == 3
     assert cut(((b"a",), (b"b", b"c")), 1) == (((b"a",),), ((b"b", b"c"),))
@@ -31,7 +31,7 @@ def test_equality_does_not_depend_on_pieces() -> None:
 @pytest.mark.parametrize("columns", [False, True])
 def test_runs_keep_order_and_numbers(columns: bool) -> None:
     begin = (column_of([b"a"]), column_of([b"b"])) if columns else (((b"a",), (b"b",)),)
-    messages = Messages((*begin, ((), (b"c", b"d")), ((b"e",),)))
+    messages = MessageSequence((*begin, ((), (b"c", b"d")), ((b"e",),)))
     runs = messages.runs(10, "s", source="relink", producer="p", topic="t")
     assert [(run.producer_seq, run.content_type, [*map(bytes, run.payloads())]) for run in runs] == [
         (10, None, [b"a", b"b"]),
@@ -43,7 +43,7 @@ def test_runs_keep_order_and_numbers(columns: bool) -> None:
 
 def test_run_of_one_column_shares_its_bytes() -> None:
     column = column_of([b"a", b"b"])
-    (run,) = Messages((column,)).runs(0, "s", source="relink", producer="p", topic="t")
+    (run,) = MessageSequence((column,)).runs(0, "s", source="relink", producer="p", topic="t")
     assert run.payload is column.payload
     assert run.lengths is column.lengths
 

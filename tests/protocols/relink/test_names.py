@@ -6,28 +6,28 @@ import pytest
 
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.relink.handshake import Terms
-from fyrehose.protocols.relink.names import Place, parse, publish_name, subscribe_name
+from fyrehose.protocols.relink.names import EndpointName, parse, publish_name, subscribe_name
 
 
 @pytest.mark.parametrize(
     ("name", "place"),
     [
-        ("publish:a", Place(stream="a", subscribe=False)),
-        ("publish:a@5", Place(stream="a@5", subscribe=False)),
-        ("publish:50%", Place(stream="50%", subscribe=False)),
-        ("publish:a%3Fb", Place(stream="a?b", subscribe=False)),
-        ("subscribe:a", Place(stream="a", subscribe=True)),
-        ("subscribe:a@0", Place(stream="a", subscribe=True, after=0)),
-        ("subscribe:a@b", Place(stream="a@b", subscribe=True)),
-        ("subscribe:a@b@7", Place(stream="a@b", subscribe=True, after=7)),
-        ("subscribe:a%407", Place(stream="a@7", subscribe=True)),
-        ("subscribe:a?seq", Place(stream="a", subscribe=True, seqs=True)),
-        ("subscribe:a@7?seq", Place(stream="a", subscribe=True, after=7, seqs=True)),
-        ("subscribe:%C3%A9@7?seq", Place(stream="é", subscribe=True, after=7, seqs=True)),
-        ("publish:é:x", Place(stream="é:x", subscribe=False)),
+        ("publish:a", EndpointName(stream="a", subscribe=False)),
+        ("publish:a@5", EndpointName(stream="a@5", subscribe=False)),
+        ("publish:50%", EndpointName(stream="50%", subscribe=False)),
+        ("publish:a%3Fb", EndpointName(stream="a?b", subscribe=False)),
+        ("subscribe:a", EndpointName(stream="a", subscribe=True)),
+        ("subscribe:a@0", EndpointName(stream="a", subscribe=True, after=0)),
+        ("subscribe:a@b", EndpointName(stream="a@b", subscribe=True)),
+        ("subscribe:a@b@7", EndpointName(stream="a@b", subscribe=True, after=7)),
+        ("subscribe:a%407", EndpointName(stream="a@7", subscribe=True)),
+        ("subscribe:a?seq", EndpointName(stream="a", subscribe=True, seqs=True)),
+        ("subscribe:a@7?seq", EndpointName(stream="a", subscribe=True, after=7, seqs=True)),
+        ("subscribe:%C3%A9@7?seq", EndpointName(stream="é", subscribe=True, after=7, seqs=True)),
+        ("publish:é:x", EndpointName(stream="é:x", subscribe=False)),
     ],
 )
-def test_valid_endpoint_names_are_parsed(name: str, place: Place) -> None:
+def test_valid_endpoint_names_are_parsed(name: str, place: EndpointName) -> None:
     assert parse(Terms(endpoint=name)) == place
 
 
@@ -59,6 +59,6 @@ def test_invalid_endpoint_names_are_refused(name: str) -> None:
 @pytest.mark.parametrize("after", [None, 0, 7])
 @pytest.mark.parametrize("seqs", [False, True])
 def test_escaped_stream_names_round_trip(stream: str, after: int | None, seqs: bool) -> None:
-    assert parse(Terms(endpoint=publish_name(stream))) == Place(stream=stream, subscribe=False)
-    place = Place(stream=stream, subscribe=True, after=after, seqs=seqs)
+    assert parse(Terms(endpoint=publish_name(stream))) == EndpointName(stream=stream, subscribe=False)
+    place = EndpointName(stream=stream, subscribe=True, after=after, seqs=seqs)
     assert parse(Terms(endpoint=subscribe_name(stream, after, seqs=seqs))) == place

@@ -7,7 +7,7 @@ import pytest
 from fyrehose.errors import LocalProtocolError
 from fyrehose.protocols.relink.frames import Op
 from fyrehose.protocols.relink.handshake import Terms
-from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.limits import LinkLimits
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.outbound import Outbound
 
@@ -22,7 +22,7 @@ def test_messages_of_a_lost_link_are_reported_unless_they_were_rolled_back() -> 
 
 
 def test_full_window_refuses_a_multicast_on_all_of_its_channels() -> None:
-    link: Outbound = Link(Terms(endpoint="e", connector_size=1), True, limits=Limits(window=1))
+    link: Outbound = Link(Terms(endpoint="e", connector_size=1), True, limits=LinkLimits(window=1))
     link.send((2,), (b"x",))
     with pytest.raises(LocalProtocolError, match="window of channel 2"):
         link.send((1, 2), (b"y",))

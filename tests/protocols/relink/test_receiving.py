@@ -12,10 +12,10 @@ import pytest
 
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.relink.frames import Ack
-from fyrehose.protocols.relink.messages import Messages
+from fyrehose.protocols.relink.messages import MessageSequence
 from fyrehose.protocols.relink.receiving import OVERHEAD, ReceiveChannel
 from fyrehose.protocols.relink.sending import MAX_WINDOW as MAX_UNDECIDED
-from fyrehose.protocols.relink.tables import Event, Receiving
+from fyrehose.protocols.relink.tables import ChannelEvent, Receiving
 from fyrehose.records import Column, column_of
 
 
@@ -35,8 +35,8 @@ def short(packets: list[Any]) -> list[tuple[str, int | None]]:
 def test_decide_returns_messages_in_order() -> None:
     got = channel(4)
     assert got.undecided == 4
-    assert got.decide(None) == (0, 0, Messages.of((b"0",)))
-    assert got.decide(2) == (1, 2, Messages.of((b"1",), (b"2",)))
+    assert got.decide(None) == (0, 0, MessageSequence.of((b"0",)))
+    assert got.decide(2) == (1, 2, MessageSequence.of((b"1",), (b"2",)))
     assert got.decide(1) is None
     assert (got.waiting, got.undecided) == (3, 1)
     with pytest.raises(RemoteProtocolError, match="operation-on-unreceived"):
@@ -180,7 +180,7 @@ def test_rewind_forgets_messages_that_are_not_durable() -> None:
     got = channel(6, decided=4)
     got.stage(1, Ack.COMMITTED)
     got.settle(0)
-    got.advance(Event.CLOSE)
+    got.advance(ChannelEvent.CLOSE)
     got.leaving = True
     assert got.rewind() == 50
     assert (got.next, got.dec, got.done, got.consumed, got.mode) == (1, 0, 0, 0, Receiving.OPEN)
@@ -201,9 +201,9 @@ def test_runs_are_split_at_decisions() -> None:
     got = channel()
     assert accept(got, b"a", b"bc", b"") == 0
     assert accept(got, b"d", b"efg") == 3
-    assert got.decide(1) == (0, 1, Messages((column(b"a", b"bc"),)))
-    assert got.decide(3) == (2, 3, Messages((column(b""), column(b"d"))))
-    assert got.decide(None) == (4, 4, Messages.of((b"efg",)))
+    assert got.decide(1) == (0, 1, MessageSequence((column(b"a", b"bc"),)))
+    assert got.decide(3) == (2, 3, MessageSequence((column(b""), column(b"d"))))
+    assert got.decide(None) == (4, 4, MessageSequence.of((b"efg",)))
     assert got.undecided == 0
 
 
@@ -225,7 +225,7 @@ def test_cost_of_runs_is_released_exactly(cuts: tuple[int, ...]) -> None:
 
 def test_closing_channel_refuses_messages() -> None:
     got = channel(1, transactional=False)
-    got.advance(Event.CLOSE)
+    got.advance(ChannelEvent.CLOSE)
     assert not got.exhausted
     for late in (lambda: got.accept(((),), 1, (0,)), lambda: got.accept_dropped(1)):
         with pytest.raises(RemoteProtocolError, match="message-after-close"):
@@ -233,7 +233,7 @@ def test_closing_channel_refuses_messages() -> None:
     got.stage(0, None)
     got.settle(0)
     assert got.exhausted
-    got.advance(Event.PING)
+    got.advance(ChannelEvent.PING)
     got.detach()
     assert got.exhausted, "the barrier ping has to be sent again"
 
@@ -254,7 +254,7 @@ def test_dropped_messages_are_numbered_and_cost_nothing() -> None:
     got.accept_dropped(4)
     assert (got.next, got.undecided, got.dropped) == (9, 9, 3)
     first, last, messages = got.decide(1)  # type: ignore[misc]
-    assert (first, last, messages) == (0, 1, Messages.of((b"a",), (b"b",)))
+    assert (first, last, messages) == (0, 1, MessageSequence.of((b"a",), (b"b",)))
     assert got.decide(4) == (2, 4, None), "one message was dropped, so none of them can be committed"
     got.stage(1, Ack.COMMITTED)
     got.stage(4, Ack.UNCOMMITTED)
@@ -264,7 +264,7 @@ def test_dropped_messages_are_numbered_and_cost_nothing() -> None:
     got.stage(8, None)
     assert got.settle(8)[1] == 0
     got.accept(((b"d",),), OVERHEAD + 1, (1,))
-    assert got.decide(None) == (9, 9, Messages.of((b"d",)))
+    assert got.decide(None) == (9, 9, MessageSequence.of((b"d",)))
 
 
 def test_any_number_of_messages_that_are_not_kept_takes_no_memory() -> None:
@@ -423,7 +423,9 @@ class History:
         if not decided:
             assert found is None
         else:
-            wanted = Messages.of(*((one.payload,) for one in decided)) if all(one.kept for one in decided) else None
+            wanted = (
+                MessageSequence.of(*((one.payload,) for one in decided)) if all(one.kept for one in decided) else None
+            )
             assert found == (first, last, wanted)
 
     def stage(self) -> None:

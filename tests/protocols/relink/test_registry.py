@@ -11,7 +11,7 @@ from fyrehose.interfaces import JournalState
 from fyrehose.protocols.relink import registry as module
 from fyrehose.protocols.relink.frames import Op
 from fyrehose.protocols.relink.inbound import CHANNEL_MEMORY
-from fyrehose.protocols.relink.linklog import SOURCE, Kind, pack
+from fyrehose.protocols.relink.linklog import SOURCE, RecordKind, pack
 
 STREAM = ".relink/x"
 
@@ -37,7 +37,7 @@ def test_lost_links_advance_the_epoch_even_if_the_clock_goes_back(make_server: A
     server = make_server()
     peer = used(server, b"x")
     epoch = server.registry.epoch
-    server.broker.publish([module.Run.of(STREAM, [pack(Kind.ENTRY, epoch, 1, b"damaged")], source=SOURCE)])
+    server.broker.publish([module.Run.of(STREAM, [pack(RecordKind.ENTRY, epoch, 1, b"damaged")], source=SOURCE)])
     server.now = 7
     server.restart()
     assert server.registry.epoch == epoch + 1
@@ -53,7 +53,9 @@ def test_invalid_snapshot_loses_the_links(make_server: Any) -> None:
     used(server, b"x")
     (entry,) = server.registry.entries.values()
     body = entry.name + b"\xff"
-    server.broker.publish([module.Run.of(STREAM, [pack(Kind.DELTA, server.registry.epoch, 1, body)], source=SOURCE)])
+    server.broker.publish(
+        [module.Run.of(STREAM, [pack(RecordKind.DELTA, server.registry.epoch, 1, body)], source=SOURCE)]
+    )
     server.restart()
     assert not server.registry.entries
 
@@ -64,7 +66,9 @@ def test_when_one_link_is_damaged_all_are_lost_and_take_no_room(make_server: Any
     for peer in [used(server, b"x") for _ in range(2)]:
         peer.leave()
     body = list(server.registry.entries)[1] + b"\xff"
-    server.broker.publish([module.Run.of(STREAM, [pack(Kind.DELTA, server.registry.epoch, 1, body)], source=SOURCE)])
+    server.broker.publish(
+        [module.Run.of(STREAM, [pack(RecordKind.DELTA, server.registry.epoch, 1, body)], source=SOURCE)]
+    )
     server.restart()
     peers = [used(server, b"y") for _ in range(2)]
     refused = server.linked()

@@ -13,7 +13,7 @@ import pytest
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.relink.frames import Ack, Message, Op, Operation
 from fyrehose.protocols.relink.sending import SendChannel
-from fyrehose.protocols.relink.tables import Event, Sending
+from fyrehose.protocols.relink.tables import ChannelEvent, Sending
 
 
 def channel(count: int = 0, transactional: bool = True, **more: Any) -> SendChannel:
@@ -44,7 +44,7 @@ def test_window_limits_unconsumed_messages() -> None:
     sent.consumed(4)
     with pytest.raises(LocalProtocolError, match="room for 1 messages, not 2"):
         sent.add(((b"x",),) * 2)
-    sent.advance(Event.CLOSE)
+    sent.advance(ChannelEvent.CLOSE)
     assert sent.room == 0
     assert sent.undecided == 0, "plain messages are never undecided"
 
@@ -164,19 +164,19 @@ def test_invalid_acknowledgements_are_refused(do: Any, cause: str) -> None:
 
 def test_closing_channel_resends_close() -> None:
     sent = channel(1, transactional=False)
-    sent.advance(Event.CLOSE)
+    sent.advance(ChannelEvent.CLOSE)
     with pytest.raises(LocalProtocolError, match="closed"):
         sent.add(((b"x",),))
     sent.consumed(None)
-    sent.advance(Event.DRAINED)
+    sent.advance(ChannelEvent.DRAINED)
     assert again(sent) == [("CLOSE", None)]
-    sent.advance(Event.CLOSED)
+    sent.advance(ChannelEvent.CLOSED)
     assert sent.mode is Sending.GONE
 
 
 def test_channel_without_payloads_continues_where_the_peer_reports() -> None:
     sent = channel(5, transactional=False, kept=False)
-    sent.advance(Event.CLOSE)
+    sent.advance(ChannelEvent.CLOSE)
     sent.attach()
     sent.received(2)
     assert list(sent.resend()) == []

@@ -347,7 +347,7 @@ def test_reopened_channel_has_another_producer(make_server: Any) -> None:
         send(peer, round_)
         peer.talk()
         peer.link.close(0)
-        assert events.Closed(channel=0) in peer.talk()
+        assert events.ChannelClosed(channel=0) in peer.talk()
     one, two = server.records()
     assert (one.producer_seq, two.producer_seq) == (0, 0)
     assert one.producer != two.producer
@@ -455,7 +455,7 @@ def test_closed_channel_stays_closed_after_a_restart(make_server: Any) -> None:
     peer.session.receive_eof()
     server.restart()
     again = server.linked(old=peer.link)
-    assert events.Closed(channel=0) in again.events
+    assert events.ChannelClosed(channel=0) in again.events
     send(again, b"b")
     assert again.talk() == [events.Consumed(channel=0, first=0, last=0)]
     assert server.payloads() == [b"a", b"b"]
@@ -903,7 +903,7 @@ def test_channel_is_forgotten_after_its_connection_is_lost(make_server: Any) -> 
     server.journal.commit()
     assert not entry.link.receiving
     again = server.linked(old=peer.link)
-    assert events.Closed(channel=0) in again.events
+    assert events.ChannelClosed(channel=0) in again.events
 
 
 def test_unexpected_error_loses_no_message(

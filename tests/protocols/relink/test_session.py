@@ -24,9 +24,9 @@ from fyrehose.protocols.relink.frames import (
 )
 from fyrehose.protocols.relink.handshake import Hello, Terms, pack_reply, pack_version
 from fyrehose.protocols.relink.handshake_events import HelloReceived, LinkUnknown
-from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.limits import LinkLimits
 from fyrehose.protocols.relink.link import Link
-from fyrehose.protocols.relink.messages import Messages
+from fyrehose.protocols.relink.messages import MessageSequence
 from fyrehose.protocols.relink.server_session import ListenerSession
 from fyrehose.testing import every_chunking, feed
 
@@ -40,7 +40,7 @@ def connector(old: Link | None = None, require: bool = False) -> ConnectorSessio
 
 def listener(resumed: bool = False, link: Link | None = None, **limits: int) -> ListenerSession:
     """Return a session whose handshake is complete."""
-    session = ListenerSession(Limits(**limits))
+    session = ListenerSession(LinkLimits(**limits))
     (received,) = session.receive_data(pack_version(0) + Hello(terms=TERMS).serialize())
     assert isinstance(received, HelloReceived)
     session.accept(link or Link(TERMS, False, 5, 6, session.limits), resumed=resumed)
@@ -166,13 +166,13 @@ COMMIT = Operation(kind=Op.COMMIT, channels=(3,)).serialize(1)
 MESSAGE = Message(channels=(3,), parts=(b"x", b"yz")).serialize(1)
 LINES = [
     (MESSAGE, []),
-    (COMMIT, [events.Decided(channel=3, first=0, last=0, commit=True, messages=Messages.of((b"x", b"yz")))]),
+    (COMMIT, [events.Decided(channel=3, first=0, last=0, commit=True, messages=MessageSequence.of((b"x", b"yz")))]),
     (NOP.serialize(), []),
     (PING.serialize(), []),
     (MESSAGE, []),
     (
         Operation(kind=Op.ROLLBACK, channels=(3,), number=1).serialize(1),
-        [events.Decided(channel=3, first=1, last=1, commit=False, messages=Messages.of((b"x", b"yz")))],
+        [events.Decided(channel=3, first=1, last=1, commit=False, messages=MessageSequence.of((b"x", b"yz")))],
     ),
     (Message(channels=(1, 1), parts=(), multicast=True).serialize(1), []),
     (bytes([0x80]) + bytes(7), [events.PeerShutdown()]),
@@ -204,7 +204,7 @@ def one_by_one(found: list[Any]) -> list[Any]:
 
 
 def plain(backlog: int) -> ListenerSession:
-    limits = Limits(backlog=backlog, message_size=64)
+    limits = LinkLimits(backlog=backlog, message_size=64)
     return listener(link=Link(PLAIN, False, 5, 6, limits, durable=True, kept=False), backlog=backlog, message_size=64)
 
 
@@ -256,7 +256,7 @@ def test_first_violation_among_gathered_messages_is_reported(why: str) -> None:
     data = first + one(3, b"a") + one(3, b"b") + one(4, b"c") + one(3, b"d")
     expected: Any = None
     for chunks in every_chunking(data):
-        limits = Limits(channels=2)
+        limits = LinkLimits(channels=2)
         found = feed(listener(link=Link(PLAIN, False, 5, 6, limits, durable=True, kept=False), channels=2), chunks)
         assert cause(found) == why
         plainly = one_by_one(found[:-1])
@@ -353,7 +353,7 @@ def test_messages_before_the_peers_resume_are_accepted() -> None:
 
 
 def test_too_many_bytes_before_the_reply_are_refused() -> None:
-    session = ListenerSession(Limits(early=10))
+    session = ListenerSession(LinkLimits(early=10))
     session.receive_data(pack_version(0) + Hello(terms=TERMS).serialize() + bytes(10))
     assert session.expected == 0
     assert cause(session.receive_data(b"\0")) == "too-early"

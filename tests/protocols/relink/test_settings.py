@@ -6,11 +6,11 @@ import pytest
 
 from fyrehose.errors import ConfigError
 from fyrehose.options import build
-from fyrehose.protocols.relink.settings import Settings
+from fyrehose.protocols.relink.settings import RelinkSettings
 
 
 def test_options_become_limits() -> None:
-    limits = build(Settings, "relink", {"max-channels": "5", "window": "7", "max-message": "1MiB"}).limits
+    limits = build(RelinkSettings, "relink", {"max-channels": "5", "window": "7", "max-message": "1MiB"}).limits
     assert (limits.channels, limits.window, limits.message_size) == (5, 7, 1 << 20)
 
 
@@ -20,4 +20,4 @@ def test_options_become_limits() -> None:
 )
 def test_invalid_options_are_refused(wrong: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="options of relink"):
-        build(Settings, "relink", wrong)
+        build(RelinkSettings, "relink", wrong)

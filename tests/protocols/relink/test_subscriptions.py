@@ -232,24 +232,15 @@ class Reading:
         self.seqs.append(run.first_seq)
         return self.answers.pop(0) if self.answers else None
 
-    def lose_link(self) -> None:
-        registry = self.wire.server.registry
-        for entry in list(registry.entries.values()):
-            registry.discard(entry)
-        self.wire.cut()
-
     def reconnect(self) -> None:
         for _ in range(4):
             self.wire.pump(1)
 
 
 @pytest.fixture
-def read(make_server: Any, make_client: Any) -> Any:
-    def make(server: Any, **more: Any) -> Reading:
-        wire_type = type(make_client("publish:none", server=make_server())[1])
-        return Reading(wire_type(server), **more)
-
-    return make
+def read(make_wire: Any) -> Any:
+    """Return a function that makes a reader: ``read(server)``."""
+    return lambda server, **more: Reading(make_wire(server), **more)
 
 
 def test_a_reader_gets_each_record_once_when_its_acknowledgements_were_lost(make_server: Any, read: Any) -> None:
@@ -264,7 +255,7 @@ def test_a_reader_gets_each_record_once_when_its_acknowledgements_were_lost(make
     server.journal.auto = True
     server.restart()
     assert position(server) == 5
-    reading.lose_link()
+    reading.wire.lose_link()
     reading.reconnect()
     assert (reading.seqs, reading.lost) == ([1, 2, 3, 4, 5, 6, 7], [])
     assert position(server) == 7
@@ -322,7 +313,7 @@ def test_messages_of_a_new_link_are_delivered_when_slow_processing_of_the_old_on
     reading.answers = [slow]
     server.publish("s", b"6", b"7")
     reading.wire.pump()
-    reading.lose_link()
+    reading.wire.lose_link()
     reading.reconnect()
     assert reading.seqs == [1, 2, 3, 4, 5, 6]
     slow.callback(None)
@@ -349,7 +340,7 @@ def test_consuming_is_exactly_once_over_cuts_lost_links_and_crashes(make_server:
         elif what < 0.7:
             reading.wire.cut()
         elif what < 0.8:
-            reading.lose_link()
+            reading.wire.lose_link()
         elif what < 0.9:
             reading.wire.cut()
             server.journal.auto = False

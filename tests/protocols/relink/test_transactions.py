@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from fyrehose.core.streams import StreamRule, StreamRules
 from fyrehose.errors import LocalProtocolError
 from fyrehose.protocols.relink.events import Uncommitted, UnknownOutcome
-from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.limits import LinkLimits
 
 
 def outcome(done: Deferred[Any]) -> list[Any]:
@@ -129,7 +129,7 @@ def test_decision_may_begin_and_decide_the_next_transaction(make_client: Any) ->
 
 
 def test_message_waiting_for_room_is_not_sent_after_the_decision(make_client: Any) -> None:
-    client, wire = make_client(transactional=True, limits=Limits(window=2))
+    client, wire = make_client(transactional=True, limits=LinkLimits(window=2))
     before = opened(client)
     before.send(b"1")
     before.commit()
@@ -220,7 +220,7 @@ def test_transactions_fail_when_the_link_is_lost(make_client: Any) -> None:
 
 
 def test_transaction_is_limited_by_the_window(make_client: Any) -> None:
-    client, wire = make_client(transactional=True, limits=Limits(window=2))
+    client, wire = make_client(transactional=True, limits=LinkLimits(window=2))
     first = opened(client)
     for payload in (b"1", b"2"):
         assert outcome(first.send(payload)) == ["done"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fyrehose.spark.jobs.gaps import PRODUCER, Gap, _Block, between, explained, gaps, holes
+from fyrehose.spark.jobs.gaps import PRODUCER, NumberGap, _Block, between, explained, gaps, holes
 
 
 def test_between_blocks() -> None:
@@ -17,7 +17,7 @@ def test_between_blocks() -> None:
         _Block(("a",), 2, 1, 1, 9, 9),
         _Block(("b",), 2, 1, 1, 50, 50),
     ]
-    assert list(between(blocks)) == [Gap(key=("a",), first=5, last=8, kind="missing")]
+    assert list(between(blocks)) == [NumberGap(key=("a",), first=5, last=8, kind="missing")]
     assert [block.full for block in blocks] == [True] * 4
     assert not _Block(("a",), 0, 3, 2, 1, 2).full
     assert not _Block(("a",), 0, 2, 2, 1, 3).full
@@ -33,9 +33,9 @@ def test_holes() -> None:
     assert list(holes(("a",), [])) == []
 
 
-def test_what_is_declared_is_no_surprise() -> None:
-    gap = Gap(key=("a",), first=10, last=30, kind="missing")
-    double = Gap(key=("a",), first=15, last=15, kind="double")
+def test_declared_gaps_are_distinguished_from_missing_numbers() -> None:
+    gap = NumberGap(key=("a",), first=10, last=30, kind="missing")
+    double = NumberGap(key=("a",), first=15, last=15, kind="double")
     declared = [("a", 25, 99), ("b", 1, 99), ("a", 12, 15), ("a", 1, 5)]
     assert [(one.kind, one.first, one.last) for one in explained([gap, double], declared)] == [
         ("missing", 10, 11),

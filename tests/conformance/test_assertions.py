@@ -1,0 +1,66 @@
+"""Every test asserts something: itself, or by a helper in its file that does."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+#: What asserts besides ``assert``: functions of pytest, and of Twisted's TestCase.
+ASSERTING = {"raises", "fail", "warns", "failureResultOf", "successResultOf"}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def functions(tree: ast.AST) -> list[Function]:
+    """Return the functions and methods of *tree*."""
+    return [node for node in ast.walk(tree) if isinstance(node, Function)]
+
+
+def called(function: Function) -> set[str]:
+    """Return the last part of the names that *function* calls."""
+    calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
+    return {node.attr if isinstance(node, ast.Attribute) else ast.unparse(node) for node in calls}
+
+
+def asserts(function: Function) -> bool:
+    """Return whether *function* asserts something itself."""
+    found = called(function)
+    return (
+        any(isinstance(node, ast.Assert) for node in ast.walk(function))
+        or bool(found & ASSERTING)
+        or any(name.startswith("assert") for name in found)
+    )
+
+
+def without_assertion(source: str) -> list[str]:
+    """Return the names of the tests in *source* that assert nothing, and call no function of *source* that asserts."""
+    found = functions(ast.parse(source))
+    helpers = {each.name for each in found if not each.name.startswith("test_") and asserts(each)}
+    tests = [each for each in found if each.name.startswith("test_")]
+    return [each.name for each in tests if not asserts(each) and not called(each) & helpers]
+
+
+@pytest.mark.parametrize("path", sorted(TESTS.rglob("test_*.py")), ids=lambda path: str(path.relative_to(TESTS)))
+def test_every_test_asserts(path: Path) -> None:
+    # A scenario is a parameter of this test: each of them is a function of embedding_page.py that asserts.
+    allowed = ["test_program_runs_as_the_page_says"] if path.name == "test_embedding_page.py" else []
+    assert without_assertion(path.read_text(encoding="utf-8")) == allowed
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("def test_a(): pass", ["test_a"]),
+        ("def test_a():\n assert x", []),
+        ("def test_a():\n with pytest.raises(ValueError): f()", []),
+        ("def test_a():\n check(1)\ndef check(x):\n assert x", []),
+        ("def test_a():\n check(1)\ndef check(x):\n pass", ["test_a"]),
+        ("class TestA:\n async def test_a(self):\n  self.failureResultOf(d)", []),
+        ("class TestA:\n def test_a(self):\n  self.run()", ["test_a"]),
+    ],
+)
+def test_tests_without_assertion_are_found(source: str, found: list[str]) -> None:
+    assert without_assertion(source) == found

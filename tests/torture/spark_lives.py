@@ -1,0 +1,144 @@
+"""What the programs have in common that kill Spark's processes: the lives of a driver, its kills, and the report."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from deltalake import DeltaTable
+
+#: How long a driver may take until it has committed, in seconds: a life is worth killing after its first commit.
+PATIENCE = 300.0
+
+Process = subprocess.Popen[bytes]
+
+
+def parser_of(doc: str | None, count: int) -> argparse.ArgumentParser:
+    """Return a parser of the options that these programs share; *count* is the default of --count."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=count)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--busy", type=float, default=12.0, help="kill within so many seconds after the first commit")
+    parser.add_argument("--directory", type=Path)
+    parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
+    return parser
+
+
+@contextmanager
+def writing(program: str, journal: Path, seed: int) -> Iterator[None]:
+    """Let *program* write to *journal*, by its option --write, until the block ends."""
+    writer = subprocess.Popen([sys.executable, program, "--write", str(journal), "--seed", str(seed)])
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # takes its processes along
+    try:
+        while not list(journal.glob("*.segment")):
+            if writer.poll() is not None:
+                sys.exit("the writer of the journal has ended")
+            time.sleep(0.1)
+        yield
+    finally:
+        writer.kill()
+        writer.wait()
+
+
+def lives(
+    args: argparse.Namespace,
+    start: Callable[[], Process],
+    disturb: Callable[[Process, random.Random], str],
+    table: Path,
+    wanted: int,
+) -> Counter[str]:
+    """Start and kill a driver ``args.count`` times, and return how often each kind of process was killed.
+
+    :param start: starts the driver in a session of its own
+    :param disturb: kills one of its processes, and returns its kind
+    :param table: the Delta table that the driver writes
+    :param wanted: commits to wait for in each life before anything is killed
+    """
+    dice, kinds, driver = random.Random(args.seed), Counter[str](), None
+    try:
+        for number in range(args.count):
+            before, driver = rounds(table), start()
+            patience = time.monotonic() + PATIENCE
+            while rounds(table) < before + wanted and driver.poll() is None and time.monotonic() < patience:
+                time.sleep(0.05)
+            time.sleep(dice.uniform(0, args.busy))
+            kind = disturb(driver, dice)
+            kinds[kind] += 1
+            how = "ended"
+            try:
+                driver.wait(dice.uniform(0.5, 3))
+            except subprocess.TimeoutExpired:
+                how = "survived"
+            end(driver)
+            print(f"{number + 1}: killed {kind}; {rounds(table) - before} commits in this life; it {how}", flush=True)
+    finally:
+        if driver is not None:
+            end(driver)
+    return kinds
+
+
+def report(problems: list[str], kinds: Counter[str], directory: Path) -> int:
+    """Print the *problems* and the kills, remove *directory* if there are none, and return the exit status."""
+    for problem in problems[:20]:
+        print(problem)
+    how = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    print(f"{kinds.total()} kills ({how}): {len(problems)} problems")
+    if problems:
+        print(f"kept: {directory}")
+        return 1
+    shutil.rmtree(directory, ignore_errors=True)
+    return 0
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Return the processes under ``pid``, with their command lines."""
+    parents: dict[int, list[int]] = {}
+    words: dict[int, str] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            stat, line = (path / "stat").read_text(), (path / "cmdline").read_bytes()
+        except OSError:
+            continue
+        parents.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(path.name))
+        words[int(path.name)] = line.replace(b"\0", b" ").decode(errors="replace")
+    found, queue = {}, [pid]
+    while queue:
+        for child in parents.get(queue.pop(), []):
+            found[child] = words[child]
+            queue.append(child)
+    return found
+
+
+def kind_of(line: str) -> str | None:
+    """Return what a process below the driver is, by its command line; None: neither a JVM nor a worker."""
+    if "SparkSubmit" in line and "java" in line.split()[0]:
+        return "jvm"
+    if "pyspark.daemon" in line:
+        return "worker"
+    return None
+
+
+def end(driver: Process) -> None:
+    """Kill the driver and all processes under it."""
+    below = [driver.pid, *descendants(driver.pid)]
+    for pid in below:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    driver.wait()
+
+
+def rounds(table: Path) -> int:
+    """Return the number of commits to *table*."""
+    return DeltaTable(str(table)).version() if DeltaTable.is_deltatable(str(table)) else 0
