@@ -90,14 +90,16 @@ class Keeper:
 
     def _every_hold(self) -> list[Hold]:
         """Return the holds of other programs and of named subscriptions, the one that is furthest behind first."""
-        found = registered(self.directory)
+        furthest: dict[str, Hold] = {}
         places, self._places = self._places, {}
         for each in self.unread():
             record = each.stream, each.seq + 1
             place = places[record] if record in places else self.store.place(*record)
             if place < self.store.active.base:  # A record in a sealed segment stays there.
                 self._places[record] = place
-            found.append(Hold(each.name, place, each.time, each.pinned))
+            if each.name not in furthest or place < furthest[each.name].position:  # One of a pattern has many streams.
+                furthest[each.name] = Hold(each.name, place, each.time, each.pinned)
+        found = [*registered(self.directory), *furthest.values()]
         return sorted(found, key=lambda hold: (hold.position, hold.name))
 
     def _failed(self, failure: Failure, message: str) -> None:
