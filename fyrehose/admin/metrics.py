@@ -185,7 +185,7 @@ class Exporter:
     def _subscriptions(self) -> Iterator[Metric]:
         """Yield the named subscriptions, of which as many have series of their own as streams have."""
         every = self.broker.named.listed()
-        listed = [each for each in every if each["kind"] == "stream"]
+        listed = [each for each in every if each["kind"] != "files"]
         yield _gauge("fyrehose_subscriptions", "Named subscriptions.", len(listed))
         for name, description, key in (
             ("fyrehose_subscription_position", "Number of the last acknowledged message.", "position"),
@@ -194,7 +194,7 @@ class Exporter:
         ):
             family = GaugeMetricFamily(name, description, labels=("subscription", "stream"))
             for each in listed[: self.streams]:
-                if (value := each[key]) is not None:
+                if (value := each.get(key)) is not None:  # One of a pattern has many positions.
                     family.add_metric((str(each["name"]), str(each["stream"])), float(str(value)))
             yield family
         behind = GaugeMetricFamily(

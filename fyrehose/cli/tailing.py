@@ -144,7 +144,7 @@ async def tail(
     def lost(first: int, last: int, name: str | None = None) -> None:
         nonlocal why
         # Those of a pattern may have been published while there was no connection.
-        why = "are no longer kept" if name is None else "were not received"
+        why = "are no longer kept" if name is None or named is not None else "were not received"
         numbers = f"{first} to {last}" + ("" if name is None else f" of stream {name!r}")
         click.echo(f"fyrehose: records {numbers} {why}", err=True)
         if len(missing) < MOST_NAMED and not (since == 0 and first == 1):

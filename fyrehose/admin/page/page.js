@@ -63,7 +63,7 @@ const COLUMNS = {
   subscriptions: [
     { label: "subscription", value: (each) => visible(each.name) },
     { label: "reads", value: (each) => (each.kind === "files" ? "the journal's files" : visible(each.stream)) },
-    { label: "at number", number: true, value: (each) => each.position ?? -1, show: (each) => (each.kind === "files" ? "" : whole(each.position)) },
+    { label: "at number", number: true, value: (each) => each.position ?? -1, show: atNumber },
     { label: "behind", number: true, value: (each) => each.lag ?? each.behind_bytes, show: (each) => (each.kind === "files" ? bytes(each.behind_bytes) : count(each.lag)),
       kind: (each) => (each.lag > 10000 ? "bad" : "") },
     { label: "oldest", number: true, title: "Age of the oldest message that is not acknowledged", value: (each) => each.lag_seconds ?? -1,
@@ -106,6 +106,11 @@ function showStatus(status) {
 }
 
 // One connection may subscribe to a stream twice; rows need keys of their own.
+function atNumber(each) {
+  if (each.kind === "files") return "";
+  return each.kind === "pattern" ? `in ${count(each.streams)} streams` : whole(each.position);
+}
+
 function unique(listed) {
   const seen = new Map();
   return listed.map((each) => {
