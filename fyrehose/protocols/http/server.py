@@ -11,6 +11,7 @@ Manage  -> broker.named -> a JSON object, when the change is durable
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -21,6 +22,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose import errors
+from fyrehose.core.ends import Ends
 from fyrehose.core.policy import covers
 from fyrehose.errors import FyrehoseError
 from fyrehose.identity import digest
@@ -33,6 +35,7 @@ from fyrehose.options import option, size
 from fyrehose.protocols.http.answers import LiveAnswer, ReadAnswer
 from fyrehose.protocols.http.consuming import Consumption
 from fyrehose.protocols.http.documents import by_content_type
+from fyrehose.protocols.http.listing import Listing
 from fyrehose.protocols.http.managing import Manage
 from fyrehose.protocols.http.patterns import PatternAnswer
 from fyrehose.protocols.http.session import (
@@ -103,6 +106,7 @@ class HttpProtocol(WebProtocol):
 
     def __init__(self, factory: HttpFactory) -> None:
         super().__init__(factory, HttpSession(factory.hosts, limits=factory.limits))
+        self.ends, self.now = factory.ends, factory.now
         self._upload: Upload | None = None
         self._streamed: ReadAnswer | LiveAnswer | None = None
         self._consumption: Consumption | None = None
@@ -213,11 +217,13 @@ class HttpProtocol(WebProtocol):
         """List streams in the order of their creation, those that the peer may read."""
         self._authenticate(event.request)
         matching = [stream for stream in self.broker.streams() if covers((event.pattern,), stream)]
-        listed = []
-        for stream in matching[event.page * event.limit : (event.page + 1) * event.limit]:
-            first, last = self.broker.bounds(stream)
-            listed.append({"name": stream, "first": first, "last": last})
-        self._respond({"matching": len(matching), "page": event.page, "streams": listed})
+        names = matching[event.page * event.limit : (event.page + 1) * event.limit]
+        listing = Listing(self.broker, self.timers, self.ends, names, self.now).start()
+
+        def answer(listed: list[dict[str, Any]]) -> None:
+            self._managed({"matching": len(matching), "page": event.page, "streams": listed})
+
+        self.in_flight.track(listing, answer, self.refuse_call)
 
     def on_follow(self, event: Follow) -> None:
         """Subscribe to all streams that match a pattern, and start the answer."""
@@ -489,5 +495,6 @@ class HttpFactory(SessionFactory):
         self, broker: IBroker, settings: Settings | None = None, reactor: Any = None, endpoint: str | None = None
     ) -> None:
         super().__init__(broker, settings, reactor)
+        self.ends, self.now = Ends(broker), time.time
         self.limits = Limits(message=self.settings.max_payload, body=self.settings.max_body)
         self.hosts = hosts_of(endpoint, self.settings.hosts)
