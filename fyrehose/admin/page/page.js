@@ -240,6 +240,11 @@ function connect() {
     showAlarm("The server does not answer; the page shows its last known state.");
     if (source.readyState === EventSource.CLOSED) setTimeout(connect, 3000);
   });
+  source.addEventListener("ended", (event) => {
+    setText("connection", "ended");
+    $("connection").className = "fact live off";
+    showAlarm(`${JSON.parse(event.data).error}.`);
+  });
   source.addEventListener("history", (event) => {
     state.samples["5min"] = [];
     JSON.parse(event.data).forEach(addSample);
