@@ -194,6 +194,22 @@ def test_top_stops_after_count_updates(asked: list[Any]) -> None:
     assert [json.loads(line) for line in lines] == [status(), status()]
 
 
+def test_top_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = status()
+    full["journal"] |= {
+        "size": 900 << 40,
+        "free": 900 << 40,
+        "full_in": 300 * 86_400.0,
+        "commit_p50": 12.34,
+        "commit_p99": 12.34,
+    }
+    full["subscribers"] |= {"total": 300_000, "lag": 1 << 47}
+    monkeypatch.setattr(Asker, "status", lambda *_, **__: full)
+    result = CliRunner().invoke(main, ["top", "--count", "1"], env={"COLUMNS": "80"})
+    head = result.output.split("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in head] == ["fyrehose", "commits:", "journal", "memory", "streams:"]
+
+
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_top_ends_by_ctrl_c(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     def interrupted(seconds: float) -> None:
