@@ -58,26 +58,13 @@ def list_subscriptions(url: str, token_file: Path | None, ca: Path | None, form:
         fyrehose subscriptions --format json | jq -r .name
     """
     listed = Asker.of(url, token_file, ca, HTTP_URL).subscriptions()
-    listed.sort(key=lambda each: (each["kind"] == "files", -each.get("lag", 0), each["name"]))
-    if form == "json":
-        for each in listed:
-            click.echo(json.dumps(each, ensure_ascii=False))
-        return
-    if not listed:
-        click.echo("fyrehose: there are no named subscriptions that this client may see", err=True)
-        return
-    table = Table(box=None, pad_edge=False)
-    for name, right in _COLUMNS:
-        table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=right)
-    for each in listed:
-        table.add_row(*(Text(cell) for cell in _row(each)))
-    terminal().print(table)
+    show(listed, form)
 
 
-@subscriptions.command()
+@subscriptions.command("show")
 @_of_a_server
 @click.argument("name")
-def show(url: str, token_file: Path | None, ca: Path | None, name: str) -> None:
+def show_one(url: str, token_file: Path | None, ca: Path | None, name: str) -> None:
     """Show one subscription as a JSON object.
 
     \b
@@ -140,18 +127,36 @@ _COLUMNS = (
 )
 
 
+def show(listed: list[dict[str, Any]], form: str) -> None:
+    """Write subscriptions as a table, those furthest behind first, or as JSON, one object a line."""
+    listed = sorted(listed, key=lambda each: (each["kind"] == "files", -each.get("lag", 0), each["name"]))
+    if form == "json":
+        for each in listed:
+            click.echo(json.dumps(each, ensure_ascii=False))
+        return
+    if not listed:
+        click.echo("fyrehose: there are no named subscriptions, or none that this client may see", err=True)
+        return
+    table = Table(box=None, pad_edge=False)
+    for name, right in _COLUMNS:
+        table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=right)
+    for each in listed:
+        table.add_row(*(Text(cell) for cell in _row(each)))
+    terminal().print(table)
+
+
 def _row(each: dict[str, Any]) -> tuple[str, ...]:
     used = moment(each["active"])[:19]
     if each["kind"] == "files":
         return escaped(each["name"]), "(the journal's files)", "", f"{each['behind_bytes']:,} B", "", "", used
-    seconds = each["lag_seconds"]
+    seconds = each.get("lag_seconds")
     return (
         escaped(each["name"]),
         escaped(each["stream"]),
         _streams(each) if each["kind"] == "pattern" else str(each["position"]),
         f"{each['lag']:,}",
         "-" if seconds is None or not each["lag"] else f"{seconds:,.0f} s",
-        "connected" if each["consumer"] else "",
+        "connected" if each.get("consumer") else "",
         used,
     )
 

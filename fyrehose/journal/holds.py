@@ -67,8 +67,8 @@ def update(directory: Path, name: str, position: int, now: int | None = None) ->
     path = _path(directory, name)
     if not path.exists() and len(registered(directory)) >= MAX_HOLDS:
         raise ConfigError(
-            f"{directory} has {MAX_HOLDS} retention holds already; release one with `fyrehose journal holds "
-            f"{directory} --release NAME`"
+            f"{directory} has {MAX_HOLDS} retention holds already; delete one with `fyrehose journal "
+            f"subscriptions {directory} --delete NAME`"
         )
     path.parent.mkdir(exist_ok=True)
     text = json.dumps({"position": position, "time": time.time_ns() // 1000 if now is None else now})

@@ -118,7 +118,8 @@ class Keeper:
             self.broken_holds += 1
             log.warn(
                 "retention deletes segments that the retention hold {name} covers: it is at position {position}, and "
-                "timed out or kept too much; see the options hold-timeout and hold-bytes, and `fyrehose journal holds`",
+                "timed out or kept too much; see the options hold-timeout and hold-bytes, and `fyrehose journal "
+                "subscriptions`",
                 name=hold.name,
                 position=hold.position,
             )

@@ -337,7 +337,7 @@ def missing(place: Place, view: View, position: int, reason: str) -> JournalCorr
         lost = f"numbers among {', '.join(ranges[:5])}{more}" if ranges else "no numbers of any stream"
     return JournalCorrupt(
         f"{reason}; positions from {position} on were to be read: {lost} (register a retention hold to prevent "
-        "this: see `fyrehose journal holds`)"
+        "this: see `fyrehose journal subscriptions`)"
     )
 
 

@@ -107,7 +107,10 @@ def test_damage_is_status_3(data: Path, tmp_path: Path) -> None:
 def test_backup_registers_a_retention_hold(data: Path, tmp_path: Path) -> None:
     assert run("backup", data, tmp_path / "backup", "--hold", "nightly").exit_code == 0
     assert [(hold.name, hold.position) for hold in holds.registered(data)] == [("nightly", scan.read_mark(data))]
-    assert "nightly position=" in run("holds", data).output
+    assert "nightly" in run("subscriptions", data).output
+    assert run("subscriptions", data, "--delete", "nightly").output == "subscription nightly deleted\n"
+    again = run("subscriptions", data, "--delete", "nightly")
+    assert (again.exit_code, "fyrehose subscriptions delete" in again.output) == (1, True)
 
 
 def test_mirror_reports_deleted_segments(data: Path, tmp_path: Path) -> None:
