@@ -113,11 +113,11 @@ class Keeper:
         if held_by != self.held_by:
             self.held_by = held_by
             if held_by:
-                log.info("the retention hold {name} keeps segments that would be deleted without it", name=held_by)
+                log.info("subscription {name} keeps segments that would be deleted without it", name=held_by)
         for hold in verdict.broken:
             self.broken_holds += 1
             log.warn(
-                "retention deletes segments that the retention hold {name} covers: it is at position {position}, and "
+                "retention deletes segments that subscription {name} has not read: it is at position {position}, and "
                 "timed out or kept too much; see the options hold-timeout and hold-bytes, and `fyrehose journal "
                 "subscriptions`",
                 name=hold.name,

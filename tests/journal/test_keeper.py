@@ -50,7 +50,7 @@ def test_retention_hold_keeps_segments(open_journal, log_lines: list[str]) -> No
     assert bench.journal.status().held_by == ""
     assert bench.journal.status().broken_holds == 0
     assert sum(segment.size for segment in scan.segments(bench.directory)) <= 10_000 + 2 * 4096
-    assert len([line for line in log_lines if "the retention hold lake keeps" in line]) == 1
+    assert len([line for line in log_lines if "subscription lake keeps" in line]) == 1
 
 
 def test_retention_hold_times_out(open_journal, log_lines: list[str]) -> None:
@@ -64,7 +64,7 @@ def test_retention_hold_times_out(open_journal, log_lines: list[str]) -> None:
     bench.clock.advance(1)
     assert bench.journal.bounds("s")[0] > 1
     assert bench.journal.status().broken_holds == 1
-    assert any("the retention hold dead covers: it is at position 0" in line for line in log_lines)
+    assert any("subscription dead has not read: it is at position 0" in line for line in log_lines)
 
 
 def test_retention_holds_keep_no_more_than_hold_bytes(open_journal) -> None:
