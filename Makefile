@@ -131,8 +131,9 @@ fragments: .venv/test.stamp
 news: .venv/test.stamp
 	@$(BIN)/python tools/news.py $$($(BIN)/python -c 'import fyrehose; print(fyrehose.__version__)')
 
-.venv/release.stamp: .venv/test.stamp
-	$(BIN)/python -m pip install --quiet --editable '.[release]'
+# Needs the tools of the release only: dist.py compiles the kernels from the sdist.
+.venv/release.stamp: $(BIN)/python $(PACKAGING)
+	FYREHOSE_PURE=1 $(BIN)/python -m pip install --quiet --editable '.[release]'
 	@touch $@
 
 # Builds from the files that git knows, and installs every result in an empty environment of each Python on this machine.

@@ -45,7 +45,7 @@ if __name__ == "__main__":
                 ".".join(source.with_suffix("").parts),
                 [str(source)],
                 depends=[str(shared) for shared in sorted(NATIVE.glob("*.pxd"))],
-                extra_compile_args=["-O3"],
+                extra_compile_args=["-O3", "-g0"],  # Symbols for a debugger are four fifths of a kernel.
                 optional=True,
             )
             for source in [*sorted(NATIVE.glob("*.pyx")), ZEROMQ]

@@ -333,15 +333,16 @@ class INamedSubscriptions(Interface):
     ``consume`` the stream; the others raised are each a :class:`~fyrehose.errors.SubscriptionError`.
     """
 
-    def find(name: str, stream: str | None = None) -> Any:
+    def find(name: str, stream: str | None = None, pattern: bool = False) -> Any:
         """Return the subscription *name*, which must be one of *stream* if that is not None.
 
-        Its ``state`` is the durable :class:`~fyrehose.core.positions.Position`.
+        Its ``state`` is the durable :class:`~fyrehose.core.positions.Position`; ``places`` has a number by stream.
         """
 
-    def open(name: str, stream: str, after: int | None) -> Deferred[Any]:
+    def open(name: str, stream: str, after: int | None, pattern: bool = False) -> Deferred[Any]:
         """Return the subscription *name* of *stream*; create it if it does not exist.
 
+        :param pattern: whether *stream* is a pattern, so that there is a position in each stream that matches
         :param after: where a new subscription begins, as in :meth:`IBroker.subscribe`
         :return: fires when everything about the subscription is durable
         """
@@ -361,15 +362,16 @@ class INamedSubscriptions(Interface):
     def detach(named: Any, consumer: Any) -> None:
         """Record that *consumer* has disconnected."""
 
-    def acknowledge(named: Any, seq: int, generation: int | None = None) -> Deferred[Any]:
+    def acknowledge(named: Any, seq: int | Mapping[str, int], generation: int | None = None) -> Deferred[Any]:
         """Move the position of *named* forward to number *seq*.
 
+        :param seq: of a pattern, numbers by stream
         :param generation: refuse if the subscription was rewound or taken over since it had this generation
         :return: fires with the durable position
         """
 
-    def rewind(named: Any, seq: int | None) -> Deferred[Any]:
-        """Set the position of *named* to *seq*, or to the end of the stream if that is None; displace its consumer."""
+    def rewind(named: Any, seq: int | Mapping[str, int] | None) -> Deferred[Any]:
+        """Set the position of *named* to *seq* (None: the end; of a pattern as well 0); displace its consumer."""
 
     def delete(named: Any) -> Deferred[None]:
         """Delete *named*; fires when that is durable."""

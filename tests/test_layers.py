@@ -322,6 +322,8 @@ def test_every_test_has_a_module() -> None:
         # The programs in examples/ and in the recipes.
         "tests/spark/test_pipeline.py",
         "tests/spark/test_sinks.py",
+        # A part of the tests of named.py.
+        "tests/core/test_named_patterns.py",
         # Relink with a replicated journal, and the settings of replication with a NATS server.
         "tests/replication/test_relink.py",
         "tests/replication/test_tls.py",

@@ -58,7 +58,7 @@ class Pipeline:
         """Open the tables; they are created if necessary.
 
         :param streams: read only these; by default, all but the server's own
-        :param hold: retention hold that keeps records which bronze does not have yet
+        :param hold: named subscription that keeps records which bronze does not have yet
         :param rows: most records of a round
         :param cluster: write bronze by tasks of Spark; in one process that is faster unless there are many workers
         """
@@ -112,7 +112,12 @@ def plot(gold: Gold, file: Path) -> None:
 @click.option("--stream", "streams", multiple=True, metavar="NAME", help="Only this stream; may be repeated.")
 @click.option("--follow", is_flag=True, help="Continue until Ctrl-C.")
 @click.option("--every", default="10s", show_default=True, help="Interval of rounds with --follow.")
-@click.option("--hold", metavar="NAME", help="Retention hold that keeps records which bronze does not have yet.")
+@click.option(
+    "--subscription",
+    "hold",
+    metavar="NAME",
+    help="Named subscription that keeps records which bronze does not have yet.",
+)
 @click.option("--plot", "picture", type=click.Path(path_type=Path), metavar="FILE.png", help="Plot gold at the end.")
 @click.option("--memory", default="2g", show_default=True, help="Memory of Spark's driver.")
 @click.option("--master", metavar="URL", help="Spark's master.  [default: this machine]")

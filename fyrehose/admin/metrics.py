@@ -23,7 +23,7 @@ from fyrehose.observe.meters import Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_HOLD = ("hold",)
+_SUBSCRIPTION = ("subscription",)
 #: The metrics by protocol: type, name, help, and the key in :meth:`~fyrehose.admin.status.Status.protocols`.
 _PROTOCOLS: tuple[tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str, str], ...] = (
     (CounterMetricFamily, "fyrehose_published_messages", "Messages published and durable.", "published_messages"),
@@ -185,7 +185,7 @@ class Exporter:
     def _subscriptions(self) -> Iterator[Metric]:
         """Yield the metrics of named subscriptions; at most ``streams`` of them have series of their own."""
         every = self.broker.named.listed()
-        listed = [each for each in every if each["kind"] == "stream"]
+        listed = [each for each in every if each["kind"] != "files"]
         yield _gauge("fyrehose_subscriptions", "Named subscriptions.", len(listed))
         for name, description, key in (
             ("fyrehose_subscription_position", "Number of the last acknowledged message.", "position"),
@@ -194,16 +194,18 @@ class Exporter:
         ):
             family = GaugeMetricFamily(name, description, labels=("subscription", "stream"))
             for each in listed[: self.streams]:
-                if (value := each[key]) is not None:
+                if (value := each.get(key)) is not None:  # One of a pattern has many positions.
                     family.add_metric((str(each["name"]), str(each["stream"])), float(str(value)))
             yield family
         behind = GaugeMetricFamily(
-            "fyrehose_journal_hold_behind_bytes",
-            "Bytes of the journal that a program with a retention hold has not read.",
-            labels=_HOLD,
+            "fyrehose_subscription_lag_bytes",
+            "Bytes of the journal that a program that reads the files has not read.",
+            labels=_SUBSCRIPTION,
         )
         age = GaugeMetricFamily(
-            "fyrehose_journal_hold_age_seconds", "Time since a retention hold was updated.", labels=_HOLD
+            "fyrehose_subscription_age_seconds",
+            "Time since such a program updated its subscription.",
+            labels=_SUBSCRIPTION,
         )
         now = self.status.sampler.now()
         for each in every:

@@ -176,9 +176,8 @@ class AdminProtocol(WebProtocol):
         super().connectionLost(reason)
 
     def finish(self) -> None:
-        if self.phase is Phase.OPEN and self._stop_stream is not None:
-            self._stop_streaming()
-            self.session.end()
+        """Close the connection, after completing an answer without end; its client may connect again."""
+        self._end_stream({"error": "the server closes the connection; connect again to continue", "retry": True})
         super().finish()
 
     # Internals.
@@ -290,6 +289,13 @@ class AdminProtocol(WebProtocol):
         if stop is not None:
             stop()
 
+    def _end_stream(self, reason: dict[str, object]) -> None:
+        """Send the last event of an answer without end, if there is one, and stop it."""
+        if self.phase is Phase.OPEN and self._stop_stream is not None:
+            self._stop_streaming()
+            self.session.send(as_event("ended", reason))
+            self.session.end()
+
     def _send_event(self, name: str, value: object) -> None:
         self.session.send(as_event(name, value))
         self.flush()
@@ -315,13 +321,13 @@ class AdminProtocol(WebProtocol):
             if self.write_paused:
                 return
             if not self._may_read(request, stream):  # The policy has changed.
-                self._send_event("ended", {"error": f"the access policy no longer allows this stream: {_ADVICE}"})
+                self._end_stream({"error": f"the access policy no longer allows this stream: {_ADVICE}"})
                 self.finish()
                 return
             try:
                 new = tail.read()
             except errors.JournalError as error:
-                self._send_event("ended", {"error": str(error)})
+                self._end_stream({"error": str(error)})
                 self.finish()
                 return
             if new is not None:

@@ -20,7 +20,6 @@ import attrs
 
 from fyrehose import __version__, kernels
 from fyrehose.admin.census import Lags
-from fyrehose.admin.ends import Ends
 from fyrehose.admin.sampling import (
     Sampler,
     StreamRates,
@@ -30,6 +29,7 @@ from fyrehose.admin.sampling import (
     published_by_protocol,
 )
 from fyrehose.core.broker import Broker
+from fyrehose.core.ends import Ends
 from fyrehose.core.fanout import Cursor
 from fyrehose.interfaces import JournalState
 from fyrehose.observe.meters import ClusterStatus, JournalStatus

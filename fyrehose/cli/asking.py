@@ -112,15 +112,16 @@ class Asker:
 
         :raises FyrehoseError: the server refuses, or does not answer
         """
-        return self._parsed("position", self._send("GET", _subscription_path(name)))
+        return self._parsed("lag", self._send("GET", _subscription_path(name)))
 
-    def rewind(self, name: str, seq: int | str) -> dict[str, Any]:
+    def rewind(self, name: str, seq: int | str, stream: str | None = None) -> dict[str, Any]:
         """Set the position of the subscription *name* to *seq*, a number or ``latest``, and return the subscription.
 
+        :param stream: the only stream whose position to set, if the subscription is one of a pattern
         :raises FyrehoseError: the server refuses, or does not answer
         """
-        body = json.dumps({"seq": seq}).encode()
-        return self._parsed("position", self._send("POST", f"{_subscription_path(name)}/rewind", body))
+        body = json.dumps({"seq": seq} if stream is None else {"positions": {stream: seq}}).encode()
+        return self._parsed("lag", self._send("POST", f"{_subscription_path(name)}/rewind", body))
 
     def delete_subscription(self, name: str) -> None:
         """Delete the subscription *name*.

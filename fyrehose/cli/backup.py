@@ -23,7 +23,7 @@ _TARGET = click.Path(file_okay=False, path_type=Path)
 @click.option("--follow", is_flag=True, help="Keep copying new records until Ctrl-C or SIGTERM.")
 @click.option("--every", type=Duration(), default="1s", show_default=True, help="Poll interval of --follow.")
 @click.option("--mirror", is_flag=True, help="Delete segments that the source has deleted.")
-@click.option("--hold", metavar="NAME", help="Register a retention hold of this name.")
+@click.option("--subscription", "hold", metavar="NAME", help="Named subscription: retention keeps what was not copied.")
 @_TOKEN
 @click.argument("source", metavar="DIR|URL")
 @click.argument("target", metavar="TO", type=_TARGET)

@@ -12,7 +12,7 @@ import click
 
 from fyrehose.cli.backup import backup, restore
 from fyrehose.cli.progress import progress_bar
-from fyrehose.errors import JournalCorrupt
+from fyrehose.errors import ConfigError, JournalCorrupt
 from fyrehose.options import shown_size
 from fyrehose.records import LAST_SEQ
 
@@ -196,32 +196,35 @@ def serve(directory: Path, place: str, token_file: str, hosts: str) -> None:
     sys.exit(running.run(lambda reactor: serving(reactor, directory, place, token_file, names)))
 
 
-@journal.command(short_help="List the retention holds, and their lag.")
-@click.option("--release", metavar="NAME", help="Remove this hold, so that retention ignores its reader.")
+@journal.command(short_help="List the named subscriptions, and their lag.")
+@click.option("--delete", metavar="NAME", help="Delete that of a program that reads the files.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @_DIRECTORY
-def holds(directory: Path, release: str | None) -> None:
-    """List the retention holds, and how many bytes each is behind the end of the log.
+def subscriptions(directory: Path, delete: str | None, form: str) -> None:
+    """List the named subscriptions in the journal's files, and how far each is behind.
 
-    External readers such as an archive or a backup register them, so that retention keeps what they have not read.
+    A program that reads the files, such as an archive or a backup, registers a subscription to them, so that retention
+    keeps what it has not read. With a running server, `fyrehose subscriptions` is faster, and changes the others, too.
 
     \b
-        fyrehose journal holds data
-        fyrehose journal holds data --release archive
+        fyrehose journal subscriptions data
+        fyrehose journal subscriptions data --delete archive
     """
-    from fyrehose.journal import holds as retention_holds
-    from fyrehose.journal.offline.view import durable_mark
+    from fyrehose.cli.subscriptions import show
+    from fyrehose.journal.holds import release
+    from fyrehose.journal.offline.subscriptions import subscriptions as read
 
-    if release is not None:
-        known = retention_holds.release(directory, release)
-        click.echo(f"retention hold {release} {'released' if known else 'is not registered'}")
+    if delete is not None:
+        if not release(directory, delete):
+            raise ConfigError(
+                f"no program that reads the files of {directory} has the subscription {delete!r}; delete one of a "
+                "stream with `fyrehose subscriptions delete`"
+            )
+        click.echo(f"subscription {escaped(delete)} deleted")
         return
-    mark = durable_mark(directory)
-    found = retention_holds.registered(directory)
-    if not found:
-        click.echo("fyrehose: no retention holds are registered", err=True)
-    for hold in found:
-        behind = max(0, mark - hold.position)
-        click.echo(f"{hold.name} position={hold.position} behind={behind} updated={moment(hold.time)}")
+    with progress_bar(f"reading {directory}") as progress:
+        found = read(directory, progress)
+    show(found, form)
 
 
 def escaped(text: str) -> str:

@@ -58,26 +58,13 @@ def list_subscriptions(url: str, token_file: Path | None, ca: Path | None, form:
         fyrehose subscriptions --format json | jq -r .name
     """
     listed = Asker.of(url, token_file, ca, HTTP_URL).subscriptions()
-    listed.sort(key=lambda each: (each["kind"] != "stream", -each.get("lag", 0), each["name"]))
-    if form == "json":
-        for each in listed:
-            click.echo(json.dumps(each, ensure_ascii=False))
-        return
-    if not listed:
-        click.echo("fyrehose: there are no named subscriptions that this client may see", err=True)
-        return
-    table = Table(box=None, pad_edge=False)
-    for name, right in _COLUMNS:
-        table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=right)
-    for each in listed:
-        table.add_row(*(Text(cell) for cell in _row(each)))
-    terminal().print(table)
+    show(listed, form)
 
 
-@subscriptions.command()
+@subscriptions.command("show")
 @_of_a_server
 @click.argument("name")
-def show(url: str, token_file: Path | None, ca: Path | None, name: str) -> None:
+def show_one(url: str, token_file: Path | None, ca: Path | None, name: str) -> None:
     """Show one subscription as a JSON object.
 
     \b
@@ -89,17 +76,26 @@ def show(url: str, token_file: Path | None, ca: Path | None, name: str) -> None:
 @subscriptions.command()
 @_of_a_server
 @click.option("--since", type=Since(), required=True, help="First record to deliver again: latest, start, or a number.")
+@click.option("--stream", metavar="STREAM", help="The only stream to rewind, of a subscription of a pattern.")
 @click.argument("name")
-def rewind(url: str, token_file: Path | None, ca: Path | None, since: int | None, name: str) -> None:
+def rewind(
+    url: str, token_file: Path | None, ca: Path | None, since: int | None, stream: str | None, name: str
+) -> None:
     """Set the position of a subscription, backwards or forwards, and disconnect its consumer.
 
     \b
         fyrehose subscriptions rewind billing --since 1000
         fyrehose subscriptions rewind billing --since start
+        fyrehose subscriptions rewind all-logs --stream logs.web --since 1000
     """
+    if stream is not None and since is None:
+        raise click.UsageError("--stream needs --since with a number, or start")
     asker = Asker.of(url, token_file, ca, HTTP_URL)
-    position = asker.rewind(name, "latest" if since is None else since)["position"]
-    click.echo(f"subscription {escaped(name)} continues behind record {position}")
+    shown = asker.rewind(name, "latest" if since is None else since, stream)
+    if shown.get("kind") == "pattern":
+        click.echo(f"subscription {escaped(name)} continues {shown['lag']:,} records behind in {_streams(shown)}")
+    else:
+        click.echo(f"subscription {escaped(name)} continues behind record {shown['position']}")
 
 
 @subscriptions.command()
@@ -131,17 +127,40 @@ _COLUMNS = (
 )
 
 
+def show(listed: list[dict[str, Any]], form: str) -> None:
+    """Write subscriptions as a table, those furthest behind first, or as JSON, one object a line."""
+    listed = sorted(listed, key=lambda each: (each["kind"] == "files", -each.get("lag", 0), each["name"]))
+    if form == "json":
+        for each in listed:
+            click.echo(json.dumps(each, ensure_ascii=False))
+        return
+    if not listed:
+        click.echo("fyrehose: there are no named subscriptions, or none that this client may see", err=True)
+        return
+    table = Table(box=None, pad_edge=False)
+    for name, right in _COLUMNS:
+        table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=right)
+    for each in listed:
+        table.add_row(*(Text(cell) for cell in _row(each)))
+    terminal().print(table)
+
+
 def _row(each: dict[str, Any]) -> tuple[str, ...]:
     used = moment(each["active"])[:19]
     if each["kind"] == "files":
         return escaped(each["name"]), "(the journal's files)", "", f"{each['behind_bytes']:,} B", "", "", used
-    seconds = each["lag_seconds"]
+    seconds = each.get("lag_seconds")
     return (
         escaped(each["name"]),
         escaped(each["stream"]),
-        str(each["position"]),
+        _streams(each) if each["kind"] == "pattern" else str(each["position"]),
         f"{each['lag']:,}",
         "-" if seconds is None or not each["lag"] else f"{seconds:,.0f} s",
-        "connected" if each["consumer"] else "",
+        "connected" if each.get("consumer") else "",
         used,
     )
+
+
+def _streams(each: dict[str, Any]) -> str:
+    """Return how many streams match the pattern of a subscription, in words."""
+    return "1 stream" if each["streams"] == 1 else f"{each['streams']:,} streams"

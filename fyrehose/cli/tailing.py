@@ -145,7 +145,7 @@ class Tailing:
     def lost(self, first: int, last: int, name: str | None = None) -> None:
         """Report that the records *first* to *last* are missing; *name* is their stream, if a pattern is tailed."""
         # Those of a pattern may have been published while there was no connection.
-        self._why = "are no longer kept" if name is None else "were not received"
+        self._why = "are no longer kept" if name is None or self.named is not None else "were not received"
         numbers = f"{first} to {last}" + ("" if name is None else f" of stream {name!r}")
         click.echo(f"fyrehose: records {numbers} {self._why}", err=True)
         if len(self._missing) < MOST_NAMED and not (self.since == 0 and first == 1):

@@ -107,7 +107,7 @@ def with_rates(asker: Asker, match: str = "", limit: int = 200) -> dict[str, Any
 
 def _top(status: dict[str, Any], height: int) -> RenderableType:
     parts = _overview(status, everything=False)
-    room = max(3, (height - 13 - len(status["protocols"])) // 2)
+    room = max(3, (height - 14 - len(status["protocols"])) // 2)
     parts += [Text(), streams_table(status["streams"]["listed"][:room], terminal().width >= WIDE)]
     behind = [each for each in status["subscribers"]["listed"] if each["lag"] or each["paused"]][:room]
     if behind:
@@ -130,7 +130,8 @@ def _overview(status: dict[str, Any], everything: bool) -> list[RenderableType]:
     lines: list[RenderableType] = [
         head,
         *([Text(f"cluster: {escaped(journal['cluster']['summary'])}")] if "cluster" in journal else []),
-        Text(f"{commits}; {disk}"),
+        Text(commits),
+        Text(disk),
         Text(f"memory {_size(memory['resident'])}; longest pause of the server {_time(status['reactor']['lag'])}"),
         Text(f"streams: {status['streams']['total']}; subscribers: {found['total']}, at most {found['lag']} behind"),
         Text(),

@@ -154,6 +154,7 @@ class Broker:
         self.table = NamedSubscriptions(self.clock, self.journal, self.publish, self.budget, self.named_subscriptions)
         self.once = PublishedOnce(self.journal, self.sequencer, self.budget)
         self.table.now = getattr(self.journal, "now", self.table.now)
+        self.table.exists = lambda stream: stream in self._largest
 
     @property
     def named(self) -> Consuming:
@@ -435,6 +436,7 @@ class Broker:
                 "that exists, or set new-streams = true in a [[stream]] table"
             )
         largest = self._largest[stream] = self._max_payload(stream)
+        self.table.stream_created(stream)
         for created in list(self._created):
             created(stream)
         return largest

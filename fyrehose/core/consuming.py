@@ -7,19 +7,20 @@ Consuming a stream needs the rights ``subscribe`` and ``consume``; showing, rewi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import attrs
 from twisted.internet.defer import Deferred, fail
 from zope.interface import implementer
 
-from fyrehose.core.named import Consumer, Named, NamedSubscriptions, describe, described
+from fyrehose.core.named import NamedSubscriptions, matches
 from fyrehose.core.policy import EVERY
 from fyrehose.core.positions import Position
+from fyrehose.core.subscription import Consumer, Named
 from fyrehose.errors import Forbidden, FyrehoseError, NoSuchSubscription, SubscriptionConflict
 from fyrehose.identity import Action
-from fyrehose.interfaces import INamedSubscriptions
+from fyrehose.interfaces import FileHold, INamedSubscriptions
 
 
 class PeerBroker(Protocol):
@@ -34,10 +35,10 @@ class PeerBroker(Protocol):
 class NoSubscriptions:
     """The named subscriptions of a server that keeps no messages: there are none, and none can be created."""
 
-    def find(self, name: str, stream: str | None = None) -> Any:
+    def find(self, name: str, stream: str | None = None, pattern: bool = False) -> Any:
         raise self._refusal()
 
-    def open(self, name: str, stream: str, after: int | None) -> Deferred[Any]:
+    def open(self, name: str, stream: str, after: int | None, pattern: bool = False) -> Deferred[Any]:
         return fail(self._refusal())
 
     def attach(self, named: Any, consumer: Any, owner: str = "", takeover: bool = False) -> Any:
@@ -49,10 +50,10 @@ class NoSubscriptions:
     def detach(self, named: Any, consumer: Any) -> None:
         raise self._refusal()
 
-    def acknowledge(self, named: Any, seq: int, generation: int | None = None) -> Deferred[Any]:
+    def acknowledge(self, named: Any, seq: Any, generation: int | None = None) -> Deferred[Any]:
         return fail(self._refusal())
 
-    def rewind(self, named: Any, seq: int | None) -> Deferred[Any]:
+    def rewind(self, named: Any, seq: Any) -> Deferred[Any]:
         return fail(self._refusal())
 
     def delete(self, named: Any) -> Deferred[None]:
@@ -84,30 +85,38 @@ class Consuming:
     peer: PeerBroker
     network: str = ""
 
-    def find(self, name: str, stream: str | None = None) -> Named:
+    def find(self, name: str, stream: str | None = None, pattern: bool = False) -> Named:
         named = self.table.find(name)
         self.peer.check(Action.CONSUME, named.state.stream)
-        if stream is not None and named.state.stream != stream:
+        is_pattern = named.members is not None
+        if stream is not None and (named.state.stream, is_pattern) != (stream, pattern):
             raise SubscriptionConflict(
-                f"subscription {name!r} is one of stream {named.state.stream!r}, not of {stream[:80]!r}"
+                f"subscription {name!r} is one of {_kind(is_pattern)} {named.state.stream!r}, not of "
+                f"{_kind(pattern)} {stream[:80]!r}"
             )
         return named
 
-    def open(self, name: str, stream: str, after: int | None) -> Deferred[Named]:
-        """Return the subscription *name*, created if it does not exist, when everything about it is durable."""
+    def open(self, name: str, stream: str, after: int | None, pattern: bool = False) -> Deferred[Named]:
         try:
+            # A rule that matches the text of a pattern matches every stream that the pattern matches.
             self.peer.check(Action.SUBSCRIBE, stream)
             self.peer.check(Action.CONSUME, stream)
             try:
-                named = self.find(name, stream)
+                named = self.find(name, stream, pattern)
             except NoSuchSubscription:
-                oldest, last = self.table.journal.bounds(stream)
-                begin = last if after is None else min(max(after, oldest - 1), last)
+                begin: int | Mapping[str, int] = self._begin(stream, after)
+                if pattern:
+                    matching = [each for each in self.table.journal.ends() if matches(stream, each)]
+                    begin = {each: self._begin(each, after) for each in matching}
                 created = self.table.create(name, stream, begin, self.network)
-                return created.addCallback(lambda _: self.find(name, stream))
+                return created.addCallback(lambda _: self.find(name, stream, pattern))
         except FyrehoseError as refusal:
             return fail(refusal)
-        return self.table.settled(named).addCallback(lambda _: self.find(name, stream))
+        return self.table.settled(named).addCallback(lambda _: self.find(name, stream, pattern))
+
+    def _begin(self, stream: str, after: int | None) -> int:
+        oldest, last = self.table.journal.bounds(stream)
+        return int(last if after is None else min(max(after, oldest - 1), last))
 
     def attach(self, named: Named, consumer: Consumer, owner: str = "", takeover: bool = False) -> Position:
         self.peer.check(Action.CONSUME, named.state.stream)
@@ -119,18 +128,25 @@ class Consuming:
     def detach(self, named: Named, consumer: Consumer) -> None:
         self.table.detach(named, consumer)
 
-    def acknowledge(self, named: Named, seq: int, generation: int | None = None) -> Deferred[Position]:
+    def acknowledge(
+        self, named: Named, seq: int | Mapping[str, int], generation: int | None = None
+    ) -> Deferred[Position]:
         return self._do(named, lambda: self.table.acknowledge(named, seq, generation))
 
-    def rewind(self, named: Named, seq: int | None) -> Deferred[Position]:
-        last = self.table.journal.bounds(named.state.stream)[1]
-        return self._do(named, lambda: self.table.rewind(named, last if seq is None else seq))
+    def rewind(self, named: Named, seq: int | Mapping[str, int] | None) -> Deferred[Position]:
+        return self._do(named, lambda: self.table.rewind(named, seq))
 
     def delete(self, named: Named) -> Deferred[None]:
         return self._do(named, lambda: self.table.delete(named))
 
     def show(self, named: Named) -> dict[str, object]:
-        return describe(self.table, named)
+        shown = describe(self.table, named)
+        if named.members is not None:
+            lags = self.table.lags
+            found = {each: (seq, *lags.of_stream(named, each, seq)) for each, seq in sorted(named.places.items())}
+            keys = ("position", "lag", "lag_seconds")
+            shown["positions"] = {each: dict(zip(keys, values, strict=True)) for each, values in found.items()}
+        return shown
 
     def release(self, name: str) -> bool:
         self.peer.check(Action.CONSUME, EVERY)
@@ -155,3 +171,32 @@ class Consuming:
         except FyrehoseError as refusal:
             return fail(refusal)
         return change()
+
+
+def _kind(pattern: bool) -> str:
+    return "pattern" if pattern else "stream"
+
+
+def describe(table: NamedSubscriptions, named: Named) -> dict[str, object]:
+    """Return the durable state of *named* as an object for JSON; times are in microseconds since 1970 UTC."""
+    state = named.state
+    lag, seconds = table.lags.of(named)
+    place: dict[str, object] = {"position": state.seq}
+    if named.members is not None:
+        place = {"streams": len(named.members)}
+    return {
+        "name": named.name,
+        "kind": _kind(named.members is not None),
+        "stream": state.stream,
+        **place,
+        "lag": lag,
+        "lag_seconds": seconds,
+        "generation": state.generation,
+        "consumer": named.consumer is not None,
+        "active": named.active,
+    }
+
+
+def described(hold: FileHold) -> dict[str, object]:
+    """Return a subscription to the journal's files as an object for JSON."""
+    return {"name": hold.name, "kind": "files", "behind_bytes": hold.behind, "active": hold.time}

@@ -4,6 +4,9 @@
 
 A position moves when that is durable, and not before.  While one change of a subscription is being written, later
 ones wait and are written together.  Retention keeps what subscriptions have not acknowledged, see :meth:`unread`.
+
+A subscription of a pattern has one position in each stream that matches.  Streams that are created later are added, and
+their positions begin at 0, so a position is written only when it moves.
 """
 
 from __future__ import annotations
@@ -12,8 +15,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import cycle, islice
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred, fail, succeed
@@ -24,7 +26,10 @@ from twisted.python.failure import Failure
 
 from fyrehose.core import positions
 from fyrehose.core.budget import Budget
+from fyrehose.core.lags import Lags
+from fyrehose.core.policy import covers
 from fyrehose.core.positions import STREAM, Position
+from fyrehose.core.subscription import Consumer, Named
 from fyrehose.errors import (
     FyrehoseError,
     InvalidPosition,
@@ -35,63 +40,21 @@ from fyrehose.errors import (
     SubscriptionInUse,
     TooManyNamedSubscriptions,
 )
-from fyrehose.interfaces import FileHold, IJournal, JournalState, Unread
+from fyrehose.interfaces import IJournal, JournalState, Unread
 from fyrehose.records import Run
 
 log = Logger()
 
 #: The largest valid ``named-subscriptions``: a checkpoint with all of them is one record.
 MOST_NAMED = 10_000
-#: The charge of one named subscription to the memory budget, in bytes.
-ENTRY = 2 << 10
-#: Seconds between two looks at checkpoints and lags, and the subscriptions whose lag in seconds is found in one look.
-CHECK, LOOKS = 1.0, 20
+#: The charges of a subscription, and of each stream of one of a pattern, to the memory budget, in bytes.
+ENTRY, PLACE = 2 << 10, 1 << 10
+#: Seconds between two looks at checkpoints and lags.
+CHECK = 1.0
 #: A checkpoint is written when the records behind the last one exceed this many bytes, and four times its own size.
 CHECKPOINT = 256 << 10
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-
-
-class Consumer(Protocol):
-    """The connection that a subscription delivers to at present."""
-
-    def displaced(self, reason: SubscriptionError) -> None:
-        """Stop consuming, because the subscription was rewound or deleted, or another consumer has taken it over."""
-
-
-@attrs.define(eq=False)
-class Named:
-    """A named subscription.
-
-    :ivar stored: its durable state; None: it is being created
-    :ivar wanted: its state when everything is written that waits; None: it is being deleted
-    :ivar appended: the state that was passed to the journal last
-    :ivar consumer: the present consumer; None: there is none
-    :ivar active: when a consumer last used it or had nothing left to read, in microseconds since 1970 UTC
-    """
-
-    name: str
-    wanted: Position | None
-    stored: Position | None = None
-    appended: Position | None = None
-    consumer: Consumer | None = None
-    active: int = 0
-    #: number and time of the oldest record that is not acknowledged, when it was last looked up
-    oldest: tuple[int, int] = (0, 0)
-    writing: bool = False
-    #: whether the memory budget was charged for it
-    charged: bool = False
-    waiting: list[Deferred[None]] = attrs.field(factory=list)
-
-    @property
-    def state(self) -> Position:
-        """Return the durable state.
-
-        :raises NoSuchSubscription: the subscription was deleted
-        """
-        if self.stored is None:
-            raise NoSuchSubscription(f"subscription {self.name!r} was deleted")
-        return self.stored
 
 
 @attrs.define(eq=False)
@@ -99,7 +62,8 @@ class NamedSubscriptions:
     """All named subscriptions of a server.
 
     :ivar publish: publishes records of the server's own
-    :ivar most: the most subscriptions; one network may create half of them
+    :ivar most: the most subscriptions, and streams of subscriptions of patterns; one network may create half of them
+    :ivar exists: whether a stream exists, or is being created
     :ivar now: the wall clock, in microseconds since 1970 UTC
     """
 
@@ -108,14 +72,18 @@ class NamedSubscriptions:
     publish: Callable[[Sequence[Run]], Deferred[Any]]
     budget: Budget
     most: int = 1_000
+    exists: Callable[[str], bool] = attrs.field(default=lambda stream: False, kw_only=True)
     now: Callable[[], int] = attrs.field(default=lambda: time.time_ns() // 1000, kw_only=True)
     entries: dict[str, Named] = attrs.field(factory=dict, init=False)
+    lags: Lags = attrs.field(init=False)
     _checkpoint: int = attrs.field(default=0, init=False)
     _checkpoint_size: int = attrs.field(default=0, init=False)
     _bytes_since: int = attrs.field(default=0, init=False)
     _checkpointing: bool = attrs.field(default=False, init=False)
     _loop: LoopingCall | None = attrs.field(default=None, init=False)
-    _next_look: int = attrs.field(default=0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.lags = Lags(self.journal, lambda: self.now())
 
     # Opening and closing.
 
@@ -133,7 +101,11 @@ class NamedSubscriptions:
             raise JournalCorrupt(f"the positions of named subscriptions cannot be read: {damage}") from damage
         now = self.now()
         for name, position in found.positions.items():
-            self.entries[name] = Named(name, position, position, position, active=now, charged=self.budget.keep(ENTRY))
+            named = self.entries[name] = Named(name, position, position, position, active=now)
+            named.members = None if position.streams is None else set()
+            self._charge(named)
+        for stream in () if all(named.members is None for named in self.entries.values()) else self.journal.ends():
+            self.stream_created(stream)
         self._checkpoint = found.checkpoint
         if found.missing:
             log.warn(
@@ -172,27 +144,56 @@ class NamedSubscriptions:
             raise NoSuchSubscription(f"there is no subscription {name[:80]!r}")
         return named
 
-    def create(self, name: str, stream: str, after: int, creator: str) -> Deferred[Named]:
+    def create(self, name: str, stream: str, after: int | Mapping[str, int], creator: str) -> Deferred[Named]:
         """Create the subscription *name* of *stream* behind number *after*.
 
+        :param stream: a name, or a pattern
+        :param after: of a pattern, where it begins in each stream that matches
         :param creator: the network of the peer, which may create half of all subscriptions; empty: the server
         :return: fires when it is durable; fails with a SubscriptionError or a PublishError
         """
+        position = Position(stream=stream, seq=0, creator=creator, time=self.now())
+        members: set[str] | None = None
+        if isinstance(after, int):
+            position = attrs.evolve(position, seq=after)
+        else:
+            position = attrs.evolve(position, streams={each: seq for each, seq in after.items() if seq})
+            members = set(after)
+        named = self.entries.get(name)
         try:
-            self._check_new(name, creator)
+            self._check_name(name)
+            self._check_room(name, creator, 1 + len(members or ()))
+            if named is not None and named.wanted is None and (members, named.members) != (None, None):
+                raise SubscriptionInUse(f"subscription {name!r} is being deleted; ask again")
         except FyrehoseError as refusal:
             return fail(refusal)
-        position = Position(stream=stream, seq=after, creator=creator, time=self.now())
-        named = self.entries.get(name)
         if named is None:
-            named = self.entries[name] = Named(name, position, charged=self.budget.keep(ENTRY))
+            named = self.entries[name] = Named(name, position, members=members)
+            self._charge(named)
         elif named.wanted is None:  # It is being deleted.
             named.wanted = position
         named.active = self.now()
         self._start()
         return self._store(named).addCallback(lambda _: named)
 
-    def _check_new(self, name: str, creator: str) -> None:
+    def stream_created(self, stream: str) -> None:
+        """Add *stream* to the subscriptions whose pattern it matches; their positions in it are 0."""
+        for named in self.entries.values():
+            wanted, members = named.wanted, named.members
+            if wanted is None or members is None or stream in members or not matches(wanted.stream, stream):
+                continue
+            try:
+                if not wanted.last(stream):  # A position in the journal is not given up.
+                    self._check_room(named.name, wanted.creator, 1)
+            except TooManyNamedSubscriptions as refusal:
+                if not named.full:
+                    log.warn("stream {stream!r} and maybe others are left out: {why}", stream=stream, why=str(refusal))
+                named.full = True
+                continue
+            members.add(stream)
+            self._charge(named)
+
+    def _check_name(self, name: str) -> None:
         if not _NAME.fullmatch(name) or name.endswith(".new"):
             raise SubscriptionError(
                 f"invalid name of a subscription: {name[:80]!r}; use 1 to 64 letters, digits, '_', '.' and '-', the "
@@ -200,17 +201,35 @@ class NamedSubscriptions:
             )
         if name in {hold.name for hold in self.journal.keeper.holds()}:
             raise SubscriptionInUse(f"a program that reads the journal's files has registered the name {name!r}")
-        created = Counter(named.wanted.creator for named in self.entries.values() if named.wanted is not None)
-        if len(self.entries) >= self.most or (creator and 2 * created[creator] >= self.most):
+
+    def _check_room(self, name: str, creator: str, count: int) -> None:
+        """Check that *creator* may have *count* subscriptions more, or streams of subscriptions of patterns.
+
+        :raises TooManyNamedSubscriptions: it may not
+        """
+        used: Counter[str] = Counter()
+        for named in self.entries.values():
+            used["" if named.wanted is None else named.wanted.creator] += named.size
+        total = used.total()
+        if total + count > self.most or (creator and 2 * (used[creator] + count - 1) >= self.most):
             raise TooManyNamedSubscriptions(
-                f"subscription {name!r} cannot be created: the server has {len(self.entries)}, {created[creator]} of "
-                f"them by {creator or 'itself'}; the limit is {self.most}, half of that for one address; delete some, "
-                "or raise server.named-subscriptions"
+                f"subscription {name!r} needs {count} more: the server has {total}, {used[creator]} of them by "
+                f"{creator or 'itself'}, where one of a pattern counts each of its streams, too; the limit is "
+                f"{self.most}, half of that for one address; delete some, or raise server.named-subscriptions"
             )
-        if 2 * (self.budget.kept + ENTRY) > self.budget.limit:
+        if 2 * (self.budget.kept + ENTRY * count) > self.budget.limit:
             raise TooManyNamedSubscriptions(
-                "the memory budget has no room for another subscription; raise server.memory"
+                f"the memory budget has no room for subscription {name!r}; raise server.memory"
             )
+
+    def _charge(self, named: Named) -> None:
+        """Charge the memory budget for *named*, as long as the budget has room."""
+        wanted = ENTRY + PLACE * (named.size - 1)
+        if wanted < named.charged:
+            self.budget.forget(named.charged - wanted)
+            named.charged = wanted
+        elif self.budget.keep(wanted - named.charged):
+            named.charged = wanted
 
     def settled(self, named: Named) -> Deferred[None]:
         """Return a Deferred that fires when no change of *named* is being written."""
@@ -250,16 +269,18 @@ class NamedSubscriptions:
         if named.consumer is consumer:
             named.consumer = None
 
-    def acknowledge(self, named: Named, seq: int, generation: int | None = None) -> Deferred[Position]:
+    def acknowledge(
+        self, named: Named, seq: int | Mapping[str, int], generation: int | None = None
+    ) -> Deferred[Position]:
         """Move the position forward to *seq*; a number that was acknowledged already changes nothing.
 
+        :param seq: of a pattern, numbers by stream
         :param generation: the generation that the consumer knows; None: any
         :return: fires with the durable state; fails with InvalidPosition or a PublishError
         """
         wanted = named.wanted
         if wanted is None:
             return fail(NoSuchSubscription(f"subscription {named.name!r} was deleted"))
-        last = self.journal.bounds(wanted.stream)[1]
         if generation is not None and generation != wanted.generation:
             return fail(
                 InvalidPosition(
@@ -267,32 +288,60 @@ class NamedSubscriptions:
                     f"not {generation}; read again before acknowledging"
                 )
             )
-        if seq > last:
-            return fail(
-                InvalidPosition(f"number {seq} cannot be acknowledged: stream {wanted.stream!r} ends at {last}")
-            )
+        try:
+            numbers = self._numbers(named, wanted, seq)
+        except InvalidPosition as refusal:
+            return fail(refusal)
         named.active = self.now()
-        if seq > wanted.seq:
-            named.wanted = attrs.evolve(wanted, seq=seq, time=self.now())
+        ahead = {stream: number for stream, number in numbers.items() if number > wanted.last(stream)}
+        if ahead:
+            named.wanted = attrs.evolve(wanted.moved(ahead), time=self.now())
         elif not named.writing:
             return succeed(named.state)
         return self._store(named).addCallback(lambda _: named.state)
 
-    def rewind(self, named: Named, seq: int) -> Deferred[Position]:
+    def rewind(self, named: Named, seq: int | Mapping[str, int] | None) -> Deferred[Position]:
         """Set the position to *seq*, in either direction, and displace the consumer.
 
+        :param seq: None: the end of each stream; of a pattern also 0, or numbers by stream
         :return: fires with the durable state; fails with InvalidPosition or a PublishError
         """
         wanted = named.wanted or named.state
-        last = self.journal.bounds(wanted.stream)[1]
-        if seq > last:
-            return fail(InvalidPosition(f"cannot set a position to {seq}: stream {wanted.stream!r} ends at {last}"))
+        try:
+            numbers = self._numbers(named, wanted, seq)
+        except InvalidPosition as refusal:
+            return fail(refusal)
         self._displace(named, SubscriptionInUse(f"subscription {named.name!r} was rewound"))
         generation = wanted.generation + 1
         named.wanted = attrs.evolve(
-            wanted, seq=seq, generation=generation, rewinds=wanted.rewinds + 1, owner="", time=self.now()
+            wanted.moved(numbers), generation=generation, rewinds=wanted.rewinds + 1, owner="", time=self.now()
         )
         return self._store(named).addCallback(lambda _: named.state)
+
+    def _numbers(self, named: Named, wanted: Position, seq: int | Mapping[str, int] | None) -> Mapping[str, int]:
+        """Return the position *seq* as numbers by stream.
+
+        :param seq: a number of each stream, which must be 0 with a pattern; None: the end of each stream
+        :raises InvalidPosition: a number is behind the end of its stream, or the stream is not one of *named*
+        """
+        streams = {wanted.stream} if named.members is None else named.members
+        if isinstance(seq, Mapping):
+            numbers = dict(seq)
+        elif seq and named.members is not None:
+            raise InvalidPosition(
+                f"subscription {named.name!r} is one of the pattern {wanted.stream!r}: give a number for each stream"
+            )
+        else:
+            numbers = dict.fromkeys(streams, seq) if seq is not None else {}
+        if seq is None:
+            numbers = {stream: self.journal.bounds(stream)[1] for stream in streams}
+        for stream, number in numbers.items():
+            if stream not in streams:
+                raise InvalidPosition(f"stream {stream[:80]!r} is not one of subscription {named.name!r}")
+            last = self.journal.bounds(stream)[1]
+            if number > last:
+                raise InvalidPosition(f"a position cannot be {number}: stream {stream!r} ends at {last}")
+        return numbers
 
     def delete(self, named: Named) -> Deferred[None]:
         """Delete *named*, and displace its consumer.
@@ -308,28 +357,16 @@ class NamedSubscriptions:
         if consumer is not None:
             consumer.displaced(reason)
 
-    # For operators, and for retention.
-
-    def lag(self, named: Named) -> tuple[int, float | None]:
-        """Return how many records *named* has not acknowledged, and the age of the oldest of them in seconds.
-
-        The age is None until it has been looked up; that happens for some subscriptions every second.
-        """
-        state = named.state
-        oldest, last = self.journal.bounds(state.stream)
-        records = max(0, last - max(state.seq, oldest - 1))
-        if not records:
-            return 0, 0.0
-        return records, max(0, self.now() - named.oldest[1]) / 1e6 if named.oldest[1] else None
+    # For retention.
 
     def unread(self) -> list[Unread]:
         """Return the records that retention keeps for subscriptions, and for the recovery of their positions."""
         found = [
-            Unread(named.name, named.stored.stream, named.stored.seq, named.active)
+            Unread(named.name, stream, seq, named.active)
             for named in self.entries.values()
-            if named.stored is not None
+            for stream, seq in named.places.items()
         ]
-        if found:
+        if self.entries:
             found.append(Unread("", STREAM, max(0, self._checkpoint - 1), self.now(), pinned=True))
         return found
 
@@ -345,9 +382,10 @@ class NamedSubscriptions:
 
     def _write(self, named: Named) -> None:
         named.writing = True
-        wanted = named.appended = named.wanted
+        wanted, before, named.appended = named.wanted, named.appended, named.wanted
         waiting, named.waiting = named.waiting, []
-        self._append({named.name: wanted}).addCallbacks(
+        change = None if wanted is None else wanted.since(before)
+        self._append({named.name: change}).addCallbacks(
             self._stored, self._not_stored, (named, wanted, waiting), errbackArgs=(named, waiting)
         )
 
@@ -374,8 +412,8 @@ class NamedSubscriptions:
             each.errback(failure)
 
     def _forget(self, named: Named) -> None:
-        if self.entries.pop(named.name, None) is not None and named.charged:
-            self.budget.forget(ENTRY)
+        if self.entries.pop(named.name, None) is not None:
+            self.budget.forget(named.charged)
 
     def _not_noted(self, failure: Failure) -> None:
         failure.trap(PublishError)
@@ -386,9 +424,10 @@ class NamedSubscriptions:
     def _check(self) -> None:
         now, ends = self.now(), self.journal.ends()
         for named in self.entries.values():
-            if named.stored is not None and ends.get(named.stored.stream, 0) <= named.stored.seq:
+            if named.stored is not None and all(ends.get(stream, 0) <= seq for stream, seq in named.places.items()):
                 named.active = now
-        self._look_up_ages()
+            self._forget_retired(named, ends)
+        self.lags.look(self.entries.values())
         due = self._bytes_since > max(CHECKPOINT, 4 * self._checkpoint_size)
         if (due or self._must_move()) and not self._checkpointing and self.journal.state is JournalState.WRITABLE:
             self._write_checkpoint()
@@ -400,22 +439,15 @@ class NamedSubscriptions:
         except JournalCorrupt:
             return False  # Retention logs it.
 
-    def _look_up_ages(self) -> None:
-        """Look up the time of the oldest unacknowledged record of some subscriptions."""
-        entries = list(self.entries.values())
-        self._next_look %= max(1, len(entries))
-        for named in islice(cycle(entries), self._next_look, self._next_look + min(LOOKS, len(entries))):
-            if named.stored is None:
-                continue
-            first = named.stored.seq + 1
-            if named.oldest[0] != first:
-                try:
-                    runs = self.journal.read(named.stored.stream, first, 1)
-                except JournalCorrupt as damage:
-                    log.warn("the lag of subscription {name} is unknown: {why}", name=named.name, why=str(damage))
-                    runs = ()
-                named.oldest = (first, runs[0].time) if runs else (0, 0)
-        self._next_look += LOOKS
+    def _forget_retired(self, named: Named, ends: Mapping[str, int]) -> None:
+        """Forget the positions of *named* in streams that do not exist any more: if they return, all of it is new."""
+        gone = {stream for stream in named.members or () if stream not in ends and not self.exists(stream)}
+        if gone and named.members is not None:
+            named.members -= gone
+            named.full = False
+            self._charge(named)
+            named.wanted = named.wanted and named.wanted.without(gone)
+            named.stored = named.stored and named.stored.without(gone)
 
     def _write_checkpoint(self) -> None:
         self._checkpointing = True
@@ -438,23 +470,6 @@ class NamedSubscriptions:
         self.publish([record]).addCallbacks(durable, refused)
 
 
-def describe(table: NamedSubscriptions, named: Named) -> dict[str, object]:
-    """Return the durable state of *named* as an object for JSON; times are in microseconds since 1970 UTC."""
-    state = named.state
-    lag, seconds = table.lag(named)
-    return {
-        "name": named.name,
-        "kind": "stream",
-        "stream": state.stream,
-        "position": state.seq,
-        "lag": lag,
-        "lag_seconds": seconds,
-        "generation": state.generation,
-        "consumer": named.consumer is not None,
-        "active": named.active,
-    }
-
-
-def described(hold: FileHold) -> dict[str, object]:
-    """Return a subscription to the journal's files as an object for JSON."""
-    return {"name": hold.name, "kind": "files", "behind_bytes": hold.behind, "active": hold.time}
+def matches(pattern: str, stream: str) -> bool:
+    """Return whether a subscription of *pattern* has a position in *stream*; it has none in the server's own."""
+    return not stream.startswith(".") and covers((pattern,), stream)

@@ -3,8 +3,10 @@
     {"v": 1, "since": 17, "set": {"billing": {"stream": "orders", "position": 5, ...}, "old": null}}     changes
     {"v": 1, "all": true, "set": {...}}                                             a checkpoint: all subscriptions
 
-``null`` deletes a subscription.  ``since`` is the number of the last checkpoint (0: there was none), so recovery reads
-only the records from there on.  Only this module writes records with source :data:`SOURCE`; others are skipped.
+``null`` deletes a subscription.  A subscription of a pattern also has ``"streams": {"logs.a": 7, ...}``; a change holds
+only the numbers that differ, and a stream without a number begins at 0.  ``since`` is the number of the last checkpoint
+(0: there was none), so recovery reads only the records from there on.  Only this module writes records with source
+:data:`SOURCE`; others are skipped.
 
     in: the journal's read      out: the positions, and where the last checkpoint is
 """
@@ -12,7 +14,7 @@ only the records from there on.  Only this module writes records with source :da
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import attrs
@@ -29,13 +31,15 @@ VERSION = 1
 class Position:
     """The state of a named subscription.
 
-    :ivar stream: the stream that it reads
-    :ivar seq: number of the last acknowledged record; 0: none
+    :ivar stream: the stream that it reads, or the pattern of the streams
+    :ivar seq: number of the last acknowledged record; 0: none, or the subscription is one of a pattern
     :ivar generation: raised when the subscription is rewound or another consumer takes it over
     :ivar rewinds: how often it was rewound, so that a consumer knows that records come again on purpose
     :ivar owner: the consumer that alone may continue without taking over, such as a link; empty: none
     :ivar creator: the network of the peer that created it
     :ivar time: the last change, in microseconds since 1970 UTC
+    :ivar streams: number of the last acknowledged record of each stream that matches the pattern, 0 for those that are
+        not in it; None: ``stream`` is a name
     """
 
     stream: str
@@ -45,6 +49,30 @@ class Position:
     owner: str = ""
     creator: str = ""
     time: int = 0
+    streams: Mapping[str, int] | None = None
+
+    def last(self, stream: str) -> int:
+        """Return the number of the last acknowledged record of *stream*."""
+        return self.seq if self.streams is None else self.streams.get(stream, 0)
+
+    def moved(self, numbers: Mapping[str, int]) -> Position:
+        """Return the same state with these *numbers*, by stream."""
+        if self.streams is None:
+            return attrs.evolve(self, seq=numbers[self.stream])
+        return attrs.evolve(self, streams={**self.streams, **numbers})
+
+    def without(self, streams: Collection[str]) -> Position:
+        """Return the same state without the numbers of *streams*."""
+        known = self.streams or {}
+        return attrs.evolve(self, streams={stream: seq for stream, seq in known.items() if stream not in streams})
+
+    def since(self, before: Position | None) -> Position:
+        """Return the state to write if *before* was written last: of ``streams`` only the numbers that differ."""
+        if self.streams is None or before is None or before.streams is None or before.stream != self.stream:
+            return self
+        streams = self.streams.keys() | before.streams.keys()
+        differ = {stream: self.last(stream) for stream in streams if self.last(stream) != before.last(stream)}
+        return attrs.evolve(self, streams=differ)
 
 
 @attrs.frozen
@@ -63,10 +91,11 @@ class SavedPositions:
 def pack(changes: Mapping[str, Position | None], since: int | None) -> Run:
     """Return a record of *changes* as a draft.
 
+    :param changes: of a pattern, the positions that :meth:`Position.since` returns
     :param since: number of the last checkpoint; None: the record is a checkpoint, and *changes* are all subscriptions
     """
     head: dict[str, object] = {"v": VERSION, "all": True} if since is None else {"v": VERSION, "since": since}
-    named = {name: None if position is None else attrs.asdict(position) for name, position in changes.items()}
+    named = {name: None if position is None else _fields(position) for name, position in changes.items()}
     data = json.dumps({**head, "set": named}, ensure_ascii=False, separators=(",", ":")).encode()
     return Run.of(STREAM, [data], source=SOURCE, content_type="application/json")
 
@@ -95,9 +124,9 @@ def recover(read: ownlog.Read, bounds: tuple[int, int]) -> SavedPositions:
         if fields.get("all"):
             positions, checkpoint = {}, record.seq
         for name, state in fields["set"].items():
-            positions.pop(name, None)
+            before = positions.pop(name, None)
             if state is not None:
-                positions[name] = _position(state)
+                positions[name] = _position(state, before)
     return SavedPositions(positions, checkpoint, missing)
 
 
@@ -112,12 +141,24 @@ def _parsed(data: bytes) -> dict[str, Any]:
     return fields
 
 
-def _position(state: object) -> Position:
+def _fields(position: Position) -> dict[str, Any]:
+    fields = attrs.asdict(position)
+    if position.streams is None:
+        del fields["streams"]
+    return fields
+
+
+def _position(state: object, before: Position | None) -> Position:
     try:
         position = Position(**state)  # type: ignore[arg-type]
-        valid = isinstance(position.stream, str) and 0 <= position.seq <= LAST_SEQ
-    except TypeError as error:
+        streams = {} if position.streams is None else position.streams
+        valid = isinstance(position.stream, str) and all(
+            0 <= seq <= LAST_SEQ for seq in (position.seq, *streams.values())
+        )
+    except (TypeError, AttributeError) as error:
         raise ValueError(f"invalid position in stream {STREAM}: {error}") from error
     if not valid:
         raise ValueError(f"invalid position in stream {STREAM}: {state!r}")
-    return position
+    if position.streams is None or before is None or before.streams is None or before.stream != position.stream:
+        return position
+    return attrs.evolve(position, streams={**before.streams, **position.streams})

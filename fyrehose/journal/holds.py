@@ -1,4 +1,4 @@
-"""Retention holds: external readers of the journal's files register them, so that retention keeps what they need.
+"""Retention holds: the named subscriptions of programs that read the journal's files, for which retention waits.
 
     DIRECTORY/holds/NAME    {"position": ..., "time": ...}: what must be kept, and when the hold was updated last
 
@@ -50,7 +50,7 @@ def checked_name(name: str) -> str:
     """
     if not _NAME.fullmatch(name) or name.endswith(".new"):
         raise ConfigError(
-            f"invalid name of a retention hold: {name[:80]!r}; use 1 to 64 letters, digits, '_', '.' and '-', the "
+            f"invalid name of a subscription: {name[:80]!r}; use 1 to 64 letters, digits, '_', '.' and '-', the "
             "first a letter or a digit, and no '.new' at the end"
         )
     return name
@@ -63,12 +63,12 @@ def update(directory: Path, name: str, position: int, now: int | None = None) ->
     :raises ConfigError: the name or the position is invalid, or there are too many holds
     """
     if not 0 <= position <= MAX_POSITION:
-        raise ConfigError(f"invalid position {position} of a retention hold: expected 0 to {MAX_POSITION}")
+        raise ConfigError(f"invalid position {position} of a subscription: expected 0 to {MAX_POSITION}")
     path = _path(directory, name)
     if not path.exists() and len(registered(directory)) >= MAX_HOLDS:
         raise ConfigError(
-            f"{directory} has {MAX_HOLDS} retention holds already; release one with `fyrehose journal holds "
-            f"{directory} --release NAME`"
+            f"{directory} has {MAX_HOLDS} subscriptions to its files already; delete one with `fyrehose journal "
+            f"subscriptions {directory} --delete NAME`"
         )
     path.parent.mkdir(exist_ok=True)
     text = json.dumps({"position": position, "time": time.time_ns() // 1000 if now is None else now})

@@ -90,14 +90,16 @@ class Keeper:
 
     def _every_hold(self) -> list[Hold]:
         """Return the holds of other programs and of named subscriptions, the one that is furthest behind first."""
-        found = registered(self.directory)
+        furthest: dict[str, Hold] = {}
         places, self._places = self._places, {}
         for each in self.unread():
             record = each.stream, each.seq + 1
             place = places[record] if record in places else self.store.place(*record)
             if place < self.store.active.base:  # A record in a sealed segment stays there.
                 self._places[record] = place
-            found.append(Hold(each.name, place, each.time, each.pinned))
+            if each.name not in furthest or place < furthest[each.name].position:  # One of a pattern has many streams.
+                furthest[each.name] = Hold(each.name, place, each.time, each.pinned)
+        found = [*registered(self.directory), *furthest.values()]
         return sorted(found, key=lambda hold: (hold.position, hold.name))
 
     def _failed(self, failure: Failure, message: str) -> None:
@@ -111,12 +113,13 @@ class Keeper:
         if held_by != self.held_by:
             self.held_by = held_by
             if held_by:
-                log.info("the retention hold {name} keeps segments that would be deleted without it", name=held_by)
+                log.info("subscription {name} keeps segments that would be deleted without it", name=held_by)
         for hold in verdict.broken:
             self.broken_holds += 1
             log.warn(
-                "retention deletes segments that the retention hold {name} covers: it is at position {position}, and "
-                "timed out or kept too much; see the options hold-timeout and hold-bytes, and `fyrehose journal holds`",
+                "retention deletes segments that subscription {name} has not read: it is at position {position}, and "
+                "timed out or kept too much; see the options hold-timeout and hold-bytes, and `fyrehose journal "
+                "subscriptions`",
                 name=hold.name,
                 position=hold.position,
             )

@@ -167,7 +167,7 @@ def _monitored(where: str | None) -> Iterator[Callable[[ArchiveState], object] |
 @click.option(
     "--round", "round_bytes", type=Text("size", size), default="1G", show_default=True, help="Size of a round."
 )
-@click.option("--hold", metavar="NAME", help="Retention hold that keeps unarchived records.")
+@click.option("--subscription", "hold", metavar="NAME", help="Named subscription: retention keeps unarchived records.")
 @click.option(
     "--optimize",
     "optimize_every",
@@ -211,7 +211,7 @@ def archive(
     Ctrl-C stops after the current round.  The next archive resumes, also after a kill.
 
     \b
-        fyrehose-spark archive data lake --follow --hold lake
+        fyrehose-spark archive data lake --follow --subscription lake
     """
     from fyrehose.spark.jobs.archive import archive as run
     from fyrehose.spark.jobs.archive import check_free

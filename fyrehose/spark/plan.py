@@ -336,8 +336,8 @@ def missing(place: Place, view: View, position: int, reason: str) -> JournalCorr
         more = f" and of {len(ranges) - 5} more streams" if len(ranges) > 5 else ""
         lost = f"numbers among {', '.join(ranges[:5])}{more}" if ranges else "no numbers of any stream"
     return JournalCorrupt(
-        f"{reason}; positions from {position} on were to be read: {lost} (register a retention hold to prevent "
-        "this: see `fyrehose journal holds`)"
+        f"{reason}; positions from {position} on were to be read: {lost} (register a subscription to prevent "
+        "this: see `fyrehose journal subscriptions`)"
     )
 
 

@@ -111,7 +111,7 @@ def test_metrics_of_the_journal(real: Status) -> None:
     assert labelled(samples, "fyrehose_journal_segments")[()] == 1
     assert labelled(samples, "fyrehose_journal_free_bytes")[()] > 0
     assert labelled(samples, "fyrehose_journal_broken_holds_total")[()] == 0
-    assert labelled(samples, "fyrehose_journal_hold_behind_bytes") == {}
+    assert labelled(samples, "fyrehose_subscription_lag_bytes") == {}
     journal = real.complete()["journal"]
     assert journal["durable"] == labelled(samples, "fyrehose_journal_durable_bytes")[()]
     assert (journal["durability"], journal["commits"], journal["commit_bytes_p50"]) == ("batch", 5, 4096)
@@ -131,8 +131,8 @@ def test_retention_holds_show_how_far_their_readers_are_behind(real: Status) -> 
         ("files", "ahead", 0),
     ]
     samples = scraped(real)
-    assert labelled(samples, "fyrehose_journal_hold_behind_bytes") == {("archive",): 100, ("ahead",): 0}
-    assert labelled(samples, "fyrehose_journal_hold_age_seconds") == {("archive",): 5.0, ("ahead",): 0.0}
+    assert labelled(samples, "fyrehose_subscription_lag_bytes") == {("archive",): 100, ("ahead",): 0}
+    assert labelled(samples, "fyrehose_subscription_age_seconds") == {("archive",): 5.0, ("ahead",): 0.0}
 
 
 def test_closed_journal_exports_its_state_only(real: Status) -> None:

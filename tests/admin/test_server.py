@@ -358,8 +358,11 @@ def test_event_streams_end_when_the_server_stops(connect: Connect) -> None:
     peers = [connect(), connect()]
     for peer, path in zip(peers, ("/api/events", "/api/streams/s/tail"), strict=True):
         peer.ask(path)
+        peer.events()
         drained = peer.protocol.factory.drain()
         assert peer.transport.value().endswith(b"0\r\n\r\n")
+        ((name, said),) = peer.events()
+        assert (name, said["retry"]) == ("ended", True)
         assert peer.transport.disconnecting
         peer.leave()
         assert drained.called

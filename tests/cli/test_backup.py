@@ -79,7 +79,7 @@ def test_error_is_one_line_and_an_exit_status(data: Path, tmp_path: Path) -> Non
             (("backup", tmp_path / "typo", backup), 1, "there is no such directory"),
             (("backup", data, data), 1, "cannot be a copy of itself"),
             (("backup", data, home), 1, "has files and is no backup"),
-            (("backup", data, backup, "--hold", "a/b"), 1, "invalid name of a retention hold"),
+            (("backup", data, backup, "--subscription", "a/b"), 1, "invalid name of a subscription"),
             (("backup", data, backup, "--every", "0"), 1, "invalid --every: expected more than 0"),
             (("backup", "s3://bucket", backup), 1, "expected a directory, or http://HOST:PORT"),
             (("backup", data, backup, "--token-file", "none"), 0, ""),
@@ -104,10 +104,13 @@ def test_damage_is_status_3(data: Path, tmp_path: Path) -> None:
     assert f"{path} is damaged at byte" in result.output
 
 
-def test_backup_registers_a_retention_hold(data: Path, tmp_path: Path) -> None:
-    assert run("backup", data, tmp_path / "backup", "--hold", "nightly").exit_code == 0
+def test_backup_registers_a_named_subscription(data: Path, tmp_path: Path) -> None:
+    assert run("backup", data, tmp_path / "backup", "--subscription", "nightly").exit_code == 0
     assert [(hold.name, hold.position) for hold in holds.registered(data)] == [("nightly", scan.read_mark(data))]
-    assert "nightly position=" in run("holds", data).output
+    assert "nightly" in run("subscriptions", data).output
+    assert run("subscriptions", data, "--delete", "nightly").output == "subscription nightly deleted\n"
+    again = run("subscriptions", data, "--delete", "nightly")
+    assert (again.exit_code, "fyrehose subscriptions delete" in again.output) == (1, True)
 
 
 def test_mirror_reports_deleted_segments(data: Path, tmp_path: Path) -> None:
@@ -127,7 +130,7 @@ def test_from_another_machine_with_a_token(data: Path, tmp_path: Path, serve: Ca
     result = run("backup", url, tmp_path / "backup")
     assert (result.exit_code, "requires a token" in result.output) == (1, True)
     assert not (tmp_path / "backup").exists()
-    result = run("backup", url, tmp_path / "backup", "--token-file", token, "--hold", "far")
+    result = run("backup", url, tmp_path / "backup", "--token-file", token, "--subscription", "far")
     assert (result.exit_code, result.output.partition(" in ")[0]) == (0, "30 records")
     assert run("dump", tmp_path / "backup").output == run("dump", data).output
     assert [hold.name for hold in holds.registered(data)] == ["far"]

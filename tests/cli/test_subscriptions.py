@@ -27,6 +27,17 @@ BILLING = {
     "active": 1_700_000_000_000_000,
 }
 DONE = BILLING | {"name": "done", "stream": "a\x1b", "lag": 0, "lag_seconds": 0.0, "consumer": False}
+LOGS = {
+    "name": "logs",
+    "kind": "pattern",
+    "stream": "logs.*",
+    "streams": 12,
+    "lag": 7,
+    "lag_seconds": 3.0,
+    "generation": 1,
+    "consumer": False,
+    "active": 1_700_000_000_000_000,
+}
 ARCHIVE = {"name": "archive", "kind": "files", "behind_bytes": 4096, "active": 1_700_000_000_000_000}
 
 
@@ -67,6 +78,21 @@ def test_subscriptions_are_listed_by_default_those_furthest_behind_first(server:
     assert rows[1] == ["done", "a\\x1b", "5", "0", "-", "2023-11-14T22:13:20"]
     assert rows[2] == ["archive", "(the", "journal's", "files)", "4,096", "B", "2023-11-14T22:13:20"]
     assert server.asked == [("GET", "http://127.0.0.1:8117/subscriptions", None)]
+
+
+def test_a_subscription_of_a_pattern_is_one_row_with_the_number_of_its_streams(server: Server) -> None:
+    server.answer = {"subscriptions": [ARCHIVE, LOGS]}
+    rows = [line.split() for line in run().output.splitlines()[1:]]
+    assert rows[0] == ["logs", "logs.*", "12", "streams", "7", "3", "s", "2023-11-14T22:13:20"]
+    assert rows[1][0] == "archive"
+
+
+def test_one_stream_of_a_pattern_can_be_rewound(server: Server) -> None:
+    server.answer = LOGS
+    result = run("rewind", "logs", "--stream", "logs.a", "--since", "7")
+    assert result.output == "subscription logs continues 7 records behind in 12 streams\n"
+    assert json.loads(server.asked[0][2] or b"") == {"positions": {"logs.a": 6}}
+    assert "needs --since with a number" in run("rewind", "logs", "--stream", "logs.a", "--since", "latest").output
 
 
 def test_subscriptions_are_listed_as_json(server: Server) -> None:

@@ -149,7 +149,8 @@ def test_stats_shows_the_whole_status(asked: list[Any]) -> None:
     said = " ".join(run("stats").split())
     for part in (
         "fyrehose 1.2.3, up 1 d 1 h, journal writable, durability batch",
-        "commits: half within 0.25 ms, 99% within 2.5 s; journal 1.0 GiB, free disk 1.0 TiB, full in 1 d 1 h",
+        "commits: half within 0.25 ms, 99% within 2.5 s",
+        "journal 1.0 GiB, free disk 1.0 TiB, full in 1 d 1 h",
         "memory 47.7 MiB; longest pause of the server 2 ms",
         "streams: 9; subscribers: 1, at most 1234 behind",
         "lumberjack 3 2 0 1,500 1.9 MiB 10 25 ms - 5",
@@ -192,6 +193,22 @@ def test_top_stops_after_count_updates(asked: list[Any]) -> None:
     assert "waits for the client" in said
     lines = run("top", "--count", "2", "--format", "json").splitlines()
     assert [json.loads(line) for line in lines] == [status(), status()]
+
+
+def test_top_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = status()
+    full["journal"] |= {
+        "size": 900 << 40,
+        "free": 900 << 40,
+        "full_in": 300 * 86_400.0,
+        "commit_p50": 12.34,
+        "commit_p99": 12.34,
+    }
+    full["subscribers"] |= {"total": 300_000, "lag": 1 << 47}
+    monkeypatch.setattr(Asker, "status", lambda *_, **__: full)
+    result = CliRunner().invoke(main, ["top", "--count", "1"], env={"COLUMNS": "80"})
+    head = result.output.split("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in head] == ["fyrehose", "commits:", "journal", "memory", "streams:"]
 
 
 @pytest.mark.parametrize("form", ["text", "json"])

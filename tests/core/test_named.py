@@ -9,9 +9,10 @@ import pytest
 from twisted.internet.task import Clock
 
 from fyrehose.core.broker import Broker
-from fyrehose.core.named import CHECK, CHECKPOINT, ENTRY, Named, describe
+from fyrehose.core.named import CHECK, CHECKPOINT, ENTRY
 from fyrehose.core.positions import STREAM
 from fyrehose.core.sequencer import Sequencer
+from fyrehose.core.subscription import Named
 from fyrehose.errors import (
     InvalidPosition,
     JournalCorrupt,
@@ -275,26 +276,6 @@ def test_positions_do_not_move_while_the_disk_is_full() -> None:
     world.journal.auto = True
     world.journal.enter(JournalState.WRITABLE, "room")
     assert world.named.acknowledge(named, 4).result.seq == 4
-
-
-def test_lag_counts_records_and_the_age_of_the_oldest() -> None:
-    world = World()
-    named = world.open()
-    world.table.now = lambda: 5_000_000
-    assert world.table.lag(named) == (10, None)
-    world.clock.advance(CHECK)
-    assert world.table.lag(named) == (10, 4.0)
-    world.named.acknowledge(named, 10)
-    assert world.table.lag(named) == (0, 0.0)
-    assert describe(world.table, named)["lag_seconds"] == 0.0
-
-
-def test_records_that_retention_deleted_are_no_lag() -> None:
-    world = World()
-    named = world.open()
-    world.publish(5)
-    world.journal.forget("s", 11)
-    assert world.table.lag(named)[0] == 5
 
 
 def test_a_checkpoint_is_written_when_enough_was_written() -> None:

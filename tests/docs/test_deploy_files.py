@@ -78,7 +78,7 @@ def test_the_archive_units_run_valid_commands_that_may_write_their_targets() -> 
     options = archive_options(service["ExecStart"].split())
     assert (options["journal"], options["engine"], options["follow"]) == (journal, "local", True)
     for found in (service, unit("fyrehose-archive-once.service")["Service"]):
-        assert (found["DynamicUser"], found["User"]) == ("yes", "fyrehose"), "the server reads its retention hold"
+        assert (found["DynamicUser"], found["User"]) == ("yes", "fyrehose"), "the server reads its subscription"
         states = {f"/var/lib/{name}" for name in found["StateDirectory"].split()}
         assert states == {journal, options["lake"]}
     assert service["RestartPreventExitStatus"].split() == ["2", str(JournalCorrupt.exit_status)]

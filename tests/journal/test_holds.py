@@ -73,6 +73,6 @@ def test_positions_out_of_range_are_refused(tmp_path: Path) -> None:
 def test_number_of_holds_is_limited(tmp_path: Path) -> None:
     for i in range(holds.MAX_HOLDS):
         holds.update(tmp_path, f"r{i}", 1)
-    with pytest.raises(ConfigError, match="64 retention holds already"):
+    with pytest.raises(ConfigError, match="64 subscriptions to its files already"):
         holds.update(tmp_path, "one-more", 1)
     holds.update(tmp_path, "r3", 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from fyrehose.interfaces import FileHold, Unread
 from fyrehose.journal import holds, scan
 
@@ -48,7 +50,7 @@ def test_retention_hold_keeps_segments(open_journal, log_lines: list[str]) -> No
     assert bench.journal.status().held_by == ""
     assert bench.journal.status().broken_holds == 0
     assert sum(segment.size for segment in scan.segments(bench.directory)) <= 10_000 + 2 * 4096
-    assert len([line for line in log_lines if "the retention hold lake keeps" in line]) == 1
+    assert len([line for line in log_lines if "subscription lake keeps" in line]) == 1
 
 
 def test_retention_hold_times_out(open_journal, log_lines: list[str]) -> None:
@@ -62,7 +64,7 @@ def test_retention_hold_times_out(open_journal, log_lines: list[str]) -> None:
     bench.clock.advance(1)
     assert bench.journal.bounds("s")[0] > 1
     assert bench.journal.status().broken_holds == 1
-    assert any("the retention hold dead covers: it is at position 0" in line for line in log_lines)
+    assert any("subscription dead has not read: it is at position 0" in line for line in log_lines)
 
 
 def test_retention_holds_keep_no_more_than_hold_bytes(open_journal) -> None:
@@ -110,6 +112,17 @@ def test_the_limits_of_holds_apply_to_named_subscriptions(open_journal) -> None:
         bench.append(b"%03d" % i * 100)
     assert sum(segment.size for segment in scan.segments(bench.directory)) <= 10_000 + 20_000 + 3 * 4096
     assert bench.journal.status().broken_holds > 0
+
+
+@pytest.mark.parametrize("streams", ["a", "abc"])
+def test_a_subscription_of_many_streams_is_one_hold(open_journal, streams: str) -> None:
+    bench = open_journal(segment_size=4096, keep_bytes=10_000, hold_bytes=0)
+    for stream in "abc":
+        bench.append(b"old", stream=stream)
+    bench.journal.keeper.unread = lambda: [Unread("slow", stream, 0, 1_000_000) for stream in streams]
+    while not bench.journal.status().broken_holds:
+        bench.append(b"x" * 300)
+    assert bench.journal.status().broken_holds == 1
 
 
 def test_pinned_records_are_kept_whatever_the_limits(open_journal) -> None:

@@ -151,7 +151,7 @@ def test_topic_is_searched_in_a_limited_number_of_bytes(kernel: ModuleType) -> N
     assert kernel.find(document, ()) is None
 
 
-def test_split_ends_a_segment_where_topic_or_json_look_changes(kernel: ModuleType) -> None:
+def test_split_ends_a_segment_where_the_topic_changes_or_what_is_json(kernel: ModuleType) -> None:
     documents = [b'{"t":"a"}', b'{"t":"a","x":1}', b'{"t":"b"}', b'{"t":""}', b"{}", b"", b"nonsense", b'{"t":"a"}']
     lengths = column(*map(len, documents))
     assert kernel.split(lengths, b"".join(documents), (b"t",), 4096) == [
@@ -165,29 +165,156 @@ def test_split_ends_a_segment_where_topic_or_json_look_changes(kernel: ModuleTyp
     assert kernel.split(b"", b"", (b"t",), 4096) == []
 
 
+def is_json(kernel: ModuleType, document: bytes) -> bool:
+    [(count, topic, found)] = kernel.split(column(len(document)), document, (), 0)
+    assert (count, topic) == (1, None)
+    return bool(found)
+
+
 @pytest.mark.parametrize(
-    ("document", "looks"),
+    "document",
     [
-        (b"{}", True),
-        (b" [1] \n", True),
-        (b'"s"', True),
-        (b"true", True),
-        (b"false", True),
-        (b"null", True),
-        (b"-1.5", True),
-        (b"0", True),
-        (b"", False),
-        (b" \n", False),
-        (b'{"cut":', False),
-        (b"[1", False),
-        (b"plain text", False),
-        (b"-", False),
-        (b"}", False),
-        (b"\xff", False),
+        b"{}",
+        b" [1] \n",
+        b'"s"',
+        b"true",
+        b"false",
+        b"null",
+        b"0",
+        b"-0",
+        b"-1.5",
+        b"1e5",
+        b"1.25E-07",
+        b"9" * 5_000,
+        b'{"a" : [ ] , "b":{"c":[{}, [[]]]}\t}',
+        b'"\\u00e9\\ud800\\n\\/\\"\\\\"',
+        '"é € \U0001f600 \ud7ff\ue000\U0010ffff"'.encode(),
+        b'"12345678\x7f12345678"',
+        b"[" * 512 + b"]" * 512,
+        b'{"a":' * 512 + b"1" + b"}" * 512,
+        b'["' + b"[" * 2_000 + b'"]',
     ],
 )
-def test_documents_look_like_json_by_their_ends(kernel: ModuleType, document: bytes, looks: bool) -> None:
-    assert kernel.split(column(len(document)), document, (), 0) == [(1, None, looks)]
+def test_a_json_text_is_json(kernel: ModuleType, document: bytes) -> None:
+    assert is_json(kernel, document)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        b"",
+        b" \n",
+        b"plain text",
+        b"{'a':1}",
+        b'{"cut":',
+        b'{"cut"',
+        b'{"a":1',
+        b'{"a":1,}',
+        b'{"a" 1}',
+        b"{1:2}",
+        b"{,}",
+        b'{"a":1]',
+        b"[1",
+        b"[1,]",
+        b"[1 2]",
+        b"[,1]",
+        b"[1}",
+        b"{} {}",
+        b"}",
+        b"-",
+        b"+1",
+        b"01",
+        b"1.",
+        b".5",
+        b"1e",
+        b"1e+",
+        b"0x10",
+        b"NaN",
+        b"-Infinity",
+        b"True",
+        b"nul",
+        b"truefalse",
+        b'"open',
+        b'"open\\',
+        b'"open\\"',
+        b'"\\x"',
+        b'"\\u12g4"',
+        b'"\\u123"',
+        b'"a\nb"',
+        b'"12345678\x1f"',
+        b'"\x00"',
+        b"\xff",
+        b'"\xff"',
+        b'"\x80"',
+        b'"\xc0\x80"',
+        b'"\xc3"',
+        b'"\xe0\x80\x80"',
+        b'"\xed\xa0\x80"',
+        b'"\xf0\x80\x80\x80"',
+        b'"\xf4\x90\x80\x80"',
+        b'"\xf5\x80\x80\x80"',
+        b"\xef\xbb\xbf{}",
+        b"{}\x00",
+        b"[" * 513 + b"]" * 513,
+        b'{"a":' * 513 + b"1" + b"}" * 513,
+    ],
+)
+def test_anything_else_is_not(kernel: ModuleType, document: bytes) -> None:
+    assert not is_json(kernel, document)
+
+
+def parses(document: bytes) -> bool:
+    """Whether the module json parses *document*, without the constants that only it knows."""
+
+    def refuse(constant: str) -> float:
+        raise ValueError(constant)
+
+    try:
+        json.loads(document.decode(), parse_constant=refuse, parse_int=float)
+    except ValueError:
+        return False
+    return True
+
+
+#: Pieces of which random texts are made that are nearly JSON.
+PIECES = st.sampled_from(
+    [
+        *(bytes([byte]) for byte in b'{}[],:"1-0 \\\n\x1f'),
+        *(b'"a"', b'{"k":', b'"12345678"', b".5", b"e+1", b"true", b"null", b"NaN", b"\\u12", b"ab"),
+        *(b"\xc3\xa9", b"\xe2\x82", b"\xf0\x9f\x98\x80", b"\xed\xa0\x80"),
+    ]
+)
+
+
+@given(st.lists(PIECES, max_size=14).map(b"".join) | st.binary(max_size=40))
+@settings(max_examples=2_000)
+def test_what_is_json_equals_what_the_json_module_parses(document: bytes) -> None:
+    for kernel in (pure, native or pure):
+        assert is_json(kernel, document) == parses(document)
+
+
+@given(
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(max_size=30),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner, max_size=4),
+    ),
+    st.booleans(),
+    st.integers(0, 300),
+    st.binary(max_size=1),
+)
+@settings(max_examples=1_000)
+def test_a_document_with_one_byte_changed_is_judged_as_by_the_json_module(
+    value: object, escaped: bool, at: int, change: bytes
+) -> None:
+    document = json.dumps(value, ensure_ascii=escaped).encode()
+    changed = document[:at] + change + document[at + 1 :]
+    for kernel in (pure, native or pure):
+        assert is_json(kernel, document)
+        assert is_json(kernel, changed) == parses(changed)
 
 
 @pytest.mark.parametrize(("lengths", "payload"), [(b"123", b""), (column(1), b""), (column(1), b"ab")])

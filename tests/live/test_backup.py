@@ -255,7 +255,7 @@ def test_backups_follow_a_server_through_a_restart_and_are_restored(
     url = serve(source)
     with Load(server.port("http")) as load:
         load.wait_for_more(300)
-        by_directory, by_url = follow(str(source), near, "--hold", "near"), follow(url, far)
+        by_directory, by_url = follow(str(source), near, "--subscription", "near"), follow(url, far)
         load.wait_for_more(800)
         by_url.wait_until_complete_to(1)
         by_url.process.kill()

@@ -52,7 +52,7 @@ def test_from_the_journal_to_answers(
     journal.fill(60)
     journal.append(*(Run.of("web", [b'{"ms": 5}'] * 2, source="test", producer="p:1", producer_seq=n) for n in (1, 5)))
     place, count = journal.directory, len(journal.records)
-    said = run("archive", place, lake, "--hold", "lake")
+    said = run("archive", place, lake, "--subscription", "lake")
     assert (said.exit_code, f"{count}" in said.output) == (0, True), said.output
     journal.append(Run.of("web", [b'{"ms": 5}'], source="test", producer="p:2", producer_seq=5))
     both = ("--lake", lake, "--journal", place)

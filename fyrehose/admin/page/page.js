@@ -63,7 +63,7 @@ const COLUMNS = {
   subscriptions: [
     { label: "subscription", value: (each) => visible(each.name) },
     { label: "reads", value: (each) => (each.kind === "files" ? "the journal's files" : visible(each.stream)) },
-    { label: "at number", number: true, value: (each) => each.position ?? -1, show: (each) => (each.kind === "files" ? "" : whole(each.position)) },
+    { label: "at number", number: true, value: (each) => each.position ?? -1, show: atNumber },
     { label: "behind", number: true, value: (each) => each.lag ?? each.behind_bytes, show: (each) => (each.kind === "files" ? bytes(each.behind_bytes) : count(each.lag)),
       kind: (each) => (each.lag > 10000 ? "bad" : "") },
     { label: "oldest", number: true, title: "Age of the oldest message that is not acknowledged", value: (each) => each.lag_seconds ?? -1,
@@ -106,6 +106,11 @@ function showStatus(status) {
 }
 
 // One connection may subscribe to a stream twice; rows need keys of their own.
+function atNumber(each) {
+  if (each.kind === "files") return "";
+  return each.kind === "pattern" ? `in ${count(each.streams)} streams` : whole(each.position);
+}
+
 function unique(listed) {
   const seen = new Map();
   return listed.map((each) => {
@@ -168,7 +173,7 @@ function showJournal(journal, status) {
     ["syncs in the last minute", journal.sync_p50 === null ? "none" : `half ${within(journal.sync_p50)}, 99% ${within(journal.sync_p99)}`],
     ["commits in total", whole(journal.commits)],
     ["retention held by", journal.held_by || undefined],
-    ["retention holds broken", journal.broken_holds ? count(journal.broken_holds) : undefined],
+    ["subscriptions that lost records", journal.broken_holds ? count(journal.broken_holds) : undefined],
     ["cluster", journal.cluster ? journal.cluster.summary : undefined],
     ["buffers", `${bytes(status.memory.budget_used)} of ${bytes(status.memory.budget)}`],
     ["pauses of the server", `99% ${within(status.reactor.lag_p99)} in the last minute`],
@@ -234,6 +239,11 @@ function connect() {
     $("connection").className = "fact live off";
     showAlarm("The server does not answer; the page shows its last known state.");
     if (source.readyState === EventSource.CLOSED) setTimeout(connect, 3000);
+  });
+  source.addEventListener("ended", (event) => {
+    setText("connection", "ended");
+    $("connection").className = "fact live off";
+    showAlarm(`${JSON.parse(event.data).error}.`);
   });
   source.addEventListener("history", (event) => {
     state.samples["5min"] = [];

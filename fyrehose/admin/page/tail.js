@@ -52,7 +52,11 @@ export function follow(stream) {
       clear("This stream cannot be shown: allow it in the access policy, or set admin.token-file.");
     }
   });
-  source.addEventListener("ended", (event) => { source.close(); clear(JSON.parse(event.data).error); });
+  source.addEventListener("ended", (event) => {
+    const said = JSON.parse(event.data);
+    if (!said.retry) source.close(); // Otherwise the browser reconnects.
+    clear(said.error);
+  });
 }
 
 function clear(text) {

@@ -158,7 +158,7 @@ class Backup:
             raise JournalGap(
                 f"{self.source} begins at position {view.start}, but {here} ends at {tail.position}: retention deleted "
                 "the segments between them; keep this backup as it is, begin another in an empty directory, and "
-                "register a retention hold with --hold NAME"
+                "register a named subscription with --subscription NAME"
             )
         if not self._agrees(view, tail):
             raise JournalError(

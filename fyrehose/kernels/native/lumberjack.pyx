@@ -5,6 +5,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
+from fyrehose.kernels.native.jsontext cimport is_json
 from fyrehose.kernels.native.wire cimport get32, put32
 
 # version (1), type (1), sequence (4), length (4)
@@ -209,27 +210,6 @@ def find(const uint8_t[::1] document not None, tuple path not None):
     return None if found == NULL else PyBytes_FromStringAndSize(<const char*>found, size)
 
 
-cdef bint looks_like_json(const uint8_t* at, const uint8_t* end) noexcept nogil:
-    cdef uint8_t first, last
-    at = skip_blank(at, end)
-    while end > at and is_blank((end - 1)[0]):
-        end -= 1
-    if at == end:
-        return False
-    first, last = at[0], (end - 1)[0]
-    if first == OPEN_OBJECT:
-        return last == CLOSE_OBJECT
-    if first == OPEN_LIST:
-        return last == CLOSE_LIST
-    if first == QUOTE:
-        return last == QUOTE
-    if first == 0x74 or first == 0x66:  # true, false
-        return last == 0x65
-    if first == 0x6E:  # null
-        return last == 0x6C
-    return (first == 0x2D or is_digit(first)) and is_digit(last)
-
-
 def split(lengths, payload, tuple path not None, Py_ssize_t most):
     cdef const uint8_t[::1] sizes = memoryview(lengths).cast("B")
     cdef const uint8_t[::1] source = memoryview(payload).cast("B")
@@ -249,26 +229,26 @@ def split(lengths, payload, tuple path not None, Py_ssize_t most):
     cdef const uint8_t* topic = NULL
     cdef const uint8_t* found
     cdef Py_ssize_t topic_size = 0, found_size = 0, held = 0
-    cdef bint looks = False, alike, present = False
+    cdef bint parses = False, alike, present = False
     for i in range(count):
         memcpy(&size, length + 4 * i, 4)
         found = NULL
         found_size = 0
         if path and size:
             found = locate(at, at + min(<Py_ssize_t>size, most), path, &found_size)
-        alike = looks_like_json(at, at + size)
+        alike = is_json(at, at + size)
         if held and (
-            alike != looks
+            alike != parses
             or (found == NULL) == present
             or found_size != topic_size
             or (found_size and memcmp(found, topic, found_size) != 0)
         ):
-            segments.append((held, PyBytes_FromStringAndSize(<const char*>topic, topic_size) if present else None, looks))
+            segments.append((held, PyBytes_FromStringAndSize(<const char*>topic, topic_size) if present else None, parses))
             held = 0
         if not held:
-            topic, topic_size, looks, present = found, found_size, alike, found != NULL
+            topic, topic_size, parses, present = found, found_size, alike, found != NULL
         held += 1
         at += size
     if held:
-        segments.append((held, PyBytes_FromStringAndSize(<const char*>topic, topic_size) if present else None, looks))
+        segments.append((held, PyBytes_FromStringAndSize(<const char*>topic, topic_size) if present else None, parses))
     return segments

@@ -10,6 +10,8 @@ document, and assumes nothing about its content.
 
 from __future__ import annotations
 
+import json
+import re
 from itertools import accumulate, pairwise
 from struct import Struct, pack, unpack
 
@@ -21,16 +23,9 @@ _JSON = ord("J")
 _BLANK = b" \t\n\r"
 _SEQUENCES = 1 << 32
 
-#: Possible last bytes of a JSON document by its first byte, to recognize truncated and empty documents.
-_ENDS = {
-    ord("{"): b"}",
-    ord("["): b"]",
-    ord('"'): b'"',
-    ord("t"): b"e",
-    ord("f"): b"e",
-    ord("n"): b"l",
-    **dict.fromkeys(b"-0123456789", b"0123456789"),
-}
+#: The deepest nesting of lists and objects of a JSON document.
+MOST_DEPTH = 512
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 Segment = tuple[int, bytes | None, bool]
 
@@ -94,12 +89,12 @@ def frames(version: int, first: int, lengths: Buffer, payload: Buffer) -> bytes:
 
 
 def split(lengths: Buffer, payload: Buffer, path: tuple[bytes, ...], most: int) -> list[Segment]:
-    """Split a column of documents into segments with the same topic and the same answer to "does it look like JSON?".
+    """Split a column of documents into segments with the same topic and the same answer to "is it JSON?".
 
     The topic is the result of :func:`find` in the first *most* bytes of a document; without a path it is None.
 
-    :return: for each segment: count, topic as it stands between its quotes or None, and whether the documents begin
-        and end like a JSON value
+    :return: for each segment: count, topic as it stands between its quotes or None, and whether each document is one
+        JSON text (RFC 8259) in UTF-8, nested at most :data:`MOST_DEPTH` deep
     :raises ValueError: the lengths do not add up to the payload
     """
     whole = bytes(payload)
@@ -112,7 +107,7 @@ def split(lengths: Buffer, payload: Buffer, path: tuple[bytes, ...], most: int) 
         document = whole[begin : begin + size]
         begin += size
         topic = find(document[:most], path) if path else None
-        is_json = _looks_like_json(document)
+        is_json = _is_json(document)
         if segments and segments[-1][1:] == (topic, is_json):
             segments[-1] = (segments[-1][0] + 1, topic, is_json)
         else:
@@ -120,9 +115,24 @@ def split(lengths: Buffer, payload: Buffer, path: tuple[bytes, ...], most: int) 
     return segments
 
 
-def _looks_like_json(document: bytes) -> bool:
-    text = document.strip(_BLANK)
-    return bool(text) and text[-1] in _ENDS.get(text[0], b"")
+def _is_json(document: bytes) -> bool:
+    try:
+        # As floats, because Python refuses to parse very long integers, which are valid.
+        json.loads(document.decode(), parse_int=float, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return False
+    if document.count(b"[") + document.count(b"{") <= MOST_DEPTH:
+        return True
+    depth = 0
+    for bracket in re.findall(rb"[][{}]", _STRING.sub(b"", document)):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > MOST_DEPTH:
+            return False
+    return True
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is not JSON")
 
 
 def find(document: bytes, path: tuple[bytes, ...]) -> bytes | None:

@@ -2,12 +2,15 @@
 
     acknowledge(seq) -> POST /subscriptions/NAME/ack {"seq": ..., "generation": ...} -> 200, when it is durable
 
-One request is open at a time; acknowledgements that wait meanwhile become one, because the newest includes the others.
+One request is open at a time; acknowledgements that wait meanwhile become one, because the newest of a stream includes
+the others.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
@@ -26,8 +29,35 @@ log = Logger()
 
 #: The longest time that :meth:`Acknowledger.close` waits for the server's answer, in seconds.
 CLOSE_TIMEOUT = 5.0
+#: How names are encoded that are not UTF-8.
+ESCAPED = "surrogateescape"
 #: Refusals that may pass by themselves.
 TEMPORARY = (429, 503)
+#: The most streams of a subscription of a pattern in one request, so that its body is small enough for any names.
+MOST_STREAMS = 30
+
+
+@attrs.frozen
+class Marks:
+    """What is acknowledged in one request.
+
+    :ivar numbers: numbers by stream; None stands for the stream of a subscription that is not one of a pattern
+    """
+
+    generation: int
+    numbers: Mapping[str | None, int]
+
+    @property
+    def body(self) -> bytes:
+        """Return the body of the request."""
+        place: dict[str, object] = {"positions": self.numbers}
+        if None in self.numbers:
+            place = {"seq": self.numbers[None]}
+        return json.dumps({**place, "generation": self.generation}, ensure_ascii=False).encode(errors=ESCAPED)
+
+    def __str__(self) -> str:
+        of = (f"{seq}" if stream is None else f"{seq} of stream {stream!r}" for stream, seq in self.numbers.items())
+        return ", ".join(of)
 
 
 @attrs.define(eq=False)
@@ -44,24 +74,36 @@ class Acknowledger:
     authority: str
     name: str
     refused: int = attrs.field(default=0, init=False)
-    #: generation and number of the newest acknowledgement that has no answer; None: all are answered
-    _waiting: tuple[int, int] | None = attrs.field(default=None, init=False)
+    _generation: int = attrs.field(default=0, init=False)
+    #: the newest acknowledgement of each stream that has no answer
+    _waiting: dict[str | None, int] = attrs.field(factory=dict, init=False)
     _service: ClientService | None = attrs.field(default=None, init=False)
     _connection: _Connection | None = attrs.field(default=None, init=False)
     _closing: Deferred[None] | None = attrs.field(default=None, init=False)
 
-    def acknowledge(self, seq: int, generation: int) -> None:
-        """Acknowledge the records up to number *seq*, as the consumer that was told *generation*."""
-        self._waiting = max(self._waiting or (0, 0), (generation, seq))
+    def acknowledge(self, seq: int, generation: int, stream: str | None = None) -> None:
+        """Acknowledge the records up to number *seq*, as the consumer that was told *generation*.
+
+        :param stream: the stream, if the subscription is one of a pattern
+        """
+        if generation > self._generation:
+            self._generation = generation
+            self._waiting.clear()
+        elif generation < self._generation:
+            return  # The server would refuse it.
+        self._waiting[stream] = max(self._waiting.get(stream, 0), seq)
         if self._service is None:
             retry = backoffPolicy(1.0, 30.0)
             self._service = reconnecting(self.clock, self.endpoint, lambda: _Connection(self), retry)
         elif self._connection is not None:
-            self._connection.send(self._waiting)
+            self._connection.send(self._next())
+
+    def _next(self) -> Marks:
+        return Marks(self._generation, dict(islice(self._waiting.items(), MOST_STREAMS)))
 
     def close(self) -> Deferred[None]:
         """Disconnect after the answer to the last acknowledgement, or after :data:`CLOSE_TIMEOUT`."""
-        if self._waiting is None:
+        if not self._waiting:
             return self._stop()
         closing = self._closing = Deferred()
         timeout = self.clock.callLater(CLOSE_TIMEOUT, self._end)
@@ -74,12 +116,12 @@ class Acknowledger:
         """Record the connection that is open now, or that there is none; without need of one do not reconnect."""
         self._connection = connection
         if connection is None:
-            if self._waiting is None:
+            if not self._waiting:
                 self._stop()
-        elif self._waiting is not None:
-            connection.send(self._waiting)
+        elif self._waiting:
+            connection.send(self._next())
 
-    def answered(self, sent: tuple[int, int], status: int, detail: str) -> bool:
+    def answered(self, sent: Marks, status: int, detail: str) -> bool:
         """Record the answer to the acknowledgement *sent*.
 
         :return: whether the connection can be used again
@@ -90,19 +132,22 @@ class Acknowledger:
         if status != 200:
             self.refused += 1
             log.warn(
-                "{name} refused to acknowledge record {seq} of subscription {subscription!r} with status {status}: "
+                "{name} refused to acknowledge record {sent} of subscription {subscription!r} with status {status}: "
                 "{detail}; it will be delivered again",
                 name=self.authority,
-                seq=sent[1],
+                sent=str(sent),
                 subscription=self.name,
                 status=status,
                 detail=detail,
             )
-        if self._waiting == sent:
-            self._waiting = None
+        if sent.generation == self._generation:
+            for stream, seq in sent.numbers.items():
+                if self._waiting.get(stream) == seq:
+                    del self._waiting[stream]
+        if not self._waiting:
             self._end()
-        elif self._connection is not None and self._waiting is not None:
-            self._connection.send(self._waiting)
+        elif self._connection is not None:
+            self._connection.send(self._next())
         return True
 
     # Internals.
@@ -128,7 +173,7 @@ class _Connection(Protocol):
     def __init__(self, owner: Acknowledger) -> None:
         self._owner = owner
         self._http = h11.Connection(h11.CLIENT)
-        self._sent: tuple[int, int] | None = None
+        self._sent: Marks | None = None
         self._status = 0
         self._body = bytearray()
 
@@ -138,13 +183,12 @@ class _Connection(Protocol):
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
         self._owner.connection_changed(None)
 
-    def send(self, position: tuple[int, int]) -> None:
-        """Send an acknowledgement, generation and number, unless one is under way, whose answer sends the next."""
+    def send(self, marks: Marks) -> None:
+        """Send an acknowledgement, unless one is under way, whose answer sends the next."""
         if self._sent is not None or self._http.our_state is not h11.IDLE:
             return
-        self._sent = position
-        body = json.dumps({"seq": position[1], "generation": position[0]}).encode()
-        target = f"/subscriptions/{quote(self._owner.name, safe='', errors='surrogateescape')}/ack"
+        self._sent, body = marks, marks.body
+        target = f"/subscriptions/{quote(self._owner.name, safe='', errors=ESCAPED)}/ack"
         headers = [("Host", self._owner.authority), ("Content-Length", str(len(body)))]
         events = (h11.Request(method="POST", target=target, headers=headers), h11.Data(data=body), h11.EndOfMessage())
         self.transport.write(b"".join(self._http.send(event) or b"" for event in events))

@@ -58,13 +58,17 @@ class AnsweredConnection(Protocol):
 @implementer(ISubscription)
 @attrs.define(eq=False)
 class ReadAnswer:
-    """The answer to a GET: records *next* to *last*, at most *left* of them, a part in each turn of the reactor."""
+    """The answer to a GET: records *next* to *last*, at most *left* of them, a part in each turn of the reactor.
+
+    :ivar then: further streams, with the first and the last record of each
+    """
 
     connection: AnsweredConnection
     stream: str
     next: int
     last: int
     left: int
+    then: list[tuple[str, int, int]] = attrs.field(factory=list)
 
     @property
     def position(self) -> int:
@@ -101,7 +105,11 @@ class ReadAnswer:
             if not room:
                 break
             self.next = run.last_seq + 1
-        if not runs or self.next > self.last or not self.left:
+        ended = not runs or self.next > self.last
+        if ended and self.then:
+            ended = False
+            self.stream, self.next, self.last = self.then.pop(0)
+        if ended or not self.left:
             self.stop()
             self.connection.complete_answer()
         else:

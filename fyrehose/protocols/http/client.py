@@ -3,6 +3,7 @@
     HEAD /streams/NAME -> number of the last record -> GET /streams/NAME/live?from=N -> events -> runs -> take
     GET /streams/NAME/live?subscription=S           -> events -> runs -> take -> acknowledge
     GET /streams?match=P -> numbers of last records -> GET /streams/*/live?match=P   -> events -> runs -> take
+    GET /streams/*/live?match=P&subscription=S      -> events -> runs -> take -> acknowledge, stream by stream
 
 The numbers tell where to continue, so that a new connection begins behind the last record.  The server keeps the
 position of a named subscription.  With a pattern the client reports which records it missed while it was not connected.
@@ -32,7 +33,7 @@ from zope.interface import implementer
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.interfaces import ITailer
 from fyrehose.net.clients import reconnecting
-from fyrehose.protocols.http.acknowledging import TEMPORARY, Acknowledger
+from fyrehose.protocols.http.acknowledging import ESCAPED, TEMPORARY, Acknowledger
 from fyrehose.protocols.http.session import MOST_LISTED
 from fyrehose.records import MAX_PAYLOAD, Run
 
@@ -40,8 +41,6 @@ log = Logger()
 
 #: The largest event accepted, in bytes: JSON may need six characters for one byte of a payload.
 MOST_EVENT = 6 * MAX_PAYLOAD + (64 << 10)
-#: How names are encoded that are not UTF-8.
-ESCAPED = "surrogateescape"
 #: The part of an error's body that is kept, in bytes.
 MOST_ERROR = 4 << 10
 
@@ -100,22 +99,22 @@ class HttpTailer:
         :param lost: called with the first and the last number and, with a pattern, the stream
         :param name: a named subscription, whose position the server keeps; *after* says where a new one begins
         :param takeover: displace its consumer when connecting for the first time
-        :raises ConfigError: no stream was given, or the pattern cannot be used with *after* or *name*
+        :raises ConfigError: no stream was given, or the pattern cannot be used with *after*
         """
         if stream is None:
             raise ConfigError("no stream was given; use --stream NAME")
         self._stream, self._take, self._lost, self._after = stream, take, lost, after
         self.path = "/streams/" + quote(stream, safe="", errors=ESCAPED)
         if "*" in stream:
-            if name is not None:
-                raise ConfigError(f"a named subscription belongs to one stream; {stream!r} is a pattern")
-            if after is not None:
+            if after and name is not None:
+                raise ConfigError("no number suits all streams of a pattern; use --since start or --since latest")
+            if after is not None and name is None:
                 raise ConfigError(f"a pattern begins with new records; leave --since out, or name one of {stream!r}")
             self._pattern = stream
-        elif name is not None:
+        if name is not None:
             self._takeover = takeover
             self._acknowledger = Acknowledger(self.clock, self.endpoint, self.authority, name)
-        else:
+        elif self._pattern is None:
             self.position = after
 
     def connect(self) -> Deferred[None]:
@@ -172,23 +171,26 @@ class HttpTailer:
     @property
     def question(self) -> tuple[str, str] | None:
         """The method and the target of the request to make before that for records; None: none is needed."""
+        if self._acknowledger is not None:
+            return None
         if self._pattern is not None:
             return "GET", "/streams?" + urlencode({"match": self._pattern, "limit": MOST_LISTED}, errors=ESCAPED)
-        if self._acknowledger is None and self.position is None:
+        if self.position is None:
             return "HEAD", self.path
         return None
 
     @property
     def target(self) -> str:
         """The target of the request for records."""
-        if self._pattern is not None:
-            return "/streams/*/live?" + urlencode({"match": self._pattern}, errors=ESCAPED)
-        if self._acknowledger is None:
-            return f"{self.path}/live?from={(self.position or 0) + 1}"
-        fields: dict[str, object] = {"subscription": self._acknowledger.name}
-        fields |= {} if self._after is None else {"from": self._after + 1}
-        fields |= {"takeover": 1} if self._takeover else {}
-        return f"{self.path}/live?{urlencode(fields, errors=ESCAPED)}"
+        path = self.path if self._pattern is None else "/streams/*"
+        fields: dict[str, object] = {} if self._pattern is None else {"match": self._pattern}
+        if self._acknowledger is not None:
+            fields |= {"subscription": self._acknowledger.name}
+            fields |= {} if self._after is None else {"from": self._after + 1}
+            fields |= {"takeover": 1} if self._takeover else {}
+        elif self._pattern is None:
+            fields |= {"from": (self.position or 0) + 1}
+        return f"{path}/live?{urlencode(fields, errors=ESCAPED)}"
 
     def ends_at(self, last: int) -> None:
         """Begin behind number *last*, at which the stream ends."""
@@ -213,6 +215,7 @@ class HttpTailer:
         self._takeover = False  # Two consumers that want it would displace each other for ever.
         if generation != self._generation:
             self.position, self._generation = None, generation
+            self.positions.clear()
         if self._connected is not None and not self._connected.called:
             self._connected.callback(None)
 
@@ -271,16 +274,22 @@ class HttpTailer:
             if known and run.first_seq > known + 1 and self._reconnected:
                 self.missing(known + 1, run.first_seq - 1, stream)  # They came between the list and the events.
             known = self.positions[stream] = run.last_seq
-            self._take(run)
+            taken = self._take(run)
+            if self._acknowledger is not None:
+                self._acknowledge(run, taken, stream)
 
-    def _acknowledge(self, run: Run, taken: Any) -> None:
-        """Acknowledge *run* when *taken* has fired, the result of ``take``."""
+    def _acknowledge(self, run: Run, taken: Any, stream: str | None = None) -> None:
+        """Acknowledge *run* when *taken* has fired, the result of ``take``.
+
+        :param stream: the one that matches the pattern
+        """
         acknowledger, generation, failures = self._acknowledger, self._generation, self._failures
         assert acknowledger is not None
 
         def consumed(result: Any) -> None:
             if failures == self._failures:
-                acknowledger.acknowledge(result if isinstance(result, int) else run.last_seq, generation or 0)
+                seq = result if isinstance(result, int) else run.last_seq
+                acknowledger.acknowledge(seq, generation or 0, stream)
 
         if isinstance(taken, Deferred):
             taken.addCallback(consumed)

@@ -2,11 +2,12 @@
 
 GET ?subscription=S         open -> attach -> wait -> records behind the position
 GET /live?subscription=S    Last-Event-ID acknowledges -> open -> attach -> events behind the position
+    with a pattern          the same, behind the position of each stream that matches
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import attrs
@@ -15,10 +16,10 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.core.inflight import InFlight
-from fyrehose.errors import SubscriptionError
+from fyrehose.errors import Forbidden, SubscriptionError
 from fyrehose.interfaces import IBroker, ISink, ISubscription
 from fyrehose.net.lifecycle import Timers
-from fyrehose.protocols.http.session import Live, Read
+from fyrehose.protocols.http.session import Follow, Live, Read
 from fyrehose.records import Delivery
 
 
@@ -39,6 +40,10 @@ class ConsumingConnection(Protocol):
 
     def follow(self, event: Live, after: int, headers: Mapping[str, str]) -> None: ...
 
+    def read_all(self, event: Read, parts: list[tuple[str, int, int]], headers: Mapping[str, str]) -> None: ...
+
+    def follow_all(self, event: Follow, place: Callable[[str], int | None], headers: Mapping[str, str]) -> None: ...
+
     def displace(self, reason: Exception) -> None: ...
 
     def refuse_call(self, failure: Failure) -> None: ...
@@ -53,17 +58,17 @@ class Consumption:
     """
 
     connection: ConsumingConnection
-    event: Read | Live
+    event: Read | Live | Follow
     _named: Any = attrs.field(default=None, init=False)
-    _after: int = attrs.field(default=0, init=False)
-    _generation: int = attrs.field(default=0, init=False)
-    #: tells of new records while the request waits for one
-    _waiting: ISubscription | None = attrs.field(default=None, init=False)
+    _position: Any = attrs.field(default=None, init=False)
+    #: tell of new records while the request waits for one
+    _waiting: list[ISubscription] = attrs.field(factory=list, init=False)
+    _stop_watching: Callable[[], None] | None = attrs.field(default=None, init=False)
 
     def start(self) -> None:
         """Open the subscription, create it if necessary, and answer when that is durable."""
         event, broker = self.event, self.connection.broker
-        opened: Deferred[Any] = broker.named.open(event.subscription, event.stream, event.after)
+        opened: Deferred[Any] = broker.named.open(event.subscription, event.stream, event.after, self._matching)
         if isinstance(event, Live) and event.last_event is not None:
             seen = event.last_event
 
@@ -90,7 +95,7 @@ class Consumption:
     @property
     def waits(self) -> bool:
         """Whether the request waits for a record."""
-        return self._waiting is not None
+        return bool(self._waiting) or self._stop_watching is not None
 
     # While it waits for records.
 
@@ -105,7 +110,7 @@ class Consumption:
         """Do nothing: a delivery follows."""
 
     def ended(self, reason: Exception) -> None:
-        self._waiting = None
+        self._stop_waiting()
         self.connection.displace(reason)
 
     # Internals.
@@ -114,28 +119,88 @@ class Consumption:
         connection, event = self.connection, self.event
         if not connection.answering:
             return
-        position = connection.broker.named.attach(named, self, takeover=event.takeover)
-        self._named, self._after, self._generation = named, position.seq, position.generation
-        if isinstance(event, Live):
-            connection.follow(event, self._after, self._headers)
-        elif connection.broker.bounds(event.stream)[1] > self._after or not event.wait:
+        self._position = connection.broker.named.attach(named, self, takeover=event.takeover)
+        self._named = named
+        if isinstance(event, Follow):
+            connection.follow_all(event, self._place, self._headers)
+        elif isinstance(event, Live):
+            connection.follow(event, self._position.seq, self._headers)
+        elif not event.wait or any(self._unread(stream) for stream in self._streams):
             self._answer()
         else:
-            self._waiting = connection.broker.subscribe(event.stream, self._after, self)
-            self._waiting.resumeProducing()
-            connection.timers.start(event.wait, self._answer)
+            self._wait(event.wait)
+
+    @property
+    def _matching(self) -> bool:
+        """Whether the subscription is one of a pattern."""
+        return isinstance(self.event, Follow) or (isinstance(self.event, Read) and self.event.pattern)
 
     @property
     def _headers(self) -> dict[str, str]:
-        return {"Fyrehose-Generation": str(self._generation)}
+        return {"Fyrehose-Generation": str(self._position.generation)}
+
+    @property
+    def _streams(self) -> list[str]:
+        return list(self._named.places)
+
+    def _place(self, stream: str) -> int | None:
+        """Return the number behind which to begin in *stream*; None if the subscription is not one of it."""
+        return int(self._position.last(stream)) if stream in self._named.members else None
+
+    def _unread(self, stream: str) -> int:
+        """Return how many records of *stream* are behind its position."""
+        oldest, last = self.connection.broker.bounds(stream)
+        return int(max(0, last - max(self._position.last(stream), oldest - 1)))
+
+    def _wait(self, seconds: float) -> None:
+        """Answer when there is a record, or after *seconds*."""
+        broker = self.connection.broker
+        if self._matching:
+            self._stop_watching = broker.watch_streams(self._created)
+        for stream in self._streams:
+            self._watch(stream)
+        self.connection.timers.start(seconds, self._answer)
+
+    def _watch(self, stream: str) -> None:
+        waiting = self.connection.broker.subscribe(stream, self._position.last(stream), self)
+        self._waiting.append(waiting)
+        waiting.resumeProducing()
+
+    def _created(self, stream: str) -> None:
+        if stream not in self._named.members:
+            return
+        try:
+            self._watch(stream)
+        except Forbidden:  # There is no room for another subscription: the client asks again, and finds the record.
+            self._answer()
 
     def _answer(self) -> None:
         self._stop_waiting()
-        if isinstance(self.event, Read):
-            self.connection.read(self.event, self._after + 1, self._headers)
+        if not isinstance(self.event, Read):
+            return
+        if self._matching:
+            self.connection.read_all(self.event, self._parts(self.event.limit), self._headers)
+        else:
+            self.connection.read(self.event, self._position.seq + 1, self._headers)
+
+    def _parts(self, limit: int) -> list[tuple[str, int, int]]:
+        """Return the records to answer with, by stream: those with few first, so that no stream waits for another."""
+        unread = sorted((count, stream) for stream in self._streams if (count := self._unread(stream)))
+        parts = []
+        for at, (count, stream) in enumerate(unread):
+            take = min(count, max(1, limit // (len(unread) - at)))
+            if take > limit:
+                break
+            limit -= take
+            first = max(self._position.last(stream) + 1, self.connection.broker.bounds(stream)[0])
+            parts.append((stream, first, first + take - 1))
+        return parts
 
     def _stop_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, None
+        waiting, self._waiting = self._waiting, []
+        watching, self._stop_watching = self._stop_watching, None
         self.connection.timers.stop(self._answer)
-        if waiting is not None:
-            waiting.stopProducing()
+        if watching is not None:
+            watching()
+        for each in waiting:
+            each.stopProducing()

@@ -4,6 +4,7 @@
     GET    /subscriptions/S             show one
     POST   /subscriptions/S/ack         {"seq": N}, and optionally "generation": move the position forward
     POST   /subscriptions/S/rewind      {"seq": N}, or "start" or "latest": set the position
+           of a pattern                 {"positions": {"logs.a": N, ...}}
     DELETE /subscriptions/S             delete
 
 The same paths may begin with ``/streams/NAME``; the subscription must then be one of that stream.
@@ -12,6 +13,7 @@ The same paths may begin with ``/streams/NAME``; the subscription must then be o
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import attrs
 
@@ -19,7 +21,7 @@ from fyrehose.records import LAST_SEQ
 from fyrehose.web.session import RequestHead
 
 #: The largest body of such a request, in bytes.
-LARGEST = 4 << 10
+LARGEST = 64 << 10
 #: The methods of each path, by its last part.
 METHODS = {"": ("GET", "HEAD"), "S": ("GET", "HEAD", "DELETE"), "ack": ("POST",), "rewind": ("POST",)}
 
@@ -31,7 +33,7 @@ class Manage:
     :ivar action: ``list``, ``show``, ``ack``, ``rewind`` or ``delete``
     :ivar name: the subscription; empty for a list
     :ivar stream: the stream in the path; None: there is none
-    :ivar seq: the position; None: the end of the stream
+    :ivar seq: the position, of a pattern by stream; None: the end of the stream
     :ivar generation: the generation that the consumer knows; None: any
     """
 
@@ -39,7 +41,7 @@ class Manage:
     action: str
     name: str = ""
     stream: str | None = None
-    seq: int | None = None
+    seq: int | Mapping[str, int] | None = None
     generation: int | None = None
 
 
@@ -66,23 +68,29 @@ def with_body(event: Manage, body: bytes) -> Manage:
 
     :raises ValueError: the body is invalid; the message says what is expected
     """
-    expected = f'{{"seq": N}} with a number from 0 to {LAST_SEQ}'
+    expected = f'{{"seq": N}} with a number from 0 to {LAST_SEQ}, or {{"positions": {{"STREAM": N, ...}}}}'
     if event.action == "rewind":
         expected += ', or {"seq": "start"} or {"seq": "latest"}'
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):
         fields = None
-    if not isinstance(fields, dict) or not fields.keys() <= {"seq", "generation"} or "seq" not in fields:
+    if not isinstance(fields, dict) or fields.keys() - {"generation"} not in ({"seq"}, {"positions"}):
         raise ValueError(f"invalid body: expected {expected}")
-    seq, generation = fields["seq"], fields.get("generation")
+    seq, generation, positions = fields.get("seq"), fields.get("generation"), fields.get("positions", {})
     if event.action == "rewind" and seq in ("start", "latest"):
         return attrs.evolve(event, seq=0 if seq == "start" else None)
-    if not _is_number(seq) or not 0 <= seq <= LAST_SEQ:
-        raise ValueError(f"invalid seq: expected {expected}")
+    if "seq" in fields:
+        positions = {"": seq}
+    if not isinstance(positions, dict) or not all(map(_is_place, positions.values())):
+        raise ValueError(f"invalid body: expected {expected}")
     if generation is not None and not _is_number(generation):
         raise ValueError("invalid generation: expected the number in the header Fyrehose-Generation")
-    return attrs.evolve(event, seq=seq, generation=generation)
+    return attrs.evolve(event, seq=seq if "seq" in fields else positions, generation=generation)
+
+
+def _is_place(value: object) -> bool:
+    return isinstance(value, int) and _is_number(value) and 0 <= value <= LAST_SEQ
 
 
 def _is_number(value: object) -> bool:

@@ -1,6 +1,7 @@
 """The answer to a live GET of all streams that match a pattern, also of those that are created later.
 
     streams that exist -> subscribe from now on; streams that are created -> subscribe from their first record
+    with a named subscription -> subscribe behind its position in each stream
 
 An event has no id, because one number cannot say where to continue in many streams; its record names the stream.
 """
@@ -8,7 +9,7 @@ An event has no id, because one number cannot say where to continue in many stre
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import attrs
 from twisted.logger import Logger
@@ -19,7 +20,7 @@ from fyrehose.core.policy import covers
 from fyrehose.errors import Closed, Forbidden
 from fyrehose.interfaces import ISink, ISubscription
 from fyrehose.protocols.http.answers import AnsweredConnection, LiveAnswer
-from fyrehose.protocols.http.session import PROTOCOL
+from fyrehose.protocols.http.session import EVENTS, PROTOCOL
 from fyrehose.records import Delivery, Run
 
 log = Logger()
@@ -62,16 +63,24 @@ class PatternAnswer(LiveAnswer):
     def __init__(self, connection: AnsweredConnection, pattern: str) -> None:
         super().__init__(connection, unnumbered)
         self._pattern = pattern
+        self._place: Callable[[str], int | None] | None = None
         self._parts: dict[str, ISubscription] = {}
         self._stop_watching: Callable[[], None] = lambda: None
         self._full = False
+        #: events that are sent when the answer has begun
+        self._early: list[bytes] = []
 
-    def follow(self) -> None:
+    def follow(
+        self, place: Callable[[str], int | None] | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
         """Subscribe to the streams, and start sending.
 
+        :param place: the number behind which to begin in a stream, or None if the named subscription is not one of it;
+            None: there is no named subscription
         :raises TooManySubscriptions: the peer's address, or the memory budget, has no room for all of them
         """
         broker = self.connection.broker
+        self._place = place
         try:
             for stream in [name for name in broker.streams() if covers((self._pattern,), name)]:
                 self._add(stream, None)
@@ -79,8 +88,11 @@ class PatternAnswer(LiveAnswer):
             self._end_parts()
             raise
         self._stop_watching = broker.watch_streams(self._created)
-        self.connection.session.start(200, "text/event-stream")
+        self.connection.session.start(200, EVENTS, headers)
         self.start(_All(self._parts))
+        early, self._early = self._early, []
+        for event in early:
+            self._emit(event)
 
     def stopProducing(self) -> None:
         self._stop_watching()
@@ -92,7 +104,7 @@ class PatternAnswer(LiveAnswer):
         """Report a gap in *stream*."""
         self.connection.broker.counters.add(PROTOCOL, "skipped", last - first + 1)
         gap = json.dumps({"stream": stream, "first": first, "last": last}).encode()
-        self.connection.session.send(b"event: gap\ndata: %b\n\n" % gap)
+        self._emit(b"event: gap\ndata: %b\n\n" % gap)
 
     def lost(self, stream: str, reason: Exception) -> None:
         """End the answer if the server closes or nothing is left, else report that *stream* is not followed."""
@@ -121,14 +133,26 @@ class PatternAnswer(LiveAnswer):
                 self._full = True
                 self._report(f"more than {MOST_STREAMS} streams match, and the others are not followed")
             return
-        self._parts[stream] = self.connection.broker.subscribe(stream, after, _Part(self, stream))
+        if self._place is not None:
+            after = self._place(stream)
+            if after is None:
+                self._report(f"stream {stream!r} is not followed: the limit server.named-subscriptions is reached")
+                return
+        part = self._parts[stream] = self.connection.broker.subscribe(stream, after, _Part(self, stream))
+        if self._place is not None and after is not None and part.position > after:
+            self.skipped_in(stream, after + 1, part.position)
 
     def _report(self, error: str) -> None:
         counters = self.connection.broker.counters
         counters.refuse(log, PROTOCOL, "stream-not-followed", self.connection.peer, error)
-        if self._subscription is not None:
-            self.connection.session.send(b"event: error\ndata: %b\n\n" % json.dumps({"error": error}).encode())
-            self.connection.flush()
+        self._emit(b"event: error\ndata: %b\n\n" % json.dumps({"error": error}).encode())
+
+    def _emit(self, event: bytes) -> None:
+        if self._subscription is None:
+            self._early.append(event)
+            return
+        self.connection.session.send(event)
+        self.connection.flush()
 
     def _end_parts(self) -> None:
         parts = list(self._parts.values())

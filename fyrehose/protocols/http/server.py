@@ -11,7 +11,8 @@ Manage  -> broker.named -> a JSON object, when the change is durable
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import attrs
@@ -21,6 +22,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose import errors
+from fyrehose.core.ends import Ends
 from fyrehose.core.policy import covers
 from fyrehose.errors import FyrehoseError
 from fyrehose.identity import digest
@@ -33,6 +35,7 @@ from fyrehose.options import option, size
 from fyrehose.protocols.http.answers import LiveAnswer, ReadAnswer
 from fyrehose.protocols.http.consuming import Consumption
 from fyrehose.protocols.http.documents import by_content_type
+from fyrehose.protocols.http.listing import Listing
 from fyrehose.protocols.http.managing import Manage
 from fyrehose.protocols.http.patterns import PatternAnswer
 from fyrehose.protocols.http.session import (
@@ -50,13 +53,11 @@ from fyrehose.protocols.http.session import (
     RequestLimits,
     Retire,
 )
+from fyrehose.protocols.http.uploads import Upload
 from fyrehose.records import MAX_PAYLOAD, Run
 from fyrehose.web.hosts import hosts_of, url_of
 from fyrehose.web.server import RETRY, WebProtocol, WebSettings, token_of
 from fyrehose.web.session import RequestHead, RequestRefused
-
-#: The most ranges of numbers in an answer to a POST; with more it contains only the first and the last number.
-MOST_RANGES = 1_000
 
 #: The HTTP status for each error of the broker; 503 for all others.
 _STATUS: dict[type[FyrehoseError], int] = {
@@ -94,45 +95,6 @@ class HttpSettings(WebSettings):
             raise ValueError(f"invalid max_payload {self.max_payload}: expected 1 to {MAX_PAYLOAD} bytes")
 
 
-@attrs.define(eq=False)
-class Upload:
-    """The progress of a POST.
-
-    :ivar complete: whether the whole body was received
-    :ivar refusal: why the rest of the body is refused; None if it is not
-    :ivar pending: publishes that are not durable yet
-    :ivar count: durable messages
-    :ivar ranges: first and last number of each contiguous range of durable messages
-    """
-
-    stream: str
-    complete: bool = False
-    refusal: RequestRefused | None = None
-    pending: int = 0
-    count: int = 0
-    ranges: list[tuple[int, int]] = attrs.field(factory=list)
-
-    def add_durable(self, first: int, count: int) -> None:
-        """Record that one publish of *count* messages became durable, starting at number *first*."""
-        self.pending -= 1
-        self.count += count
-        if self.ranges and self.ranges[-1][1] + 1 == first:
-            self.ranges[-1] = (self.ranges[-1][0], first + count - 1)
-        elif len(self.ranges) <= MOST_RANGES:
-            self.ranges.append((first, first + count - 1))
-        else:
-            self.ranges[-1] = (self.ranges[-1][0], first + count - 1)
-
-    def answer(self) -> dict[str, Any]:
-        """Return the JSON object that answers the POST."""
-        answer: dict[str, Any] = {"stream": self.stream, "count": self.count}
-        if self.ranges:
-            answer |= {"first": self.ranges[0][0], "last": self.ranges[-1][1]}
-        if 1 < len(self.ranges) <= MOST_RANGES:  # Other publishers used the numbers in between.
-            answer["ranges"] = self.ranges
-        return answer
-
-
 class HttpProtocol(WebProtocol):
     """The server's side of one HTTP connection."""
 
@@ -144,6 +106,7 @@ class HttpProtocol(WebProtocol):
 
     def __init__(self, factory: HttpFactory) -> None:
         super().__init__(factory, HttpSession(factory.hosts, limits=factory.limits))
+        self.ends, self.now = factory.ends, factory.now
         self._upload: Upload | None = None
         self._streamed: ReadAnswer | LiveAnswer | None = None
         self._consumption: Consumption | None = None
@@ -216,6 +179,9 @@ class HttpProtocol(WebProtocol):
         self._authenticate(event.request)
         if event.subscription is not None and event.request.method != "HEAD":
             self._consume(event)
+        elif event.pattern:
+            self.session.start(200, NDJSON)
+            self.session.end()
         elif not self.broker.exists(event.stream):
             self.count_refusal(*self.session.refuse(404, "no-such-stream", f"there is no stream {event.stream!r}"))
         else:
@@ -233,26 +199,42 @@ class HttpProtocol(WebProtocol):
         self._streamed = ReadAnswer(self, event.stream, first, last, event.limit)
         self.attach(self._streamed)
 
+    def read_all(self, event: Read, parts: list[tuple[str, int, int]], headers: Mapping[str, str]) -> None:
+        """Answer with the records of several streams.
+
+        :param parts: each stream, and the first and the last of its records
+        """
+        self.session.start(200, NDJSON, headers)
+        if parts:
+            self._streamed = ReadAnswer(self, *parts[0], event.limit, parts[1:])
+            self.attach(self._streamed)
+        else:
+            self.session.end()
+            self._end_consumption()
+        self.proceed()
+
     def on_list(self, event: List) -> None:
         """List streams in the order of their creation, those that the peer may read."""
         self._authenticate(event.request)
         matching = [stream for stream in self.broker.streams() if covers((event.pattern,), stream)]
-        listed = []
-        for stream in matching[event.page * event.limit : (event.page + 1) * event.limit]:
-            first, last = self.broker.bounds(stream)
-            listed.append({"name": stream, "first": first, "last": last})
-        self._respond({"matching": len(matching), "page": event.page, "streams": listed})
+        names = matching[event.page * event.limit : (event.page + 1) * event.limit]
+        listing = Listing(self.broker, self.timers, self.ends, names, self.now).start()
+
+        def answer(listed: list[dict[str, Any]]) -> None:
+            self._managed({"matching": len(matching), "page": event.page, "streams": listed})
+
+        self.in_flight.track(listing, answer, self.refuse_call)
 
     def on_follow(self, event: Follow) -> None:
         """Subscribe to all streams that match a pattern, and start the answer."""
         self._authenticate(event.request)
-        answer = PatternAnswer(self, event.pattern)
         if event.request.method == "HEAD":
             self.session.start(200, EVENTS)
             self.session.end()
-            return
-        answer.follow()
-        self._streamed = answer
+        elif event.subscription is not None:
+            self._consume(event)
+        else:
+            self.follow_all(event)
 
     def on_live(self, event: Live) -> None:
         """Subscribe, and start the answer to a live GET."""
@@ -347,6 +329,18 @@ class HttpProtocol(WebProtocol):
     def follow(self, event: Live, after: int, headers: Mapping[str, str]) -> None:
         """Answer with the events of a named subscription behind number *after*."""
         self._send_events(event, after, headers)
+        self.proceed()
+
+    def follow_all(
+        self,
+        event: Follow,
+        place: Callable[[str], int | None] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Answer with the events of all streams that match, see :meth:`PatternAnswer.follow`."""
+        answer = PatternAnswer(self, event.stream)
+        answer.follow(place, headers)
+        self._streamed = answer
         self.proceed()
 
     def displace(self, reason: Exception) -> None:
@@ -450,7 +444,7 @@ class HttpProtocol(WebProtocol):
             self.session.respond_without_content()
             self.proceed()
 
-    def _consume(self, event: Read | Live) -> None:
+    def _consume(self, event: Read | Live | Follow) -> None:
         self._consumption = Consumption(self, event)
         self._consumption.start()
 
@@ -501,5 +495,6 @@ class HttpFactory(SessionFactory):
         self, broker: IBroker, settings: HttpSettings | None = None, reactor: Any = None, endpoint: str | None = None
     ) -> None:
         super().__init__(broker, settings, reactor)
+        self.ends, self.now = Ends(broker), time.time
         self.limits = RequestLimits(message=self.settings.max_payload, body=self.settings.max_body)
         self.hosts = hosts_of(endpoint, self.settings.hosts)

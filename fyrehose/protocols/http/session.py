@@ -5,6 +5,7 @@
     GET  /streams/NAME/live?from=N     follow as server-sent events          -> Live
     GET  /streams?match=PATTERN        list streams                          -> List
     GET  /streams/*/live?match=PATTERN follow all streams that match         -> Follow
+    GET  /streams/*?match=PATTERN&subscription=S   read all that match       -> Read
     DELETE /streams/NAME               retire the stream                     -> Retire
     GET  /subscriptions ...            named subscriptions: see managing.py  -> Manage
     GET  /                             a description of these paths
@@ -15,7 +16,7 @@ NAME is percent-encoded, including its slashes.  Everything else is refused with
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
@@ -50,6 +51,7 @@ USAGE = {
     "DELETE /streams/NAME": "retire the stream",
     "GET /streams/NAME?subscription=S&limit=N&wait=SECONDS": "read behind the position of a named subscription",
     "GET /streams/NAME/live?subscription=S": "the same as server-sent events",
+    "GET /streams/*?match=PATTERN&subscription=S": "the same of all streams that match; or /streams/*/live",
     "POST /subscriptions/S/ack": 'move the position: {"seq": SEQ}',
     "GET /subscriptions": "list the named subscriptions; DELETE and POST .../rewind change one",
 }
@@ -85,6 +87,7 @@ class Read:
     :ivar subscription: the named subscription behind whose position to read; None: none
     :ivar wait: how long to wait if it has no records, in seconds
     :ivar takeover: whether to displace another consumer
+    :ivar pattern: whether *stream* is a pattern, of which *subscription* is one
     """
 
     request: RequestHead
@@ -94,6 +97,7 @@ class Read:
     subscription: str | None = None
     wait: int = 0
     takeover: bool = False
+    pattern: bool = False
 
     @property
     def after(self) -> int:
@@ -130,10 +134,18 @@ class List:
 
 @attrs.frozen(slots=True, kw_only=True)
 class Follow:
-    """Follow all streams that match *pattern*, from now on."""
+    """Follow all streams that match the pattern *stream*, from now on, or behind the positions of a subscription.
+
+    :ivar after: where the subscription begins in each stream if it is new; None: with new records
+    :ivar subscription: the named subscription; None: none
+    :ivar takeover: whether to displace another consumer
+    """
 
     request: RequestHead
-    pattern: str
+    stream: str
+    after: int | None = None
+    subscription: str | None = None
+    takeover: bool = False
 
 
 @attrs.frozen(slots=True, kw_only=True)
@@ -304,24 +316,43 @@ class HttpSession(WebSession):
             return self._refuse_method(("GET", "HEAD"))
         if request.length != 0:
             return self._refuse_body(request)
-        numbers = {"limit": MOST_LISTED, "page": 0}
-        for name, text in request.query.items():
-            if name == "match":
-                continue
-            most = {"limit": MOST_LISTED, "page": MOST_PAGES}.get(name)
-            if most is None:
-                return self.refuse(400, "bad-query", f"unknown parameter {name[:80]!r}: use match, limit and page")
-            if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= most):
-                return self.refuse(400, "bad-query", f"invalid {name}: expected a number from 0 to {most}")
-            numbers[name] = int(text)
-        return (List(request=request, pattern=request.query.get("match", "*"), **numbers),)
+        try:
+            numbers = _numbers(request, {"limit": MOST_LISTED, "page": MOST_PAGES}, ("match",))
+        except ValueError as error:
+            return self.refuse(400, "bad-query", str(error))
+        pattern = request.query.get("match", "*")
+        limit, page = numbers.get("limit", MOST_LISTED), numbers.get("page", 0)
+        return (List(request=request, pattern=pattern, limit=limit, page=page),)
 
-    def _follow(self, request: RequestHead) -> Iterable[object]:
-        pattern = request.query["match"]
-        if self._stream != "*" or len(request.query) > 1 or not pattern:
-            detail = "match needs the path /streams/*/live, a pattern such as logs.*, and no other parameter"
+    def _get_matching(self, request: RequestHead, live: bool) -> Iterable[object]:
+        pattern, subscription = request.query["match"], request.query.get("subscription")
+        if self._stream != "*" or not pattern or not (live or subscription):
+            detail = (
+                "match needs a pattern such as logs.*, and the path /streams/*/live, or /streams/* and subscription"
+            )
             return self.refuse(400, "bad-query", detail)
-        return (Follow(request=request, pattern=pattern),)
+        known: dict[str, int] = {} if subscription is None else {"from": LAST_SEQ, "takeover": 1}
+        known |= {} if live else {"limit": MOST_RECORDS, "wait": LONGEST_WAIT}
+        try:
+            numbers = _numbers(request, known, ("match", "subscription"))
+        except ValueError as error:
+            return self.refuse(400, "bad-query", str(error))
+        takeover = bool(numbers.get("takeover"))
+        if live:
+            after = max(0, numbers["from"] - 1) if "from" in numbers else None
+            return (Follow(request=request, stream=pattern, after=after, subscription=subscription, takeover=takeover),)
+        return (
+            Read(
+                request=request,
+                stream=pattern,
+                first=numbers.get("from", 0),
+                limit=numbers.get("limit", RECORDS),
+                subscription=subscription,
+                wait=numbers.get("wait", 0),
+                takeover=takeover,
+                pattern=True,
+            ),
+        )
 
     def _manage(self, request: RequestHead, event: Manage) -> Iterable[object]:
         if request.method not in allowed(event):
@@ -346,23 +377,16 @@ class HttpSession(WebSession):
 
     def _get(self, request: RequestHead) -> Iterable[object]:
         live = request.path[2:] == ("live",)
-        if live and "match" in request.query:
-            return self._follow(request)
-        numbers: dict[str, int] = {}
+        if "match" in request.query:
+            return self._get_matching(request, live)
         subscription = request.query.get("subscription")
         known = {"from": LAST_SEQ} if live else {"from": LAST_SEQ, "limit": MOST_RECORDS}
         if subscription is not None:
             known |= {"takeover": 1} if live else {"takeover": 1, "wait": LONGEST_WAIT}
-        for name, text in request.query.items():
-            if name == "subscription":
-                continue
-            if name not in known:
-                usable = " and ".join([*known, "subscription"] if subscription is None else known)
-                return self.refuse(400, "bad-query", f"unknown parameter {name[:80]!r}: use {usable}")
-            largest = known[name]
-            if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= largest):
-                return self.refuse(400, "bad-query", f"invalid {name}: expected a number from 0 to {largest}")
-            numbers[name] = int(text)
+        try:
+            numbers = _numbers(request, known, ("subscription",))
+        except ValueError as error:
+            return self.refuse(400, "bad-query", str(error))
         if not live:
             first, limit = numbers.get("from", 0), numbers.get("limit", RECORDS)
             return (
@@ -409,3 +433,23 @@ class HttpSession(WebSession):
                 key=self._key,
             ),
         )
+
+
+def _numbers(request: RequestHead, known: Mapping[str, int], others: Sequence[str]) -> dict[str, int]:
+    """Return the parameters of *request* that are numbers.
+
+    :param known: their names, with the largest number of each
+    :param others: the names of parameters that are not numbers
+    :raises ValueError: a parameter is unknown or invalid; the message says what is expected
+    """
+    numbers = {}
+    for name, text in request.query.items():
+        if name in others:
+            continue
+        if name not in known:
+            usable = [*known, *others]
+            raise ValueError(f"unknown parameter {name[:80]!r}: use {', '.join(usable[:-1])} and {usable[-1]}")
+        if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= known[name]):
+            raise ValueError(f"invalid {name}: expected a number from 0 to {known[name]}")
+        numbers[name] = int(text)
+    return numbers

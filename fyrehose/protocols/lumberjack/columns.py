@@ -1,9 +1,9 @@
 """Converts frames to columns: consecutive events of one turn with the same topic and content type become one run.
 
-    J  the document as it is; application/json, or application/x-lumberjack-j if it cannot be JSON (empty, cut off)
+    J  the document as it is; application/json, or application/x-lumberjack-j if it is not JSON
     D  a JSON object; or the frame's body as application/x-lumberjack-d, if its pairs are not UTF-8
 
-The document of a J frame is never decoded; only its first and last bytes decide whether it looks like JSON.  A document
+The document of a J frame is never decoded; the kernel checks that it is a JSON text, and builds no object.  A document
 that exceeds a record becomes several records: application/x-lumberjack-part, and application/x-lumberjack-last-part for
 the last one.  Large events are runs of their own.
 """
@@ -22,7 +22,7 @@ from fyrehose.protocols.lumberjack.frames import EventRun, Pairs, to_json
 from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Buffer
 
 JSON = "application/json"
-#: Content type of a J frame's document that does not begin and end like JSON.
+#: Content type of a J frame's document that is not JSON.
 NOT_JSON = "application/x-lumberjack-j"
 #: Content type of a D frame's body (count, keys and values, as on the wire) that is not UTF-8, or too large as JSON.
 RAW_PAIRS = "application/x-lumberjack-d"
@@ -38,7 +38,7 @@ class _Group:
     """Consecutive events with the same topic and content type, which become one run."""
 
     topic: bytes | None
-    looks_like_json: bool
+    is_json: bool
     size: int = attrs.field(default=0, init=False)
     lengths: list[Buffer] = attrs.field(factory=list, init=False)
     payloads: list[Buffer] = attrs.field(factory=list, init=False)
@@ -55,7 +55,7 @@ class _Group:
             payload=_join(self.payloads),
             producer_seq=_join_sequences(self.sequences),
             topic=None if self.topic is None else topic_of(self.topic),
-            content_type=JSON if self.looks_like_json else NOT_JSON,
+            content_type=JSON if self.is_json else NOT_JSON,
         )
 
 
@@ -133,14 +133,10 @@ class Columns:
 
     def _group(self, segment: Segment, size: int) -> _Group:
         """Return the group that *segment*, of *size* bytes, belongs to: the last one, or a new one."""
-        _, topic, looks_like_json = segment
+        _, topic, is_json = segment
         last = self._groups[-1] if self._groups else None
-        if (
-            last is None
-            or (last.topic, last.looks_like_json) != (topic, looks_like_json)
-            or max(last.size, size) >= LARGE
-        ):
-            last = _Group(topic, looks_like_json)
+        if last is None or (last.topic, last.is_json) != (topic, is_json) or max(last.size, size) >= LARGE:
+            last = _Group(topic, is_json)
             self._groups.append(last)
         last.size += size
         return last

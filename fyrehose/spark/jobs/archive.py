@@ -131,7 +131,7 @@ def archive(
     :param spark: the session whose tasks write the files; None: this process writes them, without Spark and Java
     :param server: name of the journal in the lake; by default its host
     :param every: interval of rounds with ``follow``, in seconds; a full round begins earlier
-    :param hold: name of the archive's retention hold (``fyrehose journal holds``); None: it registers none
+    :param hold: name of the archive's retention hold (``fyrehose journal subscriptions``); None: it registers none
     :param round_bytes: size of a round, in bytes of the journal
     :param optimize_every: merge small files this often with ``follow``, in seconds; 0: never
     :param keep: delete days that ended longer ago whenever files are merged, in seconds; None: keep all

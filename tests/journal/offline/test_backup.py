@@ -597,7 +597,7 @@ class TestRefusals:
         fill(source, 50)
         for segment in scan.segments(source.directory)[:-2]:
             segment.path.unlink()
-        with pytest.raises(JournalGap, match=r"retention deleted the segments between them; .* --hold NAME"):
+        with pytest.raises(JournalGap, match=r"retention deleted the segments between them; .* --subscription NAME"):
             backed_up(source.directory, target)
         assert numbers(target) == before
 

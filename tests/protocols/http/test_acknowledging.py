@@ -12,7 +12,7 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
-from fyrehose.protocols.http.acknowledging import CLOSE_TIMEOUT, Acknowledger
+from fyrehose.protocols.http.acknowledging import CLOSE_TIMEOUT, MOST_STREAMS, Acknowledger
 
 
 class Bench:
@@ -112,3 +112,32 @@ def test_an_answer_that_is_not_http_closes_the_connection(bench: Bench, log_line
     bench.acknowledger.acknowledge(5, 1)
     bench.connections[-1][0].dataReceived(b"garbage\r\n\r\n")
     assert "does not answer as HTTP" in log_lines[0]
+
+
+def test_streams_of_a_pattern_that_wait_are_acknowledged_together(bench: Bench) -> None:
+    for seq, stream in ((1, "a"), (2, "a"), (7, "b"), (3, "a")):
+        bench.acknowledger.acknowledge(seq, 1, stream)
+    bench.answer(200)
+    text = bench.connections[-1][1].value().decode()
+    bodies = [json.loads(part.split("\r\n\r\n")[1]) for part in text.split("POST ")[1:]]
+    assert bodies == [{"positions": {"a": 1}, "generation": 1}, {"positions": {"a": 3, "b": 7}, "generation": 1}]
+    bench.answer(200)
+    bench.lose()
+    assert len(bench.connections) == 1
+
+
+def test_many_streams_are_acknowledged_in_several_requests(bench: Bench) -> None:
+    for number in range(MOST_STREAMS + 2):
+        bench.acknowledger.acknowledge(5, 1, f"s{number}")
+    for _ in range(3):
+        bench.answer(200)
+    text = bench.connections[-1][1].value().decode()
+    bodies = [json.loads(part.split("\r\n\r\n")[1])["positions"] for part in text.split("POST ")[1:]]
+    assert [len(body) for body in bodies] == [1, MOST_STREAMS, 1]
+    assert len({stream for body in bodies for stream in body}) == MOST_STREAMS + 2
+
+
+def test_a_refusal_names_the_streams(bench: Bench, log_lines: list[str]) -> None:
+    bench.acknowledger.acknowledge(5, 1, "logs.a")
+    bench.answer(409, b'{"error": "no"}')
+    assert "refused to acknowledge record 5 of stream 'logs.a' of subscription 'a b'" in log_lines[0]

@@ -259,11 +259,11 @@ def test_a_pattern_reports_gaps_and_streams_that_are_not_followed(log_lines: lis
     assert bench.tailer.shortfall(False) == "more than 1000 streams match"
 
 
-def test_a_pattern_with_a_position_or_a_subscription_is_refused() -> None:
+def test_a_pattern_with_a_position_is_refused() -> None:
     with pytest.raises(ConfigError, match="a pattern begins with new records; leave --since out"):
         Bench(after=0, stream="logs.*")
-    with pytest.raises(ConfigError, match="a named subscription belongs to one stream"):
-        Bench(stream="logs.*", name="billing")
+    with pytest.raises(ConfigError, match="no number suits all streams of a pattern"):
+        Bench(after=5, stream="logs.*", name="billing")
 
 
 # Named subscriptions.
@@ -349,3 +349,32 @@ def test_closing_waits_for_the_last_acknowledgement() -> None:
     assert bench.endpoint.connections[1][1].disconnecting
     bench.lose()
     assert following.disconnecting
+
+
+def test_a_subscription_of_a_pattern_is_acknowledged_stream_by_stream() -> None:
+    bench = Consuming(stream="logs.*", after=0)
+    assert bench.request == "GET /streams/*/live?match=logs.%2A&subscription=billing&from=1 HTTP/1.1"
+    bench.answer(CONSUMING % 3, of("logs.a", 4, b"x") + of("logs.b", 9, b"y"))
+    for taken in bench.taken:
+        taken.callback(None)
+    bench.refuse(200, b"{}")
+    assert bench.acknowledgements() == [
+        '{"positions": {"logs.a": 4}, "generation": 3}',
+        '{"positions": {"logs.b": 9}, "generation": 3}',
+    ]
+    assert bench.lost == []
+
+
+def test_records_of_a_pattern_that_were_passed_on_do_not_come_twice_unless_it_was_rewound() -> None:
+    bench = Consuming(stream="logs.*")
+    bench.answer(CONSUMING % 1, of("logs.a", 4, b"x") + of("logs.b", 9, b"y"))
+    bench.lose()
+    bench.answer(CONSUMING % 1, of("logs.a", 4, b"x") + of("logs.a", 5, b"z"))
+    bench.lose()
+    bench.answer(CONSUMING % 2, of("logs.b", 9, b"y"))
+    assert [(run.stream, run.first_seq) for run in bench.runs] == [
+        ("logs.a", 4),
+        ("logs.b", 9),
+        ("logs.a", 5),
+        ("logs.b", 9),
+    ]

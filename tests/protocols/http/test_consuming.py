@@ -22,17 +22,17 @@ from fyrehose.testing import MemoryJournal, Peer
 class World:
     """A server whose stream "s" has ten records."""
 
-    def __init__(self, policy: Any = None) -> None:
+    def __init__(self, policy: Any = None, **settings: Any) -> None:
         self.journal, self.clock = MemoryJournal(), Clock()
         guard = Guard() if policy is None else Guard(parse({"allow": policy}))
-        self.broker = Broker(self.clock, self.journal, Sequencer(), guard=guard)
+        self.broker = Broker(self.clock, self.journal, Sequencer(), guard=guard, **settings)
         self.broker.open()
         self.broker.table.now = lambda: 5_000_000
         self.factory = HttpFactory(self.broker, HttpSettings(refusal_delay=0.0), self.clock)
         self.publish(10)
 
-    def publish(self, count: int) -> None:
-        self.broker.publish([Run.of("s", [b"x"] * count, source="test")])
+    def publish(self, count: int, stream: str = "s") -> None:
+        self.broker.publish([Run.of(stream, [b"x"] * count, source="test")])
 
     def peer(self) -> HttpPeer:
         return HttpPeer.connect(self.factory, self.clock, port=5000)
@@ -295,3 +295,173 @@ def test_a_half_closed_peer_that_does_not_wait_gets_its_records() -> None:
     peer.protocol.readConnectionLost()
     status, lines = peer.answer()
     assert (status, len(lines)) == (200, 2)
+
+
+# Patterns.
+
+POLL, FOLLOW = "GET /streams/*?match=logs.*&subscription=a", "GET /streams/*/live?match=logs.*&subscription=a"
+
+
+def logs(**settings: Any) -> World:
+    """Return a server whose streams "logs.a" and "logs.b" have three records each."""
+    world = World(**settings)
+    world.publish(3, "logs.a")
+    world.publish(3, "logs.b")
+    return world
+
+
+def places(lines: list[dict[str, Any]]) -> list[tuple[str, int]]:
+    return sorted((line["stream"], line["seq"]) for line in lines if "seq" in line)
+
+
+def events(said: bytes) -> list[tuple[str, int]]:
+    return places([json.loads(line[6:]) for line in said.split(b"\n") if line.startswith(b"data: {")])
+
+
+def test_a_pattern_is_read_behind_its_position_in_each_stream() -> None:
+    world = logs()
+    assert places(world.ask(POLL)[1]) == [(f"logs.{each}", seq) for each in "ab" for seq in (1, 2, 3)]
+    status, shown = world.ask("POST /subscriptions/a/ack", {"positions": {"logs.a": 2, "logs.b": 3}})
+    assert (status, shown["lag"], shown["positions"]["logs.a"]["position"]) == (200, 1, 2)
+    world.publish(2, "logs.new")
+    peer = world.peer()
+    assert places(peer.ask(POLL)[1]) == [("logs.a", 3), ("logs.new", 1), ("logs.new", 2)]
+    assert b"Fyrehose-Generation: 1" in peer.head
+    assert [each["kind"] for each in world.ask("GET /subscriptions")[1]["subscriptions"]] == ["pattern"]
+
+
+def test_a_busy_stream_leaves_room_for_the_others() -> None:
+    world = logs()
+    world.publish(5_000, "logs.busy")
+    found = places(world.ask(f"{POLL}&limit=20")[1])
+    assert [sum(stream == f"logs.{each}" for stream, _ in found) for each in ("a", "b", "busy")] == [3, 3, 14]
+    assert len(places(world.ask(f"{POLL}&limit=2")[1])) == 2
+    assert world.ask(f"{POLL}&limit=0") == (200, [])
+
+
+def test_a_request_for_a_pattern_waits_for_a_record_of_any_stream() -> None:
+    for stream in ("logs.a", "logs.new"):
+        world = logs()
+        world.ask(POLL)
+        world.ask("POST /subscriptions/a/rewind", {"seq": "latest"})
+        peer = world.peer()
+        peer.say(f"{POLL}&wait=30")
+        assert peer.hear() == b""
+        assert world.ask(POLL)[0] == 409
+        world.publish(1, "elsewhere")
+        assert peer.hear() == b""
+        world.publish(2, stream)
+        assert [each for each, _ in places(peer.answer()[1])] == [stream, stream]
+        assert len(world.broker.cursors()) == 0
+
+
+def test_waiting_for_a_pattern_ends_without_records() -> None:
+    world = logs()
+    world.ask(POLL)
+    world.ask("POST /subscriptions/a/rewind", {"seq": "latest"})
+    peer = world.peer()
+    peer.say(f"{POLL}&wait=30")
+    peer.hear()
+    world.clock.advance(30)
+    assert peer.answer() == (200, [])
+    peer.say(f"{POLL}&wait=30")
+    peer.leave()
+    assert len(world.broker.cursors()) == 0
+    world.publish(1, "logs.new")
+
+
+def test_a_pattern_is_followed_behind_its_position_in_each_stream() -> None:
+    world = logs()
+    world.ask(POLL)
+    world.ask("POST /subscriptions/a/ack", {"positions": {"logs.a": 2}})
+    peer = world.peer()
+    peer.say(FOLLOW)
+    said = peer.hear()
+    assert b"Fyrehose-Generation: 1" in said
+    assert events(said) == [("logs.a", 3), ("logs.b", 1), ("logs.b", 2), ("logs.b", 3)]
+    world.publish(1, "logs.a")
+    world.publish(1, "logs.new")
+    assert events(peer.hear()) == [("logs.a", 4), ("logs.new", 1)]
+    assert world.ask(FOLLOW)[0] == 409
+    other = world.peer()
+    other.say(f"{FOLLOW}&takeover=1")
+    assert b"Fyrehose-Generation: 2" in other.hear()
+    assert b"event: ended" in peer.hear()
+
+
+def test_a_new_subscription_of_a_pattern_that_is_followed_begins_with_new_records() -> None:
+    world = logs()
+    peer = world.peer()
+    peer.say(FOLLOW)
+    world.publish(1, "logs.a")
+    assert events(peer.hear()) == [("logs.a", 4)]
+    peer.leave()
+    peer = world.peer()
+    peer.say("GET /streams/*/live?match=logs.*&subscription=b&from=3")
+    assert events(peer.hear()) == [("logs.a", 3), ("logs.a", 4), ("logs.b", 3)]
+
+
+def test_a_gap_behind_the_position_is_reported_with_its_stream() -> None:
+    world = logs()
+    world.ask(POLL)
+    world.publish(1, "logs.b")
+    world.journal.forget("logs.b", 4)
+    peer = world.peer()
+    peer.say(FOLLOW)
+    assert b'event: gap\ndata: {"stream": "logs.b", "first": 1, "last": 3}' in peer.hear()
+
+
+def test_a_stream_beyond_the_limit_is_reported_and_not_followed() -> None:
+    world = logs(named_subscriptions=8)
+    peer = world.peer()
+    peer.say(FOLLOW)
+    world.broker.table.most = 3
+    world.publish(1, "logs.c")
+    said = peer.hear()
+    assert b"stream 'logs.c' is not followed: the limit server.named-subscriptions is reached" in said
+    assert events(said) == []
+    peer.leave()
+    peer = world.peer()
+    peer.say(FOLLOW)
+    assert b"stream 'logs.c' is not followed" in peer.hear()
+
+
+def test_a_subscription_is_one_of_a_pattern_or_of_a_stream() -> None:
+    world = logs()
+    world.ask(POLL)
+    assert world.ask("GET /streams/logs.a?subscription=a")[0] == 409
+    assert world.ask("GET /streams/logs.*?subscription=a")[0] == 409
+    assert world.ask("GET /streams/*?match=*&subscription=a")[0] == 409
+    assert world.ask("POST /subscriptions/a/ack", {"seq": 3})[0] == 409
+    assert world.ask("POST /subscriptions/a/ack", {"positions": {"s": 3}})[0] == 409
+    assert world.ask("POST /subscriptions/a/rewind", {"seq": 3})[0] == 409
+    assert world.ask("POST /subscriptions/a/rewind", {"positions": {"logs.a": 3}})[1]["lag"] == 3
+    assert world.ask("POST /subscriptions/a/rewind", {"seq": "start"})[1]["lag"] == 6
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "GET /streams/*?match=logs.*",
+        "GET /streams/*?match=&subscription=a",
+        "GET /streams/logs.a?match=logs.*&subscription=a",
+        "GET /streams/*/live?match=logs.*&from=1",
+        "GET /streams/*/live?match=logs.*&subscription=a&limit=1",
+        "GET /streams/*/live?match=logs.*&subscription=a&wait=1",
+    ],
+)
+def test_invalid_requests_for_a_pattern_are_refused(line: str) -> None:
+    assert logs().ask(line)[0] == 400
+
+
+def test_a_head_request_for_a_pattern_creates_nothing() -> None:
+    world = logs()
+    assert world.ask(POLL.replace("GET", "HEAD"))[0] == 200
+    assert world.ask(FOLLOW.replace("GET", "HEAD"))[0] == 200
+    assert world.ask("GET /subscriptions/a")[0] == 404
+
+
+def test_consuming_a_pattern_needs_the_right_for_all_that_it_matches() -> None:
+    world = World([{"network": "127.0.0.1", "subscribe": "*", "consume": "logs.a*"}])
+    assert world.ask(POLL)[0] == 401
+    assert world.ask("GET /streams/*?match=logs.a*&subscription=a")[0] == 200

@@ -60,13 +60,15 @@ class HttpPeer(Peer):
         return [(each["stream"], each["seq"]) for each in found if "seq" in each]
 
 
-def test_streams_are_listed_with_their_bounds() -> None:
+def test_streams_are_listed_with_their_bounds_size_and_ages() -> None:
     world = World()
-    world.publish("logs.b", b"new")
+    world.factory.now = lambda: 5.0
+    world.publish("logs.b", b"newer")
     assert world.ask("GET /streams").answer()[1]["matching"] == 3
+    listed = {"name": "logs.b", "first": 1, "last": 2, "bytes": 8, "oldest_age": 4.0, "newest_age": 4.0}
     assert world.ask("GET /streams?match=logs.*&limit=1&page=1").answer() == (
         200,
-        {"matching": 2, "page": 1, "streams": [{"name": "logs.b", "first": 1, "last": 2}]},
+        {"matching": 2, "page": 1, "streams": [listed]},
     )
 
 

@@ -24,7 +24,8 @@ from fyrehose.net.holding import FIRST
 from fyrehose.net.tcp import LINGER
 from fyrehose.observe.listeners import Listener
 from fyrehose.protocols.http.answers import KEEPALIVE, TURN_RECORDS
-from fyrehose.protocols.http.server import MOST_RANGES, HttpFactory, HttpSettings, Upload
+from fyrehose.protocols.http.server import HttpFactory, HttpSettings
+from fyrehose.protocols.http.uploads import MOST_RANGES, Upload
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal, Peer
 

@@ -5,15 +5,35 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from twisted.internet.task import Clock
 
-from fyrehose.admin import ends
-from fyrehose.admin.ends import Ends
+from fyrehose.core import ends
+from fyrehose.core.broker import Broker
+from fyrehose.core.ends import Ends
+from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import JournalCorrupt
+from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal
 
 
+class Watched:
+    """A broker to which the test publishes."""
+
+    def __init__(self) -> None:
+        self.broker = Broker(Clock(), MemoryJournal(), Sequencer())
+        self.broker.open()
+
+    def publish(self, *payloads: bytes, stream: str = "s") -> None:
+        self.broker.publish([Run.of(stream, payloads, source="test")])
+
+
 @pytest.fixture
-def reads(watched: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+def watched() -> Watched:
+    return Watched()
+
+
+@pytest.fixture
+def reads(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """Return the stream and the first number of every read, as they happen."""
     made: list[tuple[str, int]] = []
     read = MemoryJournal.read
@@ -26,7 +46,7 @@ def reads(watched: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]
     return made
 
 
-def test_mean_size_is_that_of_the_newest_records(watched: Any) -> None:
+def test_mean_size_is_that_of_the_newest_records(watched: Watched) -> None:
     watched.publish(*[b"x" * 100] * 50)
     watched.publish(*[b"y" * 10] * ends.RECORDS)
     found = Ends(watched.broker)
@@ -38,7 +58,7 @@ def test_mean_size_is_that_of_the_newest_records(watched: Any) -> None:
     assert end.oldest <= end.newest
 
 
-def test_the_newest_of_large_records_is_read_by_itself(watched: Any, reads: list[tuple[str, int]]) -> None:
+def test_the_newest_of_large_records_is_read_by_itself(watched: Watched, reads: list[tuple[str, int]]) -> None:
     for _ in range(4):
         watched.publish(b"x" * ends.BYTES)
     found = Ends(watched.broker)
@@ -47,7 +67,7 @@ def test_the_newest_of_large_records_is_read_by_itself(watched: Any, reads: list
     assert reads == [("s", 1), ("s", 1), ("s", 4)]
 
 
-def test_an_end_that_has_not_moved_is_not_read_again(watched: Any, reads: list[tuple[str, int]]) -> None:
+def test_an_end_that_has_not_moved_is_not_read_again(watched: Watched, reads: list[tuple[str, int]]) -> None:
     watched.publish(b"x", b"y")
     found = Ends(watched.broker)
     for _ in range(3):
@@ -61,7 +81,7 @@ def test_an_end_that_has_not_moved_is_not_read_again(watched: Any, reads: list[t
     assert reads[2:] == [("s", 1)]
 
 
-def test_reads_of_one_answer_are_limited(watched: Any, monkeypatch: pytest.MonkeyPatch, reads: list[Any]) -> None:
+def test_reads_of_one_answer_are_limited(watched: Watched, monkeypatch: pytest.MonkeyPatch, reads: list[Any]) -> None:
     monkeypatch.setattr(ends, "READS", 3)
     monkeypatch.setattr(ends, "KEPT", 4)
     for n in range(10):
@@ -76,7 +96,7 @@ def test_reads_of_one_answer_are_limited(watched: Any, monkeypatch: pytest.Monke
     assert found.of("s9", 1, 1, False).mean == 1
 
 
-def test_ends_of_an_empty_or_damaged_stream_are_unknown(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ends_of_an_empty_or_damaged_stream_are_unknown(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     watched.publish(b"x")
     found = Ends(watched.broker)
     found.begin()

@@ -1,4 +1,4 @@
-"""Read the ages and the mean size of a stream's records from its two ends, for the list of streams.
+"""Read the ages and the mean size of a stream's records from its two ends, for lists of streams.
 
     first and last number of a stream -> at most a few reads per answer -> times of the two ends, mean size
 
@@ -12,8 +12,8 @@ from collections import OrderedDict
 
 import attrs
 
-from fyrehose.core.broker import Broker
 from fyrehose.errors import JournalError
+from fyrehose.interfaces import IBroker
 
 #: The most reads for one answer; each takes about as long as a delivery.
 READS = 24
@@ -46,13 +46,14 @@ class End:
 class Ends:
     """Reads the ends of the streams of *broker*."""
 
-    broker: Broker
-    _left: int = attrs.field(default=0, init=False)
+    broker: IBroker
+    #: how many reads are left for the present answer
+    left: int = attrs.field(default=0, init=False)
     _known: OrderedDict[str, End] = attrs.field(factory=OrderedDict, init=False)
 
     def begin(self) -> None:
         """Allow :data:`READS` reads for the next answer."""
-        self._left = READS
+        self.left = READS
 
     def of(self, stream: str, first: int, last: int, grows: bool) -> End:
         """Return what is known about *stream*, whose records have the numbers *first* to *last*.
@@ -70,9 +71,9 @@ class Ends:
             end.oldest = end.newest = end.mean = None
             return end
         try:
-            if end.first != first and self._left > 0:
+            if end.first != first and self.left > 0:
                 self._read_oldest(stream, end, first)
-            if end.last != last and (end.mean is None or not grows) and self._left > 0:
+            if end.last != last and (end.mean is None or not grows) and self.left > 0:
                 self._read_newest(stream, end, first, last)
         except JournalError:
             # Retention may delete the records meanwhile, and damage is reported to those who read the stream.
@@ -80,16 +81,16 @@ class Ends:
         return end
 
     def _read_oldest(self, stream: str, end: End, first: int) -> None:
-        self._left -= 1
+        self.left -= 1
         runs = self.broker.read(stream, first, 1)
         end.first, end.oldest = first, runs[0].time / 1e6 if runs else None
 
     def _read_newest(self, stream: str, end: End, first: int, last: int) -> None:
-        self._left -= 1
+        self.left -= 1
         runs = self.broker.read(stream, max(first, last - RECORDS + 1), BYTES)
         count, size = sum(map(len, runs)), sum(len(run.payload) for run in runs)
         end.mean = size / count if count else None
         if runs and runs[-1].last_seq < last:  # the records are so large that the newest one is not among them
-            self._left -= 1
+            self.left -= 1
             runs = self.broker.read(stream, last, 1)
         end.last, end.newest = last, runs[-1].time / 1e6 if runs else None

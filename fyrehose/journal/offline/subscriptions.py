@@ -1,0 +1,61 @@
+"""Read the named subscriptions of a journal from its files, with those of programs that read the files.
+
+in: a directory      out: the positions, the last numbers of the streams -> objects as those of a running server
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from fyrehose.core import positions
+from fyrehose.core.policy import covers
+from fyrehose.core.positions import STREAM, Position
+from fyrehose.errors import JournalCorrupt
+from fyrehose.journal.holds import registered
+from fyrehose.journal.offline.dump import batches
+from fyrehose.journal.offline.view import look
+from fyrehose.records import Run
+
+
+def subscriptions(
+    directory: Path, progress: Callable[[int, int], object] = lambda done, total: None
+) -> list[dict[str, object]]:
+    """Return the subscriptions as objects for JSON, with the keys of ``GET /subscriptions`` that are known here.
+
+    :param progress: called with the number of bytes that were read, and their total
+    :raises JournalError: there is no journal
+    :raises JournalCorrupt: it is damaged
+    """
+    view = look(directory)
+    ends: dict[str, int] = {}
+    own: list[Run] = []
+    for batch in batches(directory):
+        for run in batch.runs():
+            ends[run.stream] = run.last_seq
+            if run.stream == STREAM:
+                own.append(run)
+        progress(batch.header.end - view.start, view.mark - view.start)
+
+    def read(stream: str, start: int, size: int) -> tuple[Run, ...]:
+        return tuple(run.slice(max(0, start - run.first_seq), len(run)) for run in own if run.last_seq >= start)
+
+    try:
+        found = positions.recover(read, (own[0].first_seq, own[-1].last_seq) if own else (1, 0)).positions
+    except ValueError as damage:
+        raise JournalCorrupt(f"the positions of named subscriptions cannot be read: {damage}") from damage
+    files = [
+        {"name": hold.name, "kind": "files", "behind_bytes": max(0, view.mark - hold.position), "active": hold.time}
+        for hold in registered(directory)
+    ]
+    return [*(_described(name, position, ends) for name, position in found.items()), *files]
+
+
+def _described(name: str, position: Position, ends: Mapping[str, int]) -> dict[str, object]:
+    streams = [position.stream]
+    place: dict[str, object] = {"kind": "stream", "position": position.seq}
+    if position.streams is not None:
+        streams = [each for each in ends if not each.startswith(".") and covers((position.stream,), each)]
+        place = {"kind": "pattern", "streams": len(streams)}
+    lag = sum(max(0, ends.get(each, 0) - position.last(each)) for each in streams)
+    return {"name": name, "stream": position.stream, **place, "lag": lag, "active": position.time}

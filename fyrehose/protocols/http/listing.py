@@ -1,0 +1,60 @@
+"""The answer to a request for a list of streams: bounds, size and ages, looked up in several turns of the reactor.
+
+names -> a turn: the bounds, and the two ends of some streams -> ... -> one JSON object for each stream
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred
+
+from fyrehose.core.ends import Ends
+from fyrehose.interfaces import IBroker
+from fyrehose.net.lifecycle import Timers
+
+
+@attrs.define(eq=False)
+class Listing:
+    """Describes streams.
+
+    :ivar broker: that of the peer
+    :ivar names: the streams
+    :ivar now: the time, in seconds since 1970 UTC
+    """
+
+    broker: IBroker
+    timers: Timers
+    ends: Ends
+    names: Sequence[str]
+    now: Callable[[], float]
+    _listed: list[dict[str, Any]] = attrs.field(factory=list, init=False)
+    _done: Deferred[list[dict[str, Any]]] = attrs.field(factory=Deferred, init=False)
+
+    def start(self) -> Deferred[list[dict[str, Any]]]:
+        """Return a Deferred that fires with the objects, in the order of the names."""
+        self._turn()
+        return self._done
+
+    def _turn(self) -> None:
+        self.ends.begin()
+        while len(self._listed) < len(self.names) and self.ends.left > 1:
+            self._listed.append(self._describe(self.names[len(self._listed)]))
+        if len(self._listed) < len(self.names):
+            self.timers.start(0, self._turn)
+        else:
+            self._done.callback(self._listed)
+
+    def _describe(self, name: str) -> dict[str, Any]:
+        first, last = self.broker.bounds(name)
+        end, now = self.ends.of(name, first, last, False), self.now()
+        return {
+            "name": name,
+            "first": first,
+            "last": last,
+            "bytes": 0 if first > last else None if end.mean is None else round(end.mean * (last - first + 1)),
+            "oldest_age": None if end.oldest is None else max(0.0, round(now - end.oldest, 6)),
+            "newest_age": None if end.newest is None else max(0.0, round(now - end.newest, 6)),
+        }

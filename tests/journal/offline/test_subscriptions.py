@@ -1,0 +1,49 @@
+"""Named subscriptions as they are in a journal's files."""
+
+from __future__ import annotations
+
+import pytest
+
+from fyrehose.core import positions
+from fyrehose.core.positions import SOURCE, STREAM, Position
+from fyrehose.errors import JournalCorrupt
+from fyrehose.journal import holds
+from fyrehose.journal.offline.subscriptions import subscriptions
+from fyrehose.records import Run
+
+
+def test_both_kinds_are_read_with_their_lag(open_journal) -> None:
+    bench = open_journal()
+    for stream in ("logs.a", "logs.b", "other"):
+        bench.append(*[b"x"] * 10, stream=stream)
+    one = Position(stream="other", seq=4, time=7)
+    many = Position(stream="logs.*", seq=0, time=8, streams={"logs.a": 9})
+    records = (
+        positions.pack({"one": one, "gone": one}, 0),
+        positions.pack({"many": many, "gone": None}, 0),
+        positions.pack({"many": Position(stream="logs.*", seq=0, time=9, streams={"logs.b": 3})}, 0),
+    )
+    for seq, record in enumerate(records, 1):
+        bench.journal.append([record], [seq])
+    position = bench.journal.status().position
+    holds.update(bench.directory, "archive", position - 5, now=3)
+    progress: list[tuple[int, int]] = []
+    assert subscriptions(bench.directory, lambda *done: progress.append(done)) == [
+        {"name": "one", "stream": "other", "kind": "stream", "position": 4, "lag": 6, "active": 7},
+        {"name": "many", "stream": "logs.*", "kind": "pattern", "streams": 2, "lag": 8, "active": 9},
+        {"name": "archive", "kind": "files", "behind_bytes": 5, "active": 3},
+    ]
+    assert progress[-1][0] == progress[-1][1] > 0
+
+
+def test_a_journal_without_subscriptions_has_none(open_journal) -> None:
+    bench = open_journal()
+    bench.append(b"x")
+    assert subscriptions(bench.directory) == []
+
+
+def test_invalid_positions_are_an_error(open_journal) -> None:
+    bench = open_journal()
+    bench.journal.append([Run.of(STREAM, [b"{}"], source=SOURCE)], [1])
+    with pytest.raises(JournalCorrupt, match="cannot be read"):
+        subscriptions(bench.directory)

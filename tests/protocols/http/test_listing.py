@@ -1,0 +1,64 @@
+"""Lists of streams: a long one is looked up in several turns of the reactor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.task import Clock
+
+from fyrehose.core.broker import Broker
+from fyrehose.core.ends import READS, Ends
+from fyrehose.core.sequencer import Sequencer
+from fyrehose.net.lifecycle import Timers
+from fyrehose.protocols.http.listing import Listing
+from fyrehose.records import Run
+from fyrehose.testing import MemoryJournal
+
+
+class CountedTurns(Ends):
+    turns = 0
+
+    def begin(self) -> None:
+        self.turns += 1
+        super().begin()
+
+
+def broker_with(count: int) -> Broker:
+    broker = Broker(Clock(), MemoryJournal(), Sequencer())
+    broker.open()
+    for number in range(count):
+        broker.publish([Run.of(f"s{number}", [b"abc"] * 2, source="test")])
+    return broker
+
+
+def test_a_long_list_is_looked_up_in_several_turns_and_is_complete() -> None:
+    clock, broker = Clock(), broker_with(3 * READS)
+    names = [f"s{number}" for number in range(3 * READS)]
+    found: list[Any] = []
+    ends = CountedTurns(broker)
+    Listing(broker, Timers(clock), ends, names, lambda: 2.5).start().addCallback(found.extend)
+    assert (ends.turns, found) == (1, [])
+    clock.advance(0)
+    assert ends.turns == 6
+    assert [each["name"] for each in found] == names
+    assert {(each["bytes"], each["oldest_age"], each["newest_age"]) for each in found} == {(6, 1.5, 1.5)}
+
+
+def test_what_is_known_already_costs_no_turn() -> None:
+    clock, broker = Clock(), broker_with(2 * READS)
+    names, ends = [f"s{number}" for number in range(2 * READS)], Ends(broker)
+    Listing(broker, Timers(clock), ends, names, lambda: 0.0).start()
+    clock.pump([0] * 10)
+    assert len(Listing(broker, Timers(clock), ends, names, lambda: 0.0).start().result) == len(names)
+
+
+def test_an_empty_stream_has_no_bytes_and_no_ages() -> None:
+    broker = broker_with(1)
+    broker.journal.empty("s0")
+    [each] = Listing(broker, Timers(Clock()), Ends(broker), ["s0"], lambda: 0.0).start().result
+    assert each == {"name": "s0", "first": 3, "last": 2, "bytes": 0, "oldest_age": None, "newest_age": None}
+
+
+def test_an_empty_list_is_answered_at_once() -> None:
+    broker = broker_with(0)
+    assert Listing(broker, Timers(Clock()), Ends(broker), [], lambda: 0.0).start().result == []
