@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.logger import Logger
 
 from fyrehose.journal.pace import SMALL, Pace
@@ -40,7 +39,7 @@ class Commits:
         """Schedule a commit of what is pending, unless one is scheduled already or nothing is pending."""
         if not self.pending.needs_commit():
             return
-        if self._is_near():
+        if self.pace.near and self.worker.idle and self.pending.size <= SMALL:
             # What else arrives in this turn of the reactor belongs to the same commit.
             self.reactor.callLater(0, self._commit_near)
         else:
@@ -54,15 +53,16 @@ class Commits:
         return size <= SMALL and self.writer.has_room(size)
 
     def _commit_near(self) -> None:
-        if self._is_near():  # more may have arrived meanwhile, or the worker may have got another job
-            self._process(maybeDeferred(self.pending.commit, self.writer))
-        else:
+        if not self._is_near():  # more may have arrived meanwhile, or the worker may have got another job
             self._commit_far()
+            return
+        try:
+            self._settle(self.pending.commit(self.writer))
+        except Exception:
+            log.failure("an observer of the journal failed")
 
     def _commit_far(self) -> None:
-        self._process(self.worker.call(lambda: self.pending.commit(self.writer)))
-
-    def _process(self, committed: Deferred[Commit]) -> None:
+        committed = self.worker.call(lambda: self.pending.commit(self.writer))
         committed.addCallback(self._settle)
         committed.addErrback(lambda f: log.failure("an observer of the journal failed", f))
 

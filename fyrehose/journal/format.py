@@ -131,6 +131,7 @@ class Kind(IntEnum):
 
 
 _KINDS = tuple(Kind)
+_VERSIONS = tuple(kind.version for kind in Kind)
 
 
 class State(IntEnum):
@@ -205,7 +206,10 @@ class SegmentHeader:
 
 @attrs.frozen(slots=True)
 class BatchHeader:
-    """The first 64 bytes of a batch."""
+    """The first 64 bytes of a batch.
+
+    :ivar end: the position behind the batch
+    """
 
     kind: Kind
     mended: bool  #: replaces a damaged range; the next batch continues from the batch that was replaced
@@ -218,17 +222,16 @@ class BatchHeader:
     time: int
     clock: int
     checksum: int  #: of the body
+    end: int = attrs.field(init=False, eq=False, repr=False)
 
-    @property
-    def end(self) -> int:
-        """Return the position behind the batch."""
-        return self.position + BATCH_HEADER.size + self.length
+    def __attrs_post_init__(self) -> None:
+        object.__setattr__(self, "end", self.position + BATCH_HEADER.size + self.length)
 
     def pack(self) -> bytes:
         return _sealed(
             BATCH_HEADER.pack(
                 BATCH_MAGIC,
-                self.kind.version,
+                _VERSIONS[self.kind],
                 self.kind,
                 self.mended,
                 self.length,

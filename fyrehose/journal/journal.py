@@ -202,7 +202,10 @@ class FileJournal:
     def append(self, runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
         if self.state is not JournalState.WRITABLE:
             return fail(self._refusal())
-        append = Append(runs, first_seqs, sum(run.room for run in runs))
+        size = 0
+        for run in runs:
+            size += run.room
+        append = Append(runs, first_seqs, size)
         self._pending.add(append)
         self._unsettled += 1
         if self._unsettled == 1 or self._pending.full:
@@ -230,15 +233,17 @@ class FileJournal:
         self._settle()
 
     def _committed(self, committed: Committed) -> None:
-        self.meters.commit_bytes.observe(sum(header.length for header, _ in committed.batches))
         if committed.rolled is not None:
             self._rolled(committed.rolled)
         ends: dict[str, int] = {}
+        size = 0
         for header, runs in committed.batches:
+            size += header.length
             self._store.wrote(header, runs)
             for run in runs:
                 self._streams.wrote(run.stream, run.first_seq, run.last_seq)
                 ends[run.stream] = run.last_seq
+        self.meters.commit_bytes.observe(size)
         if self.settings.durability.mode == "interval" and self._sync_later is None:
             self._sync_later = self.reactor.callLater(self.settings.durability.seconds, self._sync)
         if committed.bare:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import attrs
@@ -233,14 +233,16 @@ class Store:
                 return tuple(found)
         return ()
 
-    def _segments(self, stream: str, start: int) -> Iterator[int]:
-        """Yield the segments that can have record *start*, or the next one after it: usually one segment."""
+    def _segments(self, stream: str, start: int) -> Iterable[int]:
+        """Return the segments that can have record *start*, or the next one after it: usually one segment."""
         if not self._bases:
-            return
-        last = len(self._bases) - 1
+            return ()
         if 0 < self._active.first(stream) <= start or self.before(self._active.base, stream) < start:
-            yield self._bases[last]
-            return
+            return (self._bases[-1],)
+        return self._sealed_segments(stream, start)
+
+    def _sealed_segments(self, stream: str, start: int) -> Iterator[int]:
+        last = len(self._bases) - 1
 
         def before(base: int) -> int:
             return self.before(base, stream)

@@ -188,9 +188,13 @@ class Writer:
         :raises NoRoom: nothing was written, and the commit can be repeated
         :raises SyncFailed: a sync failed; after this, as after any other OSError, nothing more may be written
         """
-        self._check()
+        if self._failure is not None:
+            raise self._failure
         self.time, self._clock = max(self.time, time), clock
-        size = sum(run.room for runs in batches for run in runs) + len(batches) * fmt.BATCH_HEADER.size
+        size = len(batches) * fmt.BATCH_HEADER.size
+        for runs in batches:
+            for run in runs:
+                size += run.room
         try:
             if not self._fits(size) and self.position > self._start:
                 self._roll()
@@ -222,12 +226,12 @@ class Writer:
                 self.streams.wrote(run.stream, run.first_seq, run.last_seq)
         if self.sync_each:
             self.sync()
-        rolled = self.take_rolled()
+        rolled, self._rolled = self._rolled, None
         return Committed(written, self.position, self.durable, rolled, self._is_bare(size), self._is_due())
 
     def has_room(self, size: int) -> bool:
         """Return whether a batch with runs of *size* bytes fits into the segment, so that a commit does not roll."""
-        return self._fits(size + fmt.BATCH_HEADER.size)
+        return self.position - self.base + size + fmt.BATCH_HEADER.size <= self.segment_size
 
     def _fits(self, size: int) -> bool:
         return self.position - self.base + size <= self.segment_size
@@ -308,7 +312,8 @@ class Writer:
 
         :raises SyncFailed: the sync failed; what was written since the last sync may be lost
         """
-        self._check()
+        if self._failure is not None:
+            raise self._failure
         if self.durable < self.position:
             self._sync(self._fd)
             if not self.files.is_linked(self._fd):
