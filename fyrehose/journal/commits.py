@@ -1,6 +1,7 @@
 """Schedules commits: in the writer thread, or in the reactor's while the disk is fast (see pace.py).
 
-schedule -> the reactor's thread, at the end of its turn -> Pending.commit -> the journal settles its appends
+schedule -> perhaps a short wait for a second append (see linger.py)
+         -> the reactor's thread, at the end of its turn -> Pending.commit -> the journal settles its appends
          -> the writer thread                            ->
 """
 
@@ -10,8 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
+from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 
+from fyrehose.journal.linger import Linger
 from fyrehose.journal.pace import SMALL, Pace
 from fyrehose.journal.pending import Commit, Pending
 from fyrehose.journal.worker import Worker
@@ -26,6 +29,7 @@ class Commits:
 
     :ivar reactor: calls back at the end of its turn
     :ivar settle: called in the reactor's thread with the result of each commit
+    :ivar lingering: the timer of a commit that waits for a second append; :meth:`schedule` ends its wait
     """
 
     reactor: Any
@@ -33,12 +37,28 @@ class Commits:
     writer: Writer
     worker: Worker
     pace: Pace
+    linger: Linger
     settle: Callable[[Commit], None]
+    lingering: IDelayedCall | None = attrs.field(default=None, init=False)
 
     def schedule(self) -> None:
         """Schedule a commit of what is pending, unless one is scheduled already or nothing is pending."""
-        if not self.pending.needs_commit():
-            return
+        if self.lingering is not None:
+            self.lingering.cancel()
+            self._end_wait(company=True)
+        elif self.pending.needs_commit():
+            wait = self.linger.wait() if len(self.pending) == 1 and self.worker.idle else 0.0
+            if wait:
+                self.lingering = self.reactor.callLater(wait, self._end_wait, company=False)
+            else:
+                self._commit()
+
+    def _end_wait(self, company: bool) -> None:
+        self.lingering = None
+        self.linger.waited(company)
+        self._commit()
+
+    def _commit(self) -> None:
         if self.pace.near and self.worker.idle and self.pending.size <= SMALL:
             # What else arrives in this turn of the reactor belongs to the same commit.
             self.reactor.callLater(0, self._commit_near)
@@ -69,5 +89,7 @@ class Commits:
     def _settle(self, commit: Commit) -> None:
         self.pending.processed(commit)
         if commit.size <= SMALL and isinstance(commit.result, Committed):
-            self.pace.took(commit.ended - commit.began)
+            seconds = commit.ended - commit.began
+            self.pace.took(seconds)
+            self.linger.committed(commit.result.batches[0][0].records, seconds)
         self.settle(commit)

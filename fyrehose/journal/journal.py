@@ -32,6 +32,7 @@ from fyrehose.journal.files import NO_ROOM, Files, lock, owns_lock
 from fyrehose.journal.floors import Floors
 from fyrehose.journal.index import SegmentIndex
 from fyrehose.journal.keeper import Keeper
+from fyrehose.journal.linger import Fitting, Fixed
 from fyrehose.journal.pace import Far, Measured, Pace
 from fyrehose.journal.pending import Append, Commit, Pending
 from fyrehose.journal.quarantine import set_aside
@@ -175,8 +176,10 @@ class FileJournal:
     def _opened(self, writer: Writer) -> Mapping[str, int]:
         assert self._worker is not None
         self._writer, self._pending = writer, Pending(self._clock.now)
-        pace = self.pace or (Measured() if self.worker is None and writer.sync_each else Far())
-        self._commits = Commits(self.reactor, self._pending, writer, self._worker, pace, self._settle_commit)
+        measured = self.pace is None and self.worker is None and writer.sync_each
+        pace = self.pace or (Measured() if measured else Far())
+        linger = Fitting() if measured and self.settings.linger is None else Fixed(self.settings.linger or 0.0)
+        self._commits = Commits(self.reactor, self._pending, writer, self._worker, pace, linger, self._settle_commit)
         self._streams = writer.streams.copy()
         rolled = writer.take_rolled()
         index = self.report.index or SegmentIndex(writer.base)
@@ -208,7 +211,7 @@ class FileJournal:
         append = Append(runs, first_seqs, size)
         self._pending.add(append)
         self._unsettled += 1
-        if self._unsettled == 1 or self._pending.full:
+        if self._unsettled == 1 or self._pending.full or self._commits.lingering is not None:
             self._commits.schedule()
         return append.done
 
@@ -250,7 +253,8 @@ class FileJournal:
             self._call(self._writer.prepare).addErrback(self._broke)
         if committed.many:
             self._take_snapshot()
-        self._commits.schedule()  # before the observer runs, so that the disk stays busy meanwhile
+        if self._unsettled:
+            self._commits.schedule()  # before the observer runs, so that the disk stays busy meanwhile
         self._observer.durable(ends)
 
     def _rolled(self, rolled: Rolled) -> None:

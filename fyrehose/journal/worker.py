@@ -14,13 +14,11 @@ T = TypeVar("T")
 
 
 class Worker(Protocol):
-    """Runs blocking functions in order.
+    """Runs blocking functions in order."""
 
-    :ivar idle: whether all jobs have run and their Deferreds are firing or have fired, so that the caller's thread may
-        do one
-    """
-
-    idle: bool
+    @property
+    def idle(self) -> bool:
+        """Return whether all jobs have run and their Deferreds have fired, so that the caller's thread may do one."""
 
     def call(self, job: Callable[[], T]) -> Deferred[T]:
         """Run *job*; the Deferred fires in the reactor thread with its result or its exception."""
