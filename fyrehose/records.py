@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from struct import pack
 from typing import TypeVar
 
@@ -220,6 +221,10 @@ class Run(Column):
                 event_time=None if times is None else times[i],
                 payload=bytes(payload),
             )
+
+
+#: Return the room of a run; for sums without a call of Python for each run.
+room_of: Callable[[Run], int] = attrgetter("room")
 
 
 def _slice_column(column: Buffer | None, width: int, start: int, stop: int) -> Buffer | None:

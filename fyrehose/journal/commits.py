@@ -14,13 +14,25 @@ import attrs
 from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 
-from fyrehose.journal.linger import Linger
-from fyrehose.journal.pace import SMALL, Pace
+from fyrehose.journal.linger import Fitting, Fixed, Linger
+from fyrehose.journal.pace import SMALL, Far, Measured, Pace
 from fyrehose.journal.pending import Commit, Pending
 from fyrehose.journal.worker import Worker
 from fyrehose.journal.writer import Committed, Writer
 
 log = Logger()
+
+
+def choose(pace: Pace | None, linger: float | None, measured: bool) -> tuple[Pace, Linger]:
+    """Return what decides where and when commits run.
+
+    :param pace: what decides where they run; None: the speed of the disk if it is measured, else all in the worker
+    :param linger: the wait of a commit in seconds; None: as the traffic fits if it is measured, else none
+    :param measured: whether commits are synced in a thread of their own, so that their durations mean something
+    """
+    follows = measured and pace is None
+    where = pace or (Measured() if follows else Far())
+    return where, Fitting() if follows and linger is None else Fixed(linger or 0.0)
 
 
 @attrs.define(eq=False)
@@ -47,8 +59,8 @@ class Commits:
             self.lingering.cancel()
             self._end_wait(company=True)
         elif self.pending.needs_commit():
-            wait = self.linger.wait() if len(self.pending) == 1 and self.worker.idle else 0.0
-            if wait:
+            wait = self.linger.wait() if len(self.pending) == 1 else 0.0
+            if wait and self.worker.idle:
                 self.lingering = self.reactor.callLater(wait, self._end_wait, company=False)
             else:
                 self._commit()
@@ -65,15 +77,10 @@ class Commits:
         else:
             self._commit_far()
 
-    def _is_near(self) -> bool:
-        """Return whether a commit may run in this thread: it takes little time, and no other job is writing."""
-        if not self.pace.near or not self.worker.idle:
-            return False
-        size = self.pending.size
-        return size <= SMALL and self.writer.has_room(size)
-
     def _commit_near(self) -> None:
-        if not self._is_near():  # more may have arrived meanwhile, or the worker may have got another job
+        size = self.pending.size
+        # More may have arrived meanwhile, and the worker may have got another job.
+        if size > SMALL or not self.worker.idle or not self.writer.has_room(size):
             self._commit_far()
             return
         try:

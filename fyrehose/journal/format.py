@@ -228,24 +228,23 @@ class BatchHeader:
         object.__setattr__(self, "end", self.position + BATCH_HEADER.size + self.length)
 
     def pack(self) -> bytes:
-        return _sealed(
-            BATCH_HEADER.pack(
-                BATCH_MAGIC,
-                _VERSIONS[self.kind],
-                self.kind,
-                self.mended,
-                self.length,
-                self.parts,
-                self.records,
-                self.chain,
-                self.position,
-                self.durable,
-                self.time,
-                self.clock,
-                self.checksum,
-                0,
-            )
-        )
+        packed = BATCH_HEADER.pack(
+            BATCH_MAGIC,
+            _VERSIONS[self.kind],
+            self.kind,
+            self.mended,
+            self.length,
+            self.parts,
+            self.records,
+            self.chain,
+            self.position,
+            self.durable,
+            self.time,
+            self.clock,
+            self.checksum,
+            0,
+        )[:-4]
+        return packed + _CRC.pack(crc32c(packed))
 
     @classmethod
     def unpack(cls, data: Buffer, position: int) -> BatchHeader:

@@ -26,14 +26,13 @@ from fyrehose.interfaces import IJournal, IJournalObserver, JournalState
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.clock import RecordClock, monotonic_clock, wall_clock
-from fyrehose.journal.commits import Commits
+from fyrehose.journal.commits import Commits, choose
 from fyrehose.journal.copies import refuse_half_restored
 from fyrehose.journal.files import NO_ROOM, Files, lock, owns_lock
 from fyrehose.journal.floors import Floors
 from fyrehose.journal.index import SegmentIndex
 from fyrehose.journal.keeper import Keeper
-from fyrehose.journal.linger import Fitting, Fixed
-from fyrehose.journal.pace import Far, Measured, Pace
+from fyrehose.journal.pace import Pace
 from fyrehose.journal.pending import Append, Commit, Pending
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.recovery import Recovered, recover
@@ -44,7 +43,7 @@ from fyrehose.journal.streams import Streams
 from fyrehose.journal.worker import ThreadWorker, Worker
 from fyrehose.journal.writer import Committed, NoRoom, Rolled, SyncFailed, Writer
 from fyrehose.observe.meters import JournalMeters, JournalStatus
-from fyrehose.records import Run
+from fyrehose.records import Run, room_of
 
 log = Logger()
 T = TypeVar("T")
@@ -176,10 +175,8 @@ class FileJournal:
     def _opened(self, writer: Writer) -> Mapping[str, int]:
         assert self._worker is not None
         self._writer, self._pending = writer, Pending(self._clock.now)
-        measured = self.pace is None and self.worker is None and writer.sync_each
-        pace = self.pace or (Measured() if measured else Far())
-        linger = Fitting() if measured and self.settings.linger is None else Fixed(self.settings.linger or 0.0)
-        self._commits = Commits(self.reactor, self._pending, writer, self._worker, pace, linger, self._settle_commit)
+        chosen = choose(self.pace, self.settings.linger, self.worker is None and writer.sync_each)
+        self._commits = Commits(self.reactor, self._pending, writer, self._worker, *chosen, self._settle_commit)
         self._streams = writer.streams.copy()
         rolled = writer.take_rolled()
         index = self.report.index or SegmentIndex(writer.base)
@@ -205,10 +202,7 @@ class FileJournal:
     def append(self, runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
         if self.state is not JournalState.WRITABLE:
             return fail(self._refusal())
-        size = 0
-        for run in runs:
-            size += run.room
-        append = Append(runs, first_seqs, size)
+        append = Append(runs, first_seqs, sum(map(room_of, runs)))
         self._pending.add(append)
         self._unsettled += 1
         if self._unsettled == 1 or self._pending.full or self._commits.lingering is not None:
@@ -253,8 +247,7 @@ class FileJournal:
             self._call(self._writer.prepare).addErrback(self._broke)
         if committed.many:
             self._take_snapshot()
-        if self._unsettled:
-            self._commits.schedule()  # before the observer runs, so that the disk stays busy meanwhile
+        self._commits.schedule()  # before the observer runs, so that the disk stays busy meanwhile
         self._observer.durable(ends)
 
     def _rolled(self, rolled: Rolled) -> None:

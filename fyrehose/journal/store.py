@@ -224,9 +224,11 @@ class Store:
         :return: records of one segment only; the caller calls again for those that follow
         :raises JournalCorrupt: a batch that had to be read is damaged, or cannot be read
         """
-        for base in self._segments(stream, start):
+        # Most reads continue where another one stopped, and most of these in the active segment.
+        place = self._places.pop((stream, start), -1)
+        for base in (self._active.base,) if place > self._active.base else self._segments(stream, start):
             try:
-                found = self._read(base, stream, start, max_bytes)
+                found = self._read(base, stream, start, max_bytes, place)
             except JournalCorrupt as error:
                 raise JournalCorrupt(f"{error} (while reading stream {stream!r} from {start})") from error
             if found:
@@ -255,10 +257,10 @@ class Store:
             at = bisect_right(self._bases, before(self._bases[at + 1]), lo=at + 1, key=before) - 1
             yield self._bases[at]
 
-    def _read(self, base: int, stream: str, start: int, max_bytes: int) -> list[Run]:
+    def _read(self, base: int, stream: str, start: int, max_bytes: int, place: int) -> list[Run]:
         found: list[Run] = []
         scanned = 0
-        for batch in self.batches(base, stream, start, self._places.pop((stream, start), -1)):
+        for batch in self.batches(base, stream, start, place):
             runs = batch.streams.get(stream, ())
             max_bytes = _take(runs, start, max_bytes, found)
             scanned += batch.size

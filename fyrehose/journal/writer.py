@@ -21,7 +21,7 @@ from fyrehose.journal.files import NO_ROOM, Files
 from fyrehose.journal.recovery import Recovered
 from fyrehose.journal.streams import Streams
 from fyrehose.observe.meters import SECONDS, Histogram
-from fyrehose.records import LAST_SEQ, Buffer, Run
+from fyrehose.records import LAST_SEQ, Buffer, Run, room_of
 
 #: How many numbers of a stream are reserved at once, if a number may be given out before it is on disk.
 RESERVE = 1 << 20
@@ -188,15 +188,13 @@ class Writer:
         :raises NoRoom: nothing was written, and the commit can be repeated
         :raises SyncFailed: a sync failed; after this, as after any other OSError, nothing more may be written
         """
-        if self._failure is not None:
-            raise self._failure
+        self._check()
         self.time, self._clock = max(self.time, time), clock
         size = len(batches) * fmt.BATCH_HEADER.size
         for runs in batches:
-            for run in runs:
-                size += run.room
+            size += sum(map(room_of, runs))
         try:
-            if not self._fits(size) and self.position > self._start:
+            if self.position - self.base + size > self.segment_size and self.position > self._start:
                 self._roll()
             if not self.sync_each:
                 self._reserve(batches)
@@ -232,9 +230,6 @@ class Writer:
     def has_room(self, size: int) -> bool:
         """Return whether a batch with runs of *size* bytes fits into the segment, so that a commit does not roll."""
         return self.position - self.base + size + fmt.BATCH_HEADER.size <= self.segment_size
-
-    def _fits(self, size: int) -> bool:
-        return self.position - self.base + size <= self.segment_size
 
     def retire(self, streams: Iterable[str]) -> list[fmt.Entry]:
         """Retire those of *streams* that exist, durably; return the entries that were written.
@@ -312,8 +307,7 @@ class Writer:
 
         :raises SyncFailed: the sync failed; what was written since the last sync may be lost
         """
-        if self._failure is not None:
-            raise self._failure
+        self._check()
         if self.durable < self.position:
             self._sync(self._fd)
             if not self.files.is_linked(self._fd):

@@ -14,8 +14,10 @@ from twisted.internet.defer import Deferred
 
 from fyrehose.errors import ReadOnly
 from fyrehose.interfaces import JournalState
+from fyrehose.journal.commits import choose
 from fyrehose.journal.files import Files
-from fyrehose.journal.pace import SMALL
+from fyrehose.journal.linger import Fitting, Fixed
+from fyrehose.journal.pace import SMALL, Far, Measured
 from tests.journal.conftest import Bench, Opener
 
 
@@ -280,3 +282,25 @@ def test_closing_commits_an_append_that_waits_for_another_one(lingering: Bench, 
     worker.work()
     assert durable(append) == [True]
     assert closed.called
+
+
+@pytest.mark.parametrize(
+    ("linger", "measured", "where", "when"),
+    [
+        (None, True, Measured, Fitting()),
+        (0.0, True, Measured, Fixed(0.0)),
+        (0.5, True, Measured, Fixed(0.5)),
+        (None, False, Far, Fixed(0.0)),
+        (0.5, False, Far, Fixed(0.5)),
+    ],
+)
+def test_waits_follow_the_traffic_only_where_commits_are_measured(
+    linger: float | None, measured: bool, where: type, when: Any
+) -> None:
+    pace, chosen = choose(None, linger, measured)
+    assert (type(pace), type(chosen)) == (where, type(when))
+    assert chosen.wait() == when.wait()
+
+
+def test_given_pace_is_kept_and_nothing_is_measured(pace: Near) -> None:
+    assert choose(pace, None, True) == (pace, Fixed(0.0))

@@ -46,8 +46,8 @@ FLAGS = Struct(
 NUMBER = Struct(
     ">Q"  # seq_num, offset, or the stamp of PING and PONG
 )
-#: A header, and a number as the whole payload.
-_NUMBER_FRAME = Struct(HEADER.format + NUMBER.format[1:])
+#: A header, and a number as the whole payload, as in ACK.
+NUMBER_FRAME = Struct(HEADER.format + NUMBER.format[1:])
 
 
 class FrameType(IntEnum):
@@ -210,9 +210,6 @@ class _NumberFrame(Frame):
     @classmethod
     def _from(cls, fields: Fields) -> Self:
         return cls(number=fields.integer(NUMBER))
-
-    def serialize(self) -> bytes:
-        return _NUMBER_FRAME.pack(self.type, VERSION, NUMBER.size, self.number)
 
     def _payload(self) -> bytes:
         return NUMBER.pack(self.number)

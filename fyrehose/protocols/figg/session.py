@@ -18,10 +18,10 @@ from fyrehose.protocols.figg.frames import (
     FRAMES,
     HEADER,
     NUMBER,
+    NUMBER_FRAME,
     SERVER_FRAMES,
     SIZE,
     VERSION,
-    Ack,
     Attach,
     Attached,
     Data,
@@ -239,7 +239,7 @@ class FiggServerSession(_Session):
         """Return the pending output, and clear it; acknowledgements follow what was sent before."""
         out, self._out = self._out, []
         for seq_num in self._acks:
-            out.append(Ack(number=seq_num).serialize())
+            out.append(NUMBER_FRAME.pack(FrameType.ACK, VERSION, NUMBER.size, seq_num))
         self._acks.clear()
         return out
 
