@@ -9,6 +9,7 @@ Nothing leaves the server before it is durable: the Deferred of a publish trigge
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 
 import attrs
 from twisted.internet.defer import Deferred, fail, succeed
@@ -87,6 +88,7 @@ class PublishTotals:
                 self.producers.add(_without_port(run.producer))
 
 
+@lru_cache(4096)
 def _without_port(producer: str | None) -> str:
     """Return *producer* without its port: a program that connects for each publish is one publisher."""
     host, _, port = (producer or "").rpartition(":")
@@ -214,7 +216,8 @@ class Broker:
         new: list[str] = []
         counted, began = runs, self.clock.seconds()
         try:
-            self._check_open()
+            if self.journal.state is not JournalState.WRITABLE:
+                raise self._refusal()
             for run in runs:
                 self._check(run, new, peer)
             by_peer = len(new)
@@ -277,7 +280,8 @@ class Broker:
         """
         streams = tuple(dict.fromkeys(streams))
         try:
-            self._check_open()
+            if self.journal.state is not JournalState.WRITABLE:
+                raise self._refusal()
             for stream in streams:
                 self._check_retirable(stream)
         except FyrehoseError as refusal:
@@ -383,15 +387,15 @@ class Broker:
                     grown[run.stream] = grown.get(run.stream, 0) + len(run.payload)
         return firsts
 
-    def _check_open(self) -> None:
+    def _refusal(self) -> PublishError:
+        """Return the error of everything that needs a writable journal while it is not."""
         state = self.journal.state
         if state is JournalState.READ_ONLY:
             why = getattr(self.journal, "refusal", "")  # a server that follows names the leader
             if self.follows:
-                raise Following(why or "another server leads; publish there", getattr(self.journal, "leader", ""))
-            raise ReadOnly(why or "the journal's disk is full; publishing resumes when it has room again")
-        if state is not JournalState.WRITABLE:
-            raise Closed(f"the journal is {state.value}")
+                return Following(why or "another server leads; publish there", getattr(self.journal, "leader", ""))
+            return ReadOnly(why or "the journal's disk is full; publishing resumes when it has room again")
+        return Closed(f"the journal is {state.value}")
 
     def _check(self, run: Run, new: list[str], peer: Identity | None = None) -> None:
         """Check that *run* may be published; add its stream to *new* if that is created for it."""

@@ -302,7 +302,9 @@ class Account:
         share.charged += size
         budget.charged += size
         self._crowded = self._crowded or self.held > budget.each
-        if self.paused or self._crowded or not self._may_read():
+        # The frame, and with it the grant, has not changed, so nothing but the pool can have become too full.
+        full = share.charged // 2 + budget.charged > budget.pool
+        if self.paused or self._crowded or (full and not self._may_read()):
             self._update()
 
     def release(self, size: int) -> None:
@@ -320,8 +322,10 @@ class Account:
             self._update()
         if budget.held <= budget.spare < budget.held + size:
             budget._serve()
-        else:
+        elif budget._waiting or budget._growing:
             budget._free(size)
+        else:
+            budget._freed += size
         if self._closed:
             self._forget_share()
 

@@ -46,7 +46,7 @@ class InFlight:
         :param size: bytes that are charged until then
         """
         self.hold(size)
-        call.addCallback(answer).addErrback(refused).addErrback(self.failed).addBoth(self.release, size)
+        call.addCallbacks(self._answer, self._refuse, (answer, refused, size), errbackArgs=(refused, size))
 
     def hold(self, size: int) -> None:
         """Count one call, and charge its *size* in bytes."""
@@ -58,3 +58,21 @@ class InFlight:
         self.count -= 1
         self.account.release(size)
         self.settled()
+
+    def _answer(
+        self, result: T, answer: Callable[[T], object], refused: Callable[[Failure], object], size: int
+    ) -> None:
+        try:
+            answer(result)
+        except Exception:
+            self._refuse(Failure(), refused, size)
+        else:
+            self.release(None, size)
+
+    def _refuse(self, failure: Failure, refused: Callable[[Failure], object], size: int) -> None:
+        try:
+            refused(failure)
+        except Exception:
+            self.failed(Failure())
+        finally:
+            self.release(None, size)

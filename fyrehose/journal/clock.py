@@ -80,7 +80,10 @@ class RecordClock:
         """Return the time, in microseconds since 1970 UTC."""
         with self._lock:
             wall, now = self.wall(), self.monotonic()
-            return self._follow(wall, now)
+            if self._offset is None or self._stepped_offset is not None or abs(wall - now - self._offset) > BOUND:
+                return self._follow(wall, now)
+            self._offset = wall - now
+            return wall
 
     @property
     def in_doubt(self) -> bool:

@@ -170,7 +170,8 @@ class ReplicaJournal(FileJournal):
 
     def append(self, runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
         done = super().append(runs, first_seqs)
-        if self._leading and self._unsettled == self._unreleased + 1:
+        first = self._unreleased and self._unsettled == self._unreleased + 1
+        if self._leading and first and self._commits.lingering is None:
             self._commits.schedule()  # no commit is under way, although earlier ones are not released
         return done
 

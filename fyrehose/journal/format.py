@@ -131,6 +131,7 @@ class Kind(IntEnum):
 
 
 _KINDS = tuple(Kind)
+_VERSIONS = tuple(kind.version for kind in Kind)
 
 
 class StreamState(IntEnum):
@@ -205,7 +206,10 @@ class SegmentHeader:
 
 @attrs.frozen(slots=True)
 class BatchHeader:
-    """The first 64 bytes of a batch."""
+    """The first 64 bytes of a batch.
+
+    :ivar end: the position behind the batch
+    """
 
     kind: Kind
     mended: bool  #: replaces a damaged range; the next batch continues from the batch that was replaced
@@ -218,32 +222,30 @@ class BatchHeader:
     time: int
     clock: int
     checksum: int  #: of the body
+    end: int = attrs.field(init=False, eq=False, repr=False)
 
-    @property
-    def end(self) -> int:
-        """Return the position behind the batch."""
-        return self.position + BATCH_HEADER.size + self.length
+    def __attrs_post_init__(self) -> None:
+        object.__setattr__(self, "end", self.position + BATCH_HEADER.size + self.length)
 
     def pack(self) -> bytes:
         """Return the header's bytes, with the checksum of the header itself at their end."""
-        return _sealed(
-            BATCH_HEADER.pack(
-                BATCH_MAGIC,
-                self.kind.version,
-                self.kind,
-                self.mended,
-                self.length,
-                self.parts,
-                self.records,
-                self.chain,
-                self.position,
-                self.durable,
-                self.time,
-                self.clock,
-                self.checksum,
-                0,
-            )
-        )
+        packed = BATCH_HEADER.pack(
+            BATCH_MAGIC,
+            _VERSIONS[self.kind],
+            self.kind,
+            self.mended,
+            self.length,
+            self.parts,
+            self.records,
+            self.chain,
+            self.position,
+            self.durable,
+            self.time,
+            self.clock,
+            self.checksum,
+            0,
+        )[:-4]
+        return packed + _CRC.pack(crc32c(packed))
 
     @classmethod
     def unpack(cls, data: Buffer, position: int) -> BatchHeader:

@@ -26,13 +26,13 @@ from fyrehose.interfaces import IJournal, IJournalObserver, JournalState
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.clock import RecordClock, monotonic_clock, wall_clock
-from fyrehose.journal.commits import Commits
+from fyrehose.journal.commits import Commits, choose
 from fyrehose.journal.copies import refuse_half_restored
 from fyrehose.journal.files import NO_ROOM, Files, lock, owns_lock
 from fyrehose.journal.floors import Floors
 from fyrehose.journal.index import SegmentIndex
 from fyrehose.journal.keeper import Keeper
-from fyrehose.journal.pace import Far, Measured, Pace
+from fyrehose.journal.pace import Pace
 from fyrehose.journal.pending import Commit, Pending, PendingAppend
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.recovery import Recovered, recover
@@ -43,7 +43,7 @@ from fyrehose.journal.streams import Streams
 from fyrehose.journal.worker import ThreadWorker, Worker
 from fyrehose.journal.writer import Committed, NoRoom, Rolled, SyncFailed, Writer
 from fyrehose.observe.meters import JournalMeters, JournalStatus
-from fyrehose.records import Run
+from fyrehose.records import Run, room_of
 
 log = Logger()
 T = TypeVar("T")
@@ -175,8 +175,8 @@ class FileJournal:
     def _opened(self, writer: Writer) -> Mapping[str, int]:
         assert self._worker is not None
         self._writer, self._pending = writer, Pending(self._clock.now)
-        pace = self.pace or (Measured() if self.worker is None and writer.sync_each else Far())
-        self._commits = Commits(self.reactor, self._pending, writer, self._worker, pace, self._settle_commit)
+        chosen = choose(self.pace, self.settings.linger, self.worker is None and writer.sync_each)
+        self._commits = Commits(self.reactor, self._pending, writer, self._worker, *chosen, self._settle_commit)
         self._streams = writer.streams.copy()
         rolled = writer.take_rolled()
         index = self.report.index or SegmentIndex(writer.base)
@@ -203,10 +203,10 @@ class FileJournal:
         """Queue *runs* for the next commit, and schedule the commit unless one that will take them is under way."""
         if self.state is not JournalState.WRITABLE:
             return fail(self._refusal())
-        append = PendingAppend(runs, first_seqs, sum(run.room for run in runs))
+        append = PendingAppend(runs, first_seqs, sum(map(room_of, runs)))
         self._pending.add(append)
         self._unsettled += 1
-        if self._unsettled == 1 or self._pending.full:
+        if self._unsettled == 1 or self._pending.full or self._commits.lingering is not None:
             self._commits.schedule()
         return append.done
 
@@ -231,15 +231,17 @@ class FileJournal:
         self._settle()
 
     def _committed(self, committed: Committed) -> None:
-        self.meters.commit_bytes.observe(sum(header.length for header, _ in committed.batches))
         if committed.rolled is not None:
             self._rolled(committed.rolled)
         ends: dict[str, int] = {}
+        size = 0
         for header, runs in committed.batches:
+            size += header.length
             self._store.wrote(header, runs)
             for run in runs:
                 self._streams.wrote(run.stream, run.first_seq, run.last_seq)
                 ends[run.stream] = run.last_seq
+        self.meters.commit_bytes.observe(size)
         if self.settings.durability.mode == "interval" and self._sync_later is None:
             self._sync_later = self.reactor.callLater(self.settings.durability.seconds, self._sync)
         if committed.bare:

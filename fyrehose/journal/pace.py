@@ -64,8 +64,9 @@ class Measured:
 
     def took(self, seconds: float) -> None:
         """Note that a commit took *seconds*, and decide from the average in which thread the next ones run."""
-        # A stall counts once: it says nothing about how long the others take.
-        self._average += WEIGHT * (min(seconds, STALL) - self._average)
+        # A slow commit counts little more than one at the limit: it says nothing about how long the others take.  On a
+        # busy machine it is mostly the time that this thread waited for a processor.
+        self._average += WEIGHT * (min(seconds, 2 * SLOW) - self._average)
         now = self.seconds()
         if seconds > STALL:
             self._calm_at = now + CALM

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import chain
 
 from crc32c import crc32c
 
@@ -43,7 +44,7 @@ def pieces(
     records = 0
     for part in parts:
         if isinstance(part, Run):
-            records += len(part)
+            records += len(part.lengths) // 4
             _pack_run(part, body)
         else:
             body.append(part.pack())
@@ -72,7 +73,7 @@ def grouped(many: Iterable[Run]) -> list[Run]:
     streams: dict[str, list[Run]] = {}
     for run in many:
         streams.setdefault(run.stream, []).append(run)
-    return [run for of_stream in streams.values() for run in of_stream]
+    return list(chain.from_iterable(streams.values()))
 
 
 def _joined(pieces: Sequence[Buffer]) -> list[Buffer]:
@@ -84,7 +85,7 @@ def _joined(pieces: Sequence[Buffer]) -> list[Buffer]:
             found += b"".join(pieces[begin:i]), piece
             begin = i + 1
     found.append(b"".join(pieces[begin:]))
-    return [piece for piece in found if piece]
+    return list(filter(None, found))
 
 
 @lru_cache(maxsize=4096)

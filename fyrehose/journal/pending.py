@@ -65,10 +65,12 @@ class Pending:
 
     :ivar now: the wall clock, in microseconds since 1970 UTC
     :ivar failed: set after a failed commit: later appends must not be written without it
+    :ivar size: size of everything that waits or is being written, in bytes; belongs to the reactor thread
     """
 
     now: Callable[[], int]
     failed: bool = False
+    size: int = attrs.field(default=0, init=False)
     _appends: deque[PendingAppend] = attrs.field(factory=deque, init=False)
     #: True while a commit is scheduled but not started.
     _scheduled: bool = attrs.field(default=False, init=False)
@@ -83,16 +85,12 @@ class Pending:
         """Add an append; the caller then checks :attr:`full` and :meth:`needs_commit`."""
         self._appends.append(append)
         self._added += append.size
+        self.size += append.size
 
     @property
     def full(self) -> bool:
         """Return whether the next commit is large enough to be scheduled while another is under way."""
         return self._last <= self._added and self._last <= AHEAD
-
-    @property
-    def size(self) -> int:
-        """Return the size of everything that waits, in bytes; only while no commit is under way."""
-        return sum(append.size for append in self._appends)
 
     def needs_commit(self) -> bool:
         """Return True if the caller must schedule a commit, which then counts as scheduled."""
@@ -105,6 +103,7 @@ class Pending:
     def processed(self, commit: Commit) -> None:
         """Record that the reactor has processed *commit*."""
         self._last = commit.size
+        self.size -= commit.size
 
     def commit(self, writer: Writer) -> Commit:
         """Write everything that is pending (called in the thread that writes)."""
@@ -145,6 +144,8 @@ def batches(appends: Sequence[PendingAppend], accepted: int) -> list[list[Run]]:
         if filled + append.size > fmt.BATCH:
             found.append([])
             filled = 0
-        found[-1] += [run.numbered(first, accepted) for run, first in zip(append.runs, append.first_seqs, strict=True)]
+        batch = found[-1]
+        for run, first in zip(append.runs, append.first_seqs, strict=True):
+            batch.append(run.numbered(first, accepted))
         filled += append.size
     return found

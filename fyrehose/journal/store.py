@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import attrs
@@ -224,23 +224,27 @@ class Store:
         :return: records of one segment only; the caller calls again for those that follow
         :raises JournalCorrupt: a batch that had to be read is damaged, or cannot be read
         """
-        for base in self._segments(stream, start):
+        # Most reads continue where another one stopped, and most of these in the active segment.
+        place = self._places.pop((stream, start), -1)
+        for base in (self._active.base,) if place > self._active.base else self._segments(stream, start):
             try:
-                found = self._read(base, stream, start, max_bytes)
+                found = self._read(base, stream, start, max_bytes, place)
             except JournalCorrupt as error:
                 raise JournalCorrupt(f"{error} (while reading stream {stream!r} from {start})") from error
             if found:
                 return tuple(found)
         return ()
 
-    def _segments(self, stream: str, start: int) -> Iterator[int]:
-        """Yield the segments that can have record *start*, or the next one after it: usually one segment."""
+    def _segments(self, stream: str, start: int) -> Iterable[int]:
+        """Return the segments that can have record *start*, or the next one after it: usually one segment."""
         if not self._bases:
-            return
-        last = len(self._bases) - 1
+            return ()
         if 0 < self._active.first(stream) <= start or self.before(self._active.base, stream) < start:
-            yield self._bases[last]
-            return
+            return (self._bases[-1],)
+        return self._sealed_segments(stream, start)
+
+    def _sealed_segments(self, stream: str, start: int) -> Iterator[int]:
+        last = len(self._bases) - 1
 
         def before(base: int) -> int:
             return self.before(base, stream)
@@ -253,10 +257,10 @@ class Store:
             at = bisect_right(self._bases, before(self._bases[at + 1]), lo=at + 1, key=before) - 1
             yield self._bases[at]
 
-    def _read(self, base: int, stream: str, start: int, max_bytes: int) -> list[Run]:
+    def _read(self, base: int, stream: str, start: int, max_bytes: int, place: int) -> list[Run]:
         found: list[Run] = []
         scanned = 0
-        for batch in self.batches(base, stream, start, self._places.pop((stream, start), -1)):
+        for batch in self.batches(base, stream, start, place):
             runs = batch.streams.get(stream, ())
             max_bytes = _take(runs, start, max_bytes, found)
             scanned += batch.size

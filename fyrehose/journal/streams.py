@@ -57,7 +57,8 @@ class Streams:
             if 0 < start < first:
                 self.starts[stream] = start
         self.ends[stream] = last
-        self._touch(stream)
+        if self.changed is not None or self._since is not None:
+            self._touch(stream)
 
     def skip(self, gaps: Iterable[Entry]) -> None:
         """Note that numbers are missing and will never be used again (GAP)."""

@@ -16,12 +16,12 @@ T = TypeVar("T")
 class Worker(Protocol):
     """Runs blocking functions in order."""
 
-    def call(self, job: Callable[[], T]) -> Deferred[T]:
-        """Run *job*; the Deferred fires in the reactor thread with its result or its exception."""
-
     @property
     def idle(self) -> bool:
         """Return whether all jobs have run and their Deferreds have fired, so that the caller's thread may do one."""
+
+    def call(self, job: Callable[[], T]) -> Deferred[T]:
+        """Run *job*; the Deferred fires in the reactor thread with its result or its exception."""
 
     def stop(self) -> None:
         """Accept no more jobs; block until those that were accepted have run."""
@@ -34,6 +34,7 @@ class ThreadWorker:
         self._call_from_thread = call_from_thread
         self._jobs: SimpleQueue[tuple[Callable[[], Any], Deferred[Any]] | None] = SimpleQueue()
         self._unsettled = 0
+        self.idle = True
         # A daemon thread: a program that exits without closing its journal must not hang.
         self._thread = Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
@@ -41,12 +42,9 @@ class ThreadWorker:
     def call(self, job: Callable[[], T]) -> Deferred[T]:
         done: Deferred[T] = Deferred()
         self._unsettled += 1
+        self.idle = False
         self._jobs.put((job, done))
         return done
-
-    @property
-    def idle(self) -> bool:
-        return not self._unsettled
 
     def stop(self) -> None:
         self._jobs.put(None)
@@ -64,18 +62,17 @@ class ThreadWorker:
 
     def _settle(self, done: Deferred[Any], result: Any) -> None:
         self._unsettled -= 1
+        self.idle = not self._unsettled
         done.callback(result)  # a Failure, too
 
 
 class InlineWorker:
     """A worker that runs each job immediately in the caller's thread, for tests and for tools without a reactor."""
 
+    idle = True
+
     def call(self, job: Callable[[], T]) -> Deferred[T]:
         return maybeDeferred(job)
-
-    @property
-    def idle(self) -> bool:
-        return True
 
     def stop(self) -> None:
         """Do nothing: every job has run already."""

@@ -21,7 +21,7 @@ from fyrehose.journal.files import NO_ROOM, Files
 from fyrehose.journal.recovery import Recovered
 from fyrehose.journal.streams import Streams
 from fyrehose.observe.meters import SECONDS, Histogram
-from fyrehose.records import LAST_SEQ, Buffer, Run
+from fyrehose.records import LAST_SEQ, Buffer, Run, room_of
 
 #: How many numbers of a stream are reserved at once, if a number may be given out before it is on disk.
 RESERVE = 1 << 20
@@ -190,9 +190,11 @@ class Writer:
         """
         self._check()
         self.time, self._clock = max(self.time, time), clock
-        size = sum(run.room for runs in batches for run in runs) + len(batches) * fmt.BATCH_HEADER.size
+        size = len(batches) * fmt.BATCH_HEADER.size
+        for runs in batches:
+            size += sum(map(room_of, runs))
         try:
-            if not self._fits(size) and self.position > self._start:
+            if self.position - self.base + size > self.segment_size and self.position > self._start:
                 self._roll()
             if not self.sync_each:
                 self._reserve(batches)
@@ -222,15 +224,12 @@ class Writer:
                 self.streams.wrote(run.stream, run.first_seq, run.last_seq)
         if self.sync_each:
             self.sync()
-        rolled = self.take_rolled()
+        rolled, self._rolled = self._rolled, None
         return Committed(written, self.position, self.durable, rolled, self._is_bare(size), self._is_due())
 
     def has_room(self, size: int) -> bool:
         """Return whether a batch with runs of *size* bytes fits into the segment, so that a commit does not roll."""
-        return self._fits(size + fmt.BATCH_HEADER.size)
-
-    def _fits(self, size: int) -> bool:
-        return self.position - self.base + size <= self.segment_size
+        return self.position - self.base + size + fmt.BATCH_HEADER.size <= self.segment_size
 
     def retire(self, streams: Iterable[str]) -> list[fmt.Entry]:
         """Retire those of *streams* that exist, durably; return the entries that were written.

@@ -50,9 +50,10 @@ class PromptServer(Server):
             super().writeSequence(pieces)  # type: ignore[no-untyped-call]
             return
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        written = self.writeSomeData(data)
-        if not isinstance(written, int):
-            written = 0  # the connection is lost; doWrite handles that in its turn
+        try:
+            written = self.socket.send(data if len(data) <= WRITE else memoryview(data)[:WRITE])
+        except OSError:
+            written = 0  # the buffer of the kernel is full, or the connection is lost; doWrite handles that in its turn
         if written == len(data):
             return
         # Twisted continues from the offset, so the rest need not be copied.

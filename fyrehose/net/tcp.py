@@ -36,7 +36,7 @@ from fyrehose.net.handshakes import Handshake
 from fyrehose.net.holding import LONGEST
 from fyrehose.net.incoming import SLOWEST, FrameWatch, Reading
 from fyrehose.net.lifecycle import TRANSITIONS, Phase, Timers
-from fyrehose.net.peers import PROOFS, identify
+from fyrehose.net.peers import PROOFS, identify, producer_of
 from fyrehose.options import count, duration, option
 from fyrehose.records import Run
 
@@ -115,6 +115,7 @@ class SessionProtocol(TwistedProtocol):
     same_network: OrderedDict[SessionProtocol, None]  #: connections of that network, the longest idle first
     address = "?"  #: the peer's host and port
     identity: Identity  #: the identity of the peer, as far as it has proved it
+    producer = "?"  #: the producer of its messages, see :func:`~fyrehose.net.peers.producer_of`
     account: Account
     in_flight: InFlight
     _handshake: Handshake
@@ -420,6 +421,7 @@ class SessionProtocol(TwistedProtocol):
 
     def _identify(self) -> None:
         self.identity = identify(self.transport)
+        self.producer = producer_of(self.identity, self.address)
         self.broker = self.broker.identified(self.identity)
 
     def _check_admitted(self) -> None:

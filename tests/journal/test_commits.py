@@ -1,4 +1,7 @@
-"""Where a commit runs: in the reactor's thread only if it is small, fits into the segment, and nothing else writes."""
+"""Where a commit runs: in the reactor's thread only if it is small, fits into the segment, and nothing else writes.
+
+And when: with ``journal.linger``, the commit of one append waits for another.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,10 @@ from twisted.internet.defer import Deferred
 
 from fyrehose.errors import ReadOnly
 from fyrehose.interfaces import JournalState
+from fyrehose.journal.commits import choose
 from fyrehose.journal.files import Files
-from fyrehose.journal.pace import SMALL
+from fyrehose.journal.linger import Fitting, Fixed
+from fyrehose.journal.pace import SMALL, Far, Measured
 from tests.journal.conftest import Bench, Opener
 
 
@@ -202,3 +207,100 @@ def test_closing_commits_what_waits_for_the_end_of_the_turn(bench: Bench, worker
     assert durable(append) == [True]
     worker.work()
     assert closed.called
+
+
+LINGER = 0.01
+
+
+@pytest.fixture
+def lingering(open_journal: Opener, worker: HandWorker, pace: Near) -> Iterator[Bench]:
+    bench = opened(open_journal, worker, pace, linger=LINGER)
+    yield bench
+    bench.close()
+    bench.clock.advance(LINGER)
+    worker.work()
+
+
+def test_single_append_waits_for_another_one_as_long_as_the_option_says(lingering: Bench) -> None:
+    append = lingering.append(b"a")
+    lingering.clock.advance(0.9 * LINGER)
+    assert durable(append) == [False]
+    lingering.clock.advance(0.1 * LINGER)
+    lingering.clock.advance(0)
+    assert durable(append) == [True]
+
+
+def test_second_append_ends_the_wait_and_shares_the_commit(lingering: Bench, pace: Near) -> None:
+    appends = [lingering.append(b"a")]
+    lingering.clock.advance(LINGER / 2)
+    appends.append(lingering.append(b"b"))
+    appends.append(lingering.append(b"c"))
+    assert durable(*appends) == [False, False, False], "the turn goes on"
+    lingering.clock.advance(0)
+    assert durable(*appends) == [True, True, True]
+    assert len(pace.seen) == 1
+    assert lingering.payloads() == [b"a", b"b", b"c"]
+
+
+def test_wait_of_a_commit_also_precedes_the_writer_thread(lingering: Bench, worker: HandWorker, pace: Near) -> None:
+    pace.near = False
+    append = lingering.append(b"a")
+    worker.work()
+    assert durable(append) == [False]
+    lingering.clock.advance(LINGER)
+    worker.work()
+    assert durable(append) == [True]
+
+
+def test_append_that_came_during_a_commit_does_not_wait_for_another_one(
+    lingering: Bench, worker: HandWorker, pace: Near
+) -> None:
+    pace.near = False
+    first = lingering.append(b"a")
+    lingering.clock.advance(LINGER)
+    others = [lingering.append(b"b"), lingering.append(b"c")]
+    worker.work()
+    worker.work()
+    assert durable(first, *others) == [True, True, True]
+
+
+def test_full_disk_fails_an_append_that_waits(open_journal: Opener, worker: HandWorker, pace: Near) -> None:
+    bench = opened(open_journal, worker, pace, linger=LINGER)
+    failures: list[Any] = []
+    bench.append(b"a").addErrback(failures.append)
+    bench.journal._pending.failed = True
+    bench.clock.advance(LINGER)
+    bench.clock.advance(0)
+    assert len(failures) == 1
+
+
+def test_closing_commits_an_append_that_waits_for_another_one(lingering: Bench, worker: HandWorker) -> None:
+    append = lingering.append(b"a")
+    closed = lingering.journal.close()
+    lingering.clock.advance(LINGER)
+    lingering.clock.advance(0)
+    worker.work()
+    assert durable(append) == [True]
+    assert closed.called
+
+
+@pytest.mark.parametrize(
+    ("linger", "measured", "where", "when"),
+    [
+        (None, True, Measured, Fitting()),
+        (0.0, True, Measured, Fixed(0.0)),
+        (0.5, True, Measured, Fixed(0.5)),
+        (None, False, Far, Fixed(0.0)),
+        (0.5, False, Far, Fixed(0.5)),
+    ],
+)
+def test_waits_follow_the_traffic_only_where_commits_are_measured(
+    linger: float | None, measured: bool, where: type, when: Any
+) -> None:
+    pace, chosen = choose(None, linger, measured)
+    assert (type(pace), type(chosen)) == (where, type(when))
+    assert chosen.wait() == when.wait()
+
+
+def test_given_pace_is_kept_and_nothing_is_measured(pace: Near) -> None:
+    assert choose(pace, None, True) == (pace, Fixed(0.0))

@@ -85,6 +85,8 @@ class Member:
     directory: Path
     worker: Worker = attrs.field(factory=InlineWorker)
     files: Files = attrs.field(factory=Files)
+    linger: float = 0.0
+    clock: ThreadedClock = attrs.field(factory=ThreadedClock)
     journal: ReplicaJournal = attrs.field(init=False)
     handed: list[tuple[int, bytes]] = attrs.field(factory=list)
     ends: dict[str, int] = attrs.field(factory=dict)
@@ -93,9 +95,9 @@ class Member:
 
     def __attrs_post_init__(self) -> None:
         self.journal = ReplicaJournal(
-            ThreadedClock(),
+            self.clock,
             self.directory,
-            JournalSettings(segment_size=1 << 16, min_free=0),
+            JournalSettings(segment_size=1 << 16, min_free=0, linger=self.linger),
             files=self.files,
             worker=self.worker,
             member=self.directory.name,
@@ -275,6 +277,29 @@ def test_leading_again_after_stepping_down(member: Callable[[str], Member]) -> N
     leader.journal.release(leader.position())
     assert leader.handed[0][0] == 0
     assert leader.read() == [b"two"]
+
+
+@pytest.mark.parametrize("unreleased", [0, 1])
+def test_commit_of_a_leader_waits_for_a_second_append(tmp_path: Path, unreleased: int) -> None:
+    leader = Member(tmp_path / "a", linger=0.01)
+    now(leader.journal.lead())
+    for number in range(unreleased):
+        leader.append(b"%d" % number)
+        leader.clock.advance(0.01)
+    leader.handed.clear()
+    leader.append(b"first")
+    leader.clock.advance(0.009)
+    assert not leader.handed
+    leader.append(b"second")
+    assert len(leader.handed) == 1, "one commit has both"
+    leader.append(b"third")
+    leader.clock.advance(0.009)
+    assert len(leader.handed) == 1
+    leader.clock.advance(0.001)
+    assert len(leader.handed) == 2
+    leader.journal.release(leader.position())
+    assert leader.read()[-3:] == [b"first", b"second", b"third"]
+    leader.journal.close()
 
 
 def test_a_segment_begins_when_everything_before_it_is_released(member: Callable[[str], Member]) -> None:

@@ -147,7 +147,11 @@ class Server:
 
     def _settings(self) -> JournalSettings:
         dice = self.world.random
-        settings = JournalSettings(min_free=MIN_FREE, segment_size=dice.choice((1 << 10, 4 << 10, 64 << 10)))
+        settings = JournalSettings(
+            min_free=MIN_FREE,
+            segment_size=dice.choice((1 << 10, 4 << 10, 64 << 10)),
+            linger=dice.choice((0.0, 0.0, 0.002, 0.5)),
+        )
         if not self.gaps:
             return settings
         mode = dice.choice(("batch", "batch", "batch", "interval:5", "interval:700", "never"))

@@ -105,6 +105,7 @@ class Writer:
         self.tell("found", self.model.check(self.journal))
         self._append(dict(opened[0]), turns)
         self.journal.close()
+        self.clock.advance(0.001)  # the longest wait of a commit
         self.worker.work()
 
     def _append(self, ends: dict[str, int], turns: int) -> None:

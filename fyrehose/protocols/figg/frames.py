@@ -46,6 +46,8 @@ FLAGS = Struct(
 NUMBER = Struct(
     ">Q"  # seq_num, offset, or the stamp of PING and PONG
 )
+#: A header, and a number as the whole payload, as in ACK.
+NUMBER_FRAME = Struct(HEADER.format + NUMBER.format[1:])
 
 
 class FrameType(IntEnum):

@@ -21,7 +21,6 @@ from fyrehose.errors import Closed, Forbidden, PublishError, ReadOnly, RemotePro
 from fyrehose.interfaces import ISink, ISubscription
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
-from fyrehose.net.peers import producer_of
 from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import count, option, size
@@ -102,17 +101,18 @@ class FiggProtocol(SessionProtocol):
 
     def published(self, event: Published) -> None:
         """Publish the messages, and acknowledge the last one when all of them are durable."""
-        runs = [
-            Run(
-                stream=run.topic,
-                source=PROTOCOL,
-                producer=producer_of(self.identity, self.address),
-                producer_seq=run.numbers,
-                lengths=run.lengths,
-                payload=run.payload,
+        runs = []
+        for run in event.runs:
+            runs.append(
+                Run(
+                    stream=run.topic,
+                    source=PROTOCOL,
+                    producer=self.producer,
+                    producer_seq=run.numbers,
+                    lengths=run.lengths,
+                    payload=run.payload,
+                )
             )
-            for run in event.runs
-        ]
         self._publishing = runs
         self.publish(runs, partial(self._durable, event.last))
         self._publishing = None  # a later failure does not concern single messages

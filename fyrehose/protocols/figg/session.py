@@ -18,10 +18,10 @@ from fyrehose.protocols.figg.frames import (
     FRAMES,
     HEADER,
     NUMBER,
+    NUMBER_FRAME,
     SERVER_FRAMES,
     SIZE,
     VERSION,
-    Ack,
     Attach,
     Attached,
     Data,
@@ -112,16 +112,19 @@ class _Session:
         position, end = 0, len(source)
         self.expected = self._parse_at = HEADER.size
         while end - position >= HEADER.size:
+            # Nearly all frames are whole messages, whose headers the kernel checks, too.
+            end_of_run, event = self._parse_messages(source, position)
+            if event is not None:
+                events.append(event)
+                position = end_of_run
+                continue
             kind = self._check_header(source, position, end)
             if end - position < self.expected:
                 return position
             if kind is self._message.type:
-                end_of_run, event = self._parse_messages(source, position)
-                events.append(event or self._malformed(source, position))
-                position = end_of_run
-            else:
-                begin, position = position + HEADER.size, position + self.expected
-                events.append(FRAMES[kind].parse(bytes(source[begin:position])))
+                self._malformed(source, position)
+            begin, position = position + HEADER.size, position + self.expected
+            events.append(FRAMES[kind].parse(bytes(source[begin:position])))
             self.expected = self._parse_at = HEADER.size
         if position == end:
             self.expected = 0
@@ -170,7 +173,10 @@ class _Session:
             raise RemoteProtocolError("bad-length", f"{kind.name} of {size} bytes cannot hold a topic of {topic} bytes")
 
     def _parse_messages(self, source: bytes | bytearray, position: int) -> tuple[int, Event | None]:
-        """Parse the run of messages at *position*; return its end and its event, or None if the first is malformed."""
+        """Parse the run of messages at *position*.
+
+        :return: the end of the run and its event; None if no whole, well-formed message is at *position*
+        """
         raise NotImplementedError
 
     def _malformed(self, source: bytes | bytearray, position: int) -> NoReturn:
@@ -233,7 +239,7 @@ class FiggServerSession(_Session):
         """Return the pending output, and clear it; acknowledgements follow what was sent before."""
         out, self._out = self._out, []
         for seq_num in self._acks:
-            out.append(Ack(number=seq_num).serialize())
+            out.append(NUMBER_FRAME.pack(FrameType.ACK, VERSION, NUMBER.size, seq_num))
         self._acks.clear()
         return out
 

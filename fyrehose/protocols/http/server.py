@@ -29,7 +29,7 @@ from fyrehose.identity import digest
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
-from fyrehose.net.peers import PROOFS, producer_of
+from fyrehose.net.peers import PROOFS
 from fyrehose.net.tcp import on
 from fyrehose.options import option, size
 from fyrehose.protocols.http.answers import LiveAnswer, ReadAnswer
@@ -122,9 +122,8 @@ class HttpProtocol(WebProtocol):
             self._authenticate(event.request)
         upload = self._upload
         upload.pending += 1
-        producer = producer_of(self.identity, self.address)
         runs = [
-            Run.of(event.stream, messages, source=PROTOCOL, producer=producer, content_type=content_type)
+            Run.of(event.stream, messages, source=PROTOCOL, producer=self.producer, content_type=content_type)
             for content_type, messages in by_content_type(event.content_type, event.payloads)
         ]
         wrong = sum(len(run) for run in runs if run.content_type != event.content_type)

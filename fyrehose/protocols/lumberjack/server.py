@@ -21,7 +21,6 @@ from twisted.python.failure import Failure
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
-from fyrehose.net.peers import producer_of
 from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import duration, name, option, size
@@ -144,12 +143,11 @@ class LumberjackProtocol(SessionProtocol):
 
     def published(self, events: tuple[EventRun, ...]) -> None:
         """Publish the events; when they are durable, acknowledge the windows that they complete."""
-        producer = producer_of(self.identity, self.address)
         runs = [
             Run(
                 stream=self.settings.stream,
                 source=PROTOCOL,
-                producer=producer,
+                producer=self.producer,
                 topic=event.topic,
                 content_type=event.content_type,
                 producer_seq=event.producer_seq,
