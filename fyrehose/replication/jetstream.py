@@ -302,7 +302,7 @@ class JetStreamLog:
                 self.reactor.callFromThread(done.errback, Failure())
             except Exception as error:
                 self._unanswered()
-                unavailable = Unavailable(f"NATS does not answer: {error or type(error).__name__}")
+                unavailable = Unavailable(f"NATS does not answer: {str(error) or type(error).__name__}")
                 self.reactor.callFromThread(done.errback, Failure(unavailable))
             else:
                 answered()

@@ -6,7 +6,6 @@ the journal (what the leader commits) -> Role -> the shared log -> release
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,6 +23,7 @@ from fyrehose.journal.writer import NoRoom
 from fyrehose.observe.meters import ClusterStatus
 from fyrehose.records import Buffer
 from fyrehose.replication.entries import Entry, Writer
+from fyrehose.replication.peers import Peer, Peers
 from fyrehose.replication.role import Action, Append, Changed, Compare, Cut, Fill, LookAt, Purge, Role, State, Write
 from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.replication.shared_log import ISharedLog, Refused, Unavailable
@@ -45,22 +45,11 @@ PATIENCE = 5.0
 
 
 @attrs.define(eq=False)
-class Peer:
-    """The last message of another server of the cluster.
-
-    :ivar heard: when, by the reactor's clock
-    """
-
-    heard: float
-    said: dict[str, Any]
-
-
-@attrs.define(eq=False)
 class Member:
     """One server of a cluster.
 
     :ivar reactor: the clock
-    :ivar peers: the other servers that were heard, by their names
+    :ivar peers: the other servers, as far as they were heard
     :ivar on_deposed: called with the reason when another server has taken over from this one
     :ivar jitter: a random number from 0 to 1, so that two servers rarely try to take over together
     :ivar takeovers: how often this server has become the leader
@@ -74,7 +63,7 @@ class Member:
     on_deposed: Callable[[str], object] = lambda reason: None
     jitter: float = 0.0
     role: Role = attrs.field(init=False)
-    peers: dict[str, Peer] = attrs.field(factory=dict, init=False)
+    peers: Peers = attrs.field(init=False)
     takeovers: int = attrs.field(default=0, init=False)
     #: The last number in the shared log that was heard of.
     _hint: int = attrs.field(default=0, init=False)
@@ -84,7 +73,6 @@ class Member:
     _checked: float = attrs.field(default=float("-inf"), init=False)  #: when a follower asked for the log's extent last
     _trimmed: int = attrs.field(default=0, init=False)
     _led: float = attrs.field(default=0.0, init=False)  #: when this server became the leader
-    _left: set[tuple[str, object]] = attrs.field(factory=set, init=False)  #: leaders that have handed over
     _led_once: bool = attrs.field(default=False, init=False)  #: whether the last other role was that of the leader
     _released: int = attrs.field(default=0, init=False)
     _opened: bool = attrs.field(default=False, init=False)
@@ -96,6 +84,9 @@ class Member:
     _broken: bool = attrs.field(default=False, init=False)  #: replication cannot continue
     _ticking: LoopingCall | None = attrs.field(default=None, init=False)
     _warned: str = attrs.field(default="", init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.peers = Peers(self.settings, self.incarnation)
 
     # Start and stop.
 
@@ -136,13 +127,12 @@ class Member:
         """Return the figures for metrics and status pages."""
         role = self.role
         leads, leader = role.state is State.LEADER, "" if role.leader is None else role.leader.name
-        there = self.peers[leader].said.get("position", 0) if leader in self.peers else 0
         return ClusterStatus(
             name=self.settings.name,
             role=role.state.value,
             leader=leader,
             epoch=role.validity.epoch,
-            behind=0 if leads else max(0, int(there) - role.mark),
+            behind=0 if leads else max(0, self.peers.position_of(leader) - role.mark),
             silent=0.0 if leads else self.reactor.seconds() - self._heard_leader,
             takeovers=self.takeovers,
             entries=role.applied,
@@ -152,8 +142,7 @@ class Member:
     def leader_address(self) -> str:
         """Return the address of the server that leads, as its configuration has it; empty if it is unknown."""
         leader = self.role.leader
-        peer = None if leader is None else self.peers.get(leader.name)
-        return "" if peer is None else str(peer.said.get("address") or "")
+        return "" if leader is None else self.peers.address_of(leader.name)
 
     @property
     def caught_up(self) -> bool:
@@ -298,7 +287,7 @@ class Member:
     def _trim(self, now: float) -> None:
         """Purge the shared log when every member has it on disk; members that were not heard for long do not count."""
         least = now - self.settings.member_timeout
-        others = [int(peer.said.get("reported", 0)) for peer in self.peers.values() if peer.heard > least]
+        others = [peer.reported for peer in self.peers.heard_since(least)]
         if len(others) + 1 >= self.settings.members or self._led < least:
             self.role.purge(others)
 
@@ -319,42 +308,29 @@ class Member:
     # Talk.
 
     def _say(self, leaving: bool = False) -> None:
-        role = self.role
-        said = {
-            "name": self.settings.name,
-            "incarnation": self.incarnation,
-            "state": role.state.value,
-            "epoch": role.validity.epoch,
-            "applied": role.applied,
-            "reported": role.reported,
-            "position": role.mark,
-            "address": self.settings.address,
-            "leaving": leaving,
-        }
-        self.log.say(json.dumps(said).encode())
+        self.log.say(self.peers.pack(self.role, leaving))
 
     def _heard(self, message: bytes) -> None:
-        try:
-            said = json.loads(message)
-            name, leads, epoch = str(said["name"]), said["state"] == State.LEADER.value, int(said["epoch"])
-        except (ValueError, KeyError, TypeError):
-            return
-        if name == self.settings.name or not self.running:
-            if said.get("incarnation") != self.incarnation and self.running:
-                self._failed(Failure(ConfigError(f"another server of the cluster has the same name, {name!r}")))
+        if not self.running:
             return
         now = self.reactor.seconds()
-        self.peers[name] = Peer(now, said)
-        if not leads or epoch < self.role.validity.epoch:
+        try:
+            peer = self.peers.hear(message, now)
+        except ConfigError:
+            self._failed(Failure())
+            return
+        if peer is not None and peer.leads:
+            self._heard_a_leader(peer, int(peer.said["epoch"]))
+
+    def _heard_a_leader(self, peer: Peer, epoch: int) -> None:
+        if epoch < self.role.validity.epoch:
             return
         if self.role.state is State.FOLLOWER:
-            if said.get("leaving"):
-                self._left.add((name, said.get("incarnation")))
-            if (name, said.get("incarnation")) in self._left:  # an earlier message of it may arrive later
-                self._heard_leader = min(self._heard_leader, now - self.settings.takeover_after)
+            if self.peers.has_left(peer):
+                self._heard_leader = min(self._heard_leader, peer.heard - self.settings.takeover_after)
             else:
-                self._heard_leader = now
-            self._hint = max(self._hint, int(said.get("applied", 0)))
+                self._heard_leader = peer.heard
+            self._hint = max(self._hint, int(peer.said.get("applied", 0)))
             if self._hint > self.role.applied:
                 self._once("read", self._read)
         elif epoch > self.role.validity.epoch:

@@ -392,6 +392,24 @@ def test_two_servers_with_one_name_are_noticed(cluster: Cluster, logged_errors: 
     logged_errors.clear()
 
 
+def test_a_late_message_of_the_previous_start_is_not_taken_for_another_server(cluster: Cluster) -> None:
+    """A route of NATS that was cut delivers it when the server has started again."""
+    one = cluster.add("a")
+    cluster.run(1)
+    late: list[bytes] = []
+    cluster.hub.hears["observer"] = late.append
+    cluster.run(1)
+    del cluster.hub.hears["observer"]
+    one.stop()
+    one.start()
+    cluster.run(1)
+    for message in late:
+        cluster.hub.hears["a"](message)
+    cluster.run(3)
+    assert late
+    assert cluster.elect() is one
+
+
 @pytest.mark.parametrize("settings", [{"durability": Durability("never")}, {"quarantine": True}])
 def test_settings_that_cannot_be_replicated_are_refused(cluster: Cluster, settings: dict[str, Any]) -> None:
     journal = ReplicatedJournal(
