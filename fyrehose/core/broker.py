@@ -248,7 +248,9 @@ class Broker:
     def subscribe_as(self, owner: Owner | None, stream: str, after: int | None, sink: ISink) -> Cursor:
         """Subscribe for *owner*, whose ``unsubscribed`` is called when the subscription has ended."""
         oldest, last = self.journal.bounds(stream)
-        position = last if after is None else min(max(after, oldest - 1), last)
+        position = last if after is None else max(after, oldest - 1)
+        if not self.follows:  # a server that follows may not have yet what another one has delivered
+            position = min(position, last)
         return self._fanout.subscribe(stream, position, last, sink, owner)
 
     def streams(self) -> Collection[str]:

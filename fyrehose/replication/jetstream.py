@@ -221,7 +221,7 @@ class JetStreamLog:
 
     async def _extent(self) -> Extent:
         state = (await self._stream.stream_info(self.stream)).state
-        return Extent(int(state.first_seq) or 1, int(state.last_seq))
+        return Extent(int(state.first_seq) or 1, int(state.last_seq), int(state.bytes))
 
     def read(self, number: int, most: int) -> Deferred[list[tuple[int, Entry]]]:
         return self._ask(self._read(number, most))

@@ -23,10 +23,12 @@ from fyrehose.journal.writer import NoRoom
 from fyrehose.observe.meters import ClusterStatus
 from fyrehose.records import Buffer
 from fyrehose.replication.entries import Entry, Writer
+from fyrehose.replication.filling import too_far_behind, waits
 from fyrehose.replication.peers import Peer, Peers
 from fyrehose.replication.role import Action, Append, Changed, Compare, Cut, Fill, LookAt, Purge, Role, State, Write
 from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.replication.shared_log import ISharedLog, Refused, Unavailable
+from fyrehose.replication.trimming import Trimmer
 
 log = Logger()
 
@@ -38,8 +40,8 @@ READ = 64
 ANNOUNCE = 0.005
 #: How long the leader waits for the shared log before it refuses messages, in seconds.
 QUIET = 5.0
-#: The leader appends a checkpoint after this many entries, or when everything is accepted.
-TRIM = 1000
+#: How often the leader measures the shared log, in seconds.
+MEASURE = 5.0
 #: How long an orderly stop waits for the shared log, in seconds.
 PATIENCE = 5.0
 
@@ -51,6 +53,8 @@ class Member:
     :ivar reactor: the clock
     :ivar peers: the other servers, as far as they were heard
     :ivar on_deposed: called with the reason when another server has taken over from this one
+    :ivar on_behind: called with the reason when the journal has to be filled, which happens at the next start
+    :ivar can_fill: whether it is filled at the next start
     :ivar jitter: a random number from 0 to 1, so that two servers rarely try to take over together
     :ivar takeovers: how often this server has become the leader
     """
@@ -61,6 +65,8 @@ class Member:
     settings: ReplicationSettings
     incarnation: int
     on_deposed: Callable[[str], object] = lambda reason: None
+    on_behind: Callable[[str], object] = lambda reason: None
+    can_fill: bool = False
     jitter: float = 0.0
     role: Role = attrs.field(init=False)
     peers: Peers = attrs.field(init=False)
@@ -71,8 +77,11 @@ class Member:
     _answered: float = attrs.field(default=0.0, init=False)
     _noted: float = attrs.field(default=0.0, init=False)
     _checked: float = attrs.field(default=float("-inf"), init=False)  #: when a follower asked for the log's extent last
-    _trimmed: int = attrs.field(default=0, init=False)
-    _led: float = attrs.field(default=0.0, init=False)  #: when this server became the leader
+    _measured: float = attrs.field(default=float("-inf"), init=False)
+    _trimmer: Trimmer = attrs.field(init=False)
+    _overfull: bool = attrs.field(
+        default=False, init=False
+    )  #: whether messages are refused, because the log is too large
     _led_once: bool = attrs.field(default=False, init=False)  #: whether the last other role was that of the leader
     _released: int = attrs.field(default=0, init=False)
     _opened: bool = attrs.field(default=False, init=False)
@@ -87,6 +96,7 @@ class Member:
 
     def __attrs_post_init__(self) -> None:
         self.peers = Peers(self.settings, self.incarnation)
+        self._trimmer = Trimmer(self.settings, self.peers)
 
     # Start and stop.
 
@@ -136,6 +146,7 @@ class Member:
             silent=0.0 if leads else self.reactor.seconds() - self._heard_leader,
             takeovers=self.takeovers,
             entries=role.applied,
+            log_size=self._trimmer.size if leads else 0,
         )
 
     @property
@@ -257,12 +268,22 @@ class Member:
 
     async def _take_over(self) -> None:
         extent = await self.log.extent()
+        if extent.last == 0 and not self._may_begin():
+            return
         silent = self.reactor.seconds() - self._heard_leader
         if silent > self.settings.takeover_after and self.role.take_over(
             extent.last, f"no leader was heard for {silent:.1f} s"
         ):
             self._answered = self.reactor.seconds()
             await self._perform()
+
+    def _may_begin(self) -> bool:
+        """Return whether this server may write the first entry of an empty shared log."""
+        why = waits(self.role.position, self.journal.returning, self.peers)
+        if why and self.journal.refusal != why:
+            self.journal.refusal = why
+            log.warn("replication: {why}", why=why)
+        return not why
 
     # Lead.
 
@@ -277,19 +298,18 @@ class Member:
             return
         if now - self._answered > QUIET and self.journal.suspend("the shared log does not answer"):
             log.warn("replication: the shared log does not answer; messages are refused until it does")
-        grown = role.applied - self._trimmed
-        if grown >= TRIM or (grown > 1 and not role.pending):
-            self._trimmed = role.applied
-            role.add_checkpoint()
-        self._trim(now)
+        self._trimmer.trim(role, now)
+        if now - self._measured >= MEASURE:
+            self._measured = now
+            self._once("measure", self._measure)
         self._soon()
 
-    def _trim(self, now: float) -> None:
-        """Purge the shared log when every member has it on disk; members that were not heard for long do not count."""
-        least = now - self.settings.member_timeout
-        others = [peer.reported for peer in self.peers.heard_since(least)]
-        if len(others) + 1 >= self.settings.members or self._led < least:
-            self.role.purge(others)
+    async def _measure(self) -> None:
+        extent = await self.log.extent()
+        why = self._trimmer.measured(self.role, extent.size)
+        self._overfull = bool(why)
+        if why and self.journal.suspend(why):
+            log.warn("replication: {why}; messages are refused until another server confirms", why=why)
 
     def _hand_over(self, position: int, batches: Sequence[Buffer]) -> None:
         """Append to the shared log what this server has written, and is perhaps still syncing."""
@@ -395,9 +415,11 @@ class Member:
             case Purge(number):
                 self._once("purge", lambda: self._purge(number))
             case Fill(position):
-                raise ConfigError(
-                    f"the journal ends at position {role.position}, and the shared log begins at {position}: copy the "
-                    "journal of another server into the data directory with `fyrehose journal backup`, and start again"
+                if not self.can_fill or not any(peer.journal for peer in self.peers.others.values()):
+                    raise too_far_behind(role.position, position)
+                self.on_behind(
+                    f"the journal ends at position {role.position}, and the shared log begins at {position}; the "
+                    "journal is filled from another server when this one is started again"
                 )
             case Changed(state, reason):
                 await self._changed(state, reason)
@@ -408,8 +430,8 @@ class Member:
         )
         if state is State.LEADER:
             self.takeovers += 1
-            self._led = self.reactor.seconds()
-            self._trimmed = self.role.applied
+            self._trimmer.start(self.role, self.reactor.seconds())
+            self._overfull = False
             await self.journal.lead()
             self._say()
             self._led_once = True
@@ -459,7 +481,7 @@ class Member:
 
     def _heard_answer(self) -> None:
         self._answered = self.reactor.seconds()
-        if self.journal.resume():
+        if not self._overfull and self.journal.resume():
             log.info("replication: the shared log answers again")
 
     async def _look_at(self, number: int) -> None:

@@ -34,6 +34,16 @@ class Peer:
         return bool(self.said.get("state") == State.LEADER.value)
 
     @property
+    def journal(self) -> str:
+        """Return the URL where its journal can be copied; empty if there is none."""
+        return str(self.said.get("journal") or "")
+
+    @property
+    def position(self) -> int:
+        """Return its durable mark."""
+        return int(self.said.get("position", 0))
+
+    @property
     def reported(self) -> int:
         """Return up to which entry of the shared log it has everything on disk."""
         return int(self.said.get("reported", 0))
@@ -67,6 +77,7 @@ class Peers:
             "reported": role.reported,
             "position": role.mark,
             "address": self.settings.address,
+            "journal": self.settings.journal,
             "leaving": leaving,
         }
         if self._rival:
@@ -81,7 +92,7 @@ class Peers:
         try:
             said = json.loads(message)
             name, incarnation = str(said["name"]), int(said["incarnation"])
-            _ = int(said["epoch"]), str(said["state"]), int(said.get("reported", 0))
+            _ = int(said["epoch"]), str(said["state"]), int(said.get("reported", 0)), int(said.get("position", 0))
         except (ValueError, KeyError, TypeError):
             return None
         if name == self.settings.name:
@@ -114,7 +125,7 @@ class Peers:
 
     def position_of(self, name: str) -> int:
         """Return the durable mark of a server; 0 if it is unknown."""
-        return int(self.others[name].said.get("position", 0)) if name in self.others else 0
+        return self.others[name].position if name in self.others else 0
 
     def heard_since(self, time: float) -> list[Peer]:
         """Return the servers that were heard after *time*."""

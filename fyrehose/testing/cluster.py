@@ -33,6 +33,7 @@ class Server:
     :ivar member: its name in the cluster, if it is another one: a machine that has lost its disk gets a new name
     :ivar listen: further listeners, as in the table ``[listen]``
     :ivar more: further tables of the configuration
+    :ivar replication: further lines of the table ``[replication]``
     """
 
     name: str
@@ -43,6 +44,7 @@ class Server:
     member: str = ""
     listen: dict[str, str] = attrs.field(factory=dict)
     more: str = ""
+    replication: str = ""
 
     @property
     def log(self) -> str:
@@ -59,7 +61,7 @@ class Server:
             f'data-dir = "{self.directory / "data"}"\n\n[listen]\n{"".join(lines)}\n'
             f'[option.journal]\nmin-free = "16MiB"\n\n{self.more}'
             f'[replication]\nservers = {json.dumps(self.urls)}\nname = "{self.member or self.name}"\n'
-            f'address = "127.0.0.1:{http}"\n'
+            f'address = "127.0.0.1:{http}"\n{self.replication}'
         )
 
     def start(self) -> None:

@@ -38,6 +38,11 @@ class Hub:
         """Return the log as the server *name* sees it."""
         return MemoryLog(self, name)
 
+    @property
+    def size(self) -> int:
+        """Return the size of the entries that are left, in bytes."""
+        return sum(len(entry.data) for entry in self.entries[self.first - 1 :])
+
     def append(self, entry: Entry, expect: int) -> int:
         last = len(self.entries)
         if last != expect:
@@ -77,7 +82,7 @@ class MemoryLog:
         return self._ask(lambda: self.hub.append(entry, expect))
 
     def extent(self) -> Deferred[Extent]:
-        return self._ask(lambda: Extent(self.hub.first, len(self.hub.entries)))
+        return self._ask(lambda: Extent(self.hub.first, len(self.hub.entries), self.hub.size))
 
     def read(self, number: int, most: int) -> Deferred[list[tuple[int, Entry]]]:
         return self._ask(lambda: self.hub.read(number, most))

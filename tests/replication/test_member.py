@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -10,13 +12,13 @@ from typing import Any
 import attrs
 import pytest
 from click.testing import CliRunner
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.task import Clock
 
 from fyrehose.cli.command import main
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
-from fyrehose.errors import ConfigError, Following, ReadOnly
+from fyrehose.errors import ConfigError, Following, JournalUnreachable, ReadOnly
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.offline.verify import verify
@@ -26,7 +28,9 @@ from fyrehose.records import Run
 from fyrehose.replication.replicated import ReplicatedJournal
 from fyrehose.replication.role import State
 from fyrehose.replication.settings import ReplicationSettings
+from fyrehose.server.filling import copy_journal
 from fyrehose.testing.shared_log import Hub
+from fyrehose.testing.sinks import RecordingSink
 
 
 @attrs.define(eq=False)
@@ -41,6 +45,7 @@ class Server:
     refused: list[Any] = attrs.field(factory=list)
     starts: int = 0
     up: bool = False
+    behind: list[str] = attrs.field(factory=list)
 
     def start(self) -> Server:
         self.starts += 1
@@ -51,14 +56,23 @@ class Server:
             JournalSettings(segment_size=1 << 14, min_free=0),
             worker=InlineWorker(),
             replication=ReplicationSettings(
-                servers=("nats://x:1",), name=self.name, address=f"{self.name}:1", members=cluster.members
+                servers=("nats://x:1",),
+                name=self.name,
+                address=f"{self.name}:1",
+                members=cluster.members,
+                member_timeout=cluster.member_timeout,
+                journal=str(cluster.directory / self.name) if cluster.fills else "",
             ),
+            copy=partial(copy_journal, "") if cluster.fills else None,
+            in_thread=maybeDeferred,
+            on_behind=self.behind.append,
             shared_log=cluster.hub.log(self.name),
             incarnation=self.starts + 331 * (ord(self.name[-1]) - ord("a")),
         )
         self.broker = Broker(cluster.clock, self.journal, Sequencer())
         opened: list[Any] = []
         self.broker.open().addBoth(opened.append)
+        cluster.run(10, until=lambda: bool(opened))
         assert opened == [None], opened
         self.up = True
         return self
@@ -95,6 +109,9 @@ class Server:
 class Cluster:
     directory: Path
     members: int = 3
+    #: Whether servers copy each other's journals by themselves.
+    fills: bool = False
+    member_timeout: float = 86400.0
     clock: Clock = attrs.field(factory=Clock)
     hub: Hub = attrs.field(init=False)
     servers: dict[str, Server] = attrs.field(factory=dict)
@@ -226,6 +243,27 @@ def raise_from(failed: Deferred[Any]) -> None:
     found: list[Any] = []
     failed.addErrback(lambda failure: found.append(failure.value))
     raise found[0]
+
+
+def test_a_subscriber_that_comes_from_another_server_is_not_given_a_message_twice(cluster: Cluster) -> None:
+    for name in "abc":
+        cluster.add(name)
+    leader = cluster.elect()
+    behind = next(server for server in cluster.servers.values() if server is not leader)
+    leader.publish(b"1")
+    cluster.settle()
+    cluster.hub.away.add(behind.name)
+    for payload in (b"2", b"3"):
+        leader.publish(payload)
+    cluster.run(1)
+    sink = RecordingSink()
+    subscription = behind.broker.subscribe("s", 3, sink)  # it has received three messages from the leader
+    subscription.resumeProducing()
+    cluster.hub.away.clear()
+    leader.publish(b"4")
+    cluster.run(5)
+    assert behind.read() == [b"1", b"2", b"3", b"4"]
+    assert sink.payloads == [b"4"]
 
 
 def test_another_server_takes_over_when_the_leader_is_away(cluster: Cluster) -> None:
@@ -362,6 +400,130 @@ def test_a_new_server_follows_after_a_copy_of_anothers_journal(cluster: Cluster)
     cluster.run(1)
     cluster.settle()
     assert new.read() == leader.acknowledged
+
+
+def trimmed(cluster: Cluster) -> Server:
+    """Return the leader of two servers whose shared log does not begin at its first entry any more."""
+    cluster.members = 2
+    cluster.fills = True
+    cluster.member_timeout = 60.0
+    for name in "ab":
+        cluster.add(name)
+    leader = cluster.elect()
+    for number in range(5):
+        leader.publish(b"%d" % number)
+        cluster.run(3)
+    assert cluster.hub.first > 1
+    return leader
+
+
+def publish_and_trim(cluster: Cluster, leader: Server) -> None:
+    """Publish, and wait until the shared log is trimmed although a server is away."""
+    first = cluster.hub.first
+    for number in range(5):
+        leader.publish(b"while a server is away %d" % number)
+        cluster.run(20)
+    assert cluster.hub.first > first + 5
+
+
+def test_a_new_server_fills_its_journal_by_itself(cluster: Cluster, log_lines: list[str]) -> None:
+    leader = trimmed(cluster)
+    new = cluster.add("c")
+    leader.publish(b"after the start")
+    cluster.run(1)
+    cluster.settle()
+    assert new.read() == leader.acknowledged
+    follower = next(name for name in "ab" if name != leader.name)
+    assert any(f"copying the journal of {follower} from" in line for line in log_lines), "the leader has enough to do"
+
+
+def test_a_server_that_was_away_too_long_fills_the_rest_of_its_journal(cluster: Cluster) -> None:
+    leader = trimmed(cluster)
+    new = cluster.add("c")
+    cluster.run(1)
+    cluster.settle()
+    new.stop()
+    publish_and_trim(cluster, leader)
+    kept = new.log()
+    new.start()
+    cluster.run(1)
+    cluster.settle()
+    assert new.read() == leader.acknowledged
+    assert new.log().startswith(kept)
+
+
+def test_a_running_server_that_is_too_far_behind_asks_to_be_started_again(cluster: Cluster) -> None:
+    leader = trimmed(cluster)
+    new = cluster.add("c")
+    cluster.run(1)
+    cluster.hub.away.add("c")
+    publish_and_trim(cluster, leader)
+    cluster.hub.away.clear()
+    cluster.run(10, until=lambda: bool(new.behind))
+    assert "is filled from another server when this one is started again" in new.behind[0]
+    new.stop()
+    new.start()
+    cluster.run(1)
+    cluster.settle()
+    assert new.read() == leader.acknowledged
+
+
+def test_a_server_is_filled_when_another_one_can_be_reached(
+    cluster: Cluster, log_lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader = trimmed(cluster)
+    tries = []
+    works = copy_journal
+
+    def copy(token_file: str, url: str, directory: Path) -> int:
+        tries.append(url)
+        if len(tries) < 4:
+            raise JournalUnreachable("it is not running")
+        return works(token_file, url, directory)
+
+    monkeypatch.setattr(sys.modules[__name__], "copy_journal", copy)
+    new = cluster.add("c")
+    cluster.run(1)
+    cluster.settle()
+    assert new.read() == leader.acknowledged
+    assert len(tries) == 4
+    assert any("cannot be copied: it is not running" in line for line in log_lines)
+
+
+def test_a_server_opens_its_journal_without_the_shared_log(cluster: Cluster) -> None:
+    leader = trimmed(cluster)
+    other = next(server for server in cluster.servers.values() if server is not leader)
+    other.stop()
+    cluster.hub.away.add(other.name)
+    other.start()
+    assert other.read() == leader.acknowledged
+
+
+def lose_the_shared_log(cluster: Cluster) -> None:
+    """Stop all servers, and delete the shared log."""
+    for server in cluster.servers.values():
+        server.stop()
+    cluster.hub.entries.clear()
+    cluster.hub.first = 1
+
+
+def test_no_server_begins_a_lost_shared_log_again_by_itself(cluster: Cluster, log_lines: list[str]) -> None:
+    for name in "ab":
+        cluster.add(name)
+    leader = cluster.elect()
+    leader.publish(b"1")
+    cluster.settle()
+    lose_the_shared_log(cluster)
+    new = cluster.add("c")
+    for name in "ab":
+        cluster.servers[name].start()
+    cluster.run(30)
+    assert not cluster.leaders
+    assert not cluster.hub.entries
+    assert any("it was deleted or lost" in line and "fyrehose cluster reseed" in line for line in log_lines)
+    assert any("has a longer journal than this server; waiting for it" in line for line in log_lines)
+    with pytest.raises(ReadOnly, match="the shared log is empty"):
+        raise_from(new.broker.publish([Run.of("s", [b"x"], source="t")]))
 
 
 def test_a_deposed_leader_tells_its_process(cluster: Cluster) -> None:
