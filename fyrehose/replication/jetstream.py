@@ -31,14 +31,13 @@ from fyrehose.errors import ConfigError
 from fyrehose.journal.format import Damage
 from fyrehose.replication.entries import MAX_ENTRY, Entry
 from fyrehose.replication.shared_log import Extent, ISharedLog, Refused, Unavailable
+from fyrehose.replication.stream import create, stream_of, subject_of
 
 log = Logger()
 T = TypeVar("T")
 
 #: JetStream's code for an append under a condition that does not hold.
 WRONG_LAST = 10071
-#: For how long JetStream recognizes a repeated append; later ones fail because of their condition.
-DUPLICATES = 120.0
 #: How often the connection is tried again, in seconds.
 RETRY = 0.25
 #: After so many seconds without an answer the next server is asked: this one is frozen, or cut off from the others.
@@ -88,7 +87,7 @@ class JetStreamLog:
     @property
     def stream(self) -> str:
         """Return the name of the stream in JetStream."""
-        return f"FYREHOSE_{self.name}"
+        return stream_of(self.name)
 
     @property
     def _connection(self) -> Any:
@@ -99,7 +98,7 @@ class JetStreamLog:
     @property
     def subject(self) -> str:
         """Return the subject of the entries."""
-        return f"fyrehose.{self.name}.log"
+        return subject_of(self.name)
 
     @property
     def connected_to(self) -> str:
@@ -171,25 +170,12 @@ class JetStreamLog:
             await asyncio.wait_for(old.close(), CLOSE)
 
     async def _open_stream(self) -> list[str]:
-        from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
         from nats.js.errors import NotFoundError
 
         try:
             info = await self._stream.stream_info(self.stream)
         except NotFoundError:
-            config = StreamConfig(
-                name=self.stream,
-                description="the journal of a cluster of Fyrehose servers, on its way from the leader to the others",
-                subjects=[self.subject],
-                retention=RetentionPolicy.LIMITS,
-                storage=StorageType.FILE,
-                num_replicas=self.replicas,
-                discard=DiscardPolicy.NEW,
-                max_age=0,
-                duplicate_window=DUPLICATES,
-                allow_direct=True,
-            )
-            info = await self._stream.add_stream(config)
+            info = await create(self._stream, self.name, self.replicas)
         return judge(info.config, self.stream, self.subject, self.replicas)
 
     async def _failed(self, error: Exception) -> None:

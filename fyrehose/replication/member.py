@@ -223,8 +223,7 @@ class Member:
         )
 
     async def _note(self) -> None:
-        mark = await self.journal.note()
-        self.role.noted(mark)
+        self.role.noted(await self.journal.note())
 
     # Follow.
 
@@ -234,8 +233,11 @@ class Member:
             found = await self.log.read(role.applied + 1, READ)
             if not found:
                 found = await self._check_extent()
+            before = role.validity.epoch, role.validity.reached
             for number, entry in found:
                 role.read(number, entry)
+            if before != (role.validity.epoch, role.validity.reached) and not self.peers.has_left(found[-1][1].writer):
+                self._heard_leader = self.reactor.seconds()  # its messages may come later than its entries
             await self._perform()
             if not found or role.applied >= self._hint:
                 self._name_leader()
@@ -307,9 +309,11 @@ class Member:
     async def _measure(self) -> None:
         extent = await self.log.extent()
         why = self._trimmer.measured(self.role, extent.size)
-        self._overfull = bool(why)
+        was, self._overfull = self._overfull, bool(why)
         if why and self.journal.suspend(why):
             log.warn("replication: {why}; messages are refused until another server confirms", why=why)
+        elif was and not why:
+            self._heard_answer()
 
     def _hand_over(self, position: int, batches: Sequence[Buffer]) -> None:
         """Append to the shared log what this server has written, and is perhaps still syncing."""
@@ -346,7 +350,7 @@ class Member:
         if epoch < self.role.validity.epoch:
             return
         if self.role.state is State.FOLLOWER:
-            if self.peers.has_left(peer):
+            if self.peers.has_left(peer.writer):
                 self._heard_leader = min(self._heard_leader, peer.heard - self.settings.takeover_after)
             else:
                 self._heard_leader = peer.heard

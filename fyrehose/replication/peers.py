@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from fyrehose.errors import ConfigError
+from fyrehose.replication.entries import Writer
 from fyrehose.replication.role import Role, State
 from fyrehose.replication.settings import ReplicationSettings
 
@@ -28,6 +29,11 @@ class Peer:
     name: str
     heard: float
     said: dict[str, Any]
+
+    @property
+    def writer(self) -> Writer:
+        """Return it as the writer of entries of the shared log."""
+        return Writer(self.name, int(self.said["incarnation"]))
 
     @property
     def leads(self) -> bool:
@@ -61,7 +67,7 @@ class Peers:
     others: dict[str, Peer] = attrs.field(factory=dict, init=False)
     #: The incarnation of another server with this server's name, if one was heard.
     _rival: int = attrs.field(default=0, init=False)
-    _left: set[tuple[str, object]] = attrs.field(factory=set, init=False)  #: leaders that have handed over
+    _left: set[Writer] = attrs.field(factory=set, init=False)  #: leaders that have handed over
 
     def pack(self, role: Role, leaving: bool) -> bytes:
         """Return the message of this server.
@@ -100,7 +106,7 @@ class Peers:
             return None
         self.others[name] = peer = Peer(name, now, said)
         if said.get("leaving"):
-            self._left.add((name, incarnation))
+            self._left.add(peer.writer)
         return peer
 
     def _hear_rival(self, incarnation: int, said: dict[str, Any]) -> None:
@@ -114,9 +120,9 @@ class Peers:
         if said.get("rival") == self.incarnation:
             raise ConfigError(f"another server of the cluster has the same name, {self.settings.name!r}")
 
-    def has_left(self, peer: Peer) -> bool:
-        """Return whether *peer* has handed over; an earlier message of it may arrive later."""
-        return (peer.name, peer.said["incarnation"]) in self._left
+    def has_left(self, writer: Writer) -> bool:
+        """Return whether *writer* has handed over; an earlier message of it may arrive later."""
+        return writer in self._left
 
     def address_of(self, name: str | None) -> str:
         """Return the address of a server, as its configuration has it; empty if it is unknown."""

@@ -29,7 +29,7 @@ from fyrehose.replication.replicated import ReplicatedJournal
 from fyrehose.replication.role import State
 from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.server.filling import copy_journal
-from fyrehose.testing.shared_log import Hub
+from fyrehose.testing.shared_log import Hub, MemoryLog
 from fyrehose.testing.sinks import RecordingSink
 
 
@@ -61,6 +61,7 @@ class Server:
                 address=f"{self.name}:1",
                 members=cluster.members,
                 member_timeout=cluster.member_timeout,
+                log_limit=cluster.log_limit,
                 journal=str(cluster.directory / self.name) if cluster.fills else "",
             ),
             copy=partial(copy_journal, "") if cluster.fills else None,
@@ -112,6 +113,7 @@ class Cluster:
     #: Whether servers copy each other's journals by themselves.
     fills: bool = False
     member_timeout: float = 86400.0
+    log_limit: int = 1 << 30
     clock: Clock = attrs.field(factory=Clock)
     hub: Hub = attrs.field(init=False)
     servers: dict[str, Server] = attrs.field(factory=dict)
@@ -290,6 +292,25 @@ def test_another_server_takes_over_when_the_leader_is_away(cluster: Cluster) -> 
     assert b"lost" in next(old.journal.directory.glob("torn-*.bytes")).read_bytes()
 
 
+def test_a_leader_whose_messages_are_late_is_known_by_what_it_appends(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two servers that miss the leader at once would depose each other again and again."""
+    for name in "abc":
+        cluster.add(name)
+    leader = cluster.elect()
+    cluster.settle()
+    monkeypatch.setattr(MemoryLog, "say", lambda self, message: None)
+    for number in range(20):
+        leader.publish(b"%d" % number)
+        cluster.run(1)
+    assert cluster.leaders == [leader]
+    assert leader.journal.cluster.role.validity.epoch == 1
+    leader.stop()
+    cluster.run(20, until=lambda: bool(cluster.leaders))
+    assert cluster.leaders
+
+
 def test_subscriptions_and_keys_continue_at_the_next_leader(cluster: Cluster) -> None:
     for name in "abc":
         cluster.add(name)
@@ -415,6 +436,25 @@ def trimmed(cluster: Cluster) -> Server:
         cluster.run(3)
     assert cluster.hub.first > 1
     return leader
+
+
+def test_a_leader_without_followers_refuses_messages_when_the_shared_log_is_full(cluster: Cluster) -> None:
+    cluster.log_limit = 1
+    leader = cluster.add("a")
+    assert cluster.elect() is leader
+    leader.publish(b"1")
+    cluster.run(10)
+    assert leader.acknowledged == [b"1"]
+    assert leader.journal.state is JournalState.READ_ONLY
+    leader.publish(b"2")
+    cluster.run(1)
+    assert "more than log-limit, and 2 of 3 servers were not heard" in str(leader.refused[0])
+    for name in "bc":
+        cluster.add(name)
+    cluster.run(20, until=lambda: leader.journal.state is JournalState.WRITABLE)
+    leader.publish(b"3")
+    cluster.run(1)
+    assert leader.acknowledged == [b"1", b"3"]
 
 
 def publish_and_trim(cluster: Cluster, leader: Server) -> None:

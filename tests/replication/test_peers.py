@@ -41,8 +41,8 @@ def test_a_leader_that_has_handed_over_has_left_even_if_an_earlier_message_arriv
     again = here.hear(said(peers("b", 2)), 3.0)
     assert late is not None
     assert again is not None
-    assert here.has_left(late)
-    assert not here.has_left(again)
+    assert here.has_left(late.writer)
+    assert not here.has_left(again.writer)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A cluster in bad weather: three Fyrehose servers and three NATS servers as processes, one fault after the other.
 
-    cluster.py [--rounds 10] [--seed 1] [--kinds KIND,...] [--directory DIR] [--figures FILE]
+    cluster.py [--rounds 10] [--minutes M] [--seed 1] [--kinds KIND,...] [--directory DIR] [--figures FILE]
 
 Each round one of these happens, or two of them at once (``double``), and then everything recovers:
 
@@ -277,6 +277,12 @@ class Weather:
     def check(self) -> None:
         """Compare what publishers know with what subscribers were handed, once these have caught up."""
         deadline = time.monotonic() + PATIENCE
+        acked = {publisher: publisher.acked for publisher in self.publishers}
+        while not all(publisher.was_delivered(number) for publisher, number in acked.items()):
+            if time.monotonic() > deadline:
+                break  # the comparison says what is missing
+            self.revive()
+            time.sleep(0.05)
         targets = {stream: len(numbers) for stream, numbers in self.notes.streams.items()}
         while any(s.positions[stream] < end for s in self.subscribers for stream, end in targets.items()):
             if time.monotonic() > deadline:
@@ -285,9 +291,8 @@ class Weather:
                 return
             self.revive()
             time.sleep(0.05)
-        for publisher in self.publishers:
-            time.sleep(0)
-            self.problems += publisher.check()
+        for publisher, number in acked.items():
+            self.problems += publisher.check(number)
         taken, self.notes.problems = self.notes.problems, []
         self.problems += taken
 
@@ -375,6 +380,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kinds", default=",".join(KINDS), help="choose among these only")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="end after this time, if that is earlier")
     parser.add_argument("--directory", type=servers.directory, help="for everything; a temporary one by default")
     parser.add_argument("--figures", type=Path, help="write the outages to this file, as JSON")
     arguments = parser.parse_args()
@@ -398,7 +404,7 @@ def main() -> int:
             )
             if arguments.figures:
                 arguments.figures.write_text(json.dumps(found))
-            if weather.problems:
+            if weather.problems or time.monotonic() - began > 60 * arguments.minutes:
                 break
         kept = weather.finish()
     finally:

@@ -131,9 +131,14 @@ class Publisher(threading.Thread):
         """Publish to one server until it fails."""
         raise NotImplementedError
 
-    def check(self) -> list[str]:
-        """Compare what was acknowledged since the last call with what subscribers were handed."""
-        kept, acked = self.notes.kept.get(self.number, bytearray()), self.acked
+    def was_delivered(self, number: int) -> bool:
+        """Return whether a subscriber was handed the message *number*."""
+        kept = self.notes.kept.get(self.number, b"")
+        return number == 0 or (number < len(kept) and kept[number] > 0)
+
+    def check(self, acked: int) -> list[str]:
+        """Compare what was acknowledged, up to *acked*, with what subscribers were handed."""
+        kept = self.notes.kept.get(self.number, bytearray())
         lost = [n for n in range(self.checked + 1, acked + 1) if n >= len(kept) or not kept[n]]
         again = [
             (n, kept[n], self.times.get(n, 1))
@@ -210,8 +215,8 @@ class Relink(_Windowed):
     protocol = "relink"
     made = _Connector
 
-    def check(self) -> list[str]:
-        found = super().check()
+    def check(self, acked: int) -> list[str]:
+        found = super().check(acked)
         if self.inner.links > 1:
             found.append(f"relink: {self.inner.links} links were begun; a server did not know the link any more")
         return found
