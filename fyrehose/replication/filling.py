@@ -38,6 +38,9 @@ RETRY = 5.0
 #: How often it is tried before the server gives up.
 TRIES = 60
 
+#: How long an empty server waits for the others before it begins an empty shared log, in seconds.
+ALONE = 10.0
+
 #: Copies what is durable in the journal at a URL into a directory, and returns the position where the copy ends.
 Copy = Callable[[str, Path], int]
 
@@ -60,7 +63,8 @@ class Filler:
     async def fill(self) -> None:
         """Copy another server's journal if this one ends before the shared log begins.
 
-        :raises ConfigError: it does, and no other server serves its journal
+        :raises ConfigError: it does, and no other server serves its journal; where this server's own is served, the
+            others are waited for
         """
         try:
             needed = await self._needed()
@@ -99,7 +103,7 @@ class Filler:
     async def _fill(self, here: int, first: int) -> bool:
         await deferLater(self.reactor, LISTEN)
         sources = [peer for peer in self.peers.others.values() if peer.journal]
-        if not sources:
+        if not sources and not self.peers.settings.journal:
             raise too_far_behind(here, first)
         for peer in sorted(sources, key=lambda peer: peer.leads):  # the leader has enough to do
             if await self._copy(peer, here, first):
@@ -134,13 +138,14 @@ def too_far_behind(here: int, first: int) -> ConfigError:
     )
 
 
-def waits(position: int, returning: bool, peers: Peers) -> str:
+def waits(position: int, returning: bool, peers: Peers, listened: float) -> str:
     """Return why a server must not begin a shared log that is empty; an empty string if it may.
 
     If the shared log was lost, the server that takes over first may not be the one that has everything.
 
     :param position: where its journal ends
     :param returning: whether its journal has been used with a shared log before
+    :param listened: for how long the other servers could be heard, in seconds
     """
     longer = [peer.name for peer in peers.others.values() if peer.position > position]
     if longer:
@@ -150,4 +155,6 @@ def waits(position: int, returning: bool, peers: Peers) -> str:
             "the shared log is empty, and this journal has been used with one: it was deleted or lost; if it is gone "
             "for good, run `fyrehose cluster reseed` for the server with the longest journal"
         )
+    if not position and len(peers.others) + 1 < peers.settings.members and listened < ALONE:
+        return "the shared log is empty, and other servers may have a journal; waiting for them"
     return ""

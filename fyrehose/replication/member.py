@@ -84,7 +84,7 @@ class Member:
     )  #: whether messages are refused, because the log is too large
     _led_once: bool = attrs.field(default=False, init=False)  #: whether the last other role was that of the leader
     _released: int = attrs.field(default=0, init=False)
-    _opened: bool = attrs.field(default=False, init=False)
+    _opened_at: float | None = attrs.field(default=None, init=False)  #: when the shared log was opened
     _busy: set[str] = attrs.field(factory=set, init=False)  #: jobs of which one at a time is under way
     _asked: set[str] = attrs.field(factory=set, init=False)  #: appends that are under way
     _actions: deque[Action] = attrs.field(factory=deque, init=False)
@@ -169,7 +169,7 @@ class Member:
         now = self.reactor.seconds()
         if not self.running:
             return
-        if not self._opened:
+        if self._opened_at is None:
             self._once("open", self._open)
             return
         self._say()
@@ -213,8 +213,7 @@ class Member:
     async def _open(self) -> None:
         for warning in await self.log.open(self._heard):
             log.warn("replication: {warning}", warning=warning)
-        self._opened = True
-        self._heard_leader = self.reactor.seconds()
+        self._opened_at = self._heard_leader = self.reactor.seconds()
         log.info(
             "replication: {name} follows cluster {cluster} from position {position}",
             name=self.settings.name,
@@ -281,7 +280,8 @@ class Member:
 
     def _may_begin(self) -> bool:
         """Return whether this server may write the first entry of an empty shared log."""
-        why = waits(self.role.position, self.journal.returning, self.peers)
+        listened = self.reactor.seconds() - (self._opened_at or 0.0)
+        why = waits(self.role.position, self.journal.returning, self.peers, listened)
         if why and self.journal.refusal != why:
             self.journal.refusal = why
             log.warn("replication: {why}", why=why)
@@ -419,7 +419,8 @@ class Member:
             case Purge(number):
                 self._once("purge", lambda: self._purge(number))
             case Fill(position):
-                if not self.can_fill or not any(peer.journal for peer in self.peers.others.values()):
+                served = self.settings.journal or any(peer.journal for peer in self.peers.others.values())
+                if not self.can_fill or not served:
                     raise too_far_behind(role.position, position)
                 self.on_behind(
                     f"the journal ends at position {role.position}, and the shared log begins at {position}; the "
@@ -436,8 +437,8 @@ class Member:
             self.takeovers += 1
             self._trimmer.start(self.role, self.reactor.seconds())
             self._overfull = False
-            await self.journal.lead()
             self._say()
+            await self.journal.lead()
             self._led_once = True
         elif state is State.FOLLOWER:
             self._heard_leader = self.reactor.seconds()
@@ -489,8 +490,7 @@ class Member:
             log.info("replication: the shared log answers again")
 
     async def _look_at(self, number: int) -> None:
-        found = await self.log.read(number, 1)
-        if found:
+        if found := await self.log.read(number, 1):
             self.role.found(*found[0])
         elif (await self.log.extent()).first > number:
             self.role.found(number, None)

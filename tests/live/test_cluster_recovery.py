@@ -38,6 +38,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     try:
         with made:
             leader_of(made)
+            wait_until_identical(made)
             for server, port in zip(made.servers.values(), ports, strict=True):
                 words = command(f"fyrehose journal serve {server.directory / 'data'} --listen 127.0.0.1:{port}")
                 serving.append(subprocess.Popen(words, stdout=subprocess.DEVNULL))
@@ -116,7 +117,7 @@ def test_a_lost_shared_log_is_begun_again_with_the_longest_journal(cluster: Clus
         shutil.rmtree(cluster.directory / f"nats-{node}" / "store")
     for node in range(cluster.nats.count):
         cluster.nats.start(node)
-    for server in cluster.servers.values():
+    for server in (leader, *reversed(others)):  # the empty one last
         server.start()
     deadline = time.monotonic() + PATIENCE
     while not all("fyrehose cluster reseed" in server.log for server in (leader, others[1])):

@@ -17,6 +17,7 @@ from twisted.internet.task import Clock
 
 from fyrehose.cli.command import main
 from fyrehose.core.broker import Broker
+from fyrehose.core.once import STREAM as KEYS
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import ConfigError, Following, JournalUnreachable, ReadOnly
 from fyrehose.interfaces import JournalState
@@ -73,7 +74,7 @@ class Server:
         self.broker = Broker(cluster.clock, self.journal, Sequencer())
         opened: list[Any] = []
         self.broker.open().addBoth(opened.append)
-        cluster.run(10, until=lambda: bool(opened))
+        cluster.run(20, until=lambda: bool(opened))
         assert opened == [None], opened
         self.up = True
         return self
@@ -337,6 +338,34 @@ def test_subscriptions_and_keys_continue_at_the_next_leader(cluster: Cluster) ->
     cluster.run(10, until=lambda: old.role is State.FOLLOWER)
 
 
+def test_a_server_that_takes_over_has_nothing_to_read(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys of thousands of publishes take seconds to read, and another server takes over from one that is silent."""
+    for name in "abc":
+        cluster.add(name)
+    old = cluster.elect()
+    for number in range(20):
+        old.broker.publish_once([Run.of("s", [b"%d" % number], source="t")], f"key {number}")
+        cluster.run(0.1)
+    cluster.settle()
+    cluster.hub.away.add(old.name)
+    cluster.run(2)
+    read: list[str] = []
+    original = ReplicatedJournal.read
+
+    def reading(journal: ReplicatedJournal, stream: str, start: int, size: int) -> Any:
+        read.append(stream)
+        return original(journal, stream, start, size)
+
+    monkeypatch.setattr(ReplicatedJournal, "read", reading)
+    cluster.run(30, until=lambda: len(cluster.leaders) == 2)
+    (new,) = [server for server in cluster.leaders if server is not old]
+    cluster.run(1)
+    assert KEYS not in read
+    numbers: list[int] = []
+    new.broker.publish_once([Run.of("s", [b"7"], source="t")], "key 7").addCallback(numbers.append)
+    assert numbers == [8]
+
+
 def test_a_leader_without_the_shared_log_refuses_messages_until_it_answers(cluster: Cluster) -> None:
     leader = cluster.add("a")
     cluster.elect()
@@ -530,6 +559,18 @@ def test_a_server_is_filled_when_another_one_can_be_reached(
     assert any("cannot be copied: it is not running" in line for line in log_lines)
 
 
+def test_a_server_waits_for_others_that_start_with_it(cluster: Cluster) -> None:
+    leader = trimmed(cluster)
+    for server in cluster.servers.values():
+        server.stop()
+    cluster.clock.callLater(3, lambda: [cluster.servers[name].start() for name in "ab"])
+    new = cluster.add("c")
+    cluster.run(20, until=lambda: bool(cluster.leaders))
+    cluster.run(1)
+    cluster.settle()
+    assert new.read() == leader.acknowledged
+
+
 def test_a_server_opens_its_journal_without_the_shared_log(cluster: Cluster) -> None:
     leader = trimmed(cluster)
     other = next(server for server in cluster.servers.values() if server is not leader)
@@ -545,6 +586,21 @@ def lose_the_shared_log(cluster: Cluster) -> None:
         server.stop()
     cluster.hub.entries.clear()
     cluster.hub.first = 1
+
+
+def test_an_empty_server_waits_for_the_others_before_it_begins_a_shared_log(cluster: Cluster) -> None:
+    for name in "ab":
+        cluster.add(name)
+    leader = cluster.elect()
+    leader.publish(b"1")
+    cluster.settle()
+    lose_the_shared_log(cluster)
+    cluster.add("c")
+    cluster.run(5)
+    for name in "ab":
+        cluster.servers[name].start()
+    cluster.run(30)
+    assert not cluster.hub.entries
 
 
 def test_no_server_begins_a_lost_shared_log_again_by_itself(cluster: Cluster, log_lines: list[str]) -> None:
