@@ -9,6 +9,8 @@ BUILT = fyrehose/kernels/native/*.so fyrehose/protocols/eventbus/*.so
 PURE_TESTS = tests/kernels tests/protocols
 # Number of tests that run in parallel; most of them wait more than they compute.
 JOBS ?= 2
+# Faults of a cluster of real servers, one after the other; each takes a quarter of a minute.
+WEATHER ?= 40
 # Executions of each fuzzed decoder; invalid connections to a whole server.
 FUZZ_RUNS ?= 20000
 STRANGERS ?= 2000
@@ -166,6 +168,7 @@ torture: .venv/test.stamp
 	$(BIN)/python tests/torture/power.py --count $(CUTS) --durability never
 	$(BIN)/python tests/torture/power.py --count $(CUTS) --fs xfs
 	$(BIN)/python tests/torture/replication.py --count $(SCHEDULES)
+	$(BIN)/python tests/torture/cluster.py --rounds $(WEATHER)
 	$(BIN)/python tests/torture/reorder.py --count $(HISTORIES)
 	$(BIN)/python tests/torture/sweep.py --count $(SWEEP)
 	$(BIN)/python tests/torture/abuse.py --connections $(CROWD) --seconds $(ABUSE)

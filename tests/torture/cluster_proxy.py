@@ -54,16 +54,31 @@ class Routes:
     _closed: set[int] = attrs.field(factory=set, init=False)
     _links: set[Link] = attrs.field(factory=set, init=False)
     _loop: asyncio.AbstractEventLoop = attrs.field(factory=asyncio.new_event_loop, init=False)
+    _servers: list[asyncio.Server] = attrs.field(factory=list, init=False)
+    _thread: Thread = attrs.field(init=False)
     _changed: asyncio.Event = attrs.field(factory=asyncio.Event, init=False)
 
+    def __attrs_post_init__(self) -> None:
+        self._thread = Thread(target=self._loop.run_forever, name="proxy of the routes", daemon=True)
+
     def start(self) -> None:
-        Thread(target=self._loop.run_forever, name="proxy of the routes", daemon=True).start()
+        self._thread.start()
         for node in range(len(self.targets)):
             self.ports.append(self._call(self._listen(node)))
 
     def stop(self) -> None:
-        self._call(self._cut(set(), set(range(len(self.targets)))))
+        self._call(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _end(self) -> None:
+        for server in self._servers:
+            server.close()
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def cut(self, node: int, close: bool) -> None:
         """Cut *node* off.
@@ -93,6 +108,7 @@ class Routes:
             await self._connected(node, reader, writer)
 
         server = await asyncio.start_server(connected, "127.0.0.1", 0)
+        self._servers.append(server)
         return int(server.sockets[0].getsockname()[1])
 
     async def _connected(self, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
