@@ -19,7 +19,6 @@ import click
 from rich.table import Table
 
 from fyrehose.cli.listing import terminal
-from fyrehose.cli.reseed import reseed
 from fyrehose.cli.values import Duration
 from fyrehose.errors import ConfigError, FyrehoseError, MissingExtra
 from fyrehose.replication.settings import ReplicationSettings
@@ -109,9 +108,6 @@ def leader(config: Path | None, urls: tuple[str, ...], name: str, only_name: boo
     if not only_name and not heard.get("address"):
         raise FyrehoseError(f"server {heard['name']} leads, and its configuration has no address in [replication]")
     click.echo(heard["name"] if only_name else heard["address"])
-
-
-cluster.add_command(reseed)
 
 
 def leading(said: dict[str, Any]) -> bool:

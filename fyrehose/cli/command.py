@@ -14,6 +14,7 @@ from fyrehose import __version__, plugins
 from fyrehose.cli.cluster import cluster
 from fyrehose.cli.completion import completion
 from fyrehose.cli.journal import journal
+from fyrehose.cli.reseed import reseed
 from fyrehose.cli.streams import streams
 from fyrehose.cli.subscriptions import subscriptions
 from fyrehose.cli.values import Duration, Since
@@ -272,6 +273,7 @@ def show_protocols(names: tuple[str, ...]) -> None:
 
 
 main.add_command(journal)
+cluster.add_command(reseed)
 main.add_command(cluster)
 main.add_command(completion)
 for _command in (streams, subscriptions, stats, top):

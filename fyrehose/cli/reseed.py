@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from fyrehose.cli import cluster
 from fyrehose.errors import ConfigError, FyrehoseError, JournalCorrupt
 from fyrehose.journal import scan
 from fyrehose.journal.files import Files, lock
@@ -37,14 +38,12 @@ def reseed(config: Path, data_dir: Path | None, yes: bool) -> None:
     \b
         fyrehose cluster reseed --config /etc/fyrehose/fyrehose.toml
     """
-    from fyrehose.cli.cluster import check_installed, survey
-
-    check_installed()
+    cluster.check_installed()
     settings, directory = _server(config, data_dir)
     locked = lock(directory)
     try:
         end = _end(directory)
-        found = asyncio.run(survey(settings))
+        found = asyncio.run(cluster.survey(settings))
         if found.servers:
             names = ", ".join(str(said.get("name")) for said in found.servers)
             raise FyrehoseError(f"stop all servers of the cluster first; running: {names}")
