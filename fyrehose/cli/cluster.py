@@ -22,6 +22,7 @@ from fyrehose.cli.listing import terminal
 from fyrehose.cli.values import Duration
 from fyrehose.errors import ConfigError, FyrehoseError, MissingExtra
 from fyrehose.replication.settings import ReplicationSettings
+from fyrehose.replication.stream import stream_of
 from fyrehose.server.config import read_file
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -79,7 +80,7 @@ def status(config: Path | None, urls: tuple[str, ...], name: str, form: str) -> 
         fyrehose cluster status --config /etc/fyrehose/fyrehose.toml
         fyrehose cluster status --nats nats://10.0.0.1:4222 --format json
     """
-    _check_installed()
+    check_installed()
     found = asyncio.run(survey(_settings(config, urls, name)))
     if form == "json":
         click.echo(json.dumps(attrs.asdict(found)))
@@ -99,7 +100,7 @@ def leader(config: Path | None, urls: tuple[str, ...], name: str, only_name: boo
     \b
         fyrehose cluster leader --config fyrehose.toml
     """
-    _check_installed()
+    check_installed()
     found = asyncio.run(survey(_settings(config, urls, name), wait, leading))
     heard = next((server for server in found.servers if leading(server)), None)
     if heard is None:
@@ -114,7 +115,11 @@ def leading(said: dict[str, Any]) -> bool:
     return said.get("state") == "leader" and not said.get("leaving")
 
 
-def _check_installed() -> None:
+def check_installed() -> None:
+    """Check that nats-py is installed.
+
+    :raises MissingExtra: it is not
+    """
     if find_spec("nats") is None:
         raise MissingExtra("this command needs nats-py; install it with: pip install 'fyrehose[replication]'")
 
@@ -171,7 +176,7 @@ async def survey(
         ) from error
     try:
         await client.subscribe(f"fyrehose.{settings.cluster}.say", cb=receive)
-        log = await _log(client, f"FYREHOSE_{settings.cluster}")
+        log = await _log(client, stream_of(settings.cluster))
         with suppress(TimeoutError):
             await asyncio.wait_for(enough.wait(), seconds)
     finally:

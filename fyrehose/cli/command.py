@@ -14,6 +14,7 @@ from fyrehose import __version__, plugins
 from fyrehose.cli.cluster import cluster
 from fyrehose.cli.completion import completion
 from fyrehose.cli.journal import journal
+from fyrehose.cli.reseed import reseed
 from fyrehose.cli.streams import streams
 from fyrehose.cli.subscriptions import subscriptions
 from fyrehose.cli.values import Duration, Since
@@ -69,6 +70,10 @@ def _forget_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+#: Help of the addresses of `publish` and `tail`.
+_ADDRESS = "Address of the server, or of all of a cluster's."
+
+
 class AddressType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
     """Option type of a server's address: ``HOST:PORT``, ``[IPV6]:PORT``, or a host alone; the value is (host, port)."""
 
@@ -82,6 +87,17 @@ class AddressType(click.ParamType):  # type: ignore[type-arg]  # generic since c
         if colon and not (port.isdecimal() and 0 < int(port) < 65536):
             self.fail(f"{text!r}: expected HOST:PORT, such as 127.0.0.1:8119", param, ctx)
         return host.strip("[]") or "127.0.0.1", int(port) if colon else None
+
+
+class Places(AddressType):
+    """Option type of one or several servers' addresses, separated by commas."""
+
+    name = "host:port[,...]"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if isinstance(value, tuple):
+            return value
+        return tuple(super(Places, self).convert(part.strip(), param, ctx) for part in str(value).split(","))
 
 
 def _protocol(command: F) -> F:
@@ -127,7 +143,7 @@ def serve(arguments: tuple[str, ...]) -> None:
 
 @main.command(short_help="Publish messages, or the lines of files.")
 @_protocol
-@click.option("--to", "place", type=AddressType(), default="127.0.0.1", help="Server address.  [default: 127.0.0.1]")
+@click.option("--to", "places", type=Places(), default="127.0.0.1", help=f"{_ADDRESS}  [default: 127.0.0.1]")
 @_tls
 @click.option("--stream", metavar="NAME", help="Stream to publish to (not with backbone).")
 @click.option("--file", "files", multiple=True, metavar="PATH", help="Publish the lines of PATH; - is standard input.")
@@ -144,7 +160,7 @@ def serve(arguments: tuple[str, ...]) -> None:
 @click.argument("messages", nargs=-1)
 def publish(
     protocol: str,
-    place: tuple[str, int | None],
+    places: tuple[tuple[str, int | None], ...],
     tls: str | None,
     stream: str | None,
     files: tuple[str, ...],
@@ -176,7 +192,7 @@ def publish(
         if not files and sys.stdin is not None and sys.stdin.isatty():
             click.echo("fyrehose: reading messages from standard input, one a line; Ctrl-D to finish", err=True)
         source = sources.lines_of(files or ("-",))
-    at = server(protocol, place, tls)
+    at = server(protocol, places[0], tls, places[1:])
     status = running.run(
         lambda reactor: publishing.publish(
             reactor, at.publisher(reactor, stream, window, transaction), stream, source, timeout, at.contacts
@@ -187,7 +203,7 @@ def publish(
 
 @main.command(short_help="Follow a stream, or read it from its start.")
 @click.option("--protocol", metavar="NAME", help="[default: http where it listens, else figg]")
-@click.option("--from", "place", type=AddressType(), default="127.0.0.1", help="Server address.  [default: 127.0.0.1]")
+@click.option("--from", "places", type=Places(), default="127.0.0.1", help=f"{_ADDRESS}  [default: 127.0.0.1]")
 @_tls
 @click.option("--stream", metavar="NAME", help="Stream to read (not with backbone), or pattern.")
 @click.option("--since", type=Since(), default="latest", show_default=True, help="First record.")
@@ -199,7 +215,7 @@ def publish(
 @click.option("--timeout", type=Duration(), default="10s", show_default=True, help="How long to wait for the server.")
 def tail(
     protocol: str | None,
-    place: tuple[str, int | None],
+    places: tuple[tuple[str, int | None], ...],
     tls: str | None,
     stream: str | None,
     since: int | None,
@@ -225,7 +241,7 @@ def tail(
     if takeover and subscription is None:
         raise click.UsageError("--takeover needs --subscription NAME")
     named = None if subscription is None else tailing.NamedTail(subscription, takeover)
-    at = server(protocol or protocol_to_tail(place), place, tls)
+    at = server(protocol or protocol_to_tail(places[0]), places[0], tls, places[1:])
     status = running.run(
         lambda reactor: tailing.tail(
             reactor,
@@ -258,6 +274,7 @@ def show_protocols(names: tuple[str, ...]) -> None:
 
 
 main.add_command(journal)
+cluster.add_command(reseed)
 main.add_command(cluster)
 main.add_command(completion)
 for _command in (streams, subscriptions, stats, top):

@@ -43,12 +43,14 @@ class Contacts:
     :ivar name: the server's name in messages, such as ``figg at 127.0.0.1:8119``
     :ivar wanted: the action of this command, such as ``read 'notes'``
     :ivar encrypted: whether the connections use TLS
+    :ivar times: so many connections in a row that are closed at once are a refusal
     :ivar refused: the error to report once the server has refused the connections
     """
 
     name: str
     wanted: str = "do this"
     encrypted: bool = False
+    times: int = TIMES
     refused: FyrehoseError | None = attrs.field(default=None, init=False)
     _on_refused: Callable[[], object] = attrs.field(default=lambda: None, init=False)
     _short: int = attrs.field(default=0, init=False)
@@ -116,11 +118,11 @@ class Contacts:
         self._short += 1
         tls_error = "" if reason.check(ConnectionDone, ConnectionLost) else _explained(reason.value)
         if self._lasted:
-            if self._short == TIMES:
+            if self._short == self.times:
                 log.warn("{name} closes each connection at once; see its log; retrying", name=self)
         elif tls_error:
             self._refuse(f"TLS handshake with {self} failed: {tls_error}; see --tls")
-        elif self._short == TIMES:
+        elif self._short == self.times:
             protocol, tls = self.name.partition(" at ")[0], "speak" if self.encrypted else "require"
             option = "" if self.encrypted else " (--tls)"
             self._refuse(

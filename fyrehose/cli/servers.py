@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 
 from fyrehose import plugins
-from fyrehose.cli.contacts import Contacts, Watching
+from fyrehose.cli.contacts import TIMES, Contacts, Watching
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IClientPlugin
 from fyrehose.records import MAX_NAME
 
+#: Protocols whose clients use more than one TCP connection, or none.
+ONE_ADDRESS = ("backbone", "eventbus")
+#: How often each server of a cluster may close a connection at once before that is a refusal, in multiples of TIMES.
+ROUNDS = 4
 #: How long to wait for a listener that may not be there, in seconds.
 PROBE = 1.0
 
@@ -23,6 +28,7 @@ class ServerAddress:
     """Address of a server, and the plugin of its protocol, which makes the clients.
 
     :ivar plugin: provides :class:`fyrehose.interfaces.IClientPlugin`
+    :ivar others: hosts and ports of other servers of the same cluster
     :ivar tls: PEM files, if the connection uses TLS: see :class:`fyrehose.cli.encrypting.Encrypted`
     :ivar contacts: history of the connections to this server
     """
@@ -32,12 +38,17 @@ class ServerAddress:
     port: int
     plugin: Any
     tls: tuple[str, ...] = ()
+    others: tuple[tuple[str, int], ...] = ()
     contacts: Contacts = attrs.field(init=False)
 
     @contacts.default
     def _contacts(self) -> Contacts:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return Contacts(f"{self.protocol} at {host}:{self.port}", encrypted=bool(self.tls))
+        places = [
+            f"{f'[{host}]' if ':' in host else host}:{port}" for host, port in ((self.host, self.port), *self.others)
+        ]
+        # Servers that follow close each connection at once, and for a while nobody may lead.
+        times = TIMES * ROUNDS * len(places) if self.others else TIMES
+        return Contacts(f"{self.protocol} at {', '.join(places)}", encrypted=bool(self.tls), times=times)
 
     def publisher(self, reactor: Any, stream: str | None, window: int, transaction: int | None = None) -> Any:
         """Return an :class:`fyrehose.interfaces.IPublisher` that is prepared for *stream*.
@@ -82,13 +93,25 @@ class ServerAddress:
                 f"invalid --stream: the name has {len(os.fsencode(stream))} bytes; expected 1 to {MAX_NAME} bytes"
             )
         self.contacts.wanted = alone if stream is None else f"{wanted} {stream!r}"
-        if self.tls:
-            from fyrehose.cli.encrypting import Encrypted
+        reached = self._encrypted(reactor, self.host)
+        if self.others:
+            from fyrehose.cli.several import Several
 
-            if not hasattr(self.plugin.settings(), "tls_certificate"):
-                raise ConfigError(f"protocol {self.protocol} has no TLS; leave --tls out")
-            reactor = Encrypted(reactor, self.host, self.tls)
-        return Watching(reactor, self.contacts)
+            if self.protocol in ONE_ADDRESS:
+                raise ConfigError(f"protocol {self.protocol} takes one address; its client uses several connections")
+            places = [(self._encrypted(reactor, host), host, port) for host, port in self.others]
+            reached = Several([(reached, self.host, self.port), *places])
+        return Watching(reached, self.contacts)
+
+    def _encrypted(self, reactor: Any, host: str) -> Any:
+        """Return a reactor that connects to *host* by TLS, if that was asked for."""
+        if not self.tls:
+            return reactor
+        from fyrehose.cli.encrypting import Encrypted
+
+        if not hasattr(self.plugin.settings(), "tls_certificate"):
+            raise ConfigError(f"protocol {self.protocol} has no TLS; leave --tls out")
+        return Encrypted(reactor, host, self.tls)
 
 
 def protocol_to_tail(place: tuple[str, int | None]) -> str:
@@ -107,9 +130,15 @@ def protocol_to_tail(place: tuple[str, int | None]) -> str:
     return "http"
 
 
-def server(protocol: str, place: tuple[str, int | None], tls: str | None = None) -> ServerAddress:
+def server(
+    protocol: str,
+    place: tuple[str, int | None],
+    tls: str | None = None,
+    others: Sequence[tuple[str, int | None]] = (),
+) -> ServerAddress:
     """Return the server at ``place``, a host and a port, or the protocol's default port.
 
+    :param others: places of other servers of the same cluster
     :param tls: the value of ``--tls``: comma-separated PEM files
     :raises ConfigError: the protocol has no clients for the command line, or ``tls`` is invalid
     """
@@ -120,4 +149,6 @@ def server(protocol: str, place: tuple[str, int | None], tls: str | None = None)
         raise ConfigError(f"invalid --tls {tls!r}: expected PEM files CA[,CERT[,KEY]]")
     host, port = place
     paths = () if tls is None else tuple(tls.split(","))
-    return ServerAddress(protocol, host, plugin.default_port if port is None else port, plugin, paths)
+    usual = plugin.default_port
+    more = tuple((name, usual if number is None else number) for name, number in others)
+    return ServerAddress(protocol, host, usual if port is None else port, plugin, paths, more)

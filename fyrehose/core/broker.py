@@ -23,6 +23,7 @@ from fyrehose.core.consuming import Consuming
 from fyrehose.core.fanout import Cursor, Fanout, Owner, Tally
 from fyrehose.core.guard import Guard
 from fyrehose.core.named import NamedSubscriptions
+from fyrehose.core.once import STREAM as KEYS
 from fyrehose.core.once import PublishedOnce
 from fyrehose.core.quotas import STREAMS, NewStreams, PeerLimits, Subscriptions
 from fyrehose.core.streams import UNLIMITED, StreamRules
@@ -170,6 +171,7 @@ class Broker:
 
     def _opened(self, ends: Mapping[str, int]) -> None:
         self._recover(ends)
+        self.once.open()
         self.follows = self.journal.state is JournalState.READ_ONLY
 
     def when_leading(self) -> Deferred[None]:
@@ -182,7 +184,6 @@ class Broker:
         self._restore(ends)
         self._largest = {stream: self._max_payload(stream) for stream in ends}
         self.table.open()
-        self.once.open()
         self.journal.keeper.unread = self.table.unread
 
     def close(self) -> Deferred[None]:
@@ -252,7 +253,9 @@ class Broker:
     def subscribe_as(self, owner: Owner | None, stream: str, after: int | None, sink: ISink) -> Cursor:
         """Subscribe for *owner*, whose ``unsubscribed`` is called when the subscription has ended."""
         oldest, last = self.journal.bounds(stream)
-        position = last if after is None else min(max(after, oldest - 1), last)
+        position = last if after is None else max(after, oldest - 1)
+        if not self.follows:  # a server that follows may not have yet what another one has delivered
+            position = min(position, last)
         return self._fanout.subscribe(stream, position, last, sink, owner)
 
     def streams(self) -> Collection[str]:
@@ -321,6 +324,8 @@ class Broker:
     def durable(self, ends: Mapping[str, int]) -> None:
         if self.grown is not None:
             self.grown.update(ends)
+        if self.follows and KEYS in ends:
+            self.once.follow()
         self._fanout.durable(ends)
 
     def state_changed(self, state: JournalState, reason: str) -> None:
@@ -332,6 +337,7 @@ class Broker:
             # This server leads from now on, and other servers have written its log until now.
             self.follows = False
             self._recover(ends)
+            self.once.follow()
             waiting, self._awaiting_lead = self._awaiting_lead, waiting
         else:
             self._restore(ends)

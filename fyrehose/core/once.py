@@ -60,6 +60,7 @@ class PublishedOnce:
     sequencer: ISequencer
     budget: Budget
     _known: OrderedDict[tuple[str, str], Known] = attrs.field(factory=OrderedDict, init=False)
+    _read: int = attrs.field(default=0, init=False)  #: the last record that was recovered
 
     def open(self) -> None:
         """Recover the last keys from the journal, which is open; those that are known are forgotten.
@@ -68,8 +69,20 @@ class PublishedOnce:
         """
         while self._known:
             self._forget(self._known.popitem()[1])
+        self._read = 0
+        self.follow()
+
+    def follow(self) -> None:
+        """Remember the keys that another server has written to the journal since the last call.
+
+        A follower does this all the time: reading thousands of records takes seconds, and a server that takes over
+        would be silent meanwhile, so that the next one took over.
+
+        :raises JournalCorrupt: their records cannot be read
+        """
         oldest, last = self.journal.bounds(STREAM)
-        for record in ownlog.records(self.journal.read, STREAM, max(oldest, last - MOST + 1), last):
+        first, self._read = max(oldest, self._read + 1, last - MOST + 1), last
+        for record in ownlog.records(self.journal.read, STREAM, first, last):
             if record.source != SOURCE:
                 continue
             try:

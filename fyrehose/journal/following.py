@@ -51,6 +51,7 @@ class ReplicaJournal(FileJournal):
         batches; they may not be on disk yet
     :ivar synced: called while this server leads, with the position up to which the log is on disk
     :ivar refusal: why publishing is refused, for people
+    :ivar returning: whether the directory has been that of a server of a cluster before it was opened
     """
 
     member: str = attrs.field(default="", kw_only=True)
@@ -59,6 +60,7 @@ class ReplicaJournal(FileJournal):
     )
     synced: Callable[[int], object] = attrs.field(default=lambda position: None, kw_only=True)
     refusal: str = attrs.field(default="this server follows, and accepts nothing", init=False)
+    returning: bool = attrs.field(default=False, init=False)
     _leading: bool = attrs.field(default=False, init=False)
     _waiting: deque[_Waiting] = attrs.field(factory=deque, init=False)
     #: Number of appends that were committed here, and are not released.
@@ -84,6 +86,7 @@ class ReplicaJournal(FileJournal):
     # Opening.
 
     def _recover_files(self) -> Recovered:
+        self.returning = (self.directory / REPLICA).exists()
         notes = cut_at_mark(self.directory, self.files)
         found = super()._recover_files()
         found.notes += notes

@@ -80,6 +80,7 @@ class ClusterStatus:
     :ivar silent: seconds since the leader was heard; 0 on the leader
     :ivar takeovers: how often this process has become the leader
     :ivar entries: number of entries of the shared log that were applied
+    :ivar log_size: bytes in the shared log that are not trimmed yet; 0 unless this server leads
     """
 
     name: str
@@ -90,6 +91,7 @@ class ClusterStatus:
     silent: float
     takeovers: int
     entries: int
+    log_size: int = 0
 
 
 @attrs.frozen(kw_only=True)

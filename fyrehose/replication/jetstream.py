@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import re
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -30,16 +31,19 @@ from fyrehose.errors import ConfigError
 from fyrehose.journal.format import Damage
 from fyrehose.replication.entries import MAX_ENTRY, LogEntry
 from fyrehose.replication.shared_log import EntryRange, ISharedLog, Refused, Unavailable
+from fyrehose.replication.stream import create, stream_of, subject_of
 
 log = Logger()
 T = TypeVar("T")
 
 #: JetStream's code for an append under a condition that does not hold.
 WRONG_LAST = 10071
-#: For how long JetStream recognizes a repeated append; later ones fail because of their condition.
-DUPLICATES = 120.0
 #: How often the connection is tried again, in seconds.
 RETRY = 0.25
+#: After so many seconds without an answer the next server is asked: this one is frozen, or cut off from the others.
+SILENT = 3.0
+#: How long a connection that was left may take to close, in seconds.
+CLOSE = 5.0
 #: How many bytes of entries one request reads; the connection's buffers hold several times as much.
 READ_BYTES = 4 << 20
 #: How many bytes one read of the connection takes at most.
@@ -74,69 +78,104 @@ class JetStreamLog:
     _asked: int = attrs.field(default=0, init=False)
     #: The last error of the connection; the same error is not logged again and again.
     _error: str = attrs.field(default="", init=False)
+    #: When NATS last answered a request, or a connection was made, by the loop's clock.
+    _answered: float = attrs.field(default=0.0, init=False)
+    #: The change to another server that is under way.
+    _leaving: asyncio.Task[None] | None = attrs.field(default=None, init=False)
+    _heard: Callable[[bytes], None] = attrs.field(default=lambda message: None, init=False)
 
     @property
     def stream(self) -> str:
         """Return the name of the stream in JetStream."""
-        return f"FYREHOSE_{self.name}"
+        return stream_of(self.name)
+
+    @property
+    def _connection(self) -> Any:
+        if self._client is None:
+            raise ConnectionError("there is no connection to it")
+        return self._client
 
     @property
     def subject(self) -> str:
         """Return the subject of the entries."""
-        return f"fyrehose.{self.name}.log"
+        return subject_of(self.name)
+
+    @property
+    def connected_to(self) -> str:
+        """Return host and port of the NATS server in use; empty while there is none."""
+        url = None if self._client is None else self._client.connected_url
+        return url.netloc if url else ""
 
     def open(self, heard: Callable[[bytes], None]) -> Deferred[list[str]]:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = Thread(target=self._loop.run_forever, name="fyrehose replication", daemon=True)
             self._thread.start()
-        return self._ask(self._open(heard))
+        self._heard = heard
+        return self._ask(self._open())
 
-    async def _open(self, heard: Callable[[bytes], None]) -> list[str]:
+    async def _open(self) -> list[str]:
+        if self._leaving is not None:
+            await self._leaving
+        if self._client is None:
+            await self._connect(random.sample(self.servers, len(self.servers)))
+        return await self._open_stream()
+
+    async def _connect(self, servers: list[str]) -> None:
+        """Connect to the first of *servers* that accepts a connection."""
         import nats.aio.client
 
         # Entries are large, and each read of the connection costs as much as the copy of ten times the default.
         nats.aio.client.DEFAULT_BUFFER_SIZE = max(nats.aio.client.DEFAULT_BUFFER_SIZE, RECEIVE_BYTES)
-        if self._client is None:
 
-            async def receive(message: Any) -> None:
-                self.reactor.callFromThread(heard, bytes(message.data))
+        async def receive(message: Any) -> None:
+            self.reactor.callFromThread(self._heard, bytes(message.data))
 
-            client = await nats.connect(
-                list(self.servers),
-                error_cb=self._failed,
-                max_reconnect_attempts=-1,
-                reconnect_time_wait=RETRY,
-                connect_timeout=self.timeout,
-                name=f"fyrehose {self.name}",
-                **self.options,
-            )
-            await client.subscribe(f"fyrehose.{self.name}.say", cb=receive)
-            self._inbox = client.new_inbox()
-            await client.subscribe(f"{self._inbox}.*", cb=self._replied)
-            self._client, self._stream = client, client.jetstream(timeout=self.timeout)
-        return await self._open_stream()
+        client = await nats.connect(
+            servers,
+            error_cb=self._failed,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=RETRY,
+            connect_timeout=self.timeout,
+            dont_randomize=True,
+            name=f"fyrehose {self.name}",
+            **self.options,
+        )
+        await client.subscribe(f"fyrehose.{self.name}.say", cb=receive)
+        self._inbox = client.new_inbox()
+        await client.subscribe(f"{self._inbox}.*", cb=self._replied)
+        self._client, self._stream = client, client.jetstream(timeout=self.timeout)
+        self._answered = asyncio.get_running_loop().time()
+
+    def _unanswered(self) -> None:
+        """Leave a server that is connected and answers nothing; the client notices that after minutes, or never."""
+        silent = asyncio.get_running_loop().time() - self._answered
+        if self._client is not None and self._leaving is None and silent > SILENT and len(self.servers) > 1:
+            self._leaving = asyncio.ensure_future(self._leave())
+
+    async def _leave(self) -> None:
+        left, old, self._client = self.connected_to, self._client, None
+        at = next((at for at, url in enumerate(self.servers) if url.endswith(left)), 0)
+        following = [*self.servers[at + 1 :], *self.servers[: at + 1]]
+        await self._failed(ConnectionError(f"no answer from {left or 'NATS'}; connecting to another server"))
+        try:
+            await self._connect(following)
+        except Exception as error:
+            await self._failed(error)
+            self._client, self._answered = old, asyncio.get_running_loop().time()
+            return
+        finally:
+            self._leaving = None
+        with suppress(Exception):  # nobody needs it any more; a frozen server does not take what waits to be sent
+            await asyncio.wait_for(old.close(), CLOSE)
 
     async def _open_stream(self) -> list[str]:
-        from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
         from nats.js.errors import NotFoundError
 
         try:
             info = await self._stream.stream_info(self.stream)
         except NotFoundError:
-            config = StreamConfig(
-                name=self.stream,
-                description="the journal of a cluster of Fyrehose servers, on its way from the leader to the others",
-                subjects=[self.subject],
-                retention=RetentionPolicy.LIMITS,
-                storage=StorageType.FILE,
-                num_replicas=self.replicas,
-                discard=DiscardPolicy.NEW,
-                max_age=0,
-                duplicate_window=DUPLICATES,
-                allow_direct=True,
-            )
-            info = await self._stream.add_stream(config)
+            info = await create(self._stream, self.name, self.replicas)
         return judge(info.config, self.stream, self.subject, self.replicas)
 
     async def _failed(self, error: Exception) -> None:
@@ -161,7 +200,6 @@ class JetStreamLog:
             if error.err_code == WRONG_LAST and last:
                 raise Refused(int(last[1])) from error
             raise
-        self._error = ""
         return int(answer.seq)
 
     def extent(self) -> Deferred[EntryRange]:
@@ -169,7 +207,7 @@ class JetStreamLog:
 
     async def _extent(self) -> EntryRange:
         state = (await self._stream.stream_info(self.stream)).state
-        return EntryRange(int(state.first_seq) or 1, int(state.last_seq))
+        return EntryRange(int(state.first_seq) or 1, int(state.last_seq), int(state.bytes))
 
     def read(self, number: int, most: int) -> Deferred[list[tuple[int, LogEntry]]]:
         return self._ask(self._read(number, most))
@@ -181,7 +219,7 @@ class JetStreamLog:
         wanted = json.dumps({"seq": number, "batch": most, "max_bytes": READ_BYTES}).encode()
         found: list[tuple[int, LogEntry]] = []
         try:
-            await self._client.publish(f"$JS.API.DIRECT.GET.{self.stream}", wanted, reply=reply)
+            await self._connection.publish(f"$JS.API.DIRECT.GET.{self.stream}", wanted, reply=reply)
             while len(found) < most:
                 message = await asyncio.wait_for(replies.get(), self.timeout)
                 if not _is_entry(message, number + len(found)):
@@ -209,13 +247,16 @@ class JetStreamLog:
 
     def say(self, message: bytes) -> None:
         if self._client is not None and self._client.is_connected:
-            self._ask(self._client.publish(f"fyrehose.{self.name}.say", message)).addErrback(lambda _: None)
+            said = self._client.publish(f"fyrehose.{self.name}.say", message)
+            self._ask(said, answers=False).addErrback(lambda _: None)
 
     def close(self) -> Deferred[None]:
-        closed = self._ask(self._close())
+        closed = self._ask(self._close(), answers=False)
         return closed.addBoth(self._stop)
 
     async def _close(self) -> None:
+        if self._leaving is not None:
+            self._leaving.cancel()
         if self._client is not None:
             with suppress(Exception):  # the last words are a courtesy
                 await self._client.flush(timeout=1)
@@ -228,19 +269,29 @@ class JetStreamLog:
             thread.join()
             loop.close()
 
-    def _ask(self, asked: Coroutine[Any, Any, T]) -> Deferred[T]:
-        """Run *asked* in the thread; fail with Unavailable if NATS does not answer."""
+    def _ask(self, asked: Coroutine[Any, Any, T], answers: bool = True) -> Deferred[T]:
+        """Run *asked* in the thread; fail with Unavailable if NATS does not answer.
+
+        :param answers: whether its result is an answer of the server
+        """
         done: Deferred[T] = Deferred()
+
+        def answered() -> None:
+            if answers:
+                self._answered, self._error = asyncio.get_running_loop().time(), ""
 
         async def run() -> None:
             try:
                 result = await asked
             except (Refused, Damage, ConfigError):
+                answered()
                 self.reactor.callFromThread(done.errback, Failure())
             except Exception as error:
-                unavailable = Unavailable(f"NATS does not answer: {error or type(error).__name__}")
+                self._unanswered()
+                unavailable = Unavailable(f"NATS does not answer: {str(error) or type(error).__name__}")
                 self.reactor.callFromThread(done.errback, Failure(unavailable))
             else:
+                answered()
                 self.reactor.callFromThread(done.callback, result)
 
         if self._loop is None:

@@ -6,7 +6,6 @@ the journal (what the leader commits) -> Role -> the shared log -> release
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,9 +23,12 @@ from fyrehose.journal.writer import NoRoom
 from fyrehose.observe.meters import ClusterStatus
 from fyrehose.records import Buffer
 from fyrehose.replication.entries import EntryWriter, LogEntry
+from fyrehose.replication.filling import too_far_behind, waits
+from fyrehose.replication.peers import ClusterPeer, Peers
 from fyrehose.replication.role import Action, Append, Changed, Compare, Cut, Fill, LookAt, Purge, Role, State, Write
 from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.replication.shared_log import ISharedLog, Refused, Unavailable
+from fyrehose.replication.trimming import Trimmer
 
 log = Logger()
 
@@ -38,21 +40,10 @@ READ = 64
 ANNOUNCE = 0.005
 #: How long the leader waits for the shared log before it refuses messages, in seconds.
 QUIET = 5.0
-#: The leader appends a checkpoint after this many entries, or when everything is accepted.
-TRIM = 1000
+#: How often the leader measures the shared log, in seconds.
+MEASURE = 5.0
 #: How long an orderly stop waits for the shared log, in seconds.
 PATIENCE = 5.0
-
-
-@attrs.define(eq=False)
-class ClusterPeer:
-    """The last message of another server of the cluster.
-
-    :ivar heard: when, by the reactor's clock
-    """
-
-    heard: float
-    said: dict[str, Any]
 
 
 @attrs.define(eq=False)
@@ -60,8 +51,10 @@ class Member:
     """One server of a cluster.
 
     :ivar reactor: the clock
-    :ivar peers: the other servers that were heard, by their names
+    :ivar peers: the other servers, as far as they were heard
     :ivar on_deposed: called with the reason when another server has taken over from this one
+    :ivar on_behind: called with the reason when the journal has to be filled, which happens at the next start
+    :ivar can_fill: whether it is filled at the next start
     :ivar jitter: a random number from 0 to 1, so that two servers rarely try to take over together
     :ivar takeovers: how often this server has become the leader
     """
@@ -72,9 +65,11 @@ class Member:
     settings: ReplicationSettings
     incarnation: int
     on_deposed: Callable[[str], object] = lambda reason: None
+    on_behind: Callable[[str], object] = lambda reason: None
+    can_fill: bool = False
     jitter: float = 0.0
     role: Role = attrs.field(init=False)
-    peers: dict[str, ClusterPeer] = attrs.field(factory=dict, init=False)
+    peers: Peers = attrs.field(init=False)
     takeovers: int = attrs.field(default=0, init=False)
     #: The last number in the shared log that was heard of.
     _hint: int = attrs.field(default=0, init=False)
@@ -82,12 +77,14 @@ class Member:
     _answered: float = attrs.field(default=0.0, init=False)
     _noted: float = attrs.field(default=0.0, init=False)
     _checked: float = attrs.field(default=float("-inf"), init=False)  #: when a follower asked for the log's extent last
-    _trimmed: int = attrs.field(default=0, init=False)
-    _led: float = attrs.field(default=0.0, init=False)  #: when this server became the leader
-    _left: set[tuple[str, object]] = attrs.field(factory=set, init=False)  #: leaders that have handed over
+    _measured: float = attrs.field(default=float("-inf"), init=False)
+    _trimmer: Trimmer = attrs.field(init=False)
+    _overfull: bool = attrs.field(
+        default=False, init=False
+    )  #: whether messages are refused, because the log is too large
     _led_once: bool = attrs.field(default=False, init=False)  #: whether the last other role was that of the leader
     _released: int = attrs.field(default=0, init=False)
-    _opened: bool = attrs.field(default=False, init=False)
+    _opened_at: float | None = attrs.field(default=None, init=False)  #: when the shared log was opened
     _busy: set[str] = attrs.field(factory=set, init=False)  #: jobs of which one at a time is under way
     _asked: set[str] = attrs.field(factory=set, init=False)  #: appends that are under way
     _actions: deque[Action] = attrs.field(factory=deque, init=False)
@@ -96,6 +93,10 @@ class Member:
     _broken: bool = attrs.field(default=False, init=False)  #: replication cannot continue
     _ticking: LoopingCall | None = attrs.field(default=None, init=False)
     _warned: str = attrs.field(default="", init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.peers = Peers(self.settings, self.incarnation)
+        self._trimmer = Trimmer(self.settings, self.peers)
 
     # Start and stop.
 
@@ -136,24 +137,23 @@ class Member:
         """Return the figures for metrics and status pages."""
         role = self.role
         leads, leader = role.state is State.LEADER, "" if role.leader is None else role.leader.name
-        there = self.peers[leader].said.get("position", 0) if leader in self.peers else 0
         return ClusterStatus(
             name=self.settings.name,
             role=role.state.value,
             leader=leader,
             epoch=role.validity.epoch,
-            behind=0 if leads else max(0, int(there) - role.mark),
+            behind=0 if leads else max(0, self.peers.position_of(leader) - role.mark),
             silent=0.0 if leads else self.reactor.seconds() - self._heard_leader,
             takeovers=self.takeovers,
             entries=role.applied,
+            log_size=self._trimmer.size if leads else 0,
         )
 
     @property
     def leader_address(self) -> str:
         """Return the address of the server that leads, as its configuration has it; empty if it is unknown."""
         leader = self.role.leader
-        peer = None if leader is None else self.peers.get(leader.name)
-        return "" if peer is None else str(peer.said.get("address") or "")
+        return "" if leader is None else self.peers.address_of(leader.name)
 
     @property
     def caught_up(self) -> bool:
@@ -169,7 +169,7 @@ class Member:
         now = self.reactor.seconds()
         if not self.running:
             return
-        if not self._opened:
+        if self._opened_at is None:
             self._once("open", self._open)
             return
         self._say()
@@ -213,8 +213,7 @@ class Member:
     async def _open(self) -> None:
         for warning in await self.log.open(self._heard):
             log.warn("replication: {warning}", warning=warning)
-        self._opened = True
-        self._heard_leader = self.reactor.seconds()
+        self._opened_at = self._heard_leader = self.reactor.seconds()
         log.info(
             "replication: {name} follows cluster {cluster} from position {position}",
             name=self.settings.name,
@@ -223,8 +222,7 @@ class Member:
         )
 
     async def _note(self) -> None:
-        mark = await self.journal.note()
-        self.role.noted(mark)
+        self.role.noted(await self.journal.note())
 
     # Follow.
 
@@ -234,8 +232,11 @@ class Member:
             found = await self.log.read(role.applied + 1, READ)
             if not found:
                 found = await self._check_extent()
+            before = role.validity.epoch, role.validity.reached
             for number, entry in found:
                 role.read(number, entry)
+            if before != (role.validity.epoch, role.validity.reached) and not self.peers.has_left(found[-1][1].writer):
+                self._heard_leader = self.reactor.seconds()  # its messages may come later than its entries
             await self._perform()
             if not found or role.applied >= self._hint:
                 self._name_leader()
@@ -268,12 +269,23 @@ class Member:
 
     async def _take_over(self) -> None:
         extent = await self.log.extent()
+        if extent.last == 0 and not self._may_begin():
+            return
         silent = self.reactor.seconds() - self._heard_leader
         if silent > self.settings.takeover_after and self.role.take_over(
             extent.last, f"no leader was heard for {silent:.1f} s"
         ):
             self._answered = self.reactor.seconds()
             await self._perform()
+
+    def _may_begin(self) -> bool:
+        """Return whether this server may write the first entry of an empty shared log."""
+        listened = self.reactor.seconds() - (self._opened_at or 0.0)
+        why = waits(self.role.position, self.journal.returning, self.peers, listened)
+        if why and self.journal.refusal != why:
+            self.journal.refusal = why
+            log.warn("replication: {why}", why=why)
+        return not why
 
     # Lead.
 
@@ -288,19 +300,20 @@ class Member:
             return
         if now - self._answered > QUIET and self.journal.suspend("the shared log does not answer"):
             log.warn("replication: the shared log does not answer; messages are refused until it does")
-        grown = role.applied - self._trimmed
-        if grown >= TRIM or (grown > 1 and not role.pending):
-            self._trimmed = role.applied
-            role.add_checkpoint()
-        self._trim(now)
+        self._trimmer.trim(role, now)
+        if now - self._measured >= MEASURE:
+            self._measured = now
+            self._once("measure", self._measure)
         self._soon()
 
-    def _trim(self, now: float) -> None:
-        """Purge the shared log when every member has it on disk; members that were not heard for long do not count."""
-        least = now - self.settings.member_timeout
-        others = [int(peer.said.get("reported", 0)) for peer in self.peers.values() if peer.heard > least]
-        if len(others) + 1 >= self.settings.members or self._led < least:
-            self.role.purge(others)
+    async def _measure(self) -> None:
+        extent = await self.log.extent()
+        why = self._trimmer.measured(self.role, extent.size)
+        was, self._overfull = self._overfull, bool(why)
+        if why and self.journal.suspend(why):
+            log.warn("replication: {why}; messages are refused until another server confirms", why=why)
+        elif was and not why:
+            self._heard_answer()
 
     def _hand_over(self, position: int, batches: Sequence[Buffer]) -> None:
         """Append to the shared log what this server has written, and is perhaps still syncing."""
@@ -319,42 +332,29 @@ class Member:
     # Talk.
 
     def _say(self, leaving: bool = False) -> None:
-        role = self.role
-        said = {
-            "name": self.settings.name,
-            "incarnation": self.incarnation,
-            "state": role.state.value,
-            "epoch": role.validity.epoch,
-            "applied": role.applied,
-            "reported": role.reported,
-            "position": role.mark,
-            "address": self.settings.address,
-            "leaving": leaving,
-        }
-        self.log.say(json.dumps(said).encode())
+        self.log.say(self.peers.pack(self.role, leaving))
 
     def _heard(self, message: bytes) -> None:
-        try:
-            said = json.loads(message)
-            name, leads, epoch = str(said["name"]), said["state"] == State.LEADER.value, int(said["epoch"])
-        except (ValueError, KeyError, TypeError):
-            return
-        if name == self.settings.name or not self.running:
-            if said.get("incarnation") != self.incarnation and self.running:
-                self._failed(Failure(ConfigError(f"another server of the cluster has the same name, {name!r}")))
+        if not self.running:
             return
         now = self.reactor.seconds()
-        self.peers[name] = ClusterPeer(now, said)
-        if not leads or epoch < self.role.validity.epoch:
+        try:
+            peer = self.peers.hear(message, now)
+        except ConfigError:
+            self._failed(Failure())
+            return
+        if peer is not None and peer.leads:
+            self._heard_a_leader(peer, int(peer.said["epoch"]))
+
+    def _heard_a_leader(self, peer: ClusterPeer, epoch: int) -> None:
+        if epoch < self.role.validity.epoch:
             return
         if self.role.state is State.FOLLOWER:
-            if said.get("leaving"):
-                self._left.add((name, said.get("incarnation")))
-            if (name, said.get("incarnation")) in self._left:  # an earlier message of it may arrive later
-                self._heard_leader = min(self._heard_leader, now - self.settings.takeover_after)
+            if self.peers.has_left(peer.writer):
+                self._heard_leader = min(self._heard_leader, peer.heard - self.settings.takeover_after)
             else:
-                self._heard_leader = now
-            self._hint = max(self._hint, int(said.get("applied", 0)))
+                self._heard_leader = peer.heard
+            self._hint = max(self._hint, int(peer.said.get("applied", 0)))
             if self._hint > self.role.applied:
                 self._once("read", self._read)
         elif epoch > self.role.validity.epoch:
@@ -419,9 +419,12 @@ class Member:
             case Purge(number):
                 self._once("purge", lambda: self._purge(number))
             case Fill(position):
-                raise ConfigError(
-                    f"the journal ends at position {role.position}, and the shared log begins at {position}: copy the "
-                    "journal of another server into the data directory with `fyrehose journal backup`, and start again"
+                served = self.settings.journal or any(peer.journal for peer in self.peers.others.values())
+                if not self.can_fill or not served:
+                    raise too_far_behind(role.position, position)
+                self.on_behind(
+                    f"the journal ends at position {role.position}, and the shared log begins at {position}; the "
+                    "journal is filled from another server when this one is started again"
                 )
             case Changed(state, reason):
                 await self._changed(state, reason)
@@ -432,10 +435,10 @@ class Member:
         )
         if state is State.LEADER:
             self.takeovers += 1
-            self._led = self.reactor.seconds()
-            self._trimmed = self.role.applied
-            await self.journal.lead()
+            self._trimmer.start(self.role, self.reactor.seconds())
+            self._overfull = False
             self._say()
+            await self.journal.lead()
             self._led_once = True
         elif state is State.FOLLOWER:
             self._heard_leader = self.reactor.seconds()
@@ -483,12 +486,11 @@ class Member:
 
     def _heard_answer(self) -> None:
         self._answered = self.reactor.seconds()
-        if self.journal.resume():
+        if not self._overfull and self.journal.resume():
             log.info("replication: the shared log answers again")
 
     async def _look_at(self, number: int) -> None:
-        found = await self.log.read(number, 1)
-        if found:
+        if found := await self.log.read(number, 1):
             self.role.found(*found[0])
         elif (await self.log.extent()).first > number:
             self.role.found(number, None)

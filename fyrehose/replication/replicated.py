@@ -8,12 +8,15 @@ from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred, fail
+from twisted.internet.threads import deferToThread
 
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IJournalObserver
 from fyrehose.journal.following import ReplicaJournal
 from fyrehose.observe.meters import ClusterStatus
+from fyrehose.replication.filling import Copy, Filler
 from fyrehose.replication.member import Member
+from fyrehose.replication.peers import Peers
 from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.replication.shared_log import ISharedLog
 
@@ -25,6 +28,9 @@ class ReplicatedJournal(ReplicaJournal):
     :ivar replication: the options of this server
     :ivar shared_log: connects the servers
     :ivar on_deposed: called with the reason when another server has taken over from this one
+    :ivar on_behind: called with the reason when the journal has to be filled, which happens at the next start
+    :ivar copy: copies the journal of another server; None: the journal is not filled by itself
+    :ivar in_thread: calls a function that blocks
     :ivar incarnation: a random number for this start; None: choose one
     :ivar cluster: this server as a member of its cluster
     """
@@ -32,6 +38,9 @@ class ReplicatedJournal(ReplicaJournal):
     replication: ReplicationSettings = attrs.field(kw_only=True)
     shared_log: ISharedLog = attrs.field(kw_only=True)
     on_deposed: Callable[[str], object] = attrs.field(default=lambda reason: None, kw_only=True)
+    on_behind: Callable[[str], object] = attrs.field(default=lambda reason: None, kw_only=True)
+    copy: Copy | None = attrs.field(default=None, kw_only=True)
+    in_thread: Callable[..., Deferred[int]] = attrs.field(default=deferToThread, kw_only=True)
     incarnation: int | None = attrs.field(default=None, kw_only=True)
     cluster: Member = attrs.field(init=False)
 
@@ -46,6 +55,8 @@ class ReplicatedJournal(ReplicaJournal):
             self.replication,
             random,
             self.on_deposed,
+            self.on_behind,
+            can_fill=self.copy is not None,
             jitter=random % 1000 / 1000,
         )
 
@@ -60,7 +71,14 @@ class ReplicatedJournal(ReplicaJournal):
                     "the data directory, and copy the journal of another server with `fyrehose journal backup`"
                 )
             )
-        return super().open(observer).addCallback(self._begin)
+        filled: Deferred[Any] = Deferred.fromCoroutine(self._fill())
+        return filled.addCallback(lambda _: super(ReplicatedJournal, self).open(observer)).addCallback(self._begin)
+
+    async def _fill(self) -> None:
+        if self.copy is not None:
+            cluster = self.cluster
+            peers = Peers(self.replication, cluster.incarnation)
+            await Filler(self.reactor, self.directory, self.shared_log, peers, self.copy, self.in_thread).fill()
 
     def _begin(self, ends: Mapping[str, int]) -> Mapping[str, int]:
         self.cluster.start()

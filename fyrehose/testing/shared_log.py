@@ -38,12 +38,12 @@ class Hub:
         """Return the log as the server *name* sees it."""
         return MemoryLog(self, name)
 
-    def append(self, entry: LogEntry, expect: int) -> int:
-        """Append *entry* if the log ends with number *expect*.
+    @property
+    def size(self) -> int:
+        """Return the size of the entries that are left, in bytes."""
+        return sum(len(entry.data) for entry in self.entries[self.first - 1 :])
 
-        :return: the number of the entry; that of the first time if this is a repetition
-        :raises Refused: the log has another end
-        """
+    def append(self, entry: LogEntry, expect: int) -> int:
         last = len(self.entries)
         if last != expect:
             for number in (expect + 1, last):
@@ -82,7 +82,7 @@ class MemoryLog:
         return self._ask(lambda: self.hub.append(entry, expect))
 
     def extent(self) -> Deferred[EntryRange]:
-        return self._ask(lambda: EntryRange(self.hub.first, len(self.hub.entries)))
+        return self._ask(lambda: EntryRange(self.hub.first, len(self.hub.entries), self.hub.size))
 
     def read(self, number: int, most: int) -> Deferred[list[tuple[int, LogEntry]]]:
         return self._ask(lambda: self.hub.read(number, most))

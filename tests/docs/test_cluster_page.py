@@ -35,7 +35,7 @@ def test_the_configuration_of_the_example_is_valid() -> None:
 
 def test_the_name_of_the_stream_is_right() -> None:
     name = ReplicationSettings().cluster
-    assert f"nats stream rm {JetStreamLog(None, (), name).stream}" in PAGE
+    assert f"`{JetStreamLog(None, (), name).stream[: -len(name)]}` and the cluster's name" in PAGE
 
 
 def test_the_configuration_of_nats_syncs_every_message() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import suppress
 from typing import Any
 
 import attrs
@@ -68,6 +71,25 @@ async def patiently(ask: Callable[[], Deferred[Any]]) -> Any:
 
 class TestWithRealServers:
     pytestmark = live
+
+    @pytest.mark.slow
+    def test_another_server_is_used_when_one_is_connected_and_answers_nothing(self, run: Run, nodes: NatsNodes) -> Any:
+        async def test(log: JetStreamLog) -> None:
+            frozen = log.connected_to
+            pid = nodes.pid(next(node for node, url in enumerate(nodes.urls) if url.endswith(frozen)))
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                for _ in range(30):  # each takes two seconds without an answer
+                    with suppress(Unavailable):
+                        assert await log.append(takeover(), 0) == 1
+                        break
+                    await deferLater(reactor, 0.1)
+                assert log.connected_to not in ("", frozen)
+                assert await log.extent() == EntryRange(1, 1)
+            finally:
+                os.kill(pid, signal.SIGCONT)
+
+        return run(test)
 
     def test_an_entry_is_accepted_at_its_expected_place_only(self, run: Run) -> Any:
         async def test(log: JetStreamLog) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -10,13 +12,14 @@ from typing import Any
 import attrs
 import pytest
 from click.testing import CliRunner
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.task import Clock
 
 from fyrehose.cli.command import main
 from fyrehose.core.broker import Broker
+from fyrehose.core.once import STREAM as KEYS
 from fyrehose.core.sequencer import Sequencer
-from fyrehose.errors import ConfigError, Following, ReadOnly
+from fyrehose.errors import ConfigError, Following, JournalUnreachable, ReadOnly
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.offline.verify import verify
@@ -26,7 +29,9 @@ from fyrehose.records import Run
 from fyrehose.replication.replicated import ReplicatedJournal
 from fyrehose.replication.role import State
 from fyrehose.replication.settings import ReplicationSettings
-from fyrehose.testing.shared_log import Hub
+from fyrehose.server.filling import copy_journal
+from fyrehose.testing.shared_log import Hub, MemoryLog
+from fyrehose.testing.sinks import RecordingSink
 
 
 @attrs.define(eq=False)
@@ -41,6 +46,7 @@ class Server:
     refused: list[Any] = attrs.field(factory=list)
     starts: int = 0
     up: bool = False
+    behind: list[str] = attrs.field(factory=list)
 
     def start(self) -> Server:
         self.starts += 1
@@ -51,14 +57,24 @@ class Server:
             JournalSettings(segment_size=1 << 14, min_free=0),
             worker=InlineWorker(),
             replication=ReplicationSettings(
-                servers=("nats://x:1",), name=self.name, address=f"{self.name}:1", members=cluster.members
+                servers=("nats://x:1",),
+                name=self.name,
+                address=f"{self.name}:1",
+                members=cluster.members,
+                member_timeout=cluster.member_timeout,
+                log_limit=cluster.log_limit,
+                journal=str(cluster.directory / self.name) if cluster.fills else "",
             ),
+            copy=partial(copy_journal, "") if cluster.fills else None,
+            in_thread=maybeDeferred,
+            on_behind=self.behind.append,
             shared_log=cluster.hub.log(self.name),
             incarnation=self.starts + 331 * (ord(self.name[-1]) - ord("a")),
         )
         self.broker = Broker(cluster.clock, self.journal, Sequencer())
         opened: list[Any] = []
         self.broker.open().addBoth(opened.append)
+        cluster.run(20, until=lambda: bool(opened))
         assert opened == [None], opened
         self.up = True
         return self
@@ -95,6 +111,10 @@ class Server:
 class Cluster:
     directory: Path
     members: int = 3
+    #: Whether servers copy each other's journals by themselves.
+    fills: bool = False
+    member_timeout: float = 86400.0
+    log_limit: int = 1 << 30
     clock: Clock = attrs.field(factory=Clock)
     hub: Hub = attrs.field(init=False)
     servers: dict[str, Server] = attrs.field(factory=dict)
@@ -228,6 +248,27 @@ def raise_from(failed: Deferred[Any]) -> None:
     raise found[0]
 
 
+def test_a_subscriber_that_comes_from_another_server_is_not_given_a_message_twice(cluster: Cluster) -> None:
+    for name in "abc":
+        cluster.add(name)
+    leader = cluster.elect()
+    behind = next(server for server in cluster.servers.values() if server is not leader)
+    leader.publish(b"1")
+    cluster.settle()
+    cluster.hub.away.add(behind.name)
+    for payload in (b"2", b"3"):
+        leader.publish(payload)
+    cluster.run(1)
+    sink = RecordingSink()
+    subscription = behind.broker.subscribe("s", 3, sink)  # it has received three messages from the leader
+    subscription.resumeProducing()
+    cluster.hub.away.clear()
+    leader.publish(b"4")
+    cluster.run(5)
+    assert behind.read() == [b"1", b"2", b"3", b"4"]
+    assert sink.payloads == [b"4"]
+
+
 def test_another_server_takes_over_when_the_leader_is_away(cluster: Cluster) -> None:
     for name in "abc":
         cluster.add(name)
@@ -250,6 +291,25 @@ def test_another_server_takes_over_when_the_leader_is_away(cluster: Cluster) -> 
     for server in cluster.servers.values():
         assert server.read() == [b"kept", b"new"]
     assert b"lost" in next(old.journal.directory.glob("torn-*.bytes")).read_bytes()
+
+
+def test_a_leader_whose_messages_are_late_is_known_by_what_it_appends(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two servers that miss the leader at once would depose each other again and again."""
+    for name in "abc":
+        cluster.add(name)
+    leader = cluster.elect()
+    cluster.settle()
+    monkeypatch.setattr(MemoryLog, "say", lambda self, message: None)
+    for number in range(20):
+        leader.publish(b"%d" % number)
+        cluster.run(1)
+    assert cluster.leaders == [leader]
+    assert leader.journal.cluster.role.validity.epoch == 1
+    leader.stop()
+    cluster.run(20, until=lambda: bool(cluster.leaders))
+    assert cluster.leaders
 
 
 def test_subscriptions_and_keys_continue_at_the_next_leader(cluster: Cluster) -> None:
@@ -276,6 +336,34 @@ def test_subscriptions_and_keys_continue_at_the_next_leader(cluster: Cluster) ->
     assert new.read() == [b"1", b"2", b"3", b"4"]
     cluster.hub.away.clear()
     cluster.run(10, until=lambda: old.role is State.FOLLOWER)
+
+
+def test_a_server_that_takes_over_has_nothing_to_read(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys of thousands of publishes take seconds to read, and another server takes over from one that is silent."""
+    for name in "abc":
+        cluster.add(name)
+    old = cluster.elect()
+    for number in range(20):
+        old.broker.publish_once([Run.of("s", [b"%d" % number], source="t")], f"key {number}")
+        cluster.run(0.1)
+    cluster.settle()
+    cluster.hub.away.add(old.name)
+    cluster.run(2)
+    read: list[str] = []
+    original = ReplicatedJournal.read
+
+    def reading(journal: ReplicatedJournal, stream: str, start: int, size: int) -> Any:
+        read.append(stream)
+        return original(journal, stream, start, size)
+
+    monkeypatch.setattr(ReplicatedJournal, "read", reading)
+    cluster.run(30, until=lambda: len(cluster.leaders) == 2)
+    (new,) = [server for server in cluster.leaders if server is not old]
+    cluster.run(1)
+    assert KEYS not in read
+    numbers: list[int] = []
+    new.broker.publish_once([Run.of("s", [b"7"], source="t")], "key 7").addCallback(numbers.append)
+    assert numbers == [8]
 
 
 def test_a_leader_without_the_shared_log_refuses_messages_until_it_answers(cluster: Cluster) -> None:
@@ -364,6 +452,176 @@ def test_a_new_server_follows_after_a_copy_of_anothers_journal(cluster: Cluster)
     assert new.read() == leader.acknowledged
 
 
+def trimmed(cluster: Cluster) -> Server:
+    """Return the leader of two servers whose shared log does not begin at its first entry any more."""
+    cluster.members = 2
+    cluster.fills = True
+    cluster.member_timeout = 60.0
+    for name in "ab":
+        cluster.add(name)
+    leader = cluster.elect()
+    for number in range(5):
+        leader.publish(b"%d" % number)
+        cluster.run(3)
+    assert cluster.hub.first > 1
+    return leader
+
+
+def test_a_leader_without_followers_refuses_messages_when_the_shared_log_is_full(cluster: Cluster) -> None:
+    cluster.log_limit = 1
+    leader = cluster.add("a")
+    assert cluster.elect() is leader
+    leader.publish(b"1")
+    cluster.run(10)
+    assert leader.acknowledged == [b"1"]
+    assert leader.journal.state is JournalState.READ_ONLY
+    leader.publish(b"2")
+    cluster.run(1)
+    assert "more than log-limit, and 2 of 3 servers were not heard" in str(leader.refused[0])
+    for name in "bc":
+        cluster.add(name)
+    cluster.run(20, until=lambda: leader.journal.state is JournalState.WRITABLE)
+    leader.publish(b"3")
+    cluster.run(1)
+    assert leader.acknowledged == [b"1", b"3"]
+
+
+def publish_and_trim(cluster: Cluster, leader: Server) -> None:
+    """Publish, and wait until the shared log is trimmed although a server is away."""
+    first = cluster.hub.first
+    for number in range(5):
+        leader.publish(b"while a server is away %d" % number)
+        cluster.run(20)
+    assert cluster.hub.first > first + 5
+
+
+def test_a_new_server_fills_its_journal_by_itself(cluster: Cluster, log_lines: list[str]) -> None:
+    leader = trimmed(cluster)
+    new = cluster.add("c")
+    leader.publish(b"after the start")
+    cluster.run(1)
+    cluster.settle()
+    assert new.read() == leader.acknowledged
+    follower = next(name for name in "ab" if name != leader.name)
+    assert any(f"copying the journal of {follower} from" in line for line in log_lines), "the leader has enough to do"
+
+
+def test_a_server_that_was_away_too_long_fills_the_rest_of_its_journal(cluster: Cluster) -> None:
+    leader = trimmed(cluster)
+    new = cluster.add("c")
+    cluster.run(1)
+    cluster.settle()
+    new.stop()
+    publish_and_trim(cluster, leader)
+    kept = new.log()
+    new.start()
+    cluster.run(1)
+    cluster.settle()
+    assert new.read() == leader.acknowledged
+    assert new.log().startswith(kept)
+
+
+def test_a_running_server_that_is_too_far_behind_asks_to_be_started_again(cluster: Cluster) -> None:
+    leader = trimmed(cluster)
+    new = cluster.add("c")
+    cluster.run(1)
+    cluster.hub.away.add("c")
+    publish_and_trim(cluster, leader)
+    cluster.hub.away.clear()
+    cluster.run(10, until=lambda: bool(new.behind))
+    assert "is filled from another server when this one is started again" in new.behind[0]
+    new.stop()
+    new.start()
+    cluster.run(1)
+    cluster.settle()
+    assert new.read() == leader.acknowledged
+
+
+def test_a_server_is_filled_when_another_one_can_be_reached(
+    cluster: Cluster, log_lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader = trimmed(cluster)
+    tries = []
+    works = copy_journal
+
+    def copy(token_file: str, url: str, directory: Path) -> int:
+        tries.append(url)
+        if len(tries) < 4:
+            raise JournalUnreachable("it is not running")
+        return works(token_file, url, directory)
+
+    monkeypatch.setattr(sys.modules[__name__], "copy_journal", copy)
+    new = cluster.add("c")
+    cluster.run(1)
+    cluster.settle()
+    assert new.read() == leader.acknowledged
+    assert len(tries) == 4
+    assert any("cannot be copied: it is not running" in line for line in log_lines)
+
+
+def test_a_server_waits_for_others_that_start_with_it(cluster: Cluster) -> None:
+    leader = trimmed(cluster)
+    for server in cluster.servers.values():
+        server.stop()
+    cluster.clock.callLater(3, lambda: [cluster.servers[name].start() for name in "ab"])
+    new = cluster.add("c")
+    cluster.run(20, until=lambda: bool(cluster.leaders))
+    cluster.run(1)
+    cluster.settle()
+    assert new.read() == leader.acknowledged
+
+
+def test_a_server_opens_its_journal_without_the_shared_log(cluster: Cluster) -> None:
+    leader = trimmed(cluster)
+    other = next(server for server in cluster.servers.values() if server is not leader)
+    other.stop()
+    cluster.hub.away.add(other.name)
+    other.start()
+    assert other.read() == leader.acknowledged
+
+
+def lose_the_shared_log(cluster: Cluster) -> None:
+    """Stop all servers, and delete the shared log."""
+    for server in cluster.servers.values():
+        server.stop()
+    cluster.hub.entries.clear()
+    cluster.hub.first = 1
+
+
+def test_an_empty_server_waits_for_the_others_before_it_begins_a_shared_log(cluster: Cluster) -> None:
+    for name in "ab":
+        cluster.add(name)
+    leader = cluster.elect()
+    leader.publish(b"1")
+    cluster.settle()
+    lose_the_shared_log(cluster)
+    cluster.add("c")
+    cluster.run(5)
+    for name in "ab":
+        cluster.servers[name].start()
+    cluster.run(30)
+    assert not cluster.hub.entries
+
+
+def test_no_server_begins_a_lost_shared_log_again_by_itself(cluster: Cluster, log_lines: list[str]) -> None:
+    for name in "ab":
+        cluster.add(name)
+    leader = cluster.elect()
+    leader.publish(b"1")
+    cluster.settle()
+    lose_the_shared_log(cluster)
+    new = cluster.add("c")
+    for name in "ab":
+        cluster.servers[name].start()
+    cluster.run(30)
+    assert not cluster.leaders
+    assert not cluster.hub.entries
+    assert any("it was deleted or lost" in line and "fyrehose cluster reseed" in line for line in log_lines)
+    assert any("has a longer journal than this server; waiting for it" in line for line in log_lines)
+    with pytest.raises(ReadOnly, match="the shared log is empty"):
+        raise_from(new.broker.publish([Run.of("s", [b"x"], source="t")]))
+
+
 def test_a_deposed_leader_tells_its_process(cluster: Cluster) -> None:
     for name in "ab":
         cluster.add(name)
@@ -390,6 +648,24 @@ def test_two_servers_with_one_name_are_noticed(cluster: Cluster, logged_errors: 
     assert one.journal.state is JournalState.FAILED
     assert "same name" in str(logged_errors[0]["log_failure"])
     logged_errors.clear()
+
+
+def test_a_late_message_of_the_previous_start_is_not_taken_for_another_server(cluster: Cluster) -> None:
+    """A route of NATS that was cut delivers it when the server has started again."""
+    one = cluster.add("a")
+    cluster.run(1)
+    late: list[bytes] = []
+    cluster.hub.hears["observer"] = late.append
+    cluster.run(1)
+    del cluster.hub.hears["observer"]
+    one.stop()
+    one.start()
+    cluster.run(1)
+    for message in late:
+        cluster.hub.hears["a"](message)
+    cluster.run(3)
+    assert late
+    assert cluster.elect() is one
 
 
 @pytest.mark.parametrize("settings", [{"durability": Durability("never")}, {"quarantine": True}])

@@ -86,7 +86,7 @@ def servers(tmp_path: Path) -> Any:
     clock = Clock()
     hub = Hub(clock, Random(1))
     made = [Server(clock, hub, tmp_path / "a", 1)]
-    pass_time(clock, 10, made[0])
+    pass_time(clock, 20, made[0])
     made.append(Server(clock, hub, tmp_path / "b", 2))
     pass_time(clock, 1)
     yield made

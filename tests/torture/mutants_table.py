@@ -279,8 +279,8 @@ MUTANTS = (
     Mutant(
         "a subscription begins one too late",
         _BROKER,
-        "min(max(after, oldest - 1), last)",
-        "min(max(after, oldest), last)",
+        "last if after is None else max(after, oldest - 1)",
+        "last if after is None else max(after, oldest)",
         _TESTS_BROKER,
     ),
     Mutant(

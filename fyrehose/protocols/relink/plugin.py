@@ -23,11 +23,16 @@ from fyrehose.protocols.relink.service import RelinkService
 from fyrehose.protocols.relink.settings import RelinkSettings
 
 
-def links_stream(endpoint: str) -> str:
+def links_stream(endpoint: str, name: str = "") -> str:
     """Return the name of the stream that holds the links of the listener at *endpoint*.
 
     The name has a hash instead of the endpoint string, which may contain paths of files.
+
+    :param name: the option ``links``: a name that does not depend on the endpoint, which differs between the servers
+        of a cluster
     """
+    if name:
+        return f".relink/links:{blake2b(name.encode(), digest_size=8).hexdigest()}"
     return f".relink/{blake2b(endpoint.encode(), digest_size=8).hexdigest()}"
 
 
@@ -45,7 +50,8 @@ class RelinkPlugin:
     settings: type[RelinkSettings] = RelinkSettings
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: RelinkSettings) -> RelinkService:
-        factory = RelinkFactory(broker, settings, reactor, Registry(broker, reactor, settings, links_stream(endpoint)))
+        registry = Registry(broker, reactor, settings, links_stream(endpoint, settings.links))
+        factory = RelinkFactory(broker, settings, reactor, registry)
         return RelinkService(reactor, endpoint, factory, add_tls(PROTOCOL, endpoint, factory, settings, reactor))
 
     def publisher(self, reactor: Any, host: str, port: int, window: int) -> RelinkClient:

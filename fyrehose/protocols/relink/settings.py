@@ -5,16 +5,26 @@ from __future__ import annotations
 import attrs
 
 from fyrehose.net.tls import TLSSettings
-from fyrehose.options import count, duration, option, size
+from fyrehose.options import count, duration, name, option, size
 from fyrehose.protocols.relink.limits import NUMBERED, LinkLimits
 from fyrehose.protocols.relink.sending import MAX_WINDOW
 from fyrehose.records import MAX_PAYLOAD
+
+
+def _name_or_nothing(text: str) -> str:
+    return name(text) if text else text
 
 
 @attrs.frozen(kw_only=True)
 class RelinkSettings(TLSSettings):
     """Options of the form ``--option relink.NAME=VALUE``."""
 
+    links: str = option(
+        "",
+        _name_or_nothing,
+        "name of the listener's table of links, in which clients find their links again; the same on every server of a "
+        "cluster (by default derived from the listener's endpoint)",
+    )
     max_links: int = option(10_000, count, "maximum number of links, connected or not", least=1)
     retention: float = option(300.0, duration, "time for which a link without a connection is kept")
     unused_retention: float = option(10.0, duration, "the same for a link on which the peer never sent a packet")

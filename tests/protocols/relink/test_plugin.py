@@ -82,4 +82,17 @@ def test_failed_journal_leaves_the_listener_closed(logged_errors: Any) -> None:
 def test_each_endpoint_has_its_own_links_stream() -> None:
     assert links_stream("tcp:1") != links_stream("tcp:2")
     assert "secret.pem" not in links_stream("ssl:1:privateKey=secret.pem")
+
+
+def test_listeners_with_the_same_option_links_share_their_links_over_servers() -> None:
+    """The servers of a cluster listen on different addresses; links have to be found at each of them."""
+
+    def stream(endpoint: str, links: str) -> str:
+        broker = Broker(Clock(), MemoryJournal(), Sequencer())
+        service = plugin.make_service(MemoryReactorClock(), broker, endpoint, plugin.settings(links=links))
+        return service.registry.stream
+
+    here, there = "tcp:7733:interface=10.0.0.1", "tcp:7733:interface=10.0.0.2"
+    assert stream(here, "") != stream(there, "")
+    assert stream(here, "main") == stream(there, "main") != stream(here, "other")
     assert wall_clock() > 1_700_000_000_000_000

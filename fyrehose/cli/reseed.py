@@ -1,0 +1,90 @@
+"""``fyrehose cluster reseed``: begin a new shared log with the journal of one server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import click
+
+from fyrehose.cli import cluster
+from fyrehose.errors import ConfigError, FyrehoseError, JournalCorrupt
+from fyrehose.journal import scan
+from fyrehose.journal.files import Files, lock
+from fyrehose.journal.replica import REPLICA
+from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry
+from fyrehose.replication.settings import ReplicationSettings
+from fyrehose.replication.stream import begin_again
+from fyrehose.server.config import read_file
+
+
+@click.command(short_help="Begin a new shared log with the journal of this server.")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Configuration file of the server with the longest journal.",
+)
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Its data directory.  [default: as in the file]")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+def reseed(config: Path, data_dir: Path | None, yes: bool) -> None:
+    """Begin a new shared log with the journal of this server, after the old one was lost.
+
+    Stop all servers first. What other servers have beyond the end of this journal is lost, so choose the server with
+    the longest journal: the command shows where it ends, and asks before it changes anything.
+
+    \b
+        fyrehose cluster reseed --config /etc/fyrehose/fyrehose.toml
+    """
+    cluster.check_installed()
+    settings, directory = _server(config, data_dir)
+    locked = lock(directory)
+    try:
+        end = _end(directory)
+        found = asyncio.run(cluster.survey(settings))
+        if found.servers:
+            names = ", ".join(str(said.get("name")) for said in found.servers)
+            raise FyrehoseError(f"stop all servers of the cluster first; running: {names}")
+        left = int(found.log["last"]) - int(found.log["first"]) + 1 if found.log and found.log["last"] else 0
+        click.echo(
+            f"the journal of server {settings.name} ends at position {end}; the shared log of cluster "
+            f"{settings.cluster} has {left:,} entries, which are deleted"
+        )
+        if not yes:
+            click.confirm("begin a new shared log at this position?", abort=True)
+        # Larger than any number of take-overs, so that an entry of a server of the old log never counts.
+        epoch = int(time.time())
+        writer = EntryWriter(settings.name, int.from_bytes(os.urandom(8), "little"))
+        asyncio.run(begin_again(settings, LogEntry(EntryKind.TAKEOVER, epoch, writer, end)))
+    finally:
+        os.close(locked)
+    click.echo(f"the shared log begins at position {end}; start this server, then the others")
+
+
+def _server(config: Path, data_dir: Path | None) -> tuple[ReplicationSettings, Path]:
+    """Return the options and the data directory of the server with the configuration file *config*."""
+    content = read_file(config)
+    if content.replication is None:
+        raise ConfigError(f"{config} has no table [replication]: its server is alone")
+    if data_dir is None and content.data_dir is None:
+        raise ConfigError(f"{config} has no data-dir; pass --data-dir DIR, as to the server")
+    directory = data_dir or Path(content.data_dir or "")
+    if not (directory / REPLICA).exists():
+        raise ConfigError(
+            f"{directory} has never been the journal of a server of a cluster: start its server, which "
+            "begins the shared log if there is none"
+        )
+    return content.replication, directory
+
+
+def _end(directory: Path) -> int:
+    """Return the durable mark of the journal in *directory*.
+
+    :raises JournalCorrupt: it is not known
+    """
+    mark = scan.look_at_mark(directory, Files())
+    if mark.copied or mark.begin is None:
+        raise JournalCorrupt(f"the durable mark of {directory} is unknown: choose another server's journal")
+    return mark.durable

@@ -1,0 +1,160 @@
+"""Fill a journal that ends before the shared log begins: copy what is durable on another server.
+
+    in: the end of this journal, the first entry of the shared log, the journals that others serve
+    out: a longer journal
+
+It runs before the journal is opened.  Only the durable part is copied, and only if this journal is empty, or is the
+beginning of the other one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import deferLater
+from twisted.internet.threads import deferToThread
+from twisted.logger import Logger
+
+from fyrehose.errors import ConfigError, JournalError
+from fyrehose.journal import scan
+from fyrehose.journal.files import Files
+from fyrehose.journal.replica import REPLICA, cut_at_mark
+from fyrehose.replication.entries import EntryKind
+from fyrehose.replication.peers import ClusterPeer, Peers
+from fyrehose.replication.shared_log import ISharedLog, Unavailable
+
+log = Logger()
+
+#: How long the shared log may take to answer when the server starts, in seconds; it is asked again while following.
+PATIENCE = 5.0
+#: How long other servers are listened to before one of them is chosen, in seconds.
+LISTEN = 1.0
+#: After how many seconds copying is tried again.
+RETRY = 5.0
+#: How often it is tried before the server gives up.
+TRIES = 60
+
+#: How long an empty server waits for the others before it begins an empty shared log, in seconds.
+ALONE = 10.0
+
+#: Copies what is durable in the journal at a URL into a directory, and returns the position where the copy ends.
+Copy = Callable[[str, Path], int]
+
+
+@attrs.define(eq=False)
+class Filler:
+    """Fills the journal in *directory*, if need be.
+
+    :ivar peers: names this server, and learns which journals the others serve
+    :ivar copy: blocks, and is called by *in_thread*
+    """
+
+    reactor: Any
+    directory: Path
+    log: ISharedLog
+    peers: Peers
+    copy: Copy
+    in_thread: Callable[..., Deferred[int]] = deferToThread
+
+    async def fill(self) -> None:
+        """Copy another server's journal if this one ends before the shared log begins.
+
+        :raises ConfigError: it does, and no other server serves its journal; where this server's own is served, the
+            others are waited for
+        """
+        try:
+            needed = await self._needed()
+        except (Unavailable, CancelledError):
+            return  # following begins when it answers
+        if needed is None:
+            return
+        here, first = needed
+        for _ in range(TRIES):
+            if await self._fill(here, first):
+                return
+            await deferLater(self.reactor, RETRY)
+        raise too_far_behind(here, first)
+
+    async def _needed(self) -> tuple[int, int] | None:
+        """Return where this journal ends, and where the shared log begins, if the first is less."""
+        here = self._end()
+        if here is None:
+            return None
+        await self.log.open(self._heard).addTimeout(PATIENCE, self.reactor)
+        extent = await self.log.extent()
+        found = await self.log.read(extent.first, 1) if extent.first <= extent.last else []
+        if not found or found[0][1].kind is EntryKind.DATA or found[0][1].position <= here:
+            return None
+        return here, found[0][1].position
+
+    def _end(self) -> int | None:
+        """Return the durable mark of this journal; None if it was never one of a cluster."""
+        if not scan.segments(self.directory):
+            return 0
+        return scan.read_mark(self.directory) if (self.directory / REPLICA).exists() else None
+
+    def _heard(self, message: bytes) -> None:
+        self.peers.hear(message, self.reactor.seconds())
+
+    async def _fill(self, here: int, first: int) -> bool:
+        await deferLater(self.reactor, LISTEN)
+        sources = [peer for peer in self.peers.others.values() if peer.journal]
+        if not sources and not self.peers.settings.journal:
+            raise too_far_behind(here, first)
+        for peer in sorted(sources, key=lambda peer: peer.leads):  # the leader has enough to do
+            if await self._copy(peer, here, first):
+                return True
+        return False
+
+    async def _copy(self, peer: ClusterPeer, here: int, first: int) -> bool:
+        log.info(
+            "replication: this journal ends at position {here}, and the shared log begins at {first}: copying the "
+            "journal of {name} from {url}",
+            here=here,
+            first=first,
+            name=peer.name,
+            url=peer.journal,
+        )
+        try:
+            cut_at_mark(self.directory, Files())
+            end = await self.in_thread(self.copy, peer.journal, self.directory)
+        except JournalError as error:
+            log.warn("replication: the journal of {name} cannot be copied: {why}", name=peer.name, why=str(error))
+            return False
+        log.info("replication: the journal is filled up to position {end}", end=end)
+        return end >= first
+
+
+def too_far_behind(here: int, first: int) -> ConfigError:
+    """Return the error of a server that cannot be filled by itself."""
+    return ConfigError(
+        f"the journal ends at position {here}, and the shared log begins at {first}: copy the journal of another "
+        "server into the data directory with `fyrehose journal backup`, and start again; with the option `journal` of "
+        "[replication] on the other servers this happens by itself"
+    )
+
+
+def waits(position: int, returning: bool, peers: Peers, listened: float) -> str:
+    """Return why a server must not begin a shared log that is empty; an empty string if it may.
+
+    If the shared log was lost, the server that takes over first may not be the one that has everything.
+
+    :param position: where its journal ends
+    :param returning: whether its journal has been used with a shared log before
+    :param listened: for how long the other servers could be heard, in seconds
+    """
+    longer = [peer.name for peer in peers.others.values() if peer.position > position]
+    if longer:
+        return f"the shared log is empty, and {longer[0]} has a longer journal than this server; waiting for it"
+    if returning and position:
+        return (
+            "the shared log is empty, and this journal has been used with one: it was deleted or lost; if it is gone "
+            "for good, run `fyrehose cluster reseed` for the server with the longest journal"
+        )
+    if not position and len(peers.others) + 1 < peers.settings.members and listened < ALONE:
+        return "the shared log is empty, and other servers may have a journal; waiting for them"
+    return ""

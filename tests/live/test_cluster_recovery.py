@@ -1,0 +1,137 @@
+"""A cluster that has lost a disk, or its shared log: the commands of docs/cluster.md, with real processes."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fyrehose.journal.offline.verify import verify
+from fyrehose.testing.cluster import Cluster, Server
+from fyrehose.testing.nats import free_ports, program
+from tests.live.test_cluster import PATIENCE, check, get, leader_of, publish, wait_until_identical
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server"),
+]
+PAGE = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Three servers, each of which serves its journal to the others."""
+    made = Cluster(tmp_path)
+    serving = []
+    ports = free_ports(len(made.servers))
+    for server, port in zip(made.servers.values(), ports, strict=True):
+        server.replication = f'journal = "http://127.0.0.1:{port}"\nmember-timeout = "60s"\n'
+    try:
+        with made:
+            leader_of(made)
+            wait_until_identical(made)
+            for server, port in zip(made.servers.values(), ports, strict=True):
+                words = command(f"fyrehose journal serve {server.directory / 'data'} --listen 127.0.0.1:{port}")
+                serving.append(subprocess.Popen(words, stdout=subprocess.DEVNULL))
+            yield made
+    finally:
+        for each in serving:
+            each.kill()
+            each.wait()
+
+
+def command(line: str) -> list[str]:
+    """Return the words of a command of docs/cluster.md, for this installation."""
+    return [sys.executable, "-c", "from fyrehose.cli import main; main()", *line.split()[1:]]
+
+
+def commands(begin: str, config: Path, **values: str) -> list[str]:
+    """Return the commands in docs/cluster.md that begin with *begin*, for the server with this configuration."""
+    found = re.findall(rf"^    ({re.escape(begin)}.*)$", PAGE, re.MULTILINE)
+    assert found, begin
+    values |= {"/etc/fyrehose/fyrehose.toml": str(config), "/var/lib/fyrehose": str(config.parent / "data")}
+    for old, new in values.items():
+        found = [line.replace(old, new) for line in found]
+    return found
+
+
+def trim(cluster: Cluster, published: list[bytes]) -> None:
+    """Publish, with time for the shared log to be trimmed."""
+    for number in range(4):
+        published.append(b"message %d" % number)
+        publish(cluster, published[-1])
+        time.sleep(1.5)
+
+
+def lose_disk(server: Server) -> None:
+    server.stop(signal.SIGKILL)
+    shutil.rmtree(server.directory / "data")
+    server.member = f"{server.name}2"
+
+
+def test_a_machine_that_has_lost_its_disk_is_filled_by_itself(cluster: Cluster) -> None:
+    published: list[bytes] = []
+    trim(cluster, published)
+    leader = leader_of(cluster)
+    lost = next(server for server in cluster.servers.values() if server is not leader)
+    lose_disk(lost)
+    trim(cluster, published)
+    lost.start()
+    check(cluster, published)
+    assert "the journal is filled up to position" in lost.log
+
+
+def test_a_machine_is_filled_by_hand(cluster: Cluster) -> None:
+    published: list[bytes] = []
+    trim(cluster, published)
+    leader = leader_of(cluster)
+    lost = next(server for server in cluster.servers.values() if server is not leader)
+    lose_disk(lost)
+    port = re.findall(r":(\d+)\"\nmember", leader.replication)[0]
+    for line in commands("fyrehose journal backup", lost.directory / "x", **{"10.0.0.1:8120": f"127.0.0.1:{port}"}):
+        subprocess.run(command(line), check=True, timeout=60)
+    lost.start()
+    check(cluster, published)
+
+
+def test_a_lost_shared_log_is_begun_again_with_the_longest_journal(cluster: Cluster) -> None:
+    published: list[bytes] = []
+    trim(cluster, published)
+    wait_until_identical(cluster)
+    leader = leader_of(cluster)
+    others = [server for server in cluster.servers.values() if server is not leader]
+    lose_disk(others[0])
+    for server in (leader, others[1]):
+        server.stop(signal.SIGKILL)
+    for node in range(cluster.nats.count):
+        cluster.nats.kill(node)
+        shutil.rmtree(cluster.directory / f"nats-{node}" / "store")
+    for node in range(cluster.nats.count):
+        cluster.nats.start(node)
+    for server in (leader, *reversed(others)):  # the empty one last
+        server.start()
+    deadline = time.monotonic() + PATIENCE
+    while not all("fyrehose cluster reseed" in server.log for server in (leader, others[1])):
+        assert time.monotonic() < deadline, leader.log
+        time.sleep(0.2)
+    assert not any(get(server, "/ready") for server in cluster.servers.values())
+    for server in cluster.servers.values():
+        assert server.stop() == 0
+    (line,) = commands("fyrehose cluster reseed", leader.directory / "fyrehose.toml")
+    subprocess.run([*command(line), "--yes"], check=True, timeout=60)
+    for server in (leader, *others):
+        server.start()
+    published.append(b"after the loss")
+    publish(cluster, published[-1])
+    check(cluster, published)
+    for server in cluster.servers.values():
+        assert not verify(server.directory / "data").problems

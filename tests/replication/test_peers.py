@@ -1,0 +1,78 @@
+"""What servers tell each other: invalid, late and own messages, and another server with the same name."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fyrehose.errors import ConfigError
+from fyrehose.replication.entries import EntryWriter
+from fyrehose.replication.peers import Peers
+from fyrehose.replication.role import Role
+from fyrehose.replication.settings import ReplicationSettings
+
+
+def peers(name: str, incarnation: int = 1) -> Peers:
+    return Peers(ReplicationSettings(name=name, address=f"{name}:1"), incarnation)
+
+
+def said(by: Peers, position: int = 0, leaving: bool = False) -> bytes:
+    return by.pack(Role(EntryWriter(by.settings.name, by.incarnation), position), leaving)
+
+
+def test_a_server_is_known_by_what_it_has_said() -> None:
+    here, there = peers("a"), peers("b")
+    heard = here.hear(said(there, position=7), 12.0)
+    assert heard is not None
+    assert not heard.leads
+    assert here.address_of("b") == "b:1"
+    assert here.position_of("b") == 7
+    assert (here.address_of("c"), here.address_of(None), here.position_of("c")) == ("", "", 0)
+    assert [peer.name for peer in here.heard_since(11.0)] == ["b"]
+    assert not here.heard_since(12.0)
+
+
+def test_a_leader_that_has_handed_over_has_left_even_if_an_earlier_message_arrives_later() -> None:
+    here, there = peers("a"), peers("b")
+    before = said(there)
+    here.hear(said(there, leaving=True), 1.0)
+    late = here.hear(before, 2.0)
+    again = here.hear(said(peers("b", 2)), 3.0)
+    assert late is not None
+    assert again is not None
+    assert here.has_left(late.writer)
+    assert not here.has_left(again.writer)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"{}",
+        b'{"name": "b"}',
+        json.dumps({"name": "b", "incarnation": 1, "epoch": "x", "state": "leader"}).encode(),
+        json.dumps({"name": "b", "incarnation": 1, "epoch": 1, "state": "leader", "reported": None}).encode(),
+    ],
+)
+def test_what_no_server_has_said_is_ignored(message: bytes) -> None:
+    here = peers("a")
+    assert here.hear(message, 1.0) is None
+    assert not here.others
+
+
+def test_own_messages_and_those_of_an_earlier_start_are_ignored() -> None:
+    here = peers("a", 2)
+    assert here.hear(said(here), 1.0) is None
+    earlier = said(peers("a", 1))
+    for _ in range(10):
+        assert here.hear(earlier, 2.0) is None
+
+
+def test_another_server_with_the_same_name_is_noticed_once_it_answers() -> None:
+    here, rival = peers("a", 1), peers("a", 2)
+    rival.hear(said(here), 1.0)
+    with pytest.raises(ConfigError, match="has the same name, 'a'"):
+        here.hear(said(rival), 1.0)

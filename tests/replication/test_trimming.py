@@ -1,0 +1,124 @@
+"""When the leader trims the shared log: members that confirm, that are away, and a log that grows beyond its limit."""
+
+from __future__ import annotations
+
+import json
+
+import attrs
+import pytest
+
+from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry
+from fyrehose.replication.peers import Peers
+from fyrehose.replication.role import Append, Purge, Role
+from fyrehose.replication.settings import ReplicationSettings
+from fyrehose.replication.trimming import Trimmer
+
+MIB = 1 << 20
+
+
+@attrs.define
+class World:
+    """A leader with three entries in the shared log, of which the last is a checkpoint."""
+
+    settings: ReplicationSettings = attrs.field(
+        factory=lambda: ReplicationSettings(name="a", members=3, member_timeout=60, log_limit=100 * MIB)
+    )
+    role: Role = attrs.field(factory=lambda: Role(EntryWriter("a", 1), 0))
+    peers: Peers = attrs.field(init=False)
+    trimmer: Trimmer = attrs.field(init=False)
+    now: float = 1000.0
+
+    def __attrs_post_init__(self) -> None:
+        self.peers = Peers(self.settings, 1)
+        self.trimmer = Trimmer(self.settings, self.peers)
+        self.role.take_over(0)
+        self.answer()
+        self.trimmer.start(self.role, self.now)
+        for _ in range(2):
+            self.role.append(self.role.position, [b"x"])
+            self.answer()
+        self.trimmer.trim(self.role, self.now)
+        assert self.answer()[-1].kind is EntryKind.CHECKPOINT
+        self.role.was_synced(self.role.position)
+        self.role.noted(self.role.position)
+
+    def answer(self) -> list[LogEntry]:
+        """Accept every append; return the entries."""
+        found = [(action.entry, action.expect) for action in self.role.take() if isinstance(action, Append)]
+        for entry, expect in found:
+            self.role.accepted(entry, expect + 1)
+        return [entry for entry, _ in found]
+
+    def hear(self, name: str, reported: int, at: float | None = None) -> None:
+        said = {"name": name, "incarnation": 5, "epoch": 1, "state": "follower", "reported": reported}
+        self.peers.hear(json.dumps(said).encode(), self.now if at is None else at)
+
+    def purged(self) -> bool:
+        self.trimmer.trim(self.role, self.now)
+        return any(isinstance(action, Purge) for action in self.role.take())
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_the_log_is_trimmed_when_every_member_confirms(world: World) -> None:
+    assert not world.purged()
+    world.hear("b", 4)
+    assert not world.purged(), "c was not heard"
+    world.hear("c", 3)
+    assert not world.purged(), "c has not everything"
+    world.hear("c", 4)
+    assert world.purged()
+
+
+def test_a_member_that_was_not_heard_for_long_is_not_waited_for(world: World) -> None:
+    world.hear("b", 4)
+    world.now += 61
+    assert not world.purged(), "nobody else has it, as far as was heard lately"
+    world.hear("b", 4)
+    assert world.purged()
+
+
+def test_beyond_the_limit_only_servers_that_confirm_are_waited_for(world: World, log_lines: list[str]) -> None:
+    world.hear("b", 4)
+    world.hear("c", 1)
+    assert world.trimmer.measured(world.role, 99 * MIB) == ""
+    assert not world.purged()
+    assert world.trimmer.measured(world.role, 101 * MIB) == ""
+    assert world.purged()
+    (line,) = [line for line in log_lines if "has grown to" in line]
+    assert "'c' does not confirm what it has; beyond 100.0 MiB (log-limit)" in line
+
+
+def test_without_another_server_that_confirms_messages_are_refused_beyond_the_limit(world: World) -> None:
+    world.hear("b", 1)
+    assert world.trimmer.measured(world.role, 100 * MIB) == ""
+    why = world.trimmer.measured(world.role, 101 * MIB)
+    assert why == "the shared log has 101.0 MiB, more than log-limit, and 'b' does not confirm what it has"
+    assert not world.purged()
+    world.hear("b", 4)
+    assert world.trimmer.measured(world.role, 101 * MIB) == ""
+    assert world.purged()
+
+
+def test_the_warning_is_repeated_only_after_the_log_was_small_again(world: World, log_lines: list[str]) -> None:
+    for size in (60, 70, 10, 60):
+        world.trimmer.measured(world.role, size * MIB)
+    assert ["has grown to 60.0 MiB" in line for line in log_lines if "has grown" in line] == [True, True]
+    assert "2 of 3 servers were not heard" in log_lines[-1]
+
+
+def test_the_next_checkpoint_follows_a_purge(world: World) -> None:
+    """What is appended while a checkpoint waits for a member is not forgotten."""
+    world.hear("b", 4)
+    world.role.append(world.role.position, [b"y"])
+    world.answer()
+    assert not world.purged()
+    world.hear("c", 4)
+    assert world.purged()
+    world.role.append(world.role.position, [b"z"])
+    world.answer()
+    world.trimmer.trim(world.role, world.now)
+    assert [entry.kind for entry in world.answer()] == [EntryKind.CHECKPOINT]

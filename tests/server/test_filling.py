@@ -1,0 +1,60 @@
+"""The journal of another server is copied as far as it is durable, and the log says how far it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from twisted.internet.task import Clock
+
+from fyrehose.core.broker import Broker
+from fyrehose.core.sequencer import Sequencer
+from fyrehose.errors import JournalError
+from fyrehose.journal import scan
+from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.offline.verify import verify
+from fyrehose.journal.settings import JournalSettings
+from fyrehose.journal.worker import InlineWorker
+from fyrehose.records import Run
+from fyrehose.server import filling
+from fyrehose.server.filling import Progress, copy_journal
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Return the directory of a journal with a few messages."""
+    clock, directory = Clock(), tmp_path / "source"
+    journal = FileJournal(clock, directory, JournalSettings(min_free=0), worker=InlineWorker())
+    broker = Broker(clock, journal, Sequencer())
+    broker.open()
+    for number in range(5):
+        broker.publish([Run.of("s", [b"message %d" % number], source="t")])
+        clock.advance(1)
+    broker.close()
+    return directory
+
+
+def test_the_copy_ends_where_the_journal_is_durable(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    assert copy_journal("", str(source), target) == scan.read_mark(source) == scan.read_mark(target) > 0
+    assert not verify(target).problems
+    assert verify(target).records == verify(source).records
+
+
+def test_a_journal_that_is_not_there_is_an_error_of_journals(tmp_path: Path) -> None:
+    with pytest.raises(JournalError):
+        copy_journal("", str(tmp_path / "nothing"), tmp_path / "target")
+
+
+def test_progress_is_logged_once_in_a_while(monkeypatch: pytest.MonkeyPatch, log_lines: list[str]) -> None:
+    now = [100.0]
+    monkeypatch.setattr(filling, "time", type("Time", (), {"monotonic": staticmethod(lambda: now[0])}))
+    progress: Any = Progress()
+    for seconds in (1, 3, 2, 1, 6):
+        now[0] += seconds
+        progress(int(now[0] - 100) << 20, 20 << 20)
+    assert [line for line in log_lines if "copied" in line] == [
+        "replication: copied 6.0 MiB of 20.0 MiB",
+        "replication: copied 13.0 MiB of 20.0 MiB",
+    ]

@@ -1,0 +1,429 @@
+#!/usr/bin/env python3
+"""A cluster in bad weather: three Fyrehose servers and three NATS servers as processes, one fault after the other.
+
+    cluster.py [--rounds 10] [--minutes M] [--seed 1] [--kinds KIND,...] [--directory DIR] [--figures FILE]
+
+Each round one of these happens, or two of them at once (``double``), and then everything recovers:
+
+    kill     kill -9 of a server, which starts again after up to 6 s       nats-kill      the same of a NATS server
+    freeze   SIGSTOP of a server for 10 s, longer than the take-over       nats-freeze    the same of a NATS server
+    stop     an orderly stop of a server                                   nats-stop      the same of a NATS server
+    wipe     a server is killed and loses its disk; it comes back          cut            a proxy cuts a NATS server off
+             under a new name, filled from another one, by itself                         from the others for 8 to 12 s
+             or by `journal backup`
+
+Publishers of five protocols know all addresses, and subscribers read from every server (cluster_load.py).  Checked
+after each round: nothing that was acknowledged is lost, no number has two messages, nothing is there more often than it
+was sent, all servers are back by themselves.  At the end: the logs of all servers are identical, `journal verify` finds
+nothing, and subscribers were handed exactly what is kept.
+
+Prints how long nobody's messages were acknowledged, by kind and whether the fault hit the leader; the status is 1 if
+there was a violation, and the directory is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import servers
+import wire
+from cluster_load import PUBLISHERS, SIZES, Notes, Publisher, Subscriber
+from cluster_proxy import Routes
+
+from fyrehose.cli.cluster import leading, survey
+from fyrehose.journal import scan
+from fyrehose.journal.offline import dump
+from fyrehose.journal.offline.verify import verify
+from fyrehose.replication.settings import ReplicationSettings
+from fyrehose.testing.cluster import Cluster, ClusterServer
+from fyrehose.testing.nats import NatsNodes
+
+#: Seconds after which everything has to be back.
+PATIENCE = 120.0
+#: For how long a process is frozen, in seconds; longer than the take-over.
+FREEZE = 10.0
+#: The kinds of faults, and how often each is chosen.
+KINDS = {"kill": 4, "freeze": 3, "stop": 2, "nats-kill": 3, "nats-freeze": 2, "nats-stop": 1, "cut": 3, "double": 3}
+#: A machine loses its disk after so many rounds, and then again.
+WIPE = 25
+#: The status of a server from which another one has taken over.
+DEPOSED = 7
+JOURNAL = (str(Path(sys.executable).with_name("fyrehose")), "journal")
+#: The listeners beside Figg, HTTP and the page.
+OTHERS = ("eventbus", "lumberjack", "relink")
+MORE = '[option.relink]\nlinks = "torture"\n\n'
+
+
+class Weather:
+    """The cluster, everybody who uses it, and the faults."""
+
+    def __init__(self, directory: Path, dice: random.Random) -> None:
+        self.dice = dice
+        self.cluster = Cluster(directory)
+        self.nats: NatsNodes = self.cluster.nats
+        self.routes = Routes(self.nats.routes)
+        self.routes.start()
+        self.nats.proxies = self.routes.ports
+        names = list(self.cluster.servers)
+        self._urls: dict[str, str] = {}
+        ports = {name: servers.free_ports((*OTHERS, "journal")) for name in names}
+        for name, server in self.cluster.servers.items():
+            server.listen = {protocol: f"tcp:{ports[name][protocol]}" for protocol in OTHERS}
+            self._urls[name] = f"http://127.0.0.1:{ports[name]['journal']}"
+            server.more = MORE
+            server.replication = f'journal = "{self._urls[name]}"\nmember-timeout = "60s"\n'
+        self.notes = Notes()
+        self._serving: list[subprocess.Popen[bytes]] = []
+        places = {
+            "figg": [server.ports[0] for server in self.servers],
+            "http": [server.ports[1] for server in self.servers],
+            **{
+                protocol: [ports[name][protocol] for name in names] for protocol in ("eventbus", "lumberjack", "relink")
+            },
+        }
+        self.publishers: list[Publisher] = [
+            made(number, places[made.protocol], self.notes) for number, made in enumerate(PUBLISHERS, 1)
+        ]
+        streams = [publisher.stream for publisher in self.publishers]
+        self.subscribers = [Subscriber(server.name, server.ports[0], streams, self.notes) for server in self.servers]
+        self.problems: list[str] = []
+        self.wipes = 0
+        #: servers and NATS servers that a fault of this round has hit already
+        self._hit: set[object] = set()
+        self._held: set[str] = set()  #: servers that are down on purpose
+
+    @property
+    def servers(self) -> list[ClusterServer]:
+        return list(self.cluster.servers.values())
+
+    def start(self) -> None:
+        self.cluster.__enter__()
+        self.recover()
+        self._serve_journals()
+        for each in (*self.publishers, *self.subscribers):
+            each.start()
+
+    def stop(self) -> None:
+        for each in (*self.publishers, *self.subscribers):
+            each.stop()
+        for serving in self._serving:
+            serving.kill()
+            serving.wait()
+        self.cluster.__exit__()
+        self.routes.stop()
+
+    def look(self) -> tuple[str | None, int | None]:
+        """Return the server that leads, and the NATS server that leads the stream."""
+        found = asyncio.run(survey(ReplicationSettings(servers=tuple(self.nats.urls), cluster="fyrehose")))
+        leader = next((said["name"] for said in found.servers if leading(said)), None)
+        node = (found.log or {}).get("node")
+        names = {server.member or server.name: server.name for server in self.servers}
+        return names.get(str(leader)), int(node[1:]) if node else None
+
+    # Faults; each returns what ends it, and when that is due.
+
+    def begin(self, kind: str, leader: str | None, node: int | None) -> tuple[str, float, Callable[[], object]]:
+        """Cause a fault.
+
+        :return: what it has hit, for people; after how many seconds it ends; what ends it
+        """
+        if kind in ("kill", "freeze", "stop", "wipe"):
+            server = self._server(leader)
+            what = f"{kind} of {'the leader' if server.name == leader else 'a follower'}"
+            return what, *{"kill": self._kill, "freeze": self._freeze, "stop": self._stop, "wipe": self._wipe}[kind](
+                server
+            )
+        at = self._node(node)
+        what = f"{kind} of {'the node that leads the stream' if at == node else 'a node that follows'}"
+        if kind == "cut":
+            self.routes.cut(at, close=self.dice.random() < 0.5)
+            return what, self.dice.uniform(8, 12), lambda: self.routes.heal(at)
+        if kind == "nats-freeze":
+            pid = self.nats.pid(at)
+            os.kill(pid, signal.SIGSTOP)
+            return what, FREEZE, lambda: os.kill(pid, signal.SIGCONT)
+        self.nats.kill(at, signal.SIGKILL if kind == "nats-kill" else signal.SIGTERM)
+        return what, self.dice.uniform(0, 6), lambda: self.nats.start(at)
+
+    def _server(self, leader: str | None) -> ClusterServer:
+        names = [server.name for server in self.servers if server.name not in self._hit]
+        name = leader if leader in names and self.dice.random() < 0.6 else self.dice.choice(names)
+        assert name is not None
+        self._hit.add(name)
+        return self.cluster.servers[name]
+
+    def _node(self, leader: int | None) -> int:
+        nodes = [at for at in range(self.nats.count) if at not in self._hit]
+        at = leader if leader in nodes and self.dice.random() < 0.5 else self.dice.choice(nodes)
+        assert at is not None
+        self._hit.add(at)
+        return at
+
+    def _kill(self, server: ClusterServer) -> tuple[float, Callable[[], object]]:
+        self._held.add(server.name)
+        server.stop(signal.SIGKILL)
+        return self.dice.uniform(0, 6), lambda: self._start(server)
+
+    def _freeze(self, server: ClusterServer) -> tuple[float, Callable[[], object]]:
+        assert server.process is not None
+        process = server.process
+        process.send_signal(signal.SIGSTOP)
+        return FREEZE, lambda: process.send_signal(signal.SIGCONT)
+
+    def _stop(self, server: ClusterServer) -> tuple[float, Callable[[], object]]:
+        self._held.add(server.name)
+        status = server.stop(signal.SIGTERM)
+        if status:
+            self.problems.append(f"server {server.name} ended with status {status} after SIGTERM")
+        return self.dice.uniform(0, 3), lambda: self._start(server)
+
+    def _wipe(self, server: ClusterServer) -> tuple[float, Callable[[], object]]:
+        delay, _ = self._kill(server)
+        shutil.rmtree(server.directory / "data")
+        self.wipes += 1
+        server.member = f"{server.name}{self.wipes}"
+        return delay, lambda: self._fill(server)
+
+    def _fill(self, server: ClusterServer) -> None:
+        """Start with an empty disk; half of the time with a copy that an operator made, as docs/cluster.md says."""
+        if self.wipes % 2 == 0:
+            source = next(each for each in self.servers if each is not server)
+            words = [*JOURNAL, "backup", self._urls[source.name], str(server.directory / "data")]
+            copied = subprocess.run(words, capture_output=True, text=True)
+            if copied.returncode:
+                self.problems.append(f"journal backup: {copied.stderr}")
+        self._start(server)
+
+    def _serve_journals(self) -> None:
+        """Serve the journal of each machine to the others."""
+        for server in self.servers:
+            place = self._urls[server.name].removeprefix("http://")
+            words = [*JOURNAL, "serve", str(server.directory / "data"), "--listen", place]
+            self._serving.append(subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+
+    def _start(self, server: ClusterServer) -> None:
+        self._held.discard(server.name)
+        server.start()
+
+    # Rounds.
+
+    def round(self, kind: str) -> tuple[str, dict[str, float]]:
+        """Cause faults, and wait until everything is back.
+
+        :return: what happened, for people; the longest time without an acknowledgement, for each protocol and for all
+        """
+        leader, node = self.look()
+        self._hit.clear()
+        kinds = [kind] if kind != "double" else self.dice.choices([k for k in KINDS if k != "double"], k=2)
+        marks = {publisher: max(0, len(publisher.acks) - 1) for publisher in self.publishers}
+        faults = [self.begin(each, leader, node) for each in kinds]
+        began = time.monotonic()
+        for _, due, end in sorted(faults, key=lambda fault: fault[1]):
+            while time.monotonic() < began + due:
+                self.revive()
+                time.sleep(0.05)
+            end()
+        self.recover()
+        ends = {publisher: len(publisher.acks) for publisher in self.publishers}
+        time.sleep(self.dice.uniform(0.5, 1.5))
+        found = {p.protocol: gap(p.acks[marks[p] : ends[p] + 1]) for p in self.publishers}
+        found["all"] = gap(sorted(at for p in self.publishers for at in p.acks[marks[p] : ends[p] + 1]))
+        self.check()
+        return " + ".join(what for what, _, _ in faults), found
+
+    def revive(self) -> None:
+        """Start servers again from which another one has taken over, as systemd does."""
+        for server in self.servers:
+            if server.name in self._held or server.process is None or server.process.poll() is None:
+                continue
+            status = server.process.returncode
+            if status != DEPOSED:
+                self.problems.append(f"server {server.name} ended with status {status}: {server.log[-1500:]}")
+            server.start()
+
+    def recover(self) -> None:
+        """Wait until every server is ready, and every publisher's messages are acknowledged again."""
+        deadline = time.monotonic() + PATIENCE
+        acked = {publisher: publisher.acked for publisher in self.publishers if publisher.is_alive()}
+        waiting = self.servers
+        while waiting or any(publisher.acked <= before for publisher, before in acked.items()):
+            self.revive()
+            waiting = [server for server in waiting if not is_ready(server)]
+            if time.monotonic() > deadline:
+                slow = [p.protocol for p, before in acked.items() if p.acked <= before]
+                self.problems.append(f"after {PATIENCE:.0f} s: not ready: {[s.name for s in waiting]}, no acks: {slow}")
+                return
+            time.sleep(0.1)
+
+    def check(self) -> None:
+        """Compare what publishers know with what subscribers were handed, once these have caught up."""
+        deadline = time.monotonic() + PATIENCE
+        acked = {publisher: publisher.acked for publisher in self.publishers}
+        while not all(publisher.was_delivered(number) for publisher, number in acked.items()):
+            if time.monotonic() > deadline:
+                break  # the comparison says what is missing
+            self.revive()
+            time.sleep(0.05)
+        targets = {stream: len(numbers) for stream, numbers in self.notes.streams.items()}
+        while any(s.positions[stream] < end for s in self.subscribers for stream, end in targets.items()):
+            if time.monotonic() > deadline:
+                behind = {s.name: s.positions for s in self.subscribers}
+                self.problems.append(f"subscribers do not come to {targets}: {behind}")
+                return
+            self.revive()
+            time.sleep(0.05)
+        for publisher, number in acked.items():
+            self.problems += publisher.check(number)
+        taken, self.notes.problems = self.notes.problems, []
+        self.problems += taken
+
+    def finish(self) -> str:
+        """Compare the journals, byte for byte, with each other, and record for record, with what was handed out."""
+        for publisher in self.publishers:
+            publisher.stop()
+        self.check()
+        for subscriber in self.subscribers:
+            subscriber.stop()
+        for server in self.servers:
+            self._stop(server)
+        sizes = []
+        directories = [server.directory / "data" for server in self.servers]
+        for directory in directories:
+            self.problems += [f"verify {directory}: {problem}" for problem in verify(directory).problems]
+            sizes.append(scan.read_mark(directory))
+        for other in directories[1:]:
+            self.problems += compare(directories[0], other, min(sizes))
+        longest = directories[sizes.index(max(sizes))]
+        seen = dict.fromkeys(self.notes.streams, 0)
+        for run in dump.runs(longest):
+            if run.stream in seen:
+                for number, record in enumerate(run.records(), run.first_seq):
+                    self._compare(run.stream, number, record.payload)
+                seen[run.stream] = run.last_seq
+        for stream, numbers in self.notes.streams.items():
+            if seen[stream] < len(numbers):
+                self.problems.append(
+                    f"{stream}: {len(numbers)} was handed out, {seen[stream]} is the last that is kept"
+                )
+        return f"{max(sizes):,} bytes in each log, {sum(seen.values()):,} messages"
+
+    def _compare(self, stream: str, number: int, payload: bytes) -> None:
+        author = wire.whose(payload, SIZES)
+        known = self.notes.streams[stream]
+        if author is None or (number <= len(known) and known[number - 1] not in (0, author[0] << 40 | author[1])):
+            self.problems.append(f"{stream} {number} is {author} in the log, and was handed out as something else")
+
+
+def is_ready(server: ClusterServer) -> bool:
+    try:
+        url = f"http://127.0.0.1:{server.ports[2]}/ready?for=read"
+        with urllib.request.urlopen(url, timeout=2):
+            return True
+    except OSError:
+        return False
+
+
+def gap(times: list[float]) -> float:
+    """Return the longest time between two of *times*."""
+    return max((after - before for before, after in itertools.pairwise(times)), default=math.nan)
+
+
+def compare(one: Path, other: Path, size: int) -> list[str]:
+    """Compare the first *size* bytes of two logs, which are divided into the same segments."""
+    problems = []
+    for segment in scan.segments(one):
+        twin = other / segment.path.name
+        count = min(size, segment.end) - segment.base
+        if count > 0 and (not twin.exists() or segment.path.read_bytes()[:count] != twin.read_bytes()[:count]):
+            problems.append(f"{segment.path} and {twin} differ")
+    return problems
+
+
+def table(found: list[tuple[str, dict[str, float]]]) -> list[str]:
+    """Return lines with the number, the median, the 99th percentile and the longest outage of each kind."""
+    groups: dict[str, list[dict[str, float]]] = defaultdict(list)
+    for what, outages in found:
+        groups["two at once" if "+" in what else what].append(outages)
+    lines = ["| what | rounds | nobody's was acknowledged: median | p99 | longest | one protocol's: median | longest |"]
+    for what, rounds in sorted(groups.items()):
+        whole = [each["all"] for each in rounds]
+        worst = [max(v for k, v in each.items() if k != "all") for each in rounds]
+        p99 = sorted(whole)[min(len(whole) - 1, math.ceil(0.99 * len(whole)) - 1)]
+        lines.append(
+            f"| {what} | {len(rounds)} | {statistics.median(whole):.1f} s | {p99:.1f} s | {max(whole):.1f} s "
+            f"| {statistics.median(worst):.1f} s | {max(worst):.1f} s |"
+        )
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kinds", default=",".join(KINDS), help="choose among these only")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="end after this time, if that is earlier")
+    parser.add_argument("--directory", type=servers.directory, help="for everything; a temporary one by default")
+    parser.add_argument("--figures", type=Path, help="write the outages to this file, as JSON")
+    arguments = parser.parse_args()
+    dice = random.Random(arguments.seed)
+    kinds = arguments.kinds.split(",")
+    root = Path(tempfile.mkdtemp(prefix="fyrehose-cluster-", dir=arguments.directory))
+    weather = Weather(root, dice)
+    found: list[tuple[str, dict[str, float]]] = []
+    kept = ""
+    began = time.monotonic()
+    try:
+        weather.start()
+        for number in range(1, arguments.rounds + 1):
+            kind = dice.choices(kinds, [KINDS.get(kind, 1) for kind in kinds])[0]
+            what, outages = weather.round("wipe" if number % WIPE == 7 else kind)
+            found.append((what, outages))
+            shown = ", ".join(f"{name} {seconds:.1f}" for name, seconds in outages.items())
+            acked = sum(publisher.acked for publisher in weather.publishers)
+            print(
+                f"{time.monotonic() - began:5.0f} s, round {number}: {what}: {shown}; {acked} acknowledged", flush=True
+            )
+            if arguments.figures:
+                arguments.figures.write_text(json.dumps(found))
+            if weather.problems or time.monotonic() - began > 60 * arguments.minutes:
+                break
+        kept = weather.finish()
+    finally:
+        weather.stop()
+    for problem in weather.problems[:20]:
+        print(f"VIOLATION: {problem}")
+    acked = {publisher.protocol: publisher.acked for publisher in weather.publishers}
+    print(
+        f"{len(found)} rounds (seed {arguments.seed}): {sum(acked.values()):,} messages acknowledged "
+        f"({', '.join(f'{name} {count:,}' for name, count in acked.items())}), {weather.wipes} disks lost; {kept}: "
+        f"{len(weather.problems)} violations"
+    )
+    print("\n".join(table(found)))
+    if weather.problems:
+        print(f"kept for a look: {root}")
+        return 1
+    shutil.rmtree(root)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

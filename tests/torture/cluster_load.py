@@ -1,0 +1,385 @@
+"""Publishers and subscribers of a cluster, which know the addresses of all servers and note what they are told.
+
+    Notes        what subscribers of any server were handed, by stream and number; shared by all of them
+    Publisher    one of: Figg, Relink (raw sockets), lumberjack (pylogbeat), HTTP (http.client), event bus (pyzmq); goes
+                 to the next server when one does not acknowledge in time, and sends again what was not acknowledged
+    Subscriber   reads every stream from one server, with Figg, and resumes where it was
+
+Nothing of what is under test is used here.  Each runs in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import select
+import socket
+import struct
+import threading
+import time
+import urllib.parse
+import uuid
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import listeners
+import load
+import pylogbeat
+import wire
+import zmq
+
+#: Seconds after which a server that acknowledges nothing is left for the next one.
+PATIENCE = 2.0
+#: How long publishers rest between two steps, in seconds.
+REST = 0.04
+#: How many messages wait for an acknowledgement.
+WINDOW = 10
+LARGEST = 1 << 12
+#: The largest payload of each publisher.
+SIZES = dict.fromkeys(range(1, 6), LARGEST)
+TIME = b"2024-05-01T10:20:30.123Z"
+
+
+class Notes:
+    """Which message each number of each stream has, as subscribers were told; a contradiction is a problem."""
+
+    def __init__(self) -> None:
+        self.streams: dict[str, array[int]] = {}
+        #: how often each message of each publisher is in its stream
+        self.kept: dict[int, bytearray] = {}
+        self.problems: list[str] = []
+        self._lock = threading.Lock()
+
+    def message(self, by: str, stream: str, number: int, data: bytes) -> None:
+        author = wire.whose(data, SIZES)
+        with self._lock:
+            if author is None or number < 1:
+                self.problems.append(f"{by}: {stream} {number} is nothing that anybody sent: {data[:40]!r}")
+                return
+            word = author[0] << 40 | author[1]
+            known = self.streams.setdefault(stream, array("Q"))
+            if len(known) < number:
+                known.extend([0] * (number - len(known)))
+            if known[number - 1] == 0:
+                known[number - 1] = word
+                kept = self.kept.setdefault(author[0], bytearray())
+                kept.extend(bytes(max(0, author[1] + 1 - len(kept))))
+                kept[author[1]] = min(255, kept[author[1]] + 1)
+            elif known[number - 1] != word:
+                self.problems.append(f"{by}: {stream} {number} is {author}, and was {known[number - 1]:x} for another")
+
+    def wrong(self, what: str) -> None:
+        with self._lock:
+            self.problems.append(what)
+
+
+class Publisher(threading.Thread):
+    """Publish until :meth:`stop`; note when something was acknowledged.
+
+    :ivar places: (host, port) of the listener of each server
+    :ivar acks: when acknowledgements came, by the monotonic clock
+    :ivar times: how often each message was sent; not kept for messages that were sent once
+    """
+
+    protocol = ""
+
+    def __init__(self, number: int, places: list[int], notes: Notes) -> None:
+        super().__init__(name=f"publisher {self.protocol}", daemon=True)
+        self.number, self.places, self.notes = number, places, notes
+        self.acked = self.sent = self.checked = 0
+        self.times: dict[int, int] = {}
+        self.acks: list[float] = []
+        self.tries = 0
+        self._at = 0
+        self._ended = threading.Event()
+
+    @property
+    def stream(self) -> str:
+        return f"by-{self.protocol}"
+
+    def payload(self, number: int) -> bytes:
+        return wire.payload(self.number, number, LARGEST)
+
+    def run(self) -> None:
+        while not self._ended.is_set():
+            self.tries += 1
+            try:
+                self.session(self.places[self._at])
+            except (OSError, http.client.HTTPException, struct.error, zmq.ZMQError, pylogbeat.ConnectionException):
+                self._at = (self._at + 1) % len(self.places)
+                self._ended.wait(0.1)
+            except Exception as error:
+                self.notes.wrong(f"publisher {self.protocol}: {error!r}")
+                return
+
+    def stop(self) -> None:
+        self._ended.set()
+        self.join(30)
+
+    def sending(self, number: int) -> None:
+        if number <= self.sent:
+            self.times[number] = self.times.get(number, 1) + 1
+        self.sent = max(self.sent, number)
+
+    def acknowledged(self, number: int) -> None:
+        if number > self.acked:
+            self.acked = number
+            self.acks.append(time.monotonic())
+
+    def session(self, port: int) -> None:
+        """Publish to one server until it fails."""
+        raise NotImplementedError
+
+    def was_delivered(self, number: int) -> bool:
+        """Return whether a subscriber was handed the message *number*."""
+        kept = self.notes.kept.get(self.number, b"")
+        return number == 0 or (number < len(kept) and kept[number] > 0)
+
+    def check(self, acked: int) -> list[str]:
+        """Compare what was acknowledged, up to *acked*, with what subscribers were handed."""
+        kept = self.notes.kept.get(self.number, bytearray())
+        lost = [n for n in range(self.checked + 1, acked + 1) if n >= len(kept) or not kept[n]]
+        again = [
+            (n, kept[n], self.times.get(n, 1))
+            for n in range(self.checked + 1, min(acked + 1, len(kept)))
+            if kept[n] > self.times.get(n, 1)
+        ]
+        self.checked = acked
+        problems = []
+        if lost:
+            problems.append(f"{self.protocol}: {len(lost)} acknowledged messages are LOST, {lost[0]} to {lost[-1]}")
+        if again:
+            problems.append(f"{self.protocol}: (number, times there, times sent): {again[:5]}")
+        if len(kept) > self.sent + 1:
+            problems.append(f"{self.protocol}: {len(kept) - 1} is there, {self.sent} was the last that was sent")
+        return problems
+
+
+class _Windowed(Publisher):
+    """A publisher of :mod:`load` on one socket."""
+
+    made: Callable[..., Any]
+
+    def __init__(self, number: int, places: list[int], notes: Notes) -> None:
+        super().__init__(number, places, notes)
+        self.inner = type(self).made(number, self.stream, WINDOW, LARGEST)
+
+    def session(self, port: int) -> None:
+        inner = self.inner
+        try:
+            inner.connect(port)
+            progress, acked = time.monotonic(), inner.acked
+            while not self._ended.is_set():
+                if inner.fill():
+                    inner.write()
+                self.sent = inner.sent
+                assert inner.sock is not None
+                if select.select([inner.sock], [], [], REST)[0]:
+                    inner.read()
+                if inner.wrong:
+                    raise ValueError(inner.wrong)
+                now = time.monotonic()
+                if inner.acked > acked or inner.sent == inner.acked:
+                    progress, acked = now, inner.acked
+                    self.acknowledged(acked)
+                    self._ended.wait(REST)
+                elif now - progress > PATIENCE:
+                    raise TimeoutError
+        finally:
+            inner.gone()
+            for first, last in inner.resent:
+                for n in range(first, last + 1):
+                    self.times[n] = self.times.get(n, 1) + 1
+            inner.resent.clear()
+
+
+class Figg(_Windowed):
+    protocol = "figg"
+    made = load.Publisher
+
+
+class _Connector(listeners.Relink):
+    """Count the links that were begun."""
+
+    links = 0
+
+    def _linked(self, link: Any) -> None:
+        self.links += link != self.link
+        super()._linked(link)
+
+
+class Relink(_Windowed):
+    """Messages count once, because the link is resumed at the next leader."""
+
+    protocol = "relink"
+    made = _Connector
+
+    def check(self, acked: int) -> list[str]:
+        found = super().check(acked)
+        if self.inner.links > 1:
+            found.append(f"relink: {self.inner.links} links were begun; a server did not know the link any more")
+        return found
+
+
+class Lumberjack(Publisher):
+    protocol = "lumberjack"
+
+    @property
+    def stream(self) -> str:
+        return "lumberjack"
+
+    def session(self, port: int) -> None:
+        client = pylogbeat.PyLogBeatClient("127.0.0.1", port, timeout=PATIENCE)
+        client._log = lambda *args, **kwargs: None  # it prints what goes wrong at closing
+        try:
+            while not self._ended.is_set():
+                numbers = range(self.acked + 1, self.acked + 1 + WINDOW)
+                for number in numbers:
+                    self.sending(number)
+                client._sequence = 0
+                client.send([self.payload(number) for number in numbers])
+                self.acknowledged(numbers[-1])
+                self._ended.wait(REST)
+        finally:
+            client.close()
+
+
+class Http(Publisher):
+    """Each message has a key, so that it counts once however often it is sent."""
+
+    protocol = "http"
+
+    def session(self, port: int) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+        try:
+            while not self._ended.is_set():
+                number = self.acked + 1
+                self.sent = max(self.sent, number)
+                headers = {"Idempotency-Key": f"torture-{self.number}-{number}"}
+                connection.request("POST", f"/streams/{self.stream}", self.payload(number), headers)
+                answer = connection.getresponse()
+                body = answer.read()
+                if answer.status == 503 and (where := answer.getheader("Location")):
+                    self._at = self.places.index(int(urllib.parse.urlsplit(where).port or 80)) - 1
+                if answer.status != 200:
+                    raise ConnectionError(body)
+                self.notes.message("http's answer", self.stream, int(json.loads(body)["first"]), self.payload(number))
+                self.acknowledged(number)
+                self._ended.wait(REST)
+        finally:
+            connection.close()
+
+
+class EventBus(Publisher):
+    """A DEALER and a SUB that are connected to all servers; the BROADCAST of an event is its acknowledgement."""
+
+    protocol = "eventbus"
+
+    @property
+    def stream(self) -> str:
+        return "eventbus"
+
+    def session(self, port: int) -> None:
+        context = zmq.Context.instance()
+        dealer, subscriber = context.socket(zmq.DEALER), context.socket(zmq.SUB)
+        dealer.setsockopt(zmq.LINGER, 200)
+        dealer.setsockopt(zmq.IMMEDIATE, 1)
+        subscriber.setsockopt(zmq.SUBSCRIBE, b"")
+        for each in (dealer, subscriber):
+            each.setsockopt(zmq.RECONNECT_IVL, 100)
+            each.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        for base in self.places:
+            dealer.connect(f"tcp://127.0.0.1:{base + 2}")
+            subscriber.connect(f"tcp://127.0.0.1:{base + 1}")
+        try:
+            self._talk(dealer, subscriber)
+        finally:
+            dealer.close()
+            subscriber.close()
+
+    def _talk(self, dealer: Any, subscriber: Any) -> None:
+        under_way: dict[int, float] = {}  # when each was sent last
+        done: set[int] = set()
+        following = self.acked + 1
+        while not self._ended.is_set():
+            now = time.monotonic()
+            due = [n for n, at in under_way.items() if now - at > PATIENCE]
+            if len(under_way) < WINDOW:
+                due.append(following)
+                following += 1
+            for number in due:
+                try:
+                    dealer.send_multipart(self._event(number), zmq.NOBLOCK)
+                    self.sending(number)
+                except zmq.Again:
+                    self.sent = max(self.sent, number)  # it stays under way, and is tried again later
+                under_way[number] = now
+            subscriber.poll(20)
+            while subscriber.poll(0):
+                _, sequence, _, _, _, data = subscriber.recv_multipart()
+                self.notes.message("a subscriber of the event bus", self.stream, int.from_bytes(sequence, "big"), data)
+                author = wire.whose(data, SIZES)
+                if author is not None and under_way.pop(author[1], None) is not None:
+                    done.add(author[1])
+            while self.acked + 1 in done:
+                done.discard(self.acked + 1)
+                self.acknowledged(self.acked + 1)
+            self._ended.wait(REST)
+
+    def _event(self, number: int) -> list[bytes]:
+        made = str(uuid.UUID(int=self.number << 64 | number, version=4)).encode()
+        return [b"/torture/", b"null", b"torture", TIME, made, self.payload(number)]
+
+
+class Subscriber(threading.Thread):
+    """Read every stream from one server."""
+
+    def __init__(self, name: str, port: int, streams: list[str], notes: Notes) -> None:
+        super().__init__(name=f"subscriber of {name}", daemon=True)
+        self.port, self.notes = port, notes
+        self.positions = dict.fromkeys(streams, 0)
+        self._ended = threading.Event()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self.join(30)
+
+    def run(self) -> None:
+        while not self._ended.wait(0.2):
+            try:
+                self._session()
+            except OSError:
+                continue
+            except Exception as error:
+                self.notes.wrong(f"{self.name}: {error!r}")
+                return
+
+    def _session(self) -> None:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE) as peer:
+            peer.sendall(b"".join(wire.attach(s.encode(), at) for s, at in self.positions.items()))
+            frames, quiet = wire.Frames(), time.monotonic()
+            peer.settimeout(0.2)
+            while not self._ended.is_set():
+                try:
+                    chunk = peer.recv(1 << 18)
+                except TimeoutError:
+                    if time.monotonic() - quiet > 5:  # the server may be frozen, or gone without a word
+                        return
+                    continue
+                if not chunk:
+                    return
+                quiet = time.monotonic()
+                for kind, topic, number, data in frames.feed(chunk):
+                    if kind == wire.DATA:
+                        self._data(topic.decode(), number, data)
+
+    def _data(self, stream: str, number: int, data: bytes) -> None:
+        before = self.positions[stream]
+        if number != before + 1:
+            self.notes.wrong(f"{self.name}: {stream} goes on from {before} to {number}")
+        self.positions[stream] = number
+        self.notes.message(self.name, stream, number, data)
+
+
+PUBLISHERS: tuple[type[Publisher], ...] = (Figg, Relink, Lumberjack, Http, EventBus)

@@ -1,0 +1,143 @@
+"""A TCP proxy on the routes of NATS servers, which cuts one of them off from the others.
+
+    node 0 --> proxy of node 1 --> node 1        a connection between two nodes goes through the proxy of one of them
+
+Which node has opened a connection is read from the first message that it sends, which has its name, ``n0``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from contextlib import suppress
+from threading import Thread
+from typing import Any
+
+import attrs
+
+NAME = re.compile(rb'"server_name":"n(\d+)"')
+#: So many bytes of a connection have the name of its node.
+HELLO = 8192
+
+
+@attrs.define(eq=False)
+class Link:
+    """One connection between two nodes.
+
+    :ivar source: the node that has opened it, once it is known
+    """
+
+    target: int
+    writers: list[asyncio.StreamWriter]
+    source: int | None = None
+
+    def touches(self, nodes: set[int]) -> bool:
+        return self.target in nodes or self.source in nodes
+
+    def abort(self) -> None:
+        for writer in self.writers:
+            writer.transport.abort()
+
+
+@attrs.define(eq=False)
+class Routes:
+    """The proxies of all nodes, in a thread of their own.
+
+    :ivar targets: the ports of the nodes' routes
+    :ivar ports: the port of the proxy of each node, from :meth:`start` on
+    """
+
+    targets: list[int]
+    ports: list[int] = attrs.field(factory=list, init=False)
+    #: Nodes whose connections carry nothing; nodes that have no connections.
+    _silent: set[int] = attrs.field(factory=set, init=False)
+    _closed: set[int] = attrs.field(factory=set, init=False)
+    _links: set[Link] = attrs.field(factory=set, init=False)
+    _loop: asyncio.AbstractEventLoop = attrs.field(factory=asyncio.new_event_loop, init=False)
+    _servers: list[asyncio.Server] = attrs.field(factory=list, init=False)
+    _thread: Thread = attrs.field(init=False)
+    _changed: asyncio.Event = attrs.field(factory=asyncio.Event, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._thread = Thread(target=self._loop.run_forever, name="proxy of the routes", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        for node in range(len(self.targets)):
+            self.ports.append(self._call(self._listen(node)))
+
+    def stop(self) -> None:
+        self._call(self._end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _end(self) -> None:
+        for server in self._servers:
+            server.close()
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def cut(self, node: int, close: bool) -> None:
+        """Cut *node* off.
+
+        :param close: connections are closed and refused, as by a firewall; else they stay, and carry nothing
+        """
+        silent, closed = ({*self._silent}, {*self._closed, node}) if close else ({*self._silent, node}, {*self._closed})
+        self._call(self._cut(silent, closed))
+
+    def heal(self, node: int) -> None:
+        """Connect *node* again; bytes that were held arrive late."""
+        self._call(self._cut(self._silent - {node}, self._closed - {node}))
+
+    def _call(self, asked: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(asked, self._loop).result(10)
+
+    async def _cut(self, silent: set[int], closed: set[int]) -> None:
+        self._silent, self._closed = silent, closed
+        for link in list(self._links):
+            if link.touches(closed):
+                link.abort()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _listen(self, node: int) -> int:
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await self._connected(node, reader, writer)
+
+        server = await asyncio.start_server(connected, "127.0.0.1", 0)
+        self._servers.append(server)
+        return int(server.sockets[0].getsockname()[1])
+
+    async def _connected(self, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        link = Link(node, [writer])
+        try:
+            if node in self._closed:
+                return
+            to_reader, to_writer = await asyncio.open_connection("127.0.0.1", self.targets[node])
+            link.writers.append(to_writer)
+            self._links.add(link)
+            pumps = [self._pump(link, reader, to_writer, True), self._pump(link, to_reader, writer, False)]
+            await asyncio.wait([asyncio.ensure_future(pump) for pump in pumps], return_when=asyncio.FIRST_COMPLETED)
+        except OSError:
+            pass  # the node is not running
+        finally:
+            self._links.discard(link)
+            link.abort()
+
+    async def _pump(self, link: Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: bool) -> None:
+        seen = b""
+        with suppress(OSError):
+            while data := await reader.read(1 << 16):
+                if hello and link.source is None and len(seen) < HELLO:
+                    seen += data
+                    found = NAME.search(seen)
+                    link.source = int(found[1]) if found else None
+                if link.touches(self._closed):
+                    return
+                while link.touches(self._silent):
+                    await self._changed.wait()
+                writer.write(data)
+                await writer.drain()

@@ -1,0 +1,133 @@
+"""The checks of cluster.py notice what they are there for, and its proxy cuts one node off; `make torture` runs it."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+load: Any = import_module("cluster_load")
+wire: Any = import_module("wire")
+proxy: Any = import_module("cluster_proxy")
+cluster: Any = import_module("cluster")
+
+
+@pytest.fixture
+def figg() -> Any:
+    """Return a publisher of which five messages are sent and three are acknowledged, and one was sent again."""
+    publisher = load.Figg(1, [1], load.Notes())
+    publisher.sent, publisher.acked, publisher.times = 5, 3, {2: 2}
+    return publisher
+
+
+def keep(publisher: Any, *numbers: int) -> None:
+    """Have a subscriber note these messages, in this order."""
+    first = len(publisher.notes.streams.get("s", ())) + 1
+    for at, number in enumerate(numbers, first):
+        publisher.notes.message("subscriber", "s", at, wire.payload(1, number, load.LARGEST))
+
+
+def test_what_was_acknowledged_and_sent_again_is_no_problem(figg: Any) -> None:
+    keep(figg, 1, 2, 2, 3, 4)
+    assert figg.check(figg.acked) == []
+    assert figg.notes.problems == []
+    assert figg.was_delivered(3)
+    assert not figg.was_delivered(5)
+
+
+def test_a_lost_message_is_noticed(figg: Any) -> None:
+    keep(figg, 1, 3)
+    assert figg.check(figg.acked) == ["figg: 1 acknowledged messages are LOST, 2 to 2"]
+
+
+def test_a_message_that_is_there_twice_is_noticed(figg: Any) -> None:
+    keep(figg, 1, 2, 3, 3)
+    assert figg.check(figg.acked) == ["figg: (number, times there, times sent): [(3, 2, 1)]"]
+
+
+def test_a_message_that_was_never_sent_is_noticed(figg: Any) -> None:
+    keep(figg, 1, 2, 3, 4, 5, 6)
+    assert figg.check(figg.acked) == ["figg: 6 is there, 5 was the last that was sent"]
+
+
+def test_a_number_with_two_messages_is_noticed(figg: Any) -> None:
+    keep(figg, 1, 2)
+    figg.notes.message("another", "s", 2, wire.payload(1, 3, load.LARGEST))
+    figg.notes.message("another", "s", 3, b"from nobody")
+    assert [problem.split(":")[0] for problem in figg.notes.problems] == ["another", "another"]
+
+
+def test_logs_that_differ_are_noticed(tmp_path: Path) -> None:
+    for name, content in (("a", b"0123456789"), ("b", b"012345678"), ("c", b"0123X56789")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{0:016x}.segment").write_bytes(content)
+    assert cluster.compare(tmp_path / "a", tmp_path / "b", 9) == []
+    assert "differ" in cluster.compare(tmp_path / "a", tmp_path / "c", 9)[0]
+    assert "differ" in cluster.compare(tmp_path / "a", tmp_path / "none", 9)[0]
+
+
+class Echo(threading.Thread):
+    """A node: it answers every message with its name."""
+
+    def __init__(self, node: int) -> None:
+        super().__init__(daemon=True)
+        self.node, self.listener = node, socket.create_server(("127.0.0.1", 0))
+
+    def run(self) -> None:
+        while True:
+            try:
+                peer, _ = self.listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._talk, args=(peer,), daemon=True).start()
+
+    def _talk(self, peer: socket.socket) -> None:
+        with peer:
+            while peer.recv(1000):
+                peer.sendall(b"n%d" % self.node)
+
+
+@pytest.fixture
+def routes() -> Iterator[Any]:
+    nodes = [Echo(node) for node in range(2)]
+    for node in nodes:
+        node.start()
+    made = proxy.Routes([node.listener.getsockname()[1] for node in nodes])
+    made.start()
+    yield made
+    made.stop()
+    for node in nodes:
+        node.listener.close()
+
+
+def ask(peer: socket.socket) -> bytes:
+    """Return the answer of a node; nothing if there is none."""
+    try:
+        peer.sendall(b'INFO {"server_name":"n1"}')
+        return peer.recv(1000)
+    except OSError:
+        return b""
+
+
+@pytest.mark.parametrize("close", [True, False])
+@pytest.mark.parametrize("cut", [0, 1])
+def test_the_proxy_cuts_a_node_off_in_both_directions(routes: Any, cut: int, close: bool) -> None:
+    """Node 1 has a connection to node 0; either of them is cut off."""
+    with socket.create_connection(("127.0.0.1", routes.ports[0]), timeout=10) as peer:
+        assert ask(peer) == b"n0"
+        routes.cut(cut, close)
+        peer.settimeout(0.5)
+        assert ask(peer) == b""
+        routes.heal(cut)
+        peer.settimeout(10)
+        if not close:
+            assert peer.recv(1000) == b"n0"  # it was held, and is late
+    with socket.create_connection(("127.0.0.1", routes.ports[0]), timeout=10) as peer:
+        assert ask(peer) == b"n0"
