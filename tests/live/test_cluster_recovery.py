@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fyrehose.journal.offline.verify import verify
-from fyrehose.testing.cluster import Cluster, Server
+from fyrehose.testing.cluster import Cluster, ClusterServer
 from fyrehose.testing.nats import free_ports, program
 from tests.live.test_cluster import PATIENCE, check, get, leader_of, publish, wait_until_identical
 
@@ -72,7 +72,7 @@ def trim(cluster: Cluster, published: list[bytes]) -> None:
         time.sleep(1.5)
 
 
-def lose_disk(server: Server) -> None:
+def lose_disk(server: ClusterServer) -> None:
     server.stop(signal.SIGKILL)
     shutil.rmtree(server.directory / "data")
     server.member = f"{server.name}2"
