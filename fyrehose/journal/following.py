@@ -251,6 +251,16 @@ class ReplicaJournal(FileJournal):
             self.synced(self.replica.durable)
         return done
 
+    def _break(self, failure: Failure) -> None:
+        super()._break(failure)
+        if self.state is JournalState.FAILED:
+            self._drop_waiting()  # nothing releases them any more, and the failure is announced when nothing waits
+
+    def _drop_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for each in waiting:
+            each.fail()
+
     def release(self, position: int) -> None:
         """Acknowledge and deliver everything below *position*: it is accepted by the shared log, too."""
         self.replica.released = max(self.replica.released, position)
@@ -314,9 +324,7 @@ class ReplicaJournal(FileJournal):
             self._waiting.popleft().release()
         if led and self.state is not JournalState.FAILED:
             self.state, self._announcement = JournalState.READ_ONLY, reason
-        waiting, self._waiting = self._waiting, deque()
-        for each in waiting:
-            each.fail()
+        self._drop_waiting()
         self._commits.schedule()  # which fails what is pending
         return self._call(lambda: self._cut(position)).addCallback(lambda _: self._settle())
 

@@ -16,7 +16,7 @@ from twisted.internet.task import Clock
 from fyrehose.cli.command import main
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
-from fyrehose.errors import ConfigError, Following, ReadOnly
+from fyrehose.errors import Closed, ConfigError, Following, ReadOnly
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.offline.verify import verify
@@ -294,6 +294,23 @@ def test_a_leader_without_the_shared_log_refuses_messages_until_it_answers(clust
     leader.publish(b"goes on")
     cluster.run(2)
     assert leader.acknowledged == leader.read() == [b"waits", b"goes on"]
+
+
+def test_a_leader_whose_disk_fails_ends_although_appends_wait_for_the_shared_log(
+    cluster: Cluster, logged_errors: list[Any]
+) -> None:
+    leader = cluster.add("a")
+    cluster.elect()
+    cluster.run(1)
+    told: list[JournalState] = []
+    leader.broker.watch = lambda state, reason: told.append(state)
+    cluster.hub.away.add("a")
+    leader.publish(b"waits")
+    cluster.run(0.5)
+    leader.journal.break_off("the disk failed")
+    assert told == [JournalState.FAILED]
+    assert [type(error) for error in leader.refused] == [Closed]
+    logged_errors.clear()
 
 
 def test_an_orderly_stop_hands_over_at_once(cluster: Cluster) -> None:
