@@ -37,6 +37,7 @@ from fyrehose.errors import (
     ReadOnly,
     StreamInUse,
     TooManyStreams,
+    Unreplicated,
 )
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import (
@@ -391,7 +392,9 @@ class Broker:
             why = getattr(self.journal, "refusal", "")  # a server that follows names the leader
             if self.follows:
                 raise Following(why or "another server leads; publish there", getattr(self.journal, "leader", ""))
-            raise ReadOnly(why or "the journal's disk is full; publishing resumes when it has room again")
+            if why:
+                raise Unreplicated(why)
+            raise ReadOnly("the journal's disk is full; publishing resumes when it has room again")
         if state is not JournalState.WRITABLE:
             raise Closed(f"the journal is {state.value}")
 

@@ -17,7 +17,7 @@ import attrs
 from twisted.internet.defer import Deferred, fail
 from twisted.python.failure import Failure
 
-from fyrehose.errors import JournalFailed, PublishError, ReadOnly
+from fyrehose.errors import JournalFailed, PublishError, Unreplicated
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
@@ -50,7 +50,7 @@ class ReplicaJournal(FileJournal):
     :ivar hand_over: called while this server leads, with what it has written: a position, and the bytes of whole
         batches; they may not be on disk yet
     :ivar synced: called while this server leads, with the position up to which the log is on disk
-    :ivar refusal: why publishing is refused, for people
+    :ivar refusal: why publishing is refused, for people; empty while this server leads
     """
 
     member: str = attrs.field(default="", kw_only=True)
@@ -122,7 +122,7 @@ class ReplicaJournal(FileJournal):
 
     def _refusal(self) -> PublishError:
         follows = self.state is JournalState.READ_ONLY and (self._suspended or not self._leading)
-        return ReadOnly(self.refusal) if follows else super()._refusal()
+        return Unreplicated(self.refusal) if follows else super()._refusal()
 
     # Follow.
 
@@ -179,7 +179,7 @@ class ReplicaJournal(FileJournal):
         return self._call(lambda: self.replica.lead(self._clock.now())).addCallback(self._leads)
 
     def _leads(self, _: None) -> None:
-        self._leading = True
+        self._leading, self.refusal = True, ""
         self._pending.failed = False
         self._hand_over()
         self.synced(self.replica.durable)
@@ -233,7 +233,6 @@ class ReplicaJournal(FileJournal):
         if isinstance(result, Failure) or not result:
             return super()._settle_retired(result)
         done: Deferred[None] = Deferred()
-        refused = ReadOnly(self.refusal)
 
         def release() -> None:
             FileJournal._settle_retired(self, result)
@@ -241,7 +240,7 @@ class ReplicaJournal(FileJournal):
 
         def refuse() -> None:
             self._unsettled -= 1
-            done.errback(refused)
+            done.errback(Unreplicated(self.refusal))
             self._settle()
 
         if not self._leading:
@@ -297,7 +296,7 @@ class ReplicaJournal(FileJournal):
         """Accept appends again after :meth:`suspend`; return whether anything has changed."""
         if not self._suspended:
             return False
-        self._suspended = False
+        self._suspended, self.refusal = False, ""
         if self._leading and self.state is JournalState.READ_ONLY and not self._pending.failed:
             self.state = JournalState.WRITABLE
             if self._announcement is not None or not self._unsettled:

@@ -16,7 +16,7 @@ from twisted.internet.task import Clock
 from fyrehose.cli.command import main
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
-from fyrehose.errors import Closed, ConfigError, Following, ReadOnly
+from fyrehose.errors import Closed, ConfigError, Following, ReadOnly, Unreplicated
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.offline.verify import verify
@@ -246,7 +246,7 @@ def test_another_server_takes_over_when_the_leader_is_away(cluster: Cluster) -> 
     cluster.hub.away.clear()
     cluster.run(10, until=lambda: old.role is State.FOLLOWER)
     cluster.settle()
-    assert [type(error) for error in old.refused] == [ReadOnly]
+    assert [type(error) for error in old.refused] == [Unreplicated]
     for server in cluster.servers.values():
         assert server.read() == [b"kept", b"new"]
     assert b"lost" in next(old.journal.directory.glob("torn-*.bytes")).read_bytes()
