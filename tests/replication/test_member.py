@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -20,8 +21,10 @@ from fyrehose.errors import Closed, ConfigError, Following, ReadOnly, Unreplicat
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.offline.verify import verify
+from fyrehose.journal.replica import ReplicaWriter
 from fyrehose.journal.settings import Durability, JournalSettings
 from fyrehose.journal.worker import InlineWorker
+from fyrehose.journal.writer import SyncFailed
 from fyrehose.records import Run
 from fyrehose.replication.replicated import ReplicatedJournal
 from fyrehose.replication.role import State
@@ -310,6 +313,24 @@ def test_a_leader_whose_disk_fails_ends_although_appends_wait_for_the_shared_log
     leader.journal.break_off("the disk failed")
     assert told == [JournalState.FAILED]
     assert [type(error) for error in leader.refused] == [Closed]
+    logged_errors.clear()
+
+
+def test_a_leader_whose_disk_fails_while_it_stops_is_closed(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, logged_errors: list[Any]
+) -> None:
+    leader = cluster.add("a")
+    cluster.elect()
+    cluster.run(1)
+
+    def fails(writer: ReplicaWriter) -> int:
+        raise SyncFailed("simulated")
+
+    monkeypatch.setattr(ReplicaWriter, "sync", fails)
+    leader.stop()
+    assert leader.journal.state is JournalState.FAILED
+    with leader.journal.directory.joinpath("LOCK").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody holds it any more
     logged_errors.clear()
 
 
