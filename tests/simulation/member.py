@@ -99,8 +99,12 @@ class Member(Server):
         self.world.note(f"{self.name} is deposed: {reason}")
         self._leave()
 
+    def _plain(self, text: str) -> str:
+        """Return *text* without the directory, which is another one in each run of a seed."""
+        return text.replace(str(self.root), "")
+
     def _ended(self, reason: Exception) -> None:
-        self.world.note(f"{self.name} ends: {reason}")
+        self.world.note(f"{self.name} ends: {self._plain(str(reason))}")
         self.is_behind = self.is_behind or REASONS[1] in str(reason)
         failed = self.faulted and self.journal.state is JournalState.FAILED
         if self.is_ending or failed or any(expected in str(reason) for expected in REASONS):
@@ -126,7 +130,7 @@ class Member(Server):
             self.failures.append(failure.value)
 
     def _failed(self, failure: Failure) -> None:
-        why = failure.getErrorMessage().replace(f"{self.files.directory}/", "").replace(str(self.files.directory), "")
+        why = self._plain(failure.getErrorMessage())
         if FAULT in why or (self.is_ending and not self.open):
             self.world.note(f"{self.name} does not start: {why}")
             self._stopped(None)
