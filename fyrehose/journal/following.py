@@ -198,7 +198,7 @@ class ReplicaJournal(FileJournal):
         if not self._leading and isinstance(commit.result, Committed) and commit.result.end <= self._kept:
             super()._settle_commit(commit)
             return
-        if not self._leading or isinstance(commit.result, Failure):
+        if not self._leading or isinstance(commit.result, Failure) or self.state is JournalState.FAILED:
             self._fail_commit(commit)
             return
         self._hand_over()
@@ -243,7 +243,7 @@ class ReplicaJournal(FileJournal):
             done.errback(Unreplicated(self.refusal))
             self._settle()
 
-        if not self._leading:
+        if not self._leading or self.state is JournalState.FAILED:
             refuse()
         else:
             self._waiting.append(_Waiting(self.replica.position, release, refuse))
