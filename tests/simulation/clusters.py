@@ -169,9 +169,18 @@ class ClusterSimulation(Simulation):
         self._member().break_disk(dice.choice((errno.EIO, errno.EIO, errno.ENOSPC)), dice.choice((0, 0, 1, 3, 10)))
 
     def _lose_disk(self) -> None:
-        member = self._member()
-        if self.server.may_lose(member):
-            member.lose()
+        member, leader, dice = self._member(), self.server.leader, self.world.random
+        if not self.server.may_lose(member):
+            return
+        member.lose()
+        member.is_behind = dice.random() < 0.7  # else it is started without a copy
+        if leader is not None and leader is not member and dice.random() < 0.5:
+            # It is copied from a leader that has written what was never confirmed.
+            self.server.log.away.add(leader.alias)
+            self.world.clock.callLater(self._span(), self.server.log.away.discard, leader.alias)
+            for _ in range(8):
+                dice.choice(self.sides).step()
+                self.pass_time(0.1)
 
     # How it ends.
 

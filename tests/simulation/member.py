@@ -154,7 +154,8 @@ class Member(Server):
     # What happens to it.
 
     def start(self) -> None:
-        if self.is_behind and not self._fill():
+        # Without a server to copy from, the shared log has to have everything that is missing.
+        if self.is_behind and not self._fill() and self.certain_mark() < self.cluster.log.left():
             self.world.clock.callLater(1.0, self.start)
             return
         self.is_behind = False
