@@ -9,7 +9,7 @@ from world import Violation
 
 from fyrehose.journal import scan
 from fyrehose.records import Buffer
-from fyrehose.testing.disk import Kept, Synced, Tree
+from fyrehose.testing.disk import SECTOR, Kept, Synced, Tree
 
 #: What a fault of the disk is called.
 FAULT = "simulated fault"
@@ -50,7 +50,8 @@ class FaultyDisk(Disk):
         try:
             self._may_fail()
         except OSError:
-            part = self.server.world.random.randrange(len(memoryview(data).cast("B")) + 1)
+            # What is smaller than a sector, such as MARK, is not torn.
+            part = self.server.world.random.randrange(len(bytes(data)) // SECTOR + 1) * SECTOR
             super().write(fd, bytes(data)[:part], offset)
             raise
         super().write(fd, data, offset)
