@@ -36,6 +36,8 @@ MESSAGES ?= 100000
 TRANSFER_KILLS ?= 50
 # Simulations of servers, clients and bad networks, per protocol.
 SIMULATIONS ?= 20000
+# Simulations of clusters of two and of three servers, per protocol.
+CLUSTERS ?= 2000
 # Simulations of herds, of HERD clients each.
 HERDS ?= 20
 # Generated bugs that the tests have to find (0: all of them).
@@ -179,6 +181,9 @@ torture: .venv/test.stamp
 	$(BIN)/python tests/simulation/run.py --bugs
 	$(BIN)/python tests/simulation/run.py --count $(SIMULATIONS) --jobs $(JOBS)
 	$(BIN)/python tests/simulation/run.py --count $(HERDS) --herd $(HERD) --jobs $(JOBS)
+	$(BIN)/python tests/simulation/run.py --bugs --servers 3
+	$(BIN)/python tests/simulation/run.py --count $(CLUSTERS) --servers 2 --jobs $(JOBS)
+	$(BIN)/python tests/simulation/run.py --count $(CLUSTERS) --servers 3 --jobs $(JOBS)
 	$(BIN)/python tests/torture/mutants.py --jobs $(JOBS)
 	$(BIN)/python tests/torture/generated.py --count $(MUTANTS) --jobs $(JOBS)
 	$(BIN)/python tests/torture/relink_schedules.py --count $(SCHEDULES)

@@ -14,7 +14,8 @@
     │   ├── StreamFull               the stream has used its last number
     │   ├── KeyReused                the key of the publish belongs to other messages, or cannot be remembered
     │   ├── ReadOnly                 the disk is full, or nothing is accepted for a while: try later (retriable)
-    │   │   └── Following                another server of the cluster leads: publish there
+    │   │   ├── Following                another server of the cluster leads: publish there
+    │   │   └── Unreplicated             this server of a cluster may not lead any more: try again, or another one
     │   └── Closed                   the journal or the server is closing, or has failed
     ├── Forbidden                  the access policy does not allow the peer this action on this stream
     │   └── TooManySubscriptions     the peer's address, or the memory budget, has no room for another subscription
@@ -142,6 +143,10 @@ class Following(ReadOnly):
     def __init__(self, text: str, leader: str = "") -> None:
         super().__init__(text)
         self.leader = leader
+
+
+class Unreplicated(ReadOnly):
+    """This server of a cluster was the leader, and cannot replicate: it waits for the shared log, or is deposed."""
 
 
 class Closed(PublishError):

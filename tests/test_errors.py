@@ -63,6 +63,7 @@ def test_a_full_disk_and_a_rate_are_retriable() -> None:
     assert {cls.__name__ for cls in all_of(PublishError) if cls.retriable} == {
         "ReadOnly",
         "Following",
+        "Unreplicated",
         "NewStreamRateExceeded",
     }
 

@@ -39,6 +39,7 @@ from fyrehose.errors import (
     ReadOnly,
     StreamInUse,
     TooManyStreams,
+    Unreplicated,
 )
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import (
@@ -400,7 +401,9 @@ class Broker:
             why = getattr(self.journal, "refusal", "")  # a server that follows names the leader
             if self.follows:
                 return Following(why or "another server leads; publish there", getattr(self.journal, "leader", ""))
-            return ReadOnly(why or "the journal's disk is full; publishing resumes when it has room again")
+            if why:
+                return Unreplicated(why)
+            return ReadOnly("the journal's disk is full; publishing resumes when it has room again")
         return Closed(f"the journal is {state.value}")
 
     def _check(self, run: Run, new: list[str], peer: Identity | None = None) -> None:

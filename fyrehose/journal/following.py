@@ -17,7 +17,7 @@ import attrs
 from twisted.internet.defer import Deferred, fail
 from twisted.python.failure import Failure
 
-from fyrehose.errors import JournalFailed, PublishError, ReadOnly
+from fyrehose.errors import JournalFailed, PublishError, Unreplicated
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
@@ -50,8 +50,8 @@ class ReplicaJournal(FileJournal):
     :ivar hand_over: called while this server leads, with what it has written: a position, and the bytes of whole
         batches; they may not be on disk yet
     :ivar synced: called while this server leads, with the position up to which the log is on disk
-    :ivar refusal: why publishing is refused, for people
     :ivar returning: whether the directory has been that of a server of a cluster before it was opened
+    :ivar refusal: why publishing is refused, for people; empty while this server leads
     """
 
     member: str = attrs.field(default="", kw_only=True)
@@ -125,7 +125,7 @@ class ReplicaJournal(FileJournal):
 
     def _refusal(self) -> PublishError:
         follows = self.state is JournalState.READ_ONLY and (self._suspended or not self._leading)
-        return ReadOnly(self.refusal) if follows else super()._refusal()
+        return Unreplicated(self.refusal) if follows else super()._refusal()
 
     # Follow.
 
@@ -183,7 +183,7 @@ class ReplicaJournal(FileJournal):
         return self._call(lambda: self.replica.lead(self._clock.now())).addCallback(self._leads)
 
     def _leads(self, _: None) -> None:
-        self._leading = True
+        self._leading, self.refusal = True, ""
         self._pending.failed = False
         self._hand_over()
         self.synced(self.replica.durable)
@@ -202,7 +202,7 @@ class ReplicaJournal(FileJournal):
         if not self._leading and isinstance(commit.result, Committed) and commit.result.end <= self._kept:
             super()._settle_commit(commit)
             return
-        if not self._leading or isinstance(commit.result, Failure):
+        if not self._leading or isinstance(commit.result, Failure) or self.state is JournalState.FAILED:
             self._fail_commit(commit)
             return
         self._hand_over()
@@ -237,7 +237,6 @@ class ReplicaJournal(FileJournal):
         if isinstance(result, Failure) or not result:
             return super()._settle_retired(result)
         done: Deferred[None] = Deferred()
-        refused = ReadOnly(self.refusal)
 
         def release() -> None:
             FileJournal._settle_retired(self, result)
@@ -245,15 +244,25 @@ class ReplicaJournal(FileJournal):
 
         def refuse() -> None:
             self._unsettled -= 1
-            done.errback(refused)
+            done.errback(Unreplicated(self.refusal))
             self._settle()
 
-        if not self._leading:
+        if not self._leading or self.state is JournalState.FAILED:
             refuse()
         else:
             self._waiting.append(_Waiting(self.replica.position, release, refuse))
             self.synced(self.replica.durable)
         return done
+
+    def _break(self, failure: Failure) -> None:
+        super()._break(failure)
+        if self.state is JournalState.FAILED:
+            self._drop_waiting()  # nothing releases them any more, and the failure is announced when nothing waits
+
+    def _drop_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for each in waiting:
+            each.fail()
 
     def release(self, position: int) -> None:
         """Acknowledge and deliver everything below *position*: it is accepted by the shared log, too."""
@@ -291,7 +300,7 @@ class ReplicaJournal(FileJournal):
         """Accept appends again after :meth:`suspend`; return whether anything has changed."""
         if not self._suspended:
             return False
-        self._suspended = False
+        self._suspended, self.refusal = False, ""
         if self._leading and self.state is JournalState.READ_ONLY and not self._pending.failed:
             self.state = JournalState.WRITABLE
             if self._announcement is not None or not self._unsettled:
@@ -318,9 +327,7 @@ class ReplicaJournal(FileJournal):
             self._waiting.popleft().release()
         if led and self.state is not JournalState.FAILED:
             self.state, self._announcement = JournalState.READ_ONLY, reason
-        waiting, self._waiting = self._waiting, deque()
-        for each in waiting:
-            each.fail()
+        self._drop_waiting()
         self._commits.schedule()  # which fails what is pending
         return self._call(lambda: self._cut(position)).addCallback(lambda _: self._settle())
 

@@ -99,5 +99,5 @@ class ReplicatedJournal(ReplicaJournal):
         return self.cluster.status() if self.cluster.running else None
 
     def close(self) -> Deferred[None]:
-        stopped: Deferred[Any] = Deferred.fromCoroutine(self.cluster.stop())
+        stopped: Deferred[Any] = Deferred.fromCoroutine(self.cluster.stop()).addErrback(self._broke)
         return stopped.addCallback(lambda _: super(ReplicatedJournal, self).close())

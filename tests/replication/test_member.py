@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,12 +20,14 @@ from fyrehose.cli.command import main
 from fyrehose.core.broker import Broker
 from fyrehose.core.once import STREAM as KEYS
 from fyrehose.core.sequencer import Sequencer
-from fyrehose.errors import ConfigError, Following, JournalUnreachable, ReadOnly
+from fyrehose.errors import Closed, ConfigError, Following, JournalUnreachable, ReadOnly, Unreplicated
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.offline.verify import verify
+from fyrehose.journal.replica import ReplicaWriter
 from fyrehose.journal.settings import Durability, JournalSettings
 from fyrehose.journal.worker import InlineWorker
+from fyrehose.journal.writer import SyncFailed
 from fyrehose.records import Run
 from fyrehose.replication.replicated import ReplicatedJournal
 from fyrehose.replication.role import State
@@ -287,7 +290,7 @@ def test_another_server_takes_over_when_the_leader_is_away(cluster: Cluster) -> 
     cluster.hub.away.clear()
     cluster.run(10, until=lambda: old.role is State.FOLLOWER)
     cluster.settle()
-    assert [type(error) for error in old.refused] == [ReadOnly]
+    assert [type(error) for error in old.refused] == [Unreplicated]
     for server in cluster.servers.values():
         assert server.read() == [b"kept", b"new"]
     assert b"lost" in next(old.journal.directory.glob("torn-*.bytes")).read_bytes()
@@ -382,6 +385,41 @@ def test_a_leader_without_the_shared_log_refuses_messages_until_it_answers(clust
     leader.publish(b"goes on")
     cluster.run(2)
     assert leader.acknowledged == leader.read() == [b"waits", b"goes on"]
+
+
+def test_a_leader_whose_disk_fails_ends_although_appends_wait_for_the_shared_log(
+    cluster: Cluster, logged_errors: list[Any]
+) -> None:
+    leader = cluster.add("a")
+    cluster.elect()
+    cluster.run(1)
+    told: list[JournalState] = []
+    leader.broker.watch = lambda state, reason: told.append(state)
+    cluster.hub.away.add("a")
+    leader.publish(b"waits")
+    cluster.run(0.5)
+    leader.journal.break_off("the disk failed")
+    assert told == [JournalState.FAILED]
+    assert [type(error) for error in leader.refused] == [Closed]
+    logged_errors.clear()
+
+
+def test_a_leader_whose_disk_fails_while_it_stops_is_closed(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, logged_errors: list[Any]
+) -> None:
+    leader = cluster.add("a")
+    cluster.elect()
+    cluster.run(1)
+
+    def fails(writer: ReplicaWriter) -> int:
+        raise SyncFailed("simulated")
+
+    monkeypatch.setattr(ReplicaWriter, "sync", fails)
+    leader.stop()
+    assert leader.journal.state is JournalState.FAILED
+    with leader.journal.directory.joinpath("LOCK").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody holds it any more
+    logged_errors.clear()
 
 
 def test_an_orderly_stop_hands_over_at_once(cluster: Cluster) -> None:

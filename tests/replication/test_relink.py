@@ -25,7 +25,9 @@ from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.registry import Registry
 from fyrehose.protocols.relink.server import RelinkFactory
 from fyrehose.protocols.relink.settings import RelinkSettings
+from fyrehose.records import Run
 from fyrehose.replication.replicated import ReplicatedJournal
+from fyrehose.replication.role import State
 from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.testing.shared_log import Hub
 
@@ -66,12 +68,12 @@ class Server:
 
         self.broker.when_leading().addCallback(lambda _: self.registry.open()).addCallback(opened)
 
-    def connect(self, old: Link | None = None) -> tuple[ConnectorSession, Any, StringTransport]:
+    def connect(self, old: Link | None = None, terms: Terms = TERMS) -> tuple[ConnectorSession, Any, StringTransport]:
         """Return a connector that resumes the link *old*, or begins one."""
         assert self.factory is not None
         address = IPv4Address("TCP", "127.0.0.1", 5000)
-        hello = Hello(terms=TERMS, require=False, epoch=old.epoch if old else 0, link_id=old.id if old else 0)
-        session = ConnectorSession(link=old, hello=hello, new_link=lambda epoch, id_: Link(TERMS, True, epoch, id_))
+        hello = Hello(terms=terms, require=False, epoch=old.epoch if old else 0, link_id=old.id if old else 0)
+        session = ConnectorSession(link=old, hello=hello, new_link=lambda epoch, id_: Link(terms, True, epoch, id_))
         protocol, transport = self.factory.buildProtocol(address), StringTransport(peerAddress=address)
         protocol.makeConnection(transport)
         return session, protocol, transport
@@ -153,3 +155,23 @@ def test_transactions_count_once_when_another_server_takes_over(servers: list[Se
     assert events[0].resumed
     assert new.payloads() == [b"1", b"3"]
     assert link.sending[0].base == 3
+
+
+@pytest.mark.parametrize("suspended", [True, False])
+def test_a_server_that_may_not_lead_any_more_makes_no_links(servers: list[Server], suspended: bool) -> None:
+    """A subscriber that has a link at the new leader would lose it, and get every message again."""
+    old, new = servers
+    old.hub.away.add("a")
+    old.broker.publish([Run.of("s", [b"never confirmed"], source="t")]).addErrback(lambda failure: None)
+    if suspended:
+        pass_time(old.clock, 8)
+        assert old.journal.state is JournalState.READ_ONLY
+    peer = old.connect(terms=Terms(endpoint="subscribe:s@0", listener_size=1))
+    talk(old.clock, *peer)
+    pass_time(old.clock, 30, new)
+    old.hub.away.clear()
+    talk(old.clock, *peer)
+    pass_time(old.clock, 5)
+    talk(old.clock, *peer)
+    assert old.journal.cluster.role.state is State.FOLLOWER
+    assert peer[0].link is None

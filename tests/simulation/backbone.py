@@ -31,7 +31,7 @@ from fyrehose.records import Run
 
 Address = tuple[str, int]
 STREAM = "backbone"
-SERVER: Address = ("10.0.0.1", 2323)
+PORT = 2323
 #: How long a client may be silent and still be sent something, in seconds.
 SILENCE = 5.0
 
@@ -47,6 +47,8 @@ class Port:
     maxPacketSize: int = 8_192
     stuck: bool = False
     queue: list[tuple[bytes, Address]] = attrs.field(factory=list)
+    #: the server's reactor
+    host: Host | None = None
 
     @property
     def waiting(self) -> int:
@@ -69,7 +71,7 @@ class Port:
         if world.random.random() < 0.01:
             self.stuck = True
             self.owner.congested()
-            world.clock.callLater(world.random.random() * 0.2, self._relieve)
+            (self.host or world.clock).callLater(world.random.random() * 0.2, self._relieve)
             return
         queue, self.queue = self.queue, []
         for datagram, destination in queue:
@@ -141,9 +143,10 @@ class ServerPort(Port):
 class Listener(Service):
     """The plugin's service, without its socket."""
 
-    def __init__(self, host: Host, broker: Any, make_port: Any) -> None:
+    def __init__(self, side: Backbone, host: Host, broker: Any) -> None:
         self.server = BackboneProtocol(broker, BackboneSettings(), host, Random(host.world.random.random()))
-        self.port = make_port(self.server, SERVER)
+        address = side.addresses[host.name]
+        self.port = ServerPort(side.lane, self.server, address, host=host, history=side.history, arrivals=side.arrivals)
 
     def startService(self) -> None:
         Service.startService(self)
@@ -155,7 +158,7 @@ class Listener(Service):
 
 
 class Client:
-    """One that publishes, or reads from a number on."""
+    """One that publishes, or reads from a number on, at one of the servers."""
 
     def __init__(self, side: Backbone, number: int, after: int | None, **options: Any) -> None:
         self.side, self.name, self.publishes = side, f"backbone-{number}", after is None
@@ -163,11 +166,12 @@ class Client:
         self.ready = self.dead = False
         self.published, self.waiting = 0, 0
         self.gaps: list[tuple[int, int]] = []
+        self.options = options
         self.host, port = ("10.0.1.1", 5000 + number) if side.herd else (f"10.0.1.{number}", 5000)
         world = side.world
         self.client = BackboneClient(
             world.clock,
-            *SERVER,
+            *side.choose(),
             options=BackboneOptions(**options),
             bind=(self.host, port),
             random=Random(world.random.random()),
@@ -187,12 +191,17 @@ class Client:
         side.history.send(STREAM, payload, Sent(self.name, None, lambda: side.arrivals[payload]))
         self.waiting += 1
         done = self.client.publish(None, payload)
-        done.addCallback(partial(self._confirmed, payload)).addErrback(
-            lambda failure: failure.trap(PushUnconfirmed, Violation)
-        ).addBoth(self._settled)
+        done.addCallback(partial(self._confirmed, payload)).addErrback(self._unconfirmed).addBoth(self._settled)
 
     def _settled(self, _: Any) -> None:
         self.waiting -= 1
+
+    def _unconfirmed(self, failure: Any) -> None:
+        failure.trap(PushUnconfirmed, Violation)
+        if len(self.side.addresses) > 1 and not self.dead:
+            # This server may not be the leader: go to another one.
+            self.close()
+            self.side.connect(self.reader.position, **self.options)
 
     def _confirmed(self, payload: bytes, seq: int) -> None:
         self.side.history.release(STREAM, seq, payload)
@@ -228,14 +237,20 @@ class Backbone:
         self.world, self.history = world, history
         self.arrivals: Counter[bytes] = Counter()
         self.lane = Lane(world, dice.choice((0.0, 0.05, 0.3)), dice.choice((0.0, 0.1)), dice.choice((0.01, 0.2)))
-        make_port = partial(ServerPort, self.lane, history=history, arrivals=self.arrivals)
-        server.listeners.append(lambda host, broker: Listener(host, broker, make_port))
-        server.on_crash.append(lambda: self.lane.ports.pop(SERVER, None))
+        self.addresses = {name: (f"10.0.0.{n}", PORT) for n, name in enumerate(server.names, 1)}
+        self.lane.names = {address[0]: name for name, address in self.addresses.items() if name}
+        server.listen(partial(Listener, self))
+        server.on_crash.append(lambda name: self.lane.ports.pop(self.addresses[name], None))
         self.clients: list[Client] = []
         self.last: list[Client] = []
         self.made = self._published = 0
         for n in range(herd):
             self.connect(None if n % 10 == 0 else 0)
+
+    def choose(self) -> Address:
+        """Return the address of one of the servers."""
+        addresses = list(self.addresses.values())
+        return addresses[0] if len(addresses) == 1 else self.world.random.choice(addresses)
 
     def connect(self, after: int | None, **options: Any) -> Client:
         self.made += 1

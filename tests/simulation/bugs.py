@@ -197,10 +197,12 @@ class Bug:
     """What is changed, and the simulation that has to notice.
 
     :ivar patched: what takes the place of an attribute: (owner, name, new)
+    :ivar servers: how many servers its cluster has; 0: one server alone
     """
 
     protocol: str
     patched: tuple[Any, str, Any]
+    servers: int = 0
 
 
 BUGS = {
@@ -260,10 +262,10 @@ BUGS = {
 
 
 @contextmanager
-def having(name: str | None) -> Iterator[None]:
-    """The code with the bug ``name``."""
+def having(bug: Bug | None) -> Iterator[None]:
+    """The code with *bug*."""
     with ExitStack() as stack:
-        if name is not None:
-            owner, attribute, new = BUGS[name].patched
+        if bug is not None:
+            owner, attribute, new = bug.patched
             stack.enter_context(patch.object(owner, attribute, new))
         yield

@@ -30,7 +30,8 @@ from fyrehose.protocols.eventbus.zmqport import CONNECTED
 STREAM = "eventbus"
 TOPICS = ("/a/", "/a/b/", "/c/")
 SUBTREES: tuple[tuple[str, ...], ...] = ((), (), ("/a/",), ("/a/b/", "/c/"))
-PORTS = ("snapshot", "publisher", "collector")
+#: A client that did not reach a server so often tries another one.
+MISSES = 10
 
 
 @attrs.define(eq=False)
@@ -49,8 +50,8 @@ class Asked:
 class Judge:
     """What one life of the server gets and sends."""
 
-    def __init__(self, side: EventBus, life: int) -> None:
-        self.side, self.history, self.life = side, side.history, life
+    def __init__(self, side: EventBus, life: int, broker: Any) -> None:
+        self.side, self.history, self.life, self.broker = side, side.history, life, broker
         self.asked: dict[bytes, Asked] = {}
         self.heard: dict[bytes, int] = {}
         self.broadcast: int | None = None
@@ -69,7 +70,7 @@ class Judge:
     def request(self, message: Message) -> None:
         asked = SyncStart.parse(message[1:])
         self.history.look()
-        end = len(self.history.truth.get(STREAM, ()))
+        end = self.broker.bounds(STREAM)[1]
         self.asked[message[0]] = Asked(asked.subtrees, asked.sequence, end)
 
     def broadcasts(self, message: Message) -> None:
@@ -111,13 +112,13 @@ class Listener(Service):
     """The plugin's service, without its sockets."""
 
     def __init__(self, side: EventBus, host: Host, broker: Any) -> None:
-        self.side, self.host = side, host
+        self.side, self.host, self.broker = side, host, broker
         self.server = EventBusServer(host, broker, side.settings)
 
     def startService(self) -> None:
         Service.startService(self)
         side, server = self.side, self.server
-        judge = Judge(side, side.server.lives)
+        judge = Judge(side, side.next_life(), self.broker)
 
         def pub(message: Message, count: int) -> None:
             judge.pub(message)
@@ -130,7 +131,9 @@ class Listener(Service):
         snapshot = ServerPort(self.host, side.room, judge.answers, request, server.serve_snapshots)
         publisher = ServerPort(self.host, side.room * 10, judge.broadcasts)
         collector = ServerPort(self.host, 1, judge.answers, pub, server.publish_turn)
-        side.listening = dict(zip(PORTS, (snapshot, publisher, collector), strict=True))
+        ports = side.listening[self.host.name] = {"snapshot": snapshot, "publisher": publisher}
+        leading: Deferred[None] = self.broker.when_leading()
+        leading.addCallback(lambda _: ports.update(collector=collector))
         server.start(snapshot, publisher, collector)
 
     def stopService(self) -> Deferred[None]:
@@ -168,13 +171,24 @@ class SimulatedClient(EventBusClient):
 
     side: EventBus
     name: str
+    #: which of the servers it reads from, and how often it did not reach it
+    where: int
+    missed: int = 0
+
+    def move(self) -> None:
+        """Read from the next server."""
+        self.where, self.missed = self.where + 1, 0
+        for name in ("snapshot", "publisher"):
+            port = self._ports.get(name)
+            if port is not None and port.channel is not None and port.channel.up:
+                port.channel.cut()
 
     def _open(self, name: str, kind: int, offset: int) -> None:
         messages: list[Message] = []
         port: Any = ClientPort(
             self.side.world,
             self.name,
-            lambda: self.side.listening.get(name),
+            lambda: self.side.find(self, name),
             self.side.room,
             subscribes=name == "publisher",
             receive=lambda message, count: messages.append(message),
@@ -206,15 +220,22 @@ class Client:
             on_events=self._events,
             on_late=partial(self._events, late=True),
             on_lost=lambda first, last: side.history.wrong(f"{self.name} is told that {first} to {last} are gone"),
-            on_restart=lambda: side.history.wrong(f"{self.name} is told of another journal"),
+            on_restart=self._restarted,
             producer=self.name,
             random=Random(world.random.random()),
             now=world.now,
         )
-        self.client.side, self.client.name = side, self.name
+        self.client.side, self.client.name, self.client.where = side, self.name, side.made
         with patch("zmq.Context", Nothing):
             connected = self.client.connect()
         connected.addCallbacks(lambda _: setattr(self, "ready", True), lambda failure: None)
+
+    def _restarted(self) -> None:
+        """The server has fewer events than it has seen: in a cluster it may be behind, and sends all of them again."""
+        if len(self.side.server.names) == 1:
+            self.side.history.wrong(f"{self.name} is told of another journal")
+        self.handed.clear()
+        self.after = self.highest = 0
 
     def publish(self) -> None:
         side, dice = self.side, self.side.world.random
@@ -319,17 +340,34 @@ class EventBus:
             snapshots_memory=dice.choice((8 << 10, 64 << 20)),
         )
         self.settings = EventBusSettings() if herd else few
-        self.listening: dict[str, ServerPort] = {}
-        server.listeners.append(partial(Listener, self))
-        server.on_crash.append(self.listening_no_more)
+        self.listening: dict[str, dict[str, ServerPort]] = {}
+        self.lives = 0
+        server.listen(partial(Listener, self))
+        server.on_crash.append(lambda name: self.listening.pop(name, None))
         self.clients: list[Client] = []
         self.made = self._published = 0
         self.last: Client | None = None
         for _ in range(herd or dice.randint(1, 3)):
             self.connect()
 
-    def listening_no_more(self) -> None:
-        self.listening = {}
+    def next_life(self) -> int:
+        self.lives += 1
+        return self.lives
+
+    def find(self, client: SimulatedClient | None, name: str) -> ServerPort | None:
+        """Return the port that *client* reaches: any COLLECTOR that is open, else those of one server."""
+        names = self.server.names
+        where = 0 if client is None else client.where
+        tries = range(where, where + (len(names) if name == "collector" else 1))
+        for server in (names[turn % len(names)] for turn in tries):
+            port = self.listening.get(server, {}).get(name)
+            if port is not None and not port.host.frozen and server not in self.world.partitioned:
+                return port
+        if client is not None and name != "collector" and len(names) > 1:
+            client.missed += 1
+            if client.missed > MISSES:
+                client.move()
+        return None
 
     def connect(self, after: int | None = -1, **options: Any) -> Client:
         """A client that begins at ``after``, or, without it, anywhere."""

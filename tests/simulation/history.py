@@ -77,6 +77,14 @@ class History:
         self.problems.append(what)
         raise Violation(what)
 
+    def attach(self, name: str, journal: Any, disk: Any) -> None:
+        """The server *name* has opened its journal, on this disk."""
+        self.journal, self.disk = journal, disk
+
+    def detach(self, name: str) -> None:
+        """The server *name* does not run any more."""
+        self.journal = None
+
     def send(self, stream: str, payload: bytes, sent: Sent) -> None:
         self.sent.setdefault(stream, {})[payload] = sent
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 from typing import Any
 
 from history import History
+from links import Endpoint
 from twisted.internet.protocol import Factory, Protocol
-from world import Endpoint, World
+from world import World
 from zeromq import ClientPort
 
 from fyrehose.protocols.backbone.frames import Flags, KeepAlive, Request
@@ -151,7 +152,7 @@ class HostileDealer:
         self.port = ClientPort(
             world,
             f"hostile-{number}",
-            lambda: side.listening.get("snapshot"),
+            lambda: side.find(None, "snapshot"),
             1,
             subscribes=False,
             receive=lambda message, count: None,

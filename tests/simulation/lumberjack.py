@@ -10,8 +10,9 @@ from functools import partial
 
 import attrs
 from history import History, Sent
+from links import Endpoint
 from server import Server
-from world import Endpoint, Violation, World
+from world import Violation, World
 
 from fyrehose.errors import Closed
 from fyrehose.protocols.lumberjack.client import LumberjackClient
@@ -100,6 +101,7 @@ class Writer:
     world: World
     history: History
     name: str
+    servers: tuple[str, ...]
     client: LumberjackClient = attrs.field(init=False)
     connections: int = 0
     connected: bool = False
@@ -111,7 +113,7 @@ class Writer:
         version = dice.choice((1, 2, 2))
         self.client = LumberjackClient(
             self.world.clock,
-            [Endpoint(self.world, self.name, PORT, partial(Tap, self.history, version))],
+            [Endpoint(self.world, self.name, PORT, partial(Tap, self.history, version), servers=self.servers)],
             version=version,
             compression=dice.choice((0, 3)),
             window=dice.choice((1, 5, 50)),
@@ -158,10 +160,12 @@ class Lumberjack:
 
     def __init__(self, world: World, server: Server, history: History, herd: int = 0) -> None:
         self.world = world
-        server.listeners.append(
-            lambda host, broker: plugin.make_service(host, broker, f"tcp:{PORT}", LumberjackSettings())
+        server.listen(
+            lambda host, broker: plugin.make_service(host, broker, f"tcp:{PORT}", LumberjackSettings()),
+            plugin.only_leading,
         )
-        self.writers = [Writer(world, history, f"lumberjack-{n}") for n in range(herd or world.random.randint(1, 3))]
+        count = herd or world.random.randint(1, 3)
+        self.writers = [Writer(world, history, f"lumberjack-{n}", server.names) for n in range(count)]
 
     def step(self) -> None:
         if self.world.random.random() < 0.5:

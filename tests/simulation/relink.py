@@ -14,16 +14,18 @@ from typing import Any
 
 import attrs
 from history import History, Reader, Sent
+from links import Endpoint
 from server import Server
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
-from world import Endpoint, Host, Violation, World
+from world import Host, Violation, World
 
 from fyrehose.errors import Closed, LocalProtocolError
 from fyrehose.protocols.relink.client import RelinkClient
 from fyrehose.protocols.relink.events import Uncommitted, Unknown, UnknownOutcome
 from fyrehose.protocols.relink.limits import LinkLimits
 from fyrehose.protocols.relink.parts import join
+from fyrehose.protocols.relink.plugin import plugin
 from fyrehose.protocols.relink.reader import RelinkReader
 from fyrehose.protocols.relink.registry import Registry
 from fyrehose.protocols.relink.server import RelinkFactory
@@ -64,7 +66,7 @@ class Client:
         window = dice.choice((1, 4, 64))
         self.client = RelinkClient(
             world.clock,
-            Endpoint(world, self.name, PORT),
+            Endpoint(world, self.name, PORT, servers=side.server.names),
             name,
             limits=LinkLimits(window=window, backlog=window * 4),
             on_lost=self.lost,
@@ -220,7 +222,7 @@ class Numbered:
         self.connected = self.closed = False
         self.published = 0
         self.read = Reader(side.history, stream, self.name, after)
-        endpoint = Endpoint(world, self.name, PORT)
+        endpoint = Endpoint(world, self.name, PORT, servers=side.server.names)
         self.client = RelinkReader(world.clock, endpoint)
         self.client.subscribe(stream, self._take, after, self._missed, self.subscription)
         self.client.on_state = partial(setattr, self, "connected")
@@ -314,18 +316,16 @@ class Relink:
         self.world, self.server, self.history = world, server, history
         self.readable = (STREAM, STREAM, *topics)
         history.internal |= {LINKS, POSITIONS}
-        self.broker: Any = None
         self.settings = (
             RelinkSettings() if herd else RelinkSettings(window=dice.choice((2, 1024)), backlog=dice.choice((64, 1024)))
         )
-        server.listeners.append(self._listener)
+        server.listen(self._listener, plugin.only_leading)
         self.clients: list[Publisher | Subscriber | Numbered] = []
         self.made = 0
         for _ in range(herd or dice.randint(1, 3)):
             self.connect()
 
     def _listener(self, host: Host, broker: Any) -> RelinkService:
-        self.broker = broker
         randbits = Random(self.world.random.random()).getrandbits
         registry = Registry(broker, host, self.settings, LINKS, self.world.now, randbits)
         return RelinkService(host, f"tcp:{PORT}", RelinkFactory(broker, self.settings, host, registry))
@@ -343,10 +343,11 @@ class Relink:
 
     def _check_positions(self) -> None:
         """Check the positions of named subscriptions while the server runs."""
-        if self.broker is not None and self.history.journal is not None:
+        broker = self.server.leading_broker()
+        if broker is not None:
             for client in self.clients:
                 if isinstance(client, Consumer):
-                    client.check(self.broker)
+                    client.check(broker)
 
     def step(self) -> None:
         self._check_positions()

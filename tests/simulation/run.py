@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Simulates servers, clients and bad networks, one seed after the other.
 
-    run.py [--count N] [--seed S] [--steps N] [--protocol P]... [--jobs J] [--herd CLIENTS] [--trace]
+    run.py [--count N] [--seed S] [--steps N] [--protocol P]... [--jobs J] [--herd CLIENTS | --servers N] [--trace]
            [--bug NAME | --bugs]
 
 Prints how many simulations broke what must be true, and their seeds; the status is 1 if any did.  A seed replays
 exactly: `run.py --seed S --protocol P --trace` says what happened in it.  With --bug there is one in the code, and with
 --bugs each in turn: then it is said after how many simulations it was noticed, and the status is 1 if it was not.  With
---herd there are that many clients, which restart together beside hostile peers (herds.py).  With --steps each has so
-many steps, such as 3000 for a long run: by default most have 5 to 40.
+--herd there are that many clients, which restart together beside hostile peers (herds.py).  With --servers there is a
+cluster of so many servers and a shared log, and clients know all of them (clusters.py); --bugs then are those of
+replication.  With --steps each has so many steps, such as 3000 for a long run: by default most have 5 to 40.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import attrs
 import bugs
+import clusters
 import herds
+import rules
 import simulation
 from twisted.logger import globalLogBeginner
 from world import Violation
@@ -40,6 +43,7 @@ SHARE = 500
 PATIENCE = 60.0
 #: What is printed of those that were wrong.
 SHOWN = 20
+ALL = bugs.BUGS | rules.BUGS
 
 
 class Endless(BaseException):
@@ -57,33 +61,73 @@ class Tally:
     lives: int = 0
     synced: int = 0
     damages: int = 0
+    takeovers: int = 0
+    voids: int = 0
+    trimmed: int = 0
+    freezes: int = 0
+    faults: int = 0
+    wipes: int = 0
+    fills: int = 0
     problems: list[str] = attrs.field(factory=list)
 
     def add(self, other: Tally) -> None:
         for name in attrs.fields_dict(Tally):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
+    def take(self, outcome: simulation.Outcome) -> None:
+        """Add what one simulation has come to."""
+        for name in attrs.fields_dict(type(outcome)).keys() & attrs.fields_dict(Tally).keys():
+            setattr(self, name, getattr(self, name) + getattr(outcome, name))
 
-def one(seed: int, protocol: str, tally: Tally, herd: int = 0, steps: int | None = None) -> None:
+    def __str__(self) -> str:
+        cluster = (
+            f"{self.takeovers} take-overs, {self.voids} void entries, {self.trimmed} entries trimmed, {self.freezes} "
+            f"servers frozen, {self.faults} faults of disks, {self.wipes} disks lost, {self.fills} servers filled, "
+        )
+        return (
+            f"{self.simulations} simulations, {self.messages} messages, {self.stored} records, {self.synced} of them "
+            f"found to be synced when they were released, {self.crashes} crashes, {self.damages} damaged files, "
+            f"{cluster if self.takeovers else ''}{self.lives} starts, {len(self.problems)} violations"
+        )
+
+
+@attrs.frozen
+class Kind:
+    """What is simulated, besides the seed and the protocol.
+
+    :ivar herd: how many clients restart together; 0: no herd
+    :ivar servers: how many servers a cluster has; 0: one server alone
+    :ivar steps: how many steps there are; None: as the seed says
+    """
+
+    herd: int = 0
+    servers: int = 0
+    steps: int | None = None
+
+    def simulate(self, seed: int, protocol: str, trace: list[str] | None = None) -> simulation.Outcome:
+        if self.herd:
+            return herds.simulate(seed, protocol, self.herd, trace)
+        if self.servers:
+            return clusters.simulate(seed, protocol, self.servers, self.steps, trace)
+        return simulation.simulate(seed, protocol, self.steps, trace)
+
+
+def one(seed: int, protocol: str, tally: Tally, kind: Kind) -> None:
     """Run one simulation; whatever is wrong with it is told with its seed."""
-    signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE + herd + (steps or 0) / 10)
+    signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE + kind.herd + (kind.steps or 0) / 10)
     tally.simulations += 1
     try:
-        found = herds.simulate(seed, protocol, herd) if herd else _simulate(seed, protocol, steps)
+        found = kind.simulate(seed, protocol)
     except Violation as violation:
         tally.problems.append(str(violation))
     except (Exception, Endless) as error:
         tally.problems.append(f"seed {seed} of {protocol}: {type(error).__name__}: {error}")
     else:
-        tally.add(Tally(0, found.messages, found.stored, found.crashes, found.lives, found.synced, found.damages))
+        tally.take(found)
         return
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     gc.collect()  # what is left of it might still complain, and in another's time
-
-
-def _simulate(seed: int, protocol: str, steps: int | None) -> simulation.Outcome:
-    return simulation.simulate(seed, protocol) if steps is None else simulation.simulate(seed, protocol, steps)
 
 
 def _endless(*_: Any) -> None:
@@ -99,13 +143,13 @@ def quiet() -> None:
     gc.disable()  # each simulation collects its own
 
 
-def share(first: int, count: int, protocol: str, at: Any, tell: Connection, herd: int, steps: int | None) -> None:
+def share(first: int, count: int, protocol: str, at: Any, tell: Connection, kind: Kind) -> None:
     """In a process of its own: run the seeds from ``first`` on; ``at`` says which it is at."""
     quiet()
     tally = Tally()
     for seed in range(first, first + count):
         at.value = seed
-        one(seed, protocol, tally, herd, steps)
+        one(seed, protocol, tally, kind)
     tally.problems = tally.problems[:SHOWN]
     tell.send(tally)
     tell.close()
@@ -118,8 +162,7 @@ class Share:
     protocol: str
     first: int
     count: int
-    herd: int = 0
-    steps: int | None = None
+    kind: Kind
     at: Any = attrs.field(init=False)
     ear: Connection = attrs.field(init=False)
     process: Any = attrs.field(init=False)
@@ -129,7 +172,7 @@ class Share:
         self.at = fork.Value("q", self.first)
         self.ear, mouth = fork.Pipe(duplex=False)
         self.process = fork.Process(
-            target=share, args=(self.first, self.count, self.protocol, self.at, mouth, self.herd, self.steps)
+            target=share, args=(self.first, self.count, self.protocol, self.at, mouth, self.kind)
         )
         self.process.start()
         mouth.close()
@@ -148,14 +191,14 @@ class Share:
         total.simulations += seed + 1 - self.first
         total.problems.append(f"seed {seed} of {self.protocol}: its process ended with {self.process.exitcode}")
         left = self.first + self.count - (seed + 1)
-        return Share(self.protocol, seed + 1, left, self.herd, self.steps) if left else None
+        return Share(self.protocol, seed + 1, left, self.kind) if left else None
 
 
-def run(protocol: str, first: int, count: int, jobs: int, herd: int = 0, steps: int | None = None) -> Tally:
+def run(protocol: str, first: int, count: int, jobs: int, kind: Kind) -> Tally:
     """Run ``count`` seeds in ``jobs`` processes."""
     total = Tally()
     waiting = deque(
-        Share(protocol, at, min(SHARE, first + count - at), herd, steps) for at in range(first, first + count, SHARE)
+        Share(protocol, at, min(SHARE, first + count - at), kind) for at in range(first, first + count, SHARE)
     )
     running: dict[Any, Share] = {}
     while waiting or running:
@@ -170,14 +213,11 @@ def run(protocol: str, first: int, count: int, jobs: int, herd: int = 0, steps: 
     return total
 
 
-def show(seed: int, protocol: str, herd: int = 0, steps: int | None = None) -> int:
+def show(seed: int, protocol: str, kind: Kind) -> int:
     """Say what happens in one simulation."""
     trace: list[str] = []
     try:
-        if herd:
-            end, status = str(herds.simulate(seed, protocol, herd, trace)), 0
-        else:
-            end, status = str(simulation.simulate(seed, protocol, steps, trace)), 0
+        end, status = str(kind.simulate(seed, protocol, trace)), 0
     except Violation as violation:
         end, status = f"VIOLATION: {violation}", 1
     print(*trace, end, sep="\n")
@@ -186,16 +226,21 @@ def show(seed: int, protocol: str, herd: int = 0, steps: int | None = None) -> i
 
 def hunt(name: str, first: int, count: int) -> Tally:
     """Run simulations with the bug ``name``, ``count`` at the most, until it is noticed."""
-    protocol, began = bugs.BUGS[name].protocol, time.process_time()
+    bug, began = ALL[name], time.process_time()
     tally = Tally()
-    with bugs.having(name):
+    with having(name):
         for seed in range(first, first + count):
-            one(seed, protocol, tally)
+            one(seed, bug.protocol, tally, Kind(servers=bug.servers))
             if tally.problems:
                 break
     said = tally.problems[0][:200] if tally.problems else "NOT NOTICED"
     print(f"{name}: {tally.simulations} simulations, {time.process_time() - began:.1f} s: {said}", flush=True)
     return tally
+
+
+def having(name: str | None) -> Any:
+    """Return a context in which the code has the bug ``name``."""
+    return bugs.having(None if name is None else ALL[name])
 
 
 def main() -> int:
@@ -205,32 +250,29 @@ def main() -> int:
     parser.add_argument("--steps", type=int, help="of each simulation; by default as its seed says")
     parser.add_argument("--protocol", choices=sorted(simulation.PROTOCOLS), action="append")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--herd", type=int, default=0, metavar="CLIENTS", help="simulate herds of so many clients")
+    several = parser.add_mutually_exclusive_group()
+    several.add_argument("--herd", type=int, default=0, metavar="CLIENTS", help="simulate herds of so many clients")
+    several.add_argument("--servers", type=int, default=0, choices=(2, 3), help="simulate clusters of so many servers")
     parser.add_argument("--trace", action="store_true", help="say what happens, and run one simulation only")
-    parser.add_argument("--bug", choices=sorted(bugs.BUGS), help="put it into the code")
+    parser.add_argument("--bug", choices=sorted(ALL), help="put it into the code")
     parser.add_argument("--bugs", action="store_true", help="put one after the other into the code")
     arguments = parser.parse_args()
     protocols = arguments.protocol or sorted(simulation.PROTOCOLS)
+    kind = Kind(arguments.herd, arguments.servers, arguments.steps)
     if arguments.trace:
-        with bugs.having(arguments.bug):
-            return show(arguments.seed, protocols[0], arguments.herd, arguments.steps)
+        with having(arguments.bug):
+            return show(arguments.seed, protocols[0], kind)
     os.nice(10)
     if arguments.bug or arguments.bugs:
         quiet()
-        names = [arguments.bug] if arguments.bug else list(bugs.BUGS)
+        names = [arguments.bug] if arguments.bug else list(rules.BUGS if arguments.servers else bugs.BUGS)
         noticed = [hunt(name, arguments.seed, arguments.count).problems for name in names]
         return int(not all(noticed))
     failed = False
     for protocol in protocols:
         began = time.monotonic()
-        total = run(protocol, arguments.seed, arguments.count, arguments.jobs, arguments.herd, arguments.steps)
-        print(
-            f"{protocol}: {total.simulations} simulations, {total.messages} messages, {total.stored} records, "
-            f"{total.synced} of them found to be synced when they were released, {total.crashes} crashes, "
-            f"{total.damages} damaged files, {total.lives} starts, {len(total.problems)} violations, "
-            f"{time.monotonic() - began:.0f} s",
-            flush=True,
-        )
+        total = run(protocol, arguments.seed, arguments.count, arguments.jobs, kind)
+        print(f"{protocol}: {total}, {time.monotonic() - began:.0f} s", flush=True)
         for problem in total.problems[:SHOWN]:
             print(f"VIOLATION: {problem}")
         failed = failed or bool(total.problems)

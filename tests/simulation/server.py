@@ -112,15 +112,20 @@ class SimulatedWorker:
 class Server:
     """One journal and its lives.
 
-    :ivar listeners: make the service of a protocol in each life: (host, broker) -> service
+    :ivar name: of the server
+    :ivar names: of all servers that clients know
+    :ivar listeners: make the service of a protocol in each life: (host, broker) -> service; and whether it is for a
+        leader only
+    :ivar on_crash: called with the name of the server when a life has ended
     :ivar written: when the last record of each segment was synced, by the segment's base
     :param gaps: whether numbers may be lost, by the options, by damage, or by retention
     """
 
-    def __init__(self, world: World, history: History, root: Path, gaps: bool = False) -> None:
-        self.world, self.history, self.root, self.gaps = world, history, root, gaps
-        self.listeners: list[Callable[[Host, Any], Any]] = []
-        self.on_crash: list[Callable[[], None]] = []
+    def __init__(self, world: World, history: History, root: Path, gaps: bool = False, name: str = "") -> None:
+        self.world, self.history, self.root, self.gaps, self.name = world, history, root, gaps, name
+        self.names = (name,)
+        self.listeners: list[tuple[Callable[[Host, Any], Any], bool]] = []
+        self.on_crash: list[Callable[[str], None]] = []
         self.lives = self.crashes = self.damages = 0
         self.open = self.up = False
         self.settings = self._settings()
@@ -158,21 +163,44 @@ class Server:
         retention = dice.choice(({}, {}, {"keep_bytes": 3 << 10}, {"keep_bytes": 16 << 10}, {"keep_age": 3.0}))
         return attrs.evolve(settings, durability=durability(mode), **retention)
 
+    def listen(self, make: Callable[[Host, Any], Any], only_leading: bool = False) -> None:
+        """Have a listener in each life.
+
+        :param only_leading: whether it is closed on a server that follows another one
+        """
+        self.listeners.append((make, only_leading))
+
     def start(self) -> None:
         """A new life, on what the last one left."""
         self.lives += 1
         self.misled = self.misled or abs(self.world.lie) > BELIEVED
-        directory = self.root / f"life-{self.lives}"
+        directory = self.root / f"{self.name}life-{self.lives}"
         directory.mkdir()
         for name, content in self.left.files().items():
             directory.joinpath(name).write_bytes(content)
         if self.to_be_damaged and self.damage is None and not self.left.pending:
             self._hurt(directory)
-        self.host = Host(self.world)
-        self.files = Disk(directory, self.left, self)
-        self.history.disk = self.files
+        self.host = Host(self.world, self.name)
+        self.files = self._make_disk(directory)
         self.worker = SimulatedWorker(self.host, self.files)
-        self.journal = FileJournal(
+        self.journal = self._make_journal(directory)
+        self.service = Fyrehose(self.host, self.journal, policy=OPEN, on_open=self._opened, on_failure=self._ended)
+        self.service.broker.counters.seconds = self.host.seconds
+        for make, only_leading in self.listeners:
+            service = make(self.host, self.service.broker)
+            if only_leading:
+                self.service.add_for_leader(service)
+            else:
+                service.setServiceParent(self.service)
+        self.service.startService().addCallback(self._started).addErrback(self._failed)
+        if self.world.random.random() < self.again:
+            self.host.callLater(0, self.crash)
+
+    def _make_disk(self, directory: Path) -> Disk:
+        return Disk(directory, self.left, self)
+
+    def _make_journal(self, directory: Path) -> FileJournal:
+        return FileJournal(
             self.host,
             directory,
             attrs.evolve(self.settings, quarantine=self.quarantine),
@@ -182,15 +210,10 @@ class Server:
             worker=self.worker,
             pace=self.worker,
         )
-        self.service = Fyrehose(
-            self.host, self.journal, policy=OPEN, on_open=self._opened, on_failure=self.failures.append
-        )
-        self.service.broker.counters.seconds = self.host.seconds
-        for listener in self.listeners:
-            listener(self.host, self.service.broker).setServiceParent(self.service)
-        self.service.startService().addCallback(self._started).addErrback(self._failed)
-        if self.world.random.random() < self.again:
-            self.host.callLater(0, self.crash)
+
+    def _ended(self, reason: Exception) -> None:
+        """The server cannot continue."""
+        self.failures.append(reason)
 
     def _hurt(self, directory: Path) -> None:
         """Bits change in one of the files in *directory*, which are those that were left."""
@@ -205,7 +228,7 @@ class Server:
     def _opened(self) -> None:
         """Before any listener is."""
         self.open = self.files.running = True
-        self.history.journal = self.journal
+        self.history.attach(self.name, self.journal, self.files)
         if self.damage is not None and self.damage.matters:
             if not self.quarantine:
                 self.history.wrong(f"the server starts in spite of damage: {self.damage}")
@@ -236,6 +259,10 @@ class Server:
             self.damage = None
         self._end()
         self.world.clock.callLater(self.world.random.random(), self.start)
+
+    def leading_broker(self) -> Any:
+        """Return the broker that accepts messages; None if there is none."""
+        return self.service.broker if self.open else None
 
     def crash(self) -> None:
         """The power goes, even if the server is just starting or stopping; it comes back a little later."""
@@ -287,13 +314,10 @@ class Server:
 
     def _end(self) -> None:
         self.up = self.open = False
-        self.history.journal = None
+        self.history.detach(self.name)
         self.host.crash()
-        self.world.listening.clear()
-        for link in list(self.world.links):
-            link.server_crashed()
         for tell in self.on_crash:
-            tell()
+            tell(self.name)
         self.files.close_all()
         if self.journal._lock >= 0:
             os.close(self.journal._lock)

@@ -77,15 +77,28 @@ class Simulation:
     def __init__(self, seed: int, protocol: str, root: Path, herd: int = 0) -> None:
         self.world = World(seed)
         dice = self.world.random
-        self.history = History()
+        self.history = self._make_history()
         gaps = all(getattr(side, "func", side).gaps for side in PROTOCOLS[protocol])
-        self.server = Server(self.world, self.history, root, gaps and not herd)
+        self.server = self._make_server(root, gaps and not herd)
         self.errors: list[str] = []
         crowd = {"herd": herd} if herd else {}
         self.sides = [side(self.world, self.server, self.history, **crowd) for side in PROTOCOLS[protocol]]
         self.steps = LONG if dice.random() < 1 / RARELY else dice.choice(STEPS)
         self.often = dice.choice((0.05, 0.1, 0.2, 0.3))
-        kinds: list[Callable[[], None]] = [
+        kinds = self._kinds()
+        self.troubles = dice.sample(kinds, dice.randint(1, len(kinds)))
+        if self.world.large:
+            self.troubles.append(self._damage)  # large bodies are rare
+        self.server.start()
+
+    def _make_history(self) -> History:
+        return History()
+
+    def _make_server(self, root: Path, gaps: bool) -> Any:
+        return Server(self.world, self.history, root, gaps)
+
+    def _kinds(self) -> list[Callable[[], None]]:
+        return [
             self._crash,
             self._crash,
             self._damage,
@@ -97,10 +110,6 @@ class Simulation:
             self._fill,
             self._turn_the_clock,
         ]
-        self.troubles = dice.sample(kinds, dice.randint(1, len(kinds)))
-        if self.world.large:
-            self.troubles.append(self._damage)  # large bodies are rare
-        self.server.start()
 
     def step(self) -> None:
         """Something happens, and then some time passes."""

@@ -163,6 +163,13 @@ class SyncedFiles(RecordingFiles):
             self._seen[self._fds[fd]] = Seen()
         return fd
 
+    def truncate(self, fd: int, size: int) -> None:
+        super().truncate(fd, size)
+        inode = self._fds[fd]
+        seen = self._seen.get(inode)
+        if seen is not None and seen.end > max(seen.base, 0) + size:
+            self._seen[inode], self._ends = Seen(), None  # what follows is read when it is synced
+
     def rename(self, old: Path, new: Path) -> None:
         super().rename(old, new)
         self._ends = None

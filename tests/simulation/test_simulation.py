@@ -85,7 +85,7 @@ def test_a_bug_is_noticed(name: str, logged_errors: Any) -> None:
 def test_a_process_that_dies_is_reported_with_its_seed_and_the_others_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     simulate = simulation.simulate
 
-    def dies(seed: int, protocol: str) -> Any:
+    def dies(seed: int, protocol: str, *more: Any) -> Any:
         if seed == 3:
             os.abort()
         if seed == 5:
@@ -93,7 +93,7 @@ def test_a_process_that_dies_is_reported_with_its_seed_and_the_others_continue(m
         return simulate(seed, protocol)
 
     monkeypatch.setattr(simulation, "simulate", dies)
-    total = run.run("figg", 0, 8, 1)
+    total = run.run("figg", 0, 8, 1, run.Kind())
     assert total.simulations == 8
     died, wrong = total.problems
     assert died == "seed 3 of figg: its process ended with -6"
@@ -101,11 +101,11 @@ def test_a_process_that_dies_is_reported_with_its_seed_and_the_others_continue(m
 
 
 def test_an_endless_simulation_is_reported_with_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forever(seed: int, protocol: str) -> None:
+    def forever(seed: int, protocol: str, *more: Any) -> None:
         while True:
             """It does nothing else."""
 
     monkeypatch.setattr(simulation, "simulate", forever)
     monkeypatch.setattr(run, "PATIENCE", 0.05)
-    (problem,) = run.run("figg", 4, 1, 1).problems
+    (problem,) = run.run("figg", 4, 1, 1, run.Kind()).problems
     assert problem == "seed 4 of figg: Endless: it has taken 0.05 s of processor time"

@@ -20,16 +20,18 @@ class Timer:
     """One call that is due.
 
     :ivar turn: of its entries in the heap the one that counts; the others are left over from before a reset
+    :ivar owner: a process that may be frozen: its timers wait until it continues; None: nobody
     """
 
-    __slots__ = ("called", "cancelled", "clock", "time", "turn", "what")
+    __slots__ = ("called", "cancelled", "clock", "owner", "time", "turn", "what")
 
     def __init__(self, clock: Timers, time: float, what: tuple[Callable[..., object], tuple[Any, ...], Any]) -> None:
         self.clock, self.time, self.what = clock, time, what
         self.called = self.cancelled = False
-        self._enter()
+        self.owner: Any = None
+        self.enter()
 
-    def _enter(self) -> None:
+    def enter(self) -> None:
         self.turn = next(self.clock.turns)
         heappush(self.clock.heap, (self.time, self.turn, self))
 
@@ -53,12 +55,12 @@ class Timer:
     def reset(self, delay: float) -> None:
         self._check()
         self.time = self.clock.now + delay
-        self._enter()
+        self.enter()
 
     def delay(self, seconds: float) -> None:
         self._check()
         self.time += seconds
-        self._enter()
+        self.enter()
 
 
 _NOTHING: tuple[Callable[..., object], tuple[Any, ...], Any] = (lambda: None, (), {})
@@ -88,6 +90,8 @@ class Timers:
         while heap and heap[0][0] <= end:
             time, turn, timer = heappop(heap)
             if timer.cancelled or turn != timer.turn:
+                continue
+            if timer.owner is not None and timer.owner.holds(timer):
                 continue
             # A little more, as with every real clock: now + (due - now) may be a hair less than due.
             self.now = max(self.now, time) + 1e-9

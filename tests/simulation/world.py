@@ -1,8 +1,7 @@
 """One process, one clock, one source of chance: hosts that crash, and links between them that do what links do.
 
     World   seed -> Random, Timers, the wall clock, which steps
-    Host    what a server takes for its reactor: its timers end when it crashes
-    Link    one TCP connection: bytes arrive later, in pieces cut anywhere; it is cut, reset, cut off, read slowly
+    Host    what a server takes for its reactor: its timers end when it crashes, and wait while it is frozen
     Lane    datagrams: lost, doubled, late and out of order
 
 Nothing here knows a protocol.
@@ -17,10 +16,7 @@ from typing import Any
 import attrs
 from timers import Timer, Timers
 from twisted.internet.address import IPv4Address
-from twisted.internet.defer import Deferred
-from twisted.internet.error import ConnectError, ConnectionDone, ConnectionLost
-from twisted.internet.interfaces import IHalfCloseableProtocol, IListeningPort, IStreamClientEndpoint
-from twisted.python.failure import Failure
+from twisted.internet.interfaces import IListeningPort
 from zope.interface import implementer
 
 #: How often a simulation has messages of 70 KiB to 2 MiB among others.
@@ -60,10 +56,9 @@ class World:
         self.wall_offset = self._began = 1_700_000_000_000_000
         self.stepped, self.leapt, self.steady_since = 0, False, 0.0
         self.trace: list[str] = []
-        self.links: list[Link] = []
-        self.listening: dict[int, Any] = {}
+        self.links: list[Any] = []
+        self.listening: dict[tuple[str, int], tuple[Host, Any]] = {}
         self.partitioned: set[str] = set()
-        self.lives = 0  #: how many lives of servers have ended
         self._ports = 40_000
 
     def now(self) -> int:
@@ -119,33 +114,69 @@ class World:
 
 
 class Host:
-    """The reactor of one life of a server: the world's clock, until it crashes."""
+    """The reactor of one life of a server: the world's clock, until it crashes.
 
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.dead = False
+    :ivar name: of the server; its port numbers are its own
+    :ivar frozen: nothing of it runs, and nothing arrives, until it continues; its kernel keeps its connections
+    """
+
+    def __init__(self, world: World, name: str = "") -> None:
+        self.world, self.name = world, name
+        self.dead = self.frozen = False
         self.seconds = world.clock.seconds
+        self._held: list[Timer] = []
 
     def callLater(self, delay: float, what: Callable[..., object], *args: Any, **kwargs: Any) -> Timer:
-        return self.world.clock.callLater(delay, self._call, what, args, kwargs)
+        timer = self.world.clock.callLater(delay, self._call, what, args, kwargs)
+        timer.owner = self
+        return timer
+
+    def callFromThread(self, what: Callable[..., object], *args: Any) -> None:
+        self.callLater(0, what, *args)
 
     def _call(self, what: Callable[..., object], args: Any, kwargs: Any) -> None:
         if not self.dead:
             what(*args, **kwargs)
 
+    def holds(self, timer: Timer) -> bool:
+        """Return whether *timer*, which is due, has to wait because the process is frozen."""
+        if self.frozen:
+            self._held.append(timer)
+        return self.frozen
+
+    def freeze(self) -> None:
+        self.frozen = True
+
+    def go_on(self) -> None:
+        """Continue after :meth:`freeze`: everything that was due meanwhile happens now, in its order."""
+        self.frozen = False
+        held, self._held = self._held, []
+        for timer in held:
+            if timer.active():
+                timer.enter()
+        for link in self.world.links:
+            if link.server is self:
+                link.go_on()
+
     def listenTCP(self, port: int, factory: Any, backlog: int = 50, interface: str = "") -> Port:
-        self.world.listening[port] = factory
-        return Port(self.world, port)
+        self.world.listening[self.name, port] = self, factory
+        return Port(self, port)
 
     def crash(self) -> None:
-        self.dead = True
-        self.world.lives += 1
+        self.dead, self.frozen = True, False
+        self._held.clear()
+        for (name, port), (host, _) in list(self.world.listening.items()):
+            if host is self:
+                del self.world.listening[name, port]
+        for link in list(self.world.links):
+            if link.server is self:
+                link.server_crashed()
 
 
 @implementer(IListeningPort)
 @attrs.define(eq=False)
 class Port:
-    world: World
+    host: Host
     number: int
 
     def startListening(self) -> None:
@@ -155,186 +186,7 @@ class Port:
         return IPv4Address("TCP", "127.0.0.1", self.number)
 
     def stopListening(self) -> None:
-        self.world.listening.pop(self.number, None)
-
-
-@implementer(IStreamClientEndpoint)
-@attrs.define(eq=False)
-class Endpoint:
-    """How the client on ``host`` connects to a port of the server.
-
-    :ivar tap: makes, for each connection, what sees the server write and read
-    :ivar address: where the server sees it come from
-    """
-
-    world: World
-    host: str
-    number: int
-    tap: Callable[[], Any] | None = None
-    address: str = "127.0.0.1"
-
-    def connect(self, factory: Any) -> Deferred[Any]:
-        world = self.world
-        done: Deferred[Any] = Deferred(lambda _: timer.cancel())
-
-        def reach() -> None:
-            listener = world.listening.get(self.number)
-            address = IPv4Address("TCP", self.address, world.port())
-            served = None
-            if listener is not None and self.host not in world.partitioned:
-                served = listener.buildProtocol(address)
-            if served is None:
-                done.errback(Failure(ConnectError()))
-                return
-            client = factory.buildProtocol(address)
-            link = Link(world, self.host, served, client, address, None if self.tap is None else self.tap())
-            world.note(f"{self.host} connects")
-            served.makeConnection(link.ends[0])
-            client.makeConnection(link.ends[1])
-            done.callback(client)
-
-        timer = world.clock.callLater(world.random.random() * 0.05, reach)
-        return done
-
-
-class End:
-    """One end of a link: the transport of its protocol, and the bytes on their way to the other."""
-
-    disconnecting = False
-
-    def __init__(self, link: Link, protocol: Any, peer: IPv4Address, tap: Any) -> None:
-        self.link, self.protocol, self.peer, self.tap = link, protocol, peer, tap
-        self.other: End
-        self.flight = bytearray()
-        self.up, self.finished, self.reading = True, False, True
-        self.producer: Any = None
-        self.paused = False
-        self.timer: Any = None
-
-    def getPeer(self) -> IPv4Address:
-        return self.peer
-
-    getHost = getPeer
-
-    def write(self, data: bytes) -> None:
-        if not self.up or self.disconnecting or not data:
-            return
-        if self.tap is not None:
-            self.tap.wrote(bytes(data))
-        self.flight += data
-        self.send()
-        if self.producer is not None and not self.paused and len(self.flight) > self.link.world.high:
-            self.paused = True
-            self.producer.pauseProducing()
-
-    def writeSequence(self, pieces: Any) -> None:
-        self.write(b"".join(pieces))
-
-    def registerProducer(self, producer: Any, streaming: bool) -> None:
-        self.producer = producer
-
-    def unregisterProducer(self) -> None:
-        self.producer = None
-
-    def pauseProducing(self) -> None:
-        self.reading = False
-
-    def resumeProducing(self) -> None:
-        self.reading = True
-        if self.up:
-            self.other.send()
-
-    def loseConnection(self) -> None:
-        self.disconnecting = True
-        self.send()
-
-    def abortConnection(self) -> None:
-        if self.up:
-            self.link.world.clock.callLater(0, self.link.cut)
-
-    def send(self) -> None:
-        """What is on its way, or the end of it, goes on after a while."""
-        if self.timer is None and (self.flight or (self.disconnecting and not self.finished)):
-            world = self.link.world
-            delay = world.random.random() * (2.0 if self.link.slow else 0.02)
-            self.timer = world.clock.callLater(delay, self.arrive)
-
-    def arrive(self) -> None:
-        self.timer = None
-        link, other, world = self.link, self.other, self.link.world
-        if not other.up or not other.reading or link.host in world.partitioned:
-            return
-        if self.flight:
-            size = world.random.choice((1, 3, 7, 40, 500, len(self.flight), len(self.flight)))
-            piece = bytes(self.flight[:size])
-            del self.flight[:size]
-            if other.tap is not None:
-                other.tap.read(piece)
-            other.protocol.dataReceived(piece)
-            if self.up and self.paused and len(self.flight) < world.high // 3:
-                self.paused = False
-                if self.producer is not None:
-                    self.producer.resumeProducing()
-        elif self.disconnecting and not self.finished:
-            self.finished = True
-            if other.finished or not IHalfCloseableProtocol.providedBy(other.protocol):
-                link.cut(ConnectionDone())
-            else:
-                other.protocol.readConnectionLost()
-        self.send()
-
-    def lost(self, reason: Exception) -> None:
-        if self.up:
-            self.up = False
-            self.flight.clear()
-            if self.timer is not None:
-                self.timer.cancel()
-                self.timer = None
-            self.protocol.connectionLost(Failure(reason))
-
-
-class Link:
-    """A connection; ``ends[0]`` is the server's."""
-
-    def __init__(self, world: World, host: str, served: Any, client: Any, peer: IPv4Address, tap: Any) -> None:
-        self.world, self.host = world, host
-        self.life = world.lives
-        self.slow = False
-        self.ends = End(self, served, peer, tap), End(self, client, peer, None)
-        self.ends[0].other, self.ends[1].other = self.ends[1], self.ends[0]
-        world.links.append(self)
-
-    def go_on(self) -> None:
-        for end in self.ends:
-            end.send()
-
-    def cut(self, reason: Exception | None = None) -> None:
-        """Both ends hear of it, one a little later; what is on its way is lost."""
-        first, second = self.ends if self.world.random.random() < 0.5 else self.ends[::-1]
-        self._forget()
-        first.lost(reason or ConnectionLost())
-        self.world.clock.callLater(self.world.random.random() * 0.2, self._second, second, reason or ConnectionLost())
-
-    def _second(self, end: End, reason: Exception) -> None:
-        if end is self.ends[0] and self.life != self.world.lives:
-            end.up = False  # whoever would hear of it is dead
-        else:
-            end.lost(reason)
-
-    def server_crashed(self) -> None:
-        """Its end is no more, whatever it was about to do; the client hears of it in a while."""
-        end, client = self.ends
-        end.up = False
-        end.flight.clear()
-        if end.timer is not None:
-            end.timer.cancel()
-            end.timer = None
-        self._forget()
-        self.world.clock.callLater(self.world.random.random(), client.lost, ConnectionLost())
-
-    def _forget(self) -> None:
-        if self in self.world.links:
-            self.world.links.remove(self)
+        self.host.world.listening.pop((self.host.name, self.number), None)
 
 
 @attrs.define(eq=False)
@@ -343,6 +195,7 @@ class Lane:
 
     :ivar loss: how often one is lost; :ivar double: how often it comes twice
     :ivar delay: how late one may be, in seconds: whoever is later than the next has lost its place
+    :ivar names: of servers, by their addresses
     """
 
     world: World
@@ -350,15 +203,24 @@ class Lane:
     double: float = 0.0
     delay: float = 0.01
     ports: dict[tuple[str, int], Any] = attrs.field(factory=dict)
+    names: dict[str, str] = attrs.field(factory=dict)
+
+    def name(self, address: tuple[str, int]) -> str:
+        """Return by which name the host at *address* is cut off."""
+        return self.names.get(address[0], address[0])
 
     def carry(self, datagram: bytes, source: tuple[str, int], destination: tuple[str, int]) -> None:
         world, dice = self.world, self.world.random
-        if dice.random() < self.loss or {source[0], destination[0]} & world.partitioned:
+        if dice.random() < self.loss or {self.name(source), self.name(destination)} & world.partitioned:
             return
         for _ in range(1 + (dice.random() < self.double)):
             world.clock.callLater(dice.random() * self.delay, self._arrive, datagram, source, destination)
 
     def _arrive(self, datagram: bytes, source: tuple[str, int], destination: tuple[str, int]) -> None:
         port = self.ports.get(destination)
-        if port is not None:
-            port.arrived(datagram, source)
+        if port is None:
+            return
+        if port.host is not None and port.host.frozen:
+            self.world.clock.callLater(0.2, self._arrive, datagram, source, destination)  # its kernel keeps it
+            return
+        port.arrived(datagram, source)

@@ -54,7 +54,9 @@ class Way:
     def _arrive(self) -> None:
         self.moving = False
         channel = self.channel
-        if not channel.up or channel.host in channel.world.partitioned or self.port.is_full():
+        if not channel.up or channel.is_cut_off() or self.port.is_full():
+            return
+        if self is channel.to_server and channel.server.frozen:
             return
         for _ in range(channel.world.random.choice((1, 3, len(self.queue)))):
             if self.queue:
@@ -73,12 +75,15 @@ class Channel:
     """A connection; to the world it is a link like others."""
 
     def __init__(self, world: World, client: ClientPort, server: ServerPort) -> None:
-        self.world, self.host = world, client.host
-        self.client, self.server = client, server
+        self.world, self.host, self.server = world, client.host, server.host
+        self.client, self.listener = client, server
         self.identity = b"\0" + world.port().to_bytes(4, "big")
         self.up, self.slow = True, False
         self.to_server, self.to_client = Way(self, server), Way(self, client)
         world.links.append(self)
+
+    def is_cut_off(self) -> bool:
+        return bool({self.host, self.server.name} & self.world.partitioned)
 
     def go_on(self) -> None:
         self.to_server.go()
@@ -88,7 +93,7 @@ class Channel:
         """Each end hears of it some time."""
         self._down()
         clock, dice = self.world.clock, self.world.random
-        clock.callLater(dice.random() * 0.2, self.server.left, self)
+        clock.callLater(dice.random() * 0.2, self.listener.left, self)
         clock.callLater(dice.random() * 0.2, self.client.lost, self)
 
     def server_crashed(self) -> None:

@@ -27,6 +27,7 @@ from fyrehose.errors import (
     StreamFull,
     SubscriptionError,
     TooManyStreams,
+    Unreplicated,
 )
 from fyrehose.identity import Action
 from fyrehose.interfaces import IBroker
@@ -192,8 +193,10 @@ class RelinkProtocol(SessionProtocol):
         if isinstance(result, Failure):
             result.trap(PublishError)
             entry.saved = False
-            # Subscribing works without room on the disk, except that a restart loses the link.
-            if not (place.subscribe and isinstance(result.value, ReadOnly)):
+            # Subscribing works without room on the disk, except that a restart loses the link.  But a server that may
+            # not lead any more must not replace a link that the client has at the leader.
+            full = isinstance(result.value, ReadOnly) and not isinstance(result.value, Unreplicated)
+            if not (place.subscribe and full):
                 self.registry.discard(entry)
                 self.refused(result)
                 self.settled()

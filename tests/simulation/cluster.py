@@ -1,0 +1,168 @@
+"""Two or three whole servers of one simulated cluster, and the shared log between them.
+
+what is purged from the shared log is on the disks of two servers, and no power cut can take it
+in the end all journals are the same, byte for byte
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from disks import bytes_between
+from member import Member
+from server import MIN_FREE
+from sharedlog import SharedLog
+from views import ClusterHistory
+from world import Violation, World
+
+from fyrehose.interfaces import JournalState
+from fyrehose.journal.offline.verify import verify
+from fyrehose.journal.settings import JournalSettings
+from fyrehose.replication.settings import ReplicationSettings
+
+
+class Cluster:
+    """All of its servers, and the shared log; to the protocols it is like one server.
+
+    :ivar lost: whether a machine was lost with its disk, and is not filled again
+    """
+
+    def __init__(self, world: World, history: ClusterHistory, root: Path, count: int) -> None:
+        dice = world.random
+        self.world, self.history = world, history
+        self.settings = JournalSettings(min_free=MIN_FREE, segment_size=dice.choice((1 << 10, 4 << 10, 64 << 10)))
+        self.replication = ReplicationSettings(
+            servers=("nats://10.0.0.1:4222",),
+            name="x",
+            members=count,
+            member_timeout=dice.choice((60.0, 86400.0)),
+        )
+        self.log = SharedLog(world, self._check_purge)
+        self.lost = False
+        self.fills = self.wipes = self.freezes = self.faults = 0
+        self.names = tuple("abc"[:count])
+        self.on_crash: list[Callable[[str], None]] = []
+        self.members = [Member(world, history, root, name, self) for name in self.names]
+        for member in self.members:
+            member.on_crash = self.on_crash
+        history.right_time = lambda time: True
+
+    # As one server.
+
+    def listen(self, make: Callable[..., Any], only_leading: bool = False) -> None:
+        """Have a listener on each server, in each life."""
+        for member in self.members:
+            member.listen(make, only_leading)
+
+    @property
+    def up(self) -> bool:
+        return all(member.up for member in self.members)
+
+    @property
+    def was_full(self) -> bool:
+        return any(member.was_full for member in self.members)
+
+    @property
+    def lives(self) -> int:
+        return sum(member.lives for member in self.members)
+
+    @property
+    def crashes(self) -> int:
+        return sum(member.crashes for member in self.members)
+
+    @property
+    def damages(self) -> int:
+        return sum(member.damages for member in self.members)
+
+    @property
+    def leader(self) -> Member | None:
+        """Return the server that leads in the last epoch; None if there is none."""
+        leaders = [member for member in self.members if member.leads]
+        return max(leaders, key=lambda member: member.role.validity.epoch, default=None)
+
+    def leading_broker(self) -> Any:
+        """Return the broker that accepts messages; None if there is none."""
+        leader = self.leader
+        if leader is None or leader.service.broker.follows:
+            return None
+        return leader.service.broker if leader.role.validity.epoch == self.log.epoch else None
+
+    def start(self) -> None:
+        for member in self.members:
+            member.start()
+
+    def check(self) -> None:
+        """After each step."""
+        for member in self.members:
+            member.check()
+        if self.history.problems:
+            raise Violation(self.history.problems[0])
+        self.history.look()
+        if self.lost and self._copies(self.log.left()) == len(self.members):
+            self.lost = False
+
+    def close(self) -> None:
+        """The simulation is over."""
+        for member in self.members:
+            member.close()
+
+    # As a cluster.
+
+    def _copies(self, position: int) -> int:
+        """Return how many servers have everything below *position*, whatever a power cut takes."""
+        return sum(member.certain_mark() >= position for member in self.members)
+
+    def _check_purge(self, position: int) -> None:
+        """The entries before *position* are about to be deleted from the shared log."""
+        if self._copies(position) < 2 - self.lost:
+            self.history.wrong(
+                f"the shared log is purged up to {position}, and the marks of the servers are "
+                f"{[member.certain_mark() for member in self.members]}"
+            )
+
+    def may_lose(self, member: Member) -> bool:
+        """Return whether *member* may lose its disk: every other server has what the shared log has not."""
+        others = [other for other in self.members if other is not member]
+        return not self.lost and all(other.certain_mark() >= self.log.left() for other in others)
+
+    def calm(self) -> None:
+        """Nothing bad happens any more."""
+        self.log.loss = 0.0
+        self.log.away.clear()
+        self.log.regain_quorum()
+        for member in self.members:
+            member.full = False
+            if not member.host.dead:
+                member.files.fault = 0
+                member.thaw()
+
+    def owed(self) -> str:
+        """Return what is missing until all servers serve the same; empty if nothing is."""
+        if not self.up:
+            return f"{[member.name for member in self.members if not member.up]} are down"
+        leader = self.leader
+        if leader is None or leader.journal.state is not JournalState.WRITABLE:
+            return "no server leads"
+        for member in self.members:
+            replica = member.journal.replica
+            if not replica.position == replica.released == replica.durable == len(self.log.truth):
+                return f"{member.name} has {replica.released} of {len(self.log.truth)} bytes"
+            if sum(view for view in self.history.views[member.name].seen.values()) != self._records():
+                return f"{member.name} has not delivered everything"
+        return ""
+
+    def _records(self) -> int:
+        return sum(len(truth) for truth in self.history.truth.values())
+
+    def compare(self) -> None:
+        """At the end: all journals are the same, byte for byte, and undamaged."""
+        truth = self.log.truth
+        for member in self.members:
+            directory = member.files.directory
+            if bytes_between(directory, 0, len(truth)) != truth:
+                raise Violation(f"{member.name} differs from what counts at the end")
+            problems = verify(directory).problems
+            if problems:
+                raise Violation(f"{member.name}: {problems[0]}")

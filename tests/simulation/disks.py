@@ -1,0 +1,91 @@
+"""The disks of a cluster's servers: they fail at a write or a sync, and their journals are compared and copied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from server import Disk, Server
+from world import Violation
+
+from fyrehose.journal import scan
+from fyrehose.records import Buffer
+from fyrehose.testing.disk import SECTOR, Kept, Synced, Tree
+
+#: What a fault of the disk is called.
+FAULT = "simulated fault"
+
+
+class FaultyDisk(Disk):
+    """A disk whose next writes or syncs may fail.
+
+    :ivar fault: the error number of the fault that is due; 0: none is
+    :ivar countdown: so many writes and syncs still succeed
+    """
+
+    fault = 0
+    countdown = 0
+
+    def __init__(self, directory: Path, kept: Kept, server: Server) -> None:
+        super().__init__(directory, kept, server)
+        #: the durable mark that no power cut can take
+        self.certain_mark = mark_of(kept.synced)
+
+    def break_soon(self, fault: int, after: int) -> None:
+        self.fault, self.countdown = fault, after
+
+    def _may_fail(self) -> None:
+        if not self.fault:
+            return
+        self.countdown -= 1
+        if self.countdown < 0:
+            fault, self.fault = self.fault, 0
+            raise OSError(fault, FAULT)
+
+    def _check_deletion(self, name: str) -> None:
+        """Segments are deleted only beyond the mark: what lies there was never acknowledged."""
+        if int(name.removesuffix(scan.SUFFIX), 16) < self.certain_mark:
+            raise Violation(f"{name} of {self.server.name} is deleted, and its mark is {self.certain_mark}")
+
+    def write(self, fd: int, data: Buffer, offset: int) -> None:
+        try:
+            self._may_fail()
+        except OSError:
+            # What is smaller than a sector, such as MARK, is not torn.
+            part = self.server.world.random.randrange(len(bytes(data)) // SECTOR + 1) * SECTOR
+            super().write(fd, bytes(data)[:part], offset)
+            raise
+        super().write(fd, data, offset)
+
+    def sync(self, fd: int) -> None:
+        self._may_fail()
+        super().sync(fd)
+        if self._fds[fd] == self._names.get(scan.MARK_NAME) and self.log[-1:] == [Synced(self._fds[fd])]:
+            self.certain_mark = scan.read_mark(self.directory)
+
+
+def mark_of(tree: Tree) -> int:
+    """Return the durable mark in the file MARK of *tree*; 0 if there is none."""
+    content = tree.contents.get(tree.names.get(scan.MARK_NAME, -1), b"")
+    return int.from_bytes(content[:8], "little")
+
+
+def bytes_between(directory: Path, start: int, stop: int) -> bytes:
+    """Return the bytes of the journal in *directory* from *start* to *stop*."""
+    found = bytearray()
+    for segment in reversed(scan.segments(directory)):
+        begin = max(start, segment.base)
+        if begin < stop:
+            with segment.path.open("rb") as file:
+                file.seek(begin - segment.base)
+                found[:0] = file.read(stop - begin)
+            stop = begin
+    return bytes(found)
+
+
+def copy_journal(directory: Path, mark: int) -> dict[str, bytes]:
+    """Return the files of the journal in *directory* up to *mark*, as an operator copies them."""
+    files = {scan.MARK_NAME: scan.pack_mark(mark, 0)}
+    for segment in scan.segments(directory):
+        if segment.base < mark:
+            files[segment.path.name] = segment.path.read_bytes()[: mark - segment.base]
+    return files

@@ -1,0 +1,274 @@
+"""One whole server of a simulated cluster, and what has to be true of it.
+
+the bytes that it has released are those that count in the shared log, at their positions
+it stops only for a reason: it was deposed, its disk failed, or it is too far behind
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+from damage import Damage
+from disks import FAULT, FaultyDisk, bytes_between, copy_journal, mark_of
+from server import Disk, Server
+from sharedlog import SharedLog
+from twisted.python.failure import Failure
+from views import ClusterHistory
+from world import Violation, World
+
+from fyrehose.errors import JournalCorrupt
+from fyrehose.interfaces import JournalState
+from fyrehose.journal import scan
+from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.pace import Far
+from fyrehose.journal.settings import JournalSettings
+from fyrehose.replication.replicated import ReplicatedJournal
+from fyrehose.replication.role import State
+from fyrehose.replication.settings import ReplicationSettings
+from fyrehose.testing.disk import Kept, Tree, what_stays
+
+#: Why a server may stop: its disk failed, or the shared log begins behind its journal.
+REASONS = (FAULT, "with `fyrehose journal backup`", "the journal is failed")
+#: How long a leader may accept messages without an answer of the shared log, in seconds; a little more.
+UNANSWERED = 8.0
+
+
+class Others(Protocol):
+    """What a member knows of its cluster; see :class:`cluster.Cluster`."""
+
+    log: SharedLog
+    settings: JournalSettings
+    replication: ReplicationSettings
+    members: list[Member]
+    lost: bool
+    fills: int
+    wipes: int
+    freezes: int
+    faults: int
+
+    def may_lose(self, member: Member) -> bool: ...
+
+
+class Member(Server):
+    """One server of a cluster.
+
+    :ivar thawed: when it was frozen last
+    :ivar pending_since: since when its appends wait for the shared log; None while none does
+    :ivar alias: its name as a member; a machine that has lost its disk comes back under another one
+    :ivar is_behind: whether the journal of another server is copied before the next start
+    :ivar mark: up to here its released bytes were compared with what counts
+    """
+
+    def __init__(self, world: World, history: ClusterHistory, root: Path, name: str, cluster: Others) -> None:
+        self.cluster, self.alias = cluster, name
+        self.is_behind = self.is_ending = self.faulted = False
+        self.mark, self.thawed = 0, 0.0
+        self.pending_since: float | None = None
+        super().__init__(world, history, root, name=name)
+        self.again = 0.0
+
+    def _settings(self) -> JournalSettings:
+        return self.cluster.settings
+
+    def _make_disk(self, directory: Path) -> Disk:
+        return FaultyDisk(directory, self.left, self)
+
+    def _make_journal(self, directory: Path) -> FileJournal:
+        self.is_ending, self.faulted, self.mark = False, False, 0
+        cluster = self.cluster
+        return ReplicatedJournal(
+            self.host,
+            directory,
+            self.settings,
+            files=self.files,
+            now=self.world.now,
+            monotonic=self.world.monotonic,
+            worker=self.worker,
+            pace=Far(),
+            replication=attrs.evolve(cluster.replication, name=self.alias, address=f"{self.name}:8117"),
+            shared_log=cluster.log.connect(self.host, self.alias),
+            on_deposed=self._deposed,
+            incarnation=self.world.random.getrandbits(63),
+        )
+
+    # Why it stops.
+
+    def _deposed(self, reason: str) -> None:
+        self.world.note(f"{self.name} is deposed: {reason}")
+        self._leave()
+
+    def _plain(self, text: str) -> str:
+        """Return *text* without the directory, which is another one in each run of a seed."""
+        return text.replace(str(self.root), "")
+
+    def _ended(self, reason: Exception) -> None:
+        self.world.note(f"{self.name} ends: {self._plain(str(reason))}")
+        self.is_behind = self.is_behind or REASONS[1] in str(reason)
+        failed = self.faulted and self.journal.state is JournalState.FAILED
+        if self.is_ending or failed or any(expected in str(reason) for expected in REASONS):
+            self._leave()
+        else:
+            self.failures.append(reason)
+
+    def _leave(self) -> None:
+        """Stop in order, as a process does that cannot continue, and start again."""
+        if not self.is_ending:
+            self.is_ending = True
+            self.host.callLater(0, self._stop)
+
+    def _stop(self) -> None:
+        self.up = self.open = False
+        self.world.note(f"{self.name} is stopping")
+        self.service.stopService().addCallbacks(self._stopped, self._not_stopped)
+
+    def _not_stopped(self, failure: Failure) -> None:
+        if FAULT in failure.getErrorMessage():
+            self._stopped(None)
+        else:
+            self.failures.append(failure.value)
+
+    def _failed(self, failure: Failure) -> None:
+        why = self._plain(failure.getErrorMessage())
+        if FAULT in why or (self.is_ending and not self.open):
+            self.world.note(f"{self.name} does not start: {why}")
+            self._stopped(None)
+        elif self.damage is not None and failure.check(JournalCorrupt):
+            self.world.note(f"{self.name} does not start: {why}")
+            self._repair(self.damage)
+        else:
+            self.failures.append(failure.value)
+
+    def _repair(self, damage: Damage) -> None:
+        """Somebody looks at the damage: the file is put back, or another server's journal is copied."""
+        self.left, self.damage = what_stays(self.files, len(self.files.log)), None
+        if self.world.random.random() < 0.5 and self.cluster.may_lose(self):
+            self.left, self.is_behind, self.cluster.lost = Kept(Tree()), True, True
+            self.alias += "x"
+        else:
+            damage.undo(self.left.synced)
+        self._end()
+        self.world.clock.callLater(self.world.random.random(), self.start)
+
+    # What happens to it.
+
+    def start(self) -> None:
+        # Without a server to copy from, the shared log has to have everything that is missing.
+        if self.is_behind and not self._fill() and self.certain_mark() < self.cluster.log.left():
+            self.world.clock.callLater(1.0, self.start)
+            return
+        self.is_behind = False
+        super().start()
+
+    def _fill(self) -> bool:
+        """Copy the durable part of another server's journal; return False if none has more than this one."""
+        others = [other for other in self.cluster.members if other is not self and other.open and not other.host.frozen]
+        ours = self.certain_mark()
+        others = [other for other in others if scan.read_mark(other.files.directory) > ours]
+        if not others:
+            return False
+        leading = [other for other in others if other.leads]
+        other = self.world.random.choice(leading if leading and self.world.random.random() < 0.7 else others)
+        self.left = Kept(Tree.of(copy_journal(other.files.directory, other.durable_end())))
+        self.cluster.fills += 1
+        self.world.note(f"{self.name} is filled from {other.name}, up to {self.certain_mark()}")
+        return True
+
+    def _hurt(self, directory: Path) -> None:
+        super()._hurt(directory)
+        damage = self.damage
+        if damage is not None and damage.matters:  # what lies beyond the mark is set aside, whatever it is
+            position = int(damage.name.removesuffix(scan.SUFFIX), 16) + damage.offset
+            damage.matters = position < self.certain_mark()
+
+    def lose(self) -> None:
+        """The machine is lost with its disk; another one takes its place, under a name of its own."""
+        self.world.note(f"{self.name} loses its disk")
+        self.cluster.lost = True
+        self.cluster.wipes += 1
+        self.crash()
+        self.left = Kept(Tree())
+        self.damage, self.to_be_damaged = None, False
+        self.alias += "x"
+
+    def freeze(self, seconds: float) -> None:
+        """Nothing of it runs for a while."""
+        if self.host.dead or self.host.frozen:
+            return
+        self.cluster.freezes += 1
+        self.world.note(f"{self.name} is frozen for {seconds:.1f} s")
+        self.host.freeze()
+        self.world.clock.callLater(seconds, self._thaw, self.host)
+
+    def _thaw(self, host: Any) -> None:
+        if host.frozen:
+            self.world.note(f"{self.name} continues")
+            self.thawed = self.world.clock.seconds()
+            host.go_on()
+
+    def thaw(self) -> None:
+        self._thaw(self.host)
+
+    def restart(self) -> None:
+        if self.up and not self.host.frozen and not self.is_ending:
+            self.is_ending = True
+            self._stop()
+
+    def break_disk(self, fault: int, after: int) -> None:
+        """The disk is about to fail."""
+        if not self.host.dead:
+            self.faulted = True
+            self.cluster.faults += 1
+            self.world.note(f"the disk of {self.name} is about to fail: {fault}, after {after} calls")
+            self.files.break_soon(fault, after)
+
+    # What must be true.
+
+    @property
+    def role(self) -> Any:
+        return self.journal.cluster.role if self.open and self.journal.cluster.running else None
+
+    @property
+    def leads(self) -> bool:
+        return self.role is not None and self.role.state is State.LEADER
+
+    def durable_end(self) -> int:
+        """Return up to where the journal may be copied."""
+        return scan.read_mark(self.files.directory)
+
+    def certain_mark(self) -> int:
+        """Return the durable mark that a start would find whatever a power cut takes."""
+        return mark_of(self.left.synced) if not self.lives or self.host.dead else self.files.certain_mark
+
+    def check(self) -> None:
+        if self.failures:
+            raise Violation(f"{self.name} failed: {type(self.failures[0]).__name__}: {self.failures[0]}")
+        if not self.open:
+            return
+        self._check_bytes()
+        self._check_answers()
+
+    def _check_bytes(self) -> None:
+        """Compare the bytes that were released since the last look with those that count."""
+        replica, truth = self.journal.replica, self.cluster.log.truth
+        mark = min(replica.durable, replica.released)
+        if mark <= self.mark:
+            return
+        if mark > len(truth):
+            raise Violation(f"{self.name} has released up to {mark}, and {len(truth)} bytes count")
+        found = bytes_between(self.files.directory, self.mark, mark)
+        if found != truth[self.mark : mark]:
+            raise Violation(f"{self.name} differs from what counts between {self.mark} and {mark}")
+        self.mark = mark
+
+    def _check_answers(self) -> None:
+        """Rule 8: without an answer of the shared log the leader does not accept messages for long."""
+        now = self.world.clock.seconds()
+        waits = self.leads and self.role.pending and not self.host.frozen
+        self.pending_since = (self.pending_since or now) if waits else None
+        if self.pending_since is None or self.journal.state is not JournalState.WRITABLE or self.is_ending:
+            return
+        silent = now - max(self.journal.cluster.log.answered, self.thawed, self.pending_since)
+        if silent > UNANSWERED:
+            raise Violation(f"{self.name} accepts messages, and has had no answer for {silent:.1f} s")

@@ -1,0 +1,245 @@
+"""The shared log of a simulated cluster: replicated and durable by definition; the way to it is neither.
+
+    SharedLog.connect(host, name) -> a Connection for one life of a server (ISharedLog)
+
+Requests and answers take any time, are lost, repeated, or overtake each other; a request that was given up may still
+arrive.  A server may be cut off from it, and it may be without a quorum: then nothing is answered, and what was asked
+meanwhile happens later, or never.  What is asked about its extent and entries may be answered by a machine that is a
+little behind.  It also is the judge of what counts: the bytes of all entries that do, in their order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+from world import Host, Violation, World
+from zope.interface import implementer
+
+from fyrehose.replication.entries import EntryKind, LogEntry, Validity
+from fyrehose.replication.shared_log import EntryRange, ISharedLog, Refused, Unavailable
+
+#: How long a server waits for an answer, in seconds.
+TIMEOUT = 2.0
+#: How late a request may arrive that was given up, in seconds: behind a take-over.
+LATE = 9.0
+#: So many answers of a machine that is behind may follow on each other.
+STALE = 3
+
+
+class SharedLog:
+    """All entries, and what of them counts.
+
+    :ivar entries: all that there ever were; those before number ``first`` were purged
+    :ivar truth: the bytes that count
+    :ivar away: names of the servers that do not reach it
+    :ivar loss: how often a request, or an answer, is lost
+    :ivar quorum: whether it does anything at the moment
+    :ivar connections: by the names of the servers
+    :ivar on_purge: called with the position before which the bytes are about to be only on the servers
+    """
+
+    def __init__(self, world: World, on_purge: Callable[[int], None]) -> None:
+        self.world, self.on_purge = world, on_purge
+        self.entries: list[LogEntry] = []
+        self.numbers: dict[str, int] = {}
+        self.first = 1
+        self.past: deque[EntryRange] = deque([EntryRange(1, 0)], maxlen=4)
+        self.truth = bytearray()
+        self.takeovers = self.voids = 0
+        self.away: set[str] = set()
+        self.loss = 0.0
+        self.quorum = True
+        self.connections: dict[str, Connection] = {}
+        self._validity, self._parts = Validity(), b""
+        self._ends: list[int] = []
+        self._waiting: list[Callable[[], None]] = []
+
+    def connect(self, host: Host, name: str) -> Connection:
+        return Connection(self, host, name)
+
+    def append(self, entry: LogEntry, expect: int) -> int:
+        last = len(self.entries)
+        known = self.numbers.get(entry.ident)
+        if known is not None and self.world.random.random() < 0.8:  # it forgets what was repeated after a while
+            return known
+        if last != expect:
+            raise Refused(last)
+        self._grow(LogEntry.unpack(entry.pack()))
+        return last + 1
+
+    def _grow(self, entry: LogEntry) -> None:
+        self._ends.append(len(self.truth))
+        self.entries.append(entry)
+        self.numbers[entry.ident] = len(self.entries)
+        self.past.append(EntryRange(self.first, len(self.entries)))
+        if len(self.entries) == 1:
+            self._validity.begin(entry)
+        counts = self._validity.counts(entry)
+        self.world.note(
+            f"entry {len(self.entries)}: {entry.kind.name.lower()} of {entry.writer.name}, epoch {entry.epoch}, "
+            f"{entry.position} to {entry.end}{'' if counts else ', VOID'}"
+        )
+        if not counts:
+            self.voids += 1
+        elif entry.kind is not EntryKind.DATA:
+            self._parts = b""
+            self.takeovers += entry.kind is EntryKind.TAKEOVER
+        else:
+            self._parts += entry.data
+            if not entry.part:
+                self.truth += self._parts
+                self._parts = b""
+
+    @property
+    def epoch(self) -> int:
+        return self._validity.epoch
+
+    def left(self) -> int:
+        """Return the position at which what is left begins."""
+        return self._ends[self.first - 1] if self.first <= len(self._ends) else len(self.truth)
+
+    def read(self, number: int, most: int, behind: int) -> list[tuple[int, LogEntry]]:
+        if number < self.first:
+            return []
+        last = max(number - 1, len(self.entries) - behind)
+        return list(enumerate(self.entries[number - 1 : min(last, number - 1 + most)], number))
+
+    def purge(self, number: int) -> None:
+        if number > self.first:
+            self.world.note(f"purged before entry {number}")
+            self.on_purge(self._ends[number - 1] if number <= len(self._ends) else len(self.truth))
+            self.first = number
+            self.past.append(EntryRange(self.first, len(self.entries)))
+
+    def arrives(self, act: Callable[[], None]) -> None:
+        """A request arrives; without a quorum some of them wait for it."""
+        if self.quorum:
+            act()
+        elif self.world.random.random() < 0.5:
+            self._waiting.append(act)
+
+    def lose_quorum(self) -> None:
+        self.quorum = False
+
+    def regain_quorum(self) -> None:
+        self.quorum = True
+        waiting, self._waiting = self._waiting, []
+        self.world.random.shuffle(waiting)
+        for act in waiting:
+            self.world.clock.callLater(self.world.random.random(), act)
+
+
+@implementer(ISharedLog)
+@attrs.define(eq=False)
+class Connection:
+    """What one life of a server has of it; its answers wait while the server is frozen.
+
+    :ivar answered: when an answer has come last, by the world's clock
+    """
+
+    log: SharedLog
+    host: Host
+    name: str
+    heard: Callable[[bytes], None] = lambda message: None
+    answered: float = 0.0
+    stale: int = 0
+
+    def open(self, heard: Callable[[bytes], None]) -> Deferred[list[str]]:
+        def opened() -> list[str]:
+            self.heard = heard
+            self.log.connections[self.name] = self
+            return []
+
+        return self._ask(opened)
+
+    def append(self, entry: LogEntry, expect: int) -> Deferred[int]:
+        return self._ask(lambda: self.log.append(entry, expect), repeats=True)
+
+    def extent(self) -> Deferred[EntryRange]:
+        return self._ask(self._extent)
+
+    def _extent(self) -> EntryRange:
+        past = self.log.past
+        if not self._is_behind():
+            return past[-1]
+        return self.log.world.random.choice(past)
+
+    def _is_behind(self) -> bool:
+        """Return whether a machine that is behind answers, which does not happen for long."""
+        behind = self.log.world.random.random() < 0.05 and self.stale < STALE
+        self.stale = self.stale + 1 if behind else 0
+        return behind
+
+    def read(self, number: int, most: int) -> Deferred[list[tuple[int, LogEntry]]]:
+        return self._ask(lambda: self.log.read(number, most, 2 if self._is_behind() else 0))
+
+    def purge(self, number: int) -> Deferred[None]:
+        return self._ask(lambda: self.log.purge(number), repeats=True)
+
+    def say(self, message: bytes) -> None:
+        world = self.log.world
+        for other in list(self.log.connections.values()):
+            if not {self.name, other.name} & self.log.away and world.random.random() >= self.log.loss:
+                world.clock.callLater(self._delay(), other.tell, message)
+
+    def tell(self, message: bytes) -> None:
+        """A message of another server arrives; a frozen server finds it later."""
+        self.host.callLater(0, self._hear, message)
+
+    def _hear(self, message: bytes) -> None:
+        if self.log.connections.get(self.name) is self:
+            self.heard(message)
+
+    def close(self) -> Deferred[None]:
+        if self.log.connections.get(self.name) is self:
+            del self.log.connections[self.name]
+        closed: Deferred[None] = Deferred()
+        self.host.callLater(0, closed.callback, None)
+        return closed
+
+    def _delay(self) -> float:
+        dice = self.log.world.random
+        return float(dice.random() ** 3 * (1.0 if dice.random() < 0.02 else 0.05))
+
+    def _is_lost(self) -> bool:
+        return self.name in self.log.away or self.log.world.random.random() < self.log.loss
+
+    def _ask(self, act: Callable[[], Any], repeats: bool = False) -> Deferred[Any]:
+        """Ask for *act*; a request that changes something may arrive twice."""
+        log, clock = self.log, self.log.world.clock
+        done: Deferred[Any] = Deferred()
+        late = self.host.callLater(TIMEOUT, lambda: answer(Failure(Unavailable("no answer"))))
+
+        def answer(result: Any) -> None:
+            if late.active():
+                late.cancel()
+            if not done.called:
+                done.callback(result)
+
+        def arrive() -> None:
+            try:
+                result = act()
+            except (Refused, Violation):
+                result = Failure()
+            clock.callLater(self._delay(), come_back, result)
+
+        def come_back(result: Any) -> None:
+            if not self._is_lost():
+                self.host.callLater(0, got, result)
+
+        def got(result: Any) -> None:
+            self.answered = log.world.clock.seconds()
+            answer(result)
+
+        dice = log.world.random
+        for _ in range(2 if repeats and dice.random() < 0.05 else 1):
+            if not self._is_lost():
+                clock.callLater(self._delay(), log.arrives, arrive)
+            elif repeats and dice.random() < 0.5:  # something on the way has kept it
+                clock.callLater(dice.random() * LATE, log.arrives, arrive)
+        return done
