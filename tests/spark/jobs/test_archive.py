@@ -19,7 +19,8 @@ from fyrehose.errors import JournalCorrupt, JournalLocked
 from fyrehose.journal import holds
 from fyrehose.records import Run
 from fyrehose.spark import rounds, tables
-from fyrehose.spark.jobs.archive import account_of, archive
+from fyrehose.spark.counting import account_of
+from fyrehose.spark.jobs.archive import archive
 from fyrehose.spark.lake import Lake
 
 Opener = Callable[..., Any]
