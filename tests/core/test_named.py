@@ -289,6 +289,7 @@ def test_records_that_retention_deleted_are_no_lag() -> None:
     assert world.table.lag(named)[0] == 5
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_written_when_enough_was_written() -> None:
     world = World()
     named = world.open()
