@@ -5,8 +5,8 @@ BIN = .venv/bin
 PACKAGING = setup.cfg setup.py pyproject.toml
 KERNELS = $(wildcard fyrehose/kernels/native/*.pyx fyrehose/kernels/native/*.pxd fyrehose/protocols/eventbus/*.pyx)
 BUILT = fyrehose/kernels/native/*.so fyrehose/protocols/eventbus/*.so
-# Tests that are run again with the pure-Python kernels.
-PURE_TESTS = tests/kernels tests/protocols
+# Tests that are run again with the pure-Python kernels: the protocols that use one. tests/kernels runs each kernel in both.
+PURE_TESTS = $(addprefix tests/protocols/,backbone eventbus figg lumberjack relink)
 # Number of tests that run in parallel; most of them wait more than they compute.
 JOBS ?= 2
 # Executions of each fuzzed decoder; invalid connections to a whole server.
@@ -118,7 +118,7 @@ unit: .venv/native.stamp .venv/browser.stamp
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
 pure: .venv/native.stamp
-	FYREHOSE_PURE=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PURE_TESTS)
+	FYREHOSE_PURE=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m 'not slow' $(PURE_TESTS)
 
 trial: .venv/native.stamp
 	$(BIN)/trial tests/by_trial.py
@@ -154,7 +154,10 @@ fuzz: .venv/native.stamp
 		echo "$$each"; $(BIN)/python "$$each" $(FUZZ_RUNS); done
 	$(BIN)/python tests/fuzz/fuzz_listeners.py $(STRANGERS)
 
-torture: .venv/test.stamp
+# Begins with the tests that `make test` runs in a smaller size, or not with the pure-Python kernels.
+torture: .venv/native.stamp
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --full -m ladder
+	FYREHOSE_PURE=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --full -m 'slow or ladder' $(PURE_TESTS)
 	$(BIN)/python tests/torture/kill9.py --count $(KILLS)
 	$(BIN)/python tests/torture/kill9.py --count $(KILLS) --durability interval:20
 	$(BIN)/python tests/torture/bits.py --kind checks --count 0
