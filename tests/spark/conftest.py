@@ -181,9 +181,7 @@ def spark(store_url: str) -> Iterator[Any]:
     """One session for all tests: it takes seconds to start."""
     from fyrehose.spark import session
 
-    # Nearly every query of a test runs once, on few rows: compiling it would take longer than running it.
-    compiled = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-    conf = {"spark.sql.shuffle.partitions": "2", "spark.sql.warehouse.dir": "/nonexistent", **compiled}
+    conf = {"spark.sql.shuffle.partitions": "2", "spark.sql.warehouse.dir": "/nonexistent"}
     started = session("tests", "local[2]", memory="1g", quick=True, conf=conf)
     yield started
     started.stop()
