@@ -38,8 +38,9 @@ SIMULATIONS ?= 20000
 HERDS ?= 20
 # Generated bugs that the tests have to find (0: all of them).
 MUTANTS ?= 1000
-# Kills of an archive and of a pipeline; records that a Spark cluster reads; events of the Spark tour.
+# Kills of an archive and of a pipeline; simulated minutes of an archive; records that a Spark cluster reads; events of the Spark tour.
 ARCHIVE_KILLS ?= 30
+ARCHIVE_MINUTES ?= 10080
 PIPELINE_KILLS ?= 20
 RECORDS ?= 200000
 EVENTS ?= 1000000
@@ -186,6 +187,7 @@ torture: .venv/native.stamp
 	$(BIN)/python tests/torture/relink_transfer.py --messages $(MESSAGES) --kills $(TRANSFER_KILLS)
 	$(BIN)/python tests/torture/spark_kill.py --count $(ARCHIVE_KILLS)
 	$(BIN)/python tests/torture/spark_kill.py --count $(ARCHIVE_KILLS) --engine local --busy 3
+	$(BIN)/python tests/torture/spark_week.py --minutes $(ARCHIVE_MINUTES)
 	$(BIN)/python tests/torture/pipeline_kill.py --count $(PIPELINE_KILLS)
 	$(BIN)/python tests/torture/spark_cluster.py --records $(RECORDS)
 	$(BIN)/python tests/torture/spark_tour.py --events $(EVENTS)
