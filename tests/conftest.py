@@ -62,6 +62,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group(name))
         if "ladder" in fixtures:
             item.add_marker(pytest.mark.ladder)
+        if "spark" in fixtures and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(600))  # The first one waits until Spark has started.
     items.sort(key=_turn)
 
 

@@ -103,10 +103,13 @@ def test_readers_see_whole_rounds_while_an_archive_runs_and_is_killed(
     archive(None, str(journal.directory), lake)
     asked, seen = 0, 0
     for _ in range(ladder(2, 20)):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        until = time.monotonic() + dice.uniform(3, 5)
+        process, version = subprocess.Popen(command, stdout=subprocess.DEVNULL), DeltaTable(lake).version()
+        until = None
         try:
-            while time.monotonic() < until:
+            while until is None or time.monotonic() < until:
+                assert process.poll() is None
+                if until is None and DeltaTable(lake).version() > version:
+                    until = time.monotonic() + dice.uniform(0.5, 2)
                 journal.fill(3)
                 at_least = {stream: seq for stream, seq, _ in sorted(dice.choice(READERS)(lake))}
                 # As it was committed before the question, and at most as it is written after it.
