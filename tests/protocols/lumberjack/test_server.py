@@ -487,6 +487,7 @@ def test_work_waits_while_too_much_data_is_in_flight(server: Make, window: Make)
 HERD = 2_048 if kernels.NATIVE else 256
 
 
+@pytest.mark.slow
 @both
 def test_hundreds_of_writers_stay_within_the_budget(
     server: Make, window: Make, version: int, ladder: Callable[[int, int], int]
