@@ -5,8 +5,8 @@ BIN = .venv/bin
 PACKAGING = setup.cfg setup.py pyproject.toml
 KERNELS = $(wildcard fyrehose/kernels/native/*.pyx fyrehose/kernels/native/*.pxd fyrehose/protocols/eventbus/*.pyx)
 BUILT = fyrehose/kernels/native/*.so fyrehose/protocols/eventbus/*.so
-# Tests that are run again with the pure-Python kernels.
-PURE_TESTS = tests/kernels tests/protocols
+# Tests that are run again with the pure-Python kernels: the protocols that use one. tests/kernels runs each kernel in both.
+PURE_TESTS = $(addprefix tests/protocols/,backbone eventbus figg lumberjack relink)
 # Number of tests that run in parallel; most of them wait more than they compute.
 JOBS ?= 2
 # Faults of a cluster of real servers, one after the other; each takes a quarter of a minute.
@@ -42,8 +42,9 @@ CLUSTERS ?= 2000
 HERDS ?= 20
 # Generated bugs that the tests have to find (0: all of them).
 MUTANTS ?= 1000
-# Kills of an archive and of a pipeline; records that a Spark cluster reads; events of the Spark tour.
+# Kills of an archive and of a pipeline; simulated minutes of an archive; records that a Spark cluster reads; events of the Spark tour.
 ARCHIVE_KILLS ?= 30
+ARCHIVE_MINUTES ?= 10080
 PIPELINE_KILLS ?= 20
 RECORDS ?= 200000
 EVENTS ?= 1000000
@@ -122,7 +123,7 @@ unit: .venv/native.stamp .venv/browser.stamp
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
 pure: .venv/native.stamp
-	FYREHOSE_PURE=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PURE_TESTS)
+	FYREHOSE_PURE=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m 'not slow' $(PURE_TESTS)
 
 trial: .venv/native.stamp
 	$(BIN)/trial tests/by_trial.py
@@ -159,7 +160,10 @@ fuzz: .venv/native.stamp
 		echo "$$each"; $(BIN)/python "$$each" $(FUZZ_RUNS); done
 	$(BIN)/python tests/fuzz/fuzz_listeners.py $(STRANGERS)
 
-torture: .venv/test.stamp
+# Begins with the tests that `make test` runs in a smaller size, or not with the pure-Python kernels.
+torture: .venv/native.stamp
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --full -m ladder
+	FYREHOSE_PURE=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --full -m 'slow or ladder' $(PURE_TESTS)
 	$(BIN)/python tests/torture/kill9.py --count $(KILLS)
 	$(BIN)/python tests/torture/kill9.py --count $(KILLS) --durability interval:20
 	$(BIN)/python tests/torture/bits.py --kind checks --count 0
@@ -192,6 +196,7 @@ torture: .venv/test.stamp
 	$(BIN)/python tests/torture/relink_transfer.py --messages $(MESSAGES) --kills $(TRANSFER_KILLS)
 	$(BIN)/python tests/torture/spark_kill.py --count $(ARCHIVE_KILLS)
 	$(BIN)/python tests/torture/spark_kill.py --count $(ARCHIVE_KILLS) --engine local --busy 3
+	$(BIN)/python tests/torture/spark_week.py --minutes $(ARCHIVE_MINUTES)
 	$(BIN)/python tests/torture/pipeline_kill.py --count $(PIPELINE_KILLS)
 	$(BIN)/python tests/torture/spark_cluster.py --records $(RECORDS)
 	$(BIN)/python tests/torture/spark_tour.py --events $(EVENTS)

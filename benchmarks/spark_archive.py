@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Archive a large journal and count it, with the commands that a user types; what that takes.
 
-    spark_archive.py [--records 100000000] [--payload 64] [--per-batch 1000] [--memory 2g] [--directory DIR]
-                     [--engine spark|local] [--stage write|archive|count|compare ...]
+    spark_archive.py [--records 100000000] [--payload 64 | --shape json] [--per-batch 1000] [--memory 2g]
+                     [--directory DIR] [--engine spark|local] [--stage write|archive|count|compare ...]
 
     write     the journal, in four streams
     archive   fyrehose-spark archive JOURNAL LAKE
@@ -34,7 +34,7 @@ STAGES = ("write", "archive", "count", "compare")
 
 def write(journal: Path, args: argparse.Namespace) -> None:
     began, used = time.monotonic(), time.process_time()
-    spark_journal.write(journal, args.records, args.per_batch, args.payload)
+    spark_journal.write(journal, args.records, args.per_batch, args.payload, shape=args.shape)
     size = sum(path.stat().st_size for path in journal.iterdir())
     wall, cpu = time.monotonic() - began, time.process_time() - used
     print(f"write: {args.records:,} records, {size / 1e9:.2f} GB of journal; {wall:.1f} s wall, {cpu:.1f} s CPU")
@@ -80,6 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, default=100_000_000)
     parser.add_argument("--payload", type=int, default=64)
+    parser.add_argument("--shape", choices=spark_journal.SHAPES, default="hex")
     parser.add_argument("--per-batch", type=int, default=1000)
     parser.add_argument("--memory", default="2g")
     parser.add_argument("--engine", choices=("spark", "local"), default="spark")

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """How many rows of a journal Spark reads per CPU second: the driver, the JVM and the Python workers together.
 
-    spark_read.py [--rows N] [--per-batch 1000,100,10] [--payload 64] [--master local[2]] [--lake] [--rounds 5]
+    spark_read.py [--rows N] [--per-batch 1000,100,10] [--payload 64 | --shape json] [--master local[2]] [--lake]
+                  [--rounds 5]
 
 Journals are written first, without syncs.  CPU and not wall-clock time, because machines are shared.  Each question is
 asked once without counting, because the first answer compiles, and then in ``--rounds`` rounds: printed are the median,
@@ -58,17 +59,19 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=5_000_000)
     parser.add_argument("--per-batch", default="1000,100,10")
     parser.add_argument("--payload", type=int, default=64)
+    parser.add_argument("--shape", choices=spark_journal.SHAPES, default="hex")
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--lake", action="store_true")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="fyrehose-spark-read-"))
-    print(f"{args.rows} rows of {args.payload} B; load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
+    kind = f"{args.payload} B" if args.shape == "hex" else "JSON"
+    print(f"{args.rows} rows of {kind}; load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
     spark = session("spark_read", args.master)
     try:
         for per_batch in map(int, args.per_batch.split(",")):
             journal = directory / f"j{per_batch}"
-            spark_journal.write(journal, args.rows, per_batch, args.payload)
+            spark_journal.write(journal, args.rows, per_batch, args.payload, shape=args.shape)
             of = f"{per_batch}-row batches"
             for name, question in of_source(spark, str(journal), of).items():
                 measure(args.rows, args.rounds, {name: question})

@@ -1,4 +1,4 @@
-"""The tests that need no fixture, under Twisted's own runner: ``trial tests/by_trial.py``.
+"""The tests that need no fixture and are not slow, under Twisted's own runner: ``trial tests/by_trial.py``.
 
 Trial is stricter in its own way: an error that is logged, a selectable that is left, a failure that nobody took.  It
 finds here each test function without arguments as a method of a case that is named after its module.
@@ -18,8 +18,8 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 HERE = Path(__file__).parent
-#: Real sockets and processes are pytest's; so is what depends on its plugins.
-ELSEWHERE = {"live"}
+#: Real sockets and processes are pytest's; so is what depends on its plugins. Spark's side does not use Twisted.
+ELSEWHERE = {"live", "spark"}
 
 
 def load(path: Path) -> ModuleType:

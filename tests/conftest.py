@@ -20,9 +20,23 @@ settings.register_profile("fyrehose", deadline=None)
 settings.load_profile("fyrehose")
 
 
+#: Spark's JVMs, also those of processes that tests start, begin sooner and compute more slowly.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
 #: True after the reactor was stopped, which nothing but a signal does before the end of the run.
 stopped: list[bool] = []
 reactor.addSystemEventTrigger("before", "shutdown", stopped.append, True)  # type: ignore[attr-defined]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="run tests with the mark 'ladder' in their full size")
+
+
+@pytest.fixture
+def ladder(request: pytest.FixtureRequest) -> Callable[[int, int], int]:
+    """Return a function that chooses a size: the first for ``make test``, the second with ``--full``."""
+    full = request.config.getoption("--full")
+    return lambda small, large: large if full else small
 
 
 def pytest_runtest_setup() -> None:
@@ -38,10 +52,26 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file in one worker, and all tests of the Spark session in one, too."""
+    """Keep the tests of a file in one worker, and all tests of the Spark session in one, too.
+
+    The groups that take longest begin first, so that no worker waits for another one in the end.
+    """
     for item in items:
-        name = "spark" if "spark" in getattr(item, "fixturenames", ()) else str(item.path)
+        fixtures = getattr(item, "fixturenames", ())
+        name = "spark" if "spark" in fixtures else str(item.path)
         item.add_marker(pytest.mark.xdist_group(name))
+        if "ladder" in fixtures:
+            item.add_marker(pytest.mark.ladder)
+        if "spark" in fixtures and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(600))  # The first one waits until Spark has started.
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    """Return 0 for the tests of the Spark session, 1 for those that start processes, 2 for all others."""
+    if "spark" in getattr(item, "fixturenames", ()):
+        return 0
+    return 1 if item.get_closest_marker("live") else 2
 
 
 class LoggedErrors(list[LogEvent]):

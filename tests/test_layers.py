@@ -125,6 +125,7 @@ def test_sans_io_modules_are_found() -> None:
     assert "fyrehose.protocols.figg.session" in matching(*SANS_IO)
 
 
+@pytest.mark.slow
 def test_importing_a_session_imports_no_reactor() -> None:
     """Check the loaded modules of a real interpreter."""
     modules = [name for name in matching(*SANS_IO) if not name.endswith("__main__")]
@@ -201,6 +202,7 @@ def cycle(graph: Mapping[str, set[str]]) -> list[str]:
     return []
 
 
+@pytest.mark.slow
 def test_modules_import_each_other_in_one_direction_only() -> None:
     """Imports for type checking count, too: modules that name each other are understood only together."""
     graph = {

@@ -49,6 +49,7 @@ def test_packages_are_imported_without_twisted_or_an_extra() -> None:
     assert loaded == "[]\n"
 
 
+@pytest.mark.slow
 def test_public_names_are_imported_without_a_reactor() -> None:
     packages = sorted({*PACKAGES} - {"fyrehose.spark"})
     stars = "\n".join(f"from {package} import *" for package in packages if package != "fyrehose.protocols.eventbus")

@@ -403,14 +403,14 @@ def _may_match(row: dict[str, Any], selection: Selection) -> bool:
     until = None if end.time is None else _EPOCH + timedelta(microseconds=end.time)
     if not _may_have(row, "time", since, until):
         return False
-    if selection.streams is not None:
-        return any(
-            _may_have(row, "stream", stream, stream) and _may_have(row, "seq", *selection.seqs(stream))
-            for stream in selection.streams
-        )
-    # A bound of a named stream is not one of the others.
-    named = (start.seqs.keys() | end.seqs.keys()) - {EVERY}
-    return bool(named) or _may_have(row, "seq", *selection.seqs(EVERY))
+    named = (start.seqs.keys() | end.seqs.keys()) - {EVERY} if selection.streams is None else selection.streams
+    if any(
+        _may_have(row, "stream", stream, stream) and _may_have(row, "seq", *selection.seqs(stream)) for stream in named
+    ):
+        return True
+    least, most = row.get("min.stream"), row.get("max.stream")
+    others = selection.streams is None and not (least == most and least in named)
+    return others and _may_have(row, "seq", *selection.seqs(EVERY))
 
 
 def _may_have(row: dict[str, Any], column: str, first: Any, last: Any) -> bool:

@@ -22,7 +22,7 @@ from deltalake.transaction import AddAction
 from fyrehose.errors import JournalCorrupt, JournalError, JournalLocked
 from fyrehose.journal import format as fmt
 from fyrehose.journal.offline.places import place
-from fyrehose.spark.jobs.archive import account_of
+from fyrehose.spark.counting import account_of
 from fyrehose.spark.lake import OLD_DATA, OLD_LOG, PARTITION, UPGRADED, File, Lake, Progress, host_of
 from fyrehose.spark.plan import check
 from fyrehose.spark.stores import LakeStore

@@ -15,6 +15,7 @@ def plan(wire: str) -> Plan:
     return Plan(wire=wire, port=1, read_port=1, stream="s", size=1, publishers=[1])
 
 
+@pytest.mark.slow
 def test_a_load_that_cannot_begin_says_why() -> None:
     with pytest.raises(LoadFailed, match="refused"), Makers([plan("figg"), plan("figg")]):
         pass

@@ -55,10 +55,12 @@ def test_status_is_that_of_the_command(status: int) -> None:
     assert ran(code) == (status, "x\n", "")
 
 
+@pytest.mark.slow
 def test_fyrehose_error_is_raised_unchanged() -> None:
     assert ran("async def command(reactor): raise FyrehoseError('no server')") == (1, "", "said: no server\n")
 
 
+@pytest.mark.slow
 def test_other_exceptions_keep_their_traceback() -> None:
     status, _, errors = ran("async def command(reactor): return 1 / 0")
     assert status == 1

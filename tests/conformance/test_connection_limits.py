@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 
@@ -54,6 +55,7 @@ def test_as_many_connections_of_one_address_as_the_limit_says_and_no_more() -> N
     assert server.connect(0, "10.0.0.2") is not None
 
 
+@pytest.mark.slow
 def test_beyond_as_many_connections_as_the_limit_says_one_makes_room() -> None:
     server = Server()
     for number in range(1, DEFAULTS.max_connections + 2):

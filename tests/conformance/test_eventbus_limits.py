@@ -51,6 +51,7 @@ def test_as_many_snapshots_are_sent_at_once_as_the_limit_says(more: int) -> None
     assert len(snapshots.active) == min(limit, limit + more)
 
 
+@pytest.mark.slow
 def test_requests_for_snapshots_take_as_much_memory_as_the_limit_says() -> None:
     limit = EventBusSettings().snapshots_memory
     snapshots = Snapshots(1, limit)

@@ -278,6 +278,7 @@ def test_positions_do_not_move_while_the_disk_is_full() -> None:
     assert world.named.acknowledge(named, 4).result.seq == 4
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_written_when_enough_was_written() -> None:
     world = World()
     named = world.open()

@@ -95,7 +95,7 @@ def test_a_soak() -> None:
 
 
 def test_pipeline_has_every_event_once_after_kills() -> None:
-    assert "3 kills (3 driver): 0 problems" in run("pipeline_kill.py", "--warm", "--count", "3", "--busy", "3")
+    assert "1 kills (1 driver): 0 problems" in run("pipeline_kill.py", "--warm", "--count", "1", "--busy", "3")
 
 
 def test_a_server_is_fuzzed_at_every_listener() -> None:

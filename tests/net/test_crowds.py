@@ -5,6 +5,8 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+import pytest
+
 from fyrehose.net.crowds import Crowd
 
 
@@ -28,6 +30,7 @@ def test_the_largest_network_gives_up_its_oldest_member() -> None:
     assert oldest(crowd) is None
 
 
+@pytest.mark.slow
 def test_crowd_agrees_with_a_simple_model() -> None:
     dice = Random(7)
     crowd: Crowd[int] = Crowd()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from fyrehose.observe.history import SPANS, History, Sample, mean
 
 
@@ -15,6 +17,7 @@ def test_a_mean_has_the_mean_rates_the_largest_lag_and_the_last_time() -> None:
     assert (found.time, found.written, found.lag) == (3, 3, 0.5)
 
 
+@pytest.mark.slow
 def test_every_span_covers_its_time_with_a_bounded_number_of_samples() -> None:
     history = History()
     for second in range(100_000):

@@ -13,17 +13,20 @@ from deltalake.transaction import AddAction
 from fyrehose.errors import ConfigError, JournalError, JournalLocked
 from fyrehose.journal.format import UNKNOWN
 from fyrehose.spark.lake import Lake, Progress
-from fyrehose.spark.selection import Selection
+from fyrehose.spark.selection import Selection, selection
 
 ONE, OTHER = bytes(range(16)), bytes(range(1, 17))
 
 
-def file(lake: Path, name: str, stream: str = "s") -> AddAction:
-    """A file for the log; what is in it does not matter here."""
+def file(
+    lake: Path, name: str, stream: str = "s", last: str | None = None, seqs: tuple[int, int] = (1, 9)
+) -> AddAction:
+    """A file for the log, with streams from ``stream`` to ``last``; what is in it does not matter here."""
     path = lake / "date=2026-01-01" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"x")
-    stats = {"numRecords": 1, "minValues": {"stream": stream}, "maxValues": {"stream": stream}, "nullCount": {}}
+    least, most = {"stream": stream, "seq": seqs[0]}, {"stream": last or stream, "seq": seqs[1]}
+    stats = {"numRecords": 1, "minValues": least, "maxValues": most, "nullCount": {}}
     return AddAction(
         f"date=2026-01-01/{name}", 1, {"date": "2026-01-01"}, time.time_ns() // 1_000_000, True, json.dumps(stats)
     )
@@ -128,6 +131,27 @@ def test_files_are_chosen_by_their_statistics(tmp_path: Path) -> None:
     lake.refresh()
     assert [found.path for found in lake.files(Selection(streams=frozenset("bc")))] == ["date=2026-01-01/2"]
     assert lake.files(Selection(streams=frozenset("c"))) == []
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [
+        ("5", "1 2 3"),
+        ('{"a": 10}', "2 3"),
+        ('{"a": 2, "*": 10}', "1 3"),
+        ('{"a": 10, "*": 10}', "3"),
+        ('{"a": 10, "b": 10, "*": 1}', "3"),
+        ('{"a": 21, "*": 21}', ""),
+        ('{"c": 1, "*": 21}', "3"),
+    ],
+)
+def test_bounds_of_streams_choose_files(tmp_path: Path, start: str, expected: str) -> None:
+    lake = opened(tmp_path)
+    files = [file(tmp_path, "1", "a"), file(tmp_path, "2", "b"), file(tmp_path, "3", "a", "d", (1, 20))]
+    lake.commit(ONE, None, at(10), files)
+    lake.refresh()
+    found = lake.files(selection(None, start, None))
+    assert sorted(one.path[-1] for one in found) == expected.split()
 
 
 def test_missing_or_changed_file_is_an_error_with_its_name(tmp_path: Path) -> None:

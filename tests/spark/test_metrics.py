@@ -15,7 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fyrehose.errors import ConfigError
 from fyrehose.spark import command
-from fyrehose.spark.jobs.archive import Archived, ArchiveState, Behind, archive
+from fyrehose.spark.counting import Behind
+from fyrehose.spark.jobs.archive import Archived, ArchiveState, archive
 from fyrehose.spark.lake import Lake
 from fyrehose.spark.metrics import Metrics, log
 

@@ -209,11 +209,15 @@ def rounds_of(lake: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.live
-def test_two_servers_archive_into_one_object_store_while_they_are_killed(written: Opener, bucket: str) -> None:
+@pytest.mark.timeout(600)
+def test_two_servers_archive_into_one_object_store_while_they_are_killed(
+    written: Opener, bucket: str, ladder: Callable[[int, int], int]
+) -> None:
+    """Two kills in ``make test``, 20 in ``make torture``."""
     journals, lake, dice = [written("one"), written("other")], f"{bucket}/lake", Random(5)
     archive(None, str(journals[0].directory), lake, server="one")
     running = [start(journal, lake) for journal in journals]
-    for _ in range(4):
+    for _ in range(ladder(2, 20)):
         before, deadline = rounds_of(lake), time.monotonic() + 120
         while rounds_of(lake) < before + 3:
             assert time.monotonic() < deadline

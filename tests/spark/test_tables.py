@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fyrehose.errors import JournalCorrupt, JournalError
+from fyrehose.records import Run
 from fyrehose.spark.jobs.archive import archive
 from fyrehose.spark.jobs.gaps import gaps
 from fyrehose.spark.lake import Lake
@@ -80,6 +81,36 @@ def test_bounds_open_only_files_that_may_have_records(spark: Any, written: Opene
     bounds = {"s1": 20, "s2": 5}
     rows = journal.rows(lambda r: r.seq >= bounds.get(r.stream, 1))
     assert ask(start='{"s1": 20, "s2": 5}') == (rows, 4)
+
+
+def opened(frame: Any) -> int:
+    """The number of files that Spark opens for a query without a shuffle, by its own count."""
+    frame.collect()
+    scans = frame._jdf.queryExecution().executedPlan().collectLeaves()
+    return sum(int(scans.apply(i).metrics().apply("numFiles").value()) for i in range(scans.size()))
+
+
+@pytest.mark.slow
+def test_filters_and_bounds_open_only_files_that_may_have_records(spark: Any, written: Opener, tmp_path: Path) -> None:
+    journal, lake = written(), tmp_path / "lake"
+    for hour, streams in enumerate((("a0", "b0"), ("c",), ("a1", "b1"))):  # from 22:13 on
+        journal.now[0] = 1_700_000_000_000_000 + hour * 3_500_000_000
+        for stream in streams:
+            journal.append(Run.of(stream, [b"x"] * 5, source="test"))
+            archive(None, str(journal.directory), lake)
+    first, second = "2023-11-14", "2023-11-15"
+    everything = table(spark, lake)
+    assert opened(everything) == 5
+    assert opened(everything.where(f"date = '{second}'")) == 2
+    assert opened(everything.where(f"date < '{second}' and seq > 3")) == 3
+    assert opened(everything.where("date = '2000-01-01'")) == 0
+    assert opened(table(spark, lake, streams=["a1", "b0"])) == 2
+    assert opened(table(spark, lake, start=f"{second}T00:00")) == 2
+    assert opened(table(spark, lake, end=f"{second}T00:00", streams=["a0"])) == 1
+    assert opened(table(spark, lake, start='{"*": 6, "a1": 2}')) == 1
+    assert opened(table(spark, lake, streams=["a0", "a1"]).where(f"date = '{first}'")) == 1
+    # The statistics of the other columns are in the files, so Spark opens them, and reads no more than their footers.
+    assert opened(everything.where("stream = 'a1'")) == 5
 
 
 @pytest.mark.slow

@@ -17,7 +17,8 @@ from fyrehose.errors import JournalCorrupt, JournalError
 from fyrehose.records import Run
 from fyrehose.spark import tables
 from fyrehose.spark.columns import COLUMNS, arrow_schema
-from fyrehose.spark.jobs.archive import account_of, archive
+from fyrehose.spark.counting import account_of
+from fyrehose.spark.jobs.archive import archive
 from fyrehose.spark.lake import Lake
 from fyrehose.spark.plan import Planner
 from fyrehose.spark.reading import PartReader

@@ -17,6 +17,7 @@ from fyrehose.records import Run
 from fyrehose.spark import catalog
 from fyrehose.spark.gaps import streams_of
 from fyrehose.spark.jobs.archive import archive
+from fyrehose.spark.jobs.optimize import optimize
 from fyrehose.spark.lake import Lake
 
 Opener = Callable[..., Any]
@@ -64,6 +65,27 @@ def test_every_stream_is_a_view_of_lake_and_journal(spark: Any, written: Opener,
     assert count(spark, "streams.orders") == 4
     assert catalog(spark, lake, match=".*") == [".own"]
     assert count(spark, "streams.`.own`") == 2
+
+
+@pytest.mark.slow
+def test_view_keeps_its_records_until_it_is_made_again(spark: Any, written: Opener, tmp_path: Path) -> None:
+    journal, lake = written(), tmp_path / "lake"
+    place = str(journal.directory)
+    journal.append(Run.of("orders", [b"1", b"2"], source="test"))
+    archive(None, place, lake)
+    catalog(spark, lake, place)
+    journal.append(Run.of("orders", [b"3"], source="test"))
+    archive(None, place, lake)
+    assert count(spark, "streams.orders") == 3, "what was durable when it was first queried"
+    journal.append(Run.of("orders", [b"4"], source="test"))
+    archive(None, place, lake)
+    optimize(lake)
+    journal.append(Run.of("orders", [b"5"], source="test"))
+    rows = spark.sql("select seq from streams.orders order by seq").collect()
+    assert [row.seq for row in rows] == [1, 2, 3]
+    catalog(spark, lake, place)
+    rows = spark.sql("select seq from streams.orders order by seq").collect()
+    assert [row.seq for row in rows] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.slow

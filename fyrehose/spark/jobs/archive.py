@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,15 +19,14 @@ import attrs
 from deltalake.transaction import AddAction
 
 from fyrehose.errors import JournalCorrupt, JournalError
-from fyrehose.journal import format as fmt
-from fyrehose.journal.offline.places import CHUNK, Missing, Place, place
+from fyrehose.journal.offline.places import Place, place
 from fyrehose.journal.offline.view import View
-from fyrehose.journal.scan import SegmentReader
 from fyrehose.spark import rounds
+from fyrehose.spark.counting import Ahead, Behind
 from fyrehose.spark.gaps import starting_ends
 from fyrehose.spark.jobs.optimize import optimize
-from fyrehose.spark.lake import Gap, Lake, Progress, host_of
-from fyrehose.spark.plan import Planner, check, missing, walk
+from fyrehose.spark.lake import Lake, Progress, host_of
+from fyrehose.spark.plan import Planner, check
 from fyrehose.spark.selection import Selection
 from fyrehose.spark.showing import own_error
 
@@ -44,22 +43,6 @@ MONITORED = 5.0
 HEARTBEAT = 60.0
 
 
-@attrs.frozen(kw_only=True)
-class RangeCounts:
-    """Counts of a range of the journal, from its batch headers.
-
-    :ivar end: the position behind its last batch
-    :ivar chain: the checksum of its last batch; None if that replaces a damaged range
-    :ivar continued: the checksum from which its first batch continues; None if that replaces a damaged range
-    """
-
-    end: int
-    rows: int
-    continued: int | None
-    chain: int | None
-    gaps: tuple[Gap, ...]
-
-
 @attrs.define
 class Archived:
     """Progress of an archive.
@@ -74,19 +57,6 @@ class Archived:
     gaps: int = 0  #: numbers that are declared as lost
     seconds: float = 0.0  #: duration of the rounds
     last_seconds: float = 0.0  #: duration of the last round
-
-
-@attrs.frozen(kw_only=True)
-class Behind:
-    """How much of the journal is not in the lake.
-
-    :ivar records, size: durable records, and bytes of the journal
-    :ivar since: when the oldest of these records was accepted, in microseconds since 1970 UTC; None if there is none
-    """
-
-    records: int
-    size: int
-    since: int | None
 
 
 @attrs.frozen(kw_only=True)
@@ -180,9 +150,7 @@ class _Run:
     keep: float | None
     monitor: Callable[[ArchiveState], object] | None
     done: Archived = attrs.field(init=False)
-    #: Where the count of records has come to, and how many there are from the first round on.
-    _counted: int = attrs.field(default=0, init=False)
-    _records: int = attrs.field(default=0, init=False)
+    _ahead: Ahead = attrs.field(init=False)
     #: Number and size of the lake's files, which are read after each round.
     _files: tuple[int, int] | None = attrs.field(default=None, init=False)
     _monitored: float = attrs.field(default=float("-inf"), init=False)
@@ -190,6 +158,7 @@ class _Run:
     _optimized: float = attrs.field(factory=time.monotonic, init=False)
 
     def __attrs_post_init__(self) -> None:
+        self._ahead = Ahead(self.source, self.round_bytes)
         before = self.lake.progress(self.identity)
         self.done = Archived(self.source.view().start if before is None else before.position)
 
@@ -227,7 +196,7 @@ class _Run:
         """Archive one round, completely or not at all."""
         before, start = self.lake.progress(self.identity), self.done.position
         check(self.source, view, start, view.mark)
-        account = account_of(self.source, view, start, view.mark, self.round_bytes)
+        account = self._ahead.next(view, start)
         end = account.end
         if before is not None and None not in (before.chain, account.continued) and before.chain != account.continued:
             raise JournalCorrupt(
@@ -301,72 +270,12 @@ class _Run:
             files = self.lake.files()
             self._files = len(files), sum(file.size for file in files)
         count, size = self._files
-        behind, name = self._behind(view), str(self.lake)
+        behind, name = self._ahead.behind(view, self.done.position), str(self.lake)
         self.monitor(ArchiveState(server=self.server, lake=name, done=self.done, behind=behind, files=count, size=size))
         self._monitored = time.monotonic()
-
-    def _behind(self, view: View) -> Behind:
-        """Count what the lake does not have; each batch of the journal is counted once."""
-        here = self.done.position
-        if self._counted < here:
-            self._counted, self._records = here, self.done.rows
-        if here < view.start:  # Retention deleted it; the next round says so.
-            return Behind(records=0, size=view.mark - here, since=None)
-        if self._counted < view.mark:
-            account = account_of(self.source, view, self._counted, view.mark)
-            self._counted, self._records = account.end, self._records + account.rows
-        records = self._records - self.done.rows
-        with_records = (header.time for header, _ in _headers(self.source, view, here, view.mark) if header.records)
-        return Behind(records=records, size=view.mark - here, since=next(with_records, None) if records else None)
 
     def report(self, at_least: float) -> None:
         """Say to retention how far we have come, if we did not within so many seconds."""
         if self.hold is not None and time.monotonic() - self._reported >= at_least:
             self.source.update_hold(self.hold, self.done.position)
             self._reported = time.monotonic()
-
-
-def account_of(source: Place, view: View, start: int, stop: int, most: int | None = None) -> RangeCounts:
-    """Count the records between two positions from the batch headers alone.
-
-    :param most: end before a batch that ends so many bytes behind the start; at least one batch is counted
-    :raises JournalCorrupt: a header is damaged, or a segment is missing
-    """
-    rows, first, last = 0, None, None
-    gaps: list[Gap] = []
-    for header, reader in _headers(source, view, start, stop):
-        if most is not None and last is not None and header.end - start > most:
-            break
-        rows += header.records
-        if header.kind is fmt.Kind.GAP:
-            entries = fmt.entries(reader.batch(header.position)[1], header.parts)
-            gaps += [(e.stream, e.first, e.last, header.position) for e in entries if e.stream]
-        first = first or header
-        last = header
-    return RangeCounts(
-        end=start if last is None else last.end,
-        rows=rows,
-        continued=None if first is None or first.mended else first.chain,
-        chain=None if last is None or last.mended else last.checksum,
-        gaps=tuple(gaps),
-    )
-
-
-def _headers(source: Place, view: View, start: int, stop: int) -> Iterator[tuple[fmt.BatchHeader, SegmentReader]]:
-    for extent in view.segments:
-        if extent.end <= start or extent.base >= stop:
-            continue
-        position = max(start, extent.base + fmt.SEGMENT_HEADER.size)
-        try:
-            reader = source.open(extent.base, min(extent.end, stop))
-        except Missing as error:
-            raise missing(source, view, position, f"{error} was deleted before it was archived") from None
-        reader.ahead = CHUNK
-        try:
-            for header in walk(reader, position, min(extent.end, stop)):
-                yield header, reader
-                position = header.end
-        except fmt.Damage as damage:
-            raise JournalCorrupt(f"{source.name(extent.base)} is damaged at position {position}: {damage}") from damage
-        finally:
-            reader.close()

@@ -219,6 +219,7 @@ def test_threat_token_or_flags_of_another() -> None:
     assert bench.established() == [CLIENT]
 
 
+@pytest.mark.slow
 def test_threat_flood_of_keepalives() -> None:
     bench = Bench()
     acked = 0
@@ -393,6 +394,7 @@ def test_no_forward_to_a_newcomer() -> None:
 # REQUEST: rule 4.
 
 
+@pytest.mark.slow
 def test_the_journal_answers_a_repeated_request() -> None:
     """300 clients with FLAGS=0 never answer; the server answers the second REQUEST, even of a slightly other range."""
     bench = Bench(last=2_000)
@@ -528,6 +530,7 @@ def test_request_after_exactly_a_tenth_of_a_second_is_another(after: float, caus
     assert [event.cause for event in bench.receive(request(1, 5)) if isinstance(event, Dropped)] == causes
 
 
+@pytest.mark.slow
 def test_requests_to_be_merged_are_remembered_within_bounds() -> None:
     bench = Bench()
     for port in range(1, 10_000):
@@ -537,6 +540,7 @@ def test_requests_to_be_merged_are_remembered_within_bounds() -> None:
     assert len(bench.session._recent_requests) == 4_096
 
 
+@pytest.mark.slow
 def test_threat_forwards_as_an_attack_on_peers() -> None:
     bench = Bench(request_rate=10_000, subscribers=6_000)
     bench.join(OTHER)

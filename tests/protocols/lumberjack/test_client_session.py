@@ -71,6 +71,7 @@ def test_invalid_windows_are_refused() -> None:
             wrong()
 
 
+@pytest.mark.slow
 def test_window_that_compresses_beyond_the_limit_is_sent_uncompressed() -> None:
     session = LumberjackWriterSession(2, 1)
     noise = b"".join(

@@ -487,14 +487,18 @@ def test_work_waits_while_too_much_data_is_in_flight(server: Make, window: Make)
 HERD = 2_048 if kernels.NATIVE else 256
 
 
+@pytest.mark.slow
 @both
-def test_500_writers_stay_within_the_budget(server: Make, window: Make, version: int) -> None:
-    """500 writers send 5 windows of 2,048 events each: none is closed, all take turns, and waiting writers of version 2
-    are kept alive."""
-    budget = Budget(limit=24 << 20 if kernels.NATIVE else 3 << 20)
+def test_hundreds_of_writers_stay_within_the_budget(
+    server: Make, window: Make, version: int, ladder: Callable[[int, int], int]
+) -> None:
+    """Writers send 5 windows of 2,048 events each: none is closed, all take turns, and waiting writers of version 2 are
+    kept alive.  ``make test`` has 150 writers, ``make torture`` 500, with as much budget for each."""
+    count = ladder(150, 500)
+    budget = Budget(limit=(24 << 20 if kernels.NATIVE else 3 << 20) * count // 500)
     made = server(auto=False, budget=budget, max_per_host=1000)
     data = window(HERD, version=version, compressed=True, topic="herd")
-    writers = [made.connect(port=1000 + n) for n in range(500)]
+    writers = [made.connect(port=1000 + n) for n in range(count)]
     left = {writer: [data[i : i + 65_536] for i in range(0, len(data), 65_536)] * 5 for writer in writers}
     heard = dict.fromkeys(writers, (0, 0.0))
     most, rounds = 0, 0
@@ -518,7 +522,7 @@ def test_500_writers_stay_within_the_budget(server: Make, window: Make, version:
     assert most <= budget.limit + (8 << 20), "the budget, and the data inflated by granted turns"
     assert not any(writer.transport.disconnecting for writer in writers)
     assert all(final(writer) == [(version, HERD)] * 5 for writer in writers)
-    assert made.journal.bounds("lumberjack")[1] == 500 * 5 * HERD
+    assert made.journal.bounds("lumberjack")[1] == count * 5 * HERD
     assert any((2, 0) in writer.acks for writer in writers) == (version == 2), (
         "some writers of version 2 waited for long"
     )
@@ -531,10 +535,12 @@ def final(writer: Any) -> list[tuple[int, int]]:
 
 
 @both
-def test_500_uncompressed_writers_have_bounded_data_in_flight(server: Make, window: Make, version: int) -> None:
-    """The data in flight also bounds how long a light writer among them waits."""
+def test_uncompressed_writers_have_bounded_data_in_flight(
+    server: Make, window: Make, version: int, ladder: Callable[[int, int], int]
+) -> None:
+    """The data in flight also bounds how long a light writer among them waits.  ``make torture`` has 500 writers."""
     made = server(auto=False, max_per_host=1000)
-    writers = [made.connect(port=1000 + n) for n in range(500)]
+    writers = [made.connect(port=1000 + n) for n in range(ladder(150, 500))]
     data = window(2_000, version=version)
     left = dict.fromkeys(writers, 5 * data)
     most = 0

@@ -106,6 +106,7 @@ def decode_first(data: bytes, size: int) -> Any:
     return None
 
 
+@pytest.mark.slow
 def test_all_headers() -> None:
     zeros = bytes(2_100)
     for header in range(65_536):

@@ -44,6 +44,7 @@ def test_hello_with_every_name_length() -> None:
             assert (needed <= size) is (size == len(data)), "the size is known from the first byte on"
 
 
+@pytest.mark.slow
 def test_only_valid_id_sizes_are_accepted() -> None:
     for connector, listener in product(range(256), repeat=2):
         data = bytearray([1, ord("n"), connector, listener])

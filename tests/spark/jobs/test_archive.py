@@ -19,7 +19,8 @@ from fyrehose.errors import JournalCorrupt, JournalLocked
 from fyrehose.journal import holds
 from fyrehose.records import Run
 from fyrehose.spark import rounds, tables
-from fyrehose.spark.jobs.archive import account_of, archive
+from fyrehose.spark.counting import account_of
+from fyrehose.spark.jobs.archive import archive
 from fyrehose.spark.lake import Lake
 
 Opener = Callable[..., Any]
@@ -298,9 +299,13 @@ def position(journal: Any, lake: Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.live
-def test_archive_that_is_killed_again_and_again_has_everything_once(written: Opener, tmp_path: Path) -> None:
+@pytest.mark.timeout(600)
+def test_archive_that_is_killed_again_and_again_has_everything_once(
+    written: Opener, tmp_path: Path, ladder: Callable[[int, int], int]
+) -> None:
+    """Twice in ``make test``; ``make torture`` kills it more often, here and by ``spark_kill.py``."""
     journal, lake, dice = written(), tmp_path / "lake", Random(7)
-    for _ in range(6):
+    for _ in range(ladder(2, 12)):
         process = start(journal, lake)
         until = time.monotonic() + dice.uniform(0, 0.5)
         while time.monotonic() < until:
@@ -313,10 +318,14 @@ def test_archive_that_is_killed_again_and_again_has_everything_once(written: Ope
 
 @pytest.mark.slow
 @pytest.mark.live
-def test_two_servers_archive_into_one_lake_while_they_are_killed(written: Opener, tmp_path: Path) -> None:
+@pytest.mark.timeout(600)
+def test_two_servers_archive_into_one_lake_while_they_are_killed(
+    written: Opener, tmp_path: Path, ladder: Callable[[int, int], int]
+) -> None:
+    """Two kills in ``make test``, 30 in ``make torture``."""
     journals, lake, dice = [written("one"), written("other")], tmp_path / "lake", Random(9)
     running = [start(journal, lake) for journal in journals]
-    for _ in range(5):
+    for _ in range(ladder(2, 30)):
         until = time.monotonic() + dice.uniform(0, 0.5)
         while time.monotonic() < until:
             for journal in journals:

@@ -1,0 +1,162 @@
+"""Count the records of a journal from the headers of its batches, for the rounds of an archive and for its lag.
+
+in: the headers of batches      out: an account of each round that is to come
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+import attrs
+
+from fyrehose.errors import JournalCorrupt
+from fyrehose.journal import format as fmt
+from fyrehose.journal.offline.places import CHUNK, Missing, Place
+from fyrehose.journal.offline.view import View
+from fyrehose.journal.scan import SegmentReader
+from fyrehose.spark.lake import Gap
+from fyrehose.spark.plan import missing, walk
+
+
+@attrs.frozen(kw_only=True)
+class RangeCounts:
+    """Counts of a range of the journal, from its batch headers.
+
+    :ivar start, end: the position of its first batch, and the position behind its last one
+    :ivar full: the next batch would make it larger than it may be
+    :ivar since: time of its first batch with records, in microseconds since 1970 UTC; None if there is none
+    :ivar continued: the checksum from which its first batch continues; None if that replaces a damaged range
+    :ivar chain: the checksum of its last batch; None if that replaces a damaged range
+    """
+
+    start: int
+    end: int
+    full: bool = False
+    rows: int = 0
+    since: int | None = None
+    continued: int | None = None
+    chain: int | None = None
+    gaps: tuple[Gap, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Behind:
+    """How much of the journal is not in the lake.
+
+    :ivar records, size: durable records, and bytes of the journal
+    :ivar since: when the oldest of these records was accepted, in microseconds since 1970 UTC; None if there is none
+    """
+
+    records: int
+    size: int
+    since: int | None
+
+
+def account_of(
+    source: Place, view: View, start: int, stop: int, most: int | None = None, begun: RangeCounts | None = None
+) -> RangeCounts:
+    """Count the records between two positions from the batch headers alone.
+
+    :param most: end before a batch that ends so many bytes behind the start; at least one batch is counted
+    :param begun: the account of what is before ``start``, which is continued
+    :raises JournalCorrupt: a header is damaged, or a segment is missing
+    """
+    found = begun or RangeCounts(start=start, end=start)
+    rows, since, continued, last, full = found.rows, found.since, found.continued, None, False
+    gaps = list(found.gaps)
+    for header, reader in _headers(source, view, start, stop):
+        empty = found.end == found.start and last is None
+        if most is not None and not empty and header.end - found.start > most:
+            full = True
+            break
+        rows += header.records
+        if since is None and header.records:
+            since = header.time
+        if header.kind is fmt.Kind.GAP:
+            entries = fmt.entries(reader.batch(header.position)[1], header.parts)
+            gaps += [(e.stream, e.first, e.last, header.position) for e in entries if e.stream]
+        if empty and not header.mended:
+            continued = header.chain
+        last = header
+    return attrs.evolve(
+        found,
+        end=found.end if last is None else last.end,
+        full=full,
+        rows=rows,
+        since=since,
+        continued=continued,
+        chain=found.chain if last is None else None if last.mended else last.checksum,
+        gaps=tuple(gaps),
+    )
+
+
+@attrs.define(eq=False)
+class Ahead:
+    """Accounts of the rounds that are to come.  Each header is read once, by the lag or by the round.
+
+    :ivar round_bytes: size of a round, in bytes of the journal
+    """
+
+    source: Place
+    round_bytes: int
+    _accounts: deque[RangeCounts] = attrs.field(factory=deque, init=False)
+
+    def next(self, view: View, start: int) -> RangeCounts:
+        """Return the account of the round that begins at ``start``.
+
+        :raises JournalCorrupt: a header is damaged, or a segment is missing
+        """
+        self._forget(start)
+        if not self._accounts or (len(self._accounts) == 1 and not self._accounts[0].full):
+            self._count(view, start)
+        return self._accounts[0]
+
+    def behind(self, view: View, start: int) -> Behind:
+        """Count what is durable from ``start`` on.
+
+        :raises JournalCorrupt: a header is damaged, or a segment is missing
+        """
+        size = view.mark - start
+        if start < view.start:  # Retention deleted it; the next round says so.
+            return Behind(records=0, size=size, since=None)
+        self._forget(start)
+        self._count(view, start)
+        while self._accounts[-1].full:
+            self._count(view, start)
+        since = (account.since for account in self._accounts if account.since is not None)
+        return Behind(records=sum(account.rows for account in self._accounts), size=size, since=next(since, None))
+
+    def _forget(self, start: int) -> None:
+        """Remove the accounts of what is before ``start``."""
+        while self._accounts and self._accounts[0].start < start:
+            self._accounts.popleft()
+        if self._accounts and self._accounts[0].start != start:
+            self._accounts.clear()
+
+    def _count(self, view: View, start: int) -> None:
+        """Continue the last account, or begin the next one if it is full."""
+        last = self._accounts[-1] if self._accounts else None
+        begin = start if last is None else last.end
+        begun = None if last is None or last.full else self._accounts.pop()
+        self._accounts.append(account_of(self.source, view, begin, view.mark, self.round_bytes, begun))
+
+
+def _headers(source: Place, view: View, start: int, stop: int) -> Iterator[tuple[fmt.BatchHeader, SegmentReader]]:
+    for extent in view.segments:
+        if extent.end <= start or extent.base >= stop:
+            continue
+        position = max(start, extent.base + fmt.SEGMENT_HEADER.size)
+        try:
+            reader = source.open(extent.base, min(extent.end, stop))
+        except Missing as error:
+            raise missing(source, view, position, f"{error} was deleted before it was archived") from None
+        reader.ahead = CHUNK
+        try:
+            for header in walk(reader, position, min(extent.end, stop)):
+                yield header, reader
+                position = header.end
+        except fmt.Damage as damage:
+            raise JournalCorrupt(f"{source.name(extent.base)} is damaged at position {position}: {damage}") from damage
+        finally:
+            reader.close()
