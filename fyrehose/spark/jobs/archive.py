@@ -22,7 +22,7 @@ from fyrehose.errors import JournalCorrupt, JournalError
 from fyrehose.journal.offline.places import Place, place
 from fyrehose.journal.offline.view import View
 from fyrehose.spark import rounds
-from fyrehose.spark.counting import Ahead, Behind
+from fyrehose.spark.counting import Ahead, Behind, RangeCounts
 from fyrehose.spark.gaps import starting_ends
 from fyrehose.spark.jobs.optimize import optimize
 from fyrehose.spark.lake import Lake, Progress, host_of
