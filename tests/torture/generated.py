@@ -66,9 +66,12 @@ MODULES = (
     "fyrehose/journal/offline/*.py",
 )
 #: The tests that may notice them: quick ones, in one process.
-TESTS = tuple(
-    f"tests/{folder}test_*.py"
-    for folder in ("", "core/", "net/", "journal/", "journal/offline/", "kernels/", "conformance/", "protocols/*/")
+TESTS = (
+    *(
+        f"tests/{folder}test_*.py"
+        for folder in ("", "core/", "net/", "journal/", "journal/offline/", "kernels/", "conformance/", "protocols/*/")
+    ),
+    *(f"tests/replication/test_{name}.py" for name in ("entries", "member", "relink", "role", "settings")),
 )
 #: What else the tests are made of.
 HELPERS = ("tests/conftest.py", "tests/*/conftest.py", "tests/protocols/*/conftest.py", "tests/simulation/*.py")
