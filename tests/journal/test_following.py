@@ -11,7 +11,7 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
-from fyrehose.errors import ReadOnly
+from fyrehose.errors import Closed, ReadOnly
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.files import Files
@@ -19,6 +19,7 @@ from fyrehose.journal.following import ReplicaJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.worker import InlineWorker, Worker
 from fyrehose.records import Buffer, Run
+from fyrehose.testing.files import FaultyFiles
 
 
 class ThreadedClock(Clock):
@@ -379,3 +380,47 @@ def test_a_commit_that_is_accepted_before_it_is_settled_counts_when_another_serv
     assert leader.read() == [b"accepted"]
     assert leader.ends == {"s": 1}
     now(leader.journal.close())
+
+
+def test_a_retirement_of_nothing_waits_for_no_release(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    now(leader.journal.lead())
+    assert now(leader.journal.retire(["there is no such stream"])) is None
+
+
+def test_a_retirement_that_the_disk_refuses_fails(tmp_path: Path, logged_errors: Any) -> None:
+    files = FaultyFiles()
+    leader = Member(tmp_path / "a", files=files)
+    now(leader.journal.lead())
+    leader.append(b"one")
+    leader.journal.release(leader.position())
+    files.name, files.nth = "write", files.calls["write"] + 1
+    results: list[Any] = []
+    leader.journal.retire(["s"]).addBoth(results.append)
+    assert results[0].check(Closed)
+    assert leader.states[-1][0] is JournalState.FAILED
+    assert len(logged_errors.take()) == 1
+    leader.journal.close()
+
+
+def test_suspending_and_resuming_say_whether_anything_changed(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    assert not leader.journal.suspend("it follows anyway")
+    now(leader.journal.lead())
+    assert not leader.journal.resume()
+    assert [leader.journal.suspend("the shared log is silent") for _ in range(2)] == [True, False]
+    assert leader.append(b"x").addErrback(lambda failure: failure.value.args).result == ("the shared log is silent",)
+    assert [leader.journal.resume() for _ in range(2)] == [True, False]
+    assert leader.journal.state is JournalState.WRITABLE
+
+
+def test_stepping_down_leaves_no_file_open(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    now(leader.journal.lead())
+    leader.append(b"kept")
+    kept = leader.position()
+    leader.journal.release(kept)
+    before = sorted(path.name for path in Path("/proc/self/fd").iterdir())
+    leader.append(b"lost").addErrback(lambda _: None)
+    now(leader.journal.follow(kept, "b leads"))
+    assert sorted(path.name for path in Path("/proc/self/fd").iterdir()) == before

@@ -126,7 +126,9 @@ class Knowledge:
         found = [name for name, each in self.tests.items() if wanted & set(each.lines.get(mutant.file, ()))]
         if wanted & self.imported.get(mutant.file, set()):  # a constant may matter to whatever uses the module
             found = [
-                name for name, each in self.tests.items() if mutant.file in each.lines or not distance(name, mutant.file)
+                name
+                for name, each in self.tests.items()
+                if mutant.file in each.lines or not distance(name, mutant.file)
             ]
         quick = [(name, self.tests[name].seconds) for name in found if self.tests[name].seconds <= mutant_runs.LONGEST]
         return sorted(quick, key=lambda one: (distance(one[0], mutant.file), one[1], one[0]))

@@ -605,9 +605,12 @@ class TestRefusals:
         target = tmp_path / "b"
         third = scan.segments(source.directory)[2]
         third.path.unlink()
-        with pytest.raises(JournalCorrupt, match=f"lacks the positions {third.base} to {third.end}"):
+        with pytest.raises(
+            JournalCorrupt, match=f"lacks the positions {third.base} to {third.end}: a segment is missing"
+        ):
             backed_up(source.directory, target)
         assert look(target).mark == third.base
+        assert scan.segments(target)[-1].end == third.base, "nothing behind it was copied"
 
     @pytest.mark.parametrize("offset", [20, 70, 400, 1500])
     def test_batches_before_damage_of_the_source_are_copied(self, source: Any, tmp_path: Path, offset: int) -> None:
@@ -742,7 +745,9 @@ class TestRetention:
             segment.path.unlink()
         scan.snapshot_path_of(source.directory, 0).unlink()
         fill(source, 5)
+        before = len(list(Path("/proc/self/fd").iterdir()))
         done = backed_up(source.directory, target, mirror=True)
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
         assert done.deleted == 3
         assert scan.snapshots(target) == []
         assert look(target).start == look(source.directory).start == scan.look_at_mark(target, Files()).begin
