@@ -16,6 +16,7 @@ from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.files import Files
 from fyrehose.journal.following import ReplicaJournal
+from fyrehose.journal.replica import ReplicaWriter
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.worker import InlineWorker, Worker
 from fyrehose.records import Buffer, Run
@@ -424,3 +425,44 @@ def test_stepping_down_leaves_no_file_open(member: Callable[[str], Member]) -> N
     leader.append(b"lost").addErrback(lambda _: None)
     now(leader.journal.follow(kept, "b leads"))
     assert sorted(path.name for path in Path("/proc/self/fd").iterdir()) == before
+
+
+def test_a_server_that_leads_again_writes_an_append_before_earlier_ones_are_released(
+    member: Callable[[str], Member],
+) -> None:
+    leader = member("a")
+    now(leader.journal.lead())
+    leader.append(b"lost").addErrback(lambda _: None)
+    now(leader.journal.follow(0, "b leads"))
+    now(leader.journal.lead())
+    for payload in (b"a long message", b"a short"):
+        leader.append(payload).addErrback(lambda _: None)
+        assert payload in leader.handed[-1][1]
+
+
+def test_a_segment_begins_when_the_release_comes_while_the_writer_thread_gives_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = SteppedWorker()
+    leader = Member(tmp_path / "a", worker)
+    now(leader.journal.lead())
+    for _ in range(2):
+        leader.append(bytes(30_000))
+    may_commit = ReplicaWriter.may_commit
+
+    def released_too_late(self: ReplicaWriter, size: int) -> bool:
+        may = may_commit(self, size)
+        leader.journal.release(leader.position())
+        return may
+
+    monkeypatch.setattr(ReplicaWriter, "may_commit", released_too_late)
+    worker.held = True
+    leader.append(bytes(30_000))
+    worker.work()
+    assert len(scan.segments(leader.directory)) == 1
+    monkeypatch.undo()
+    worker.held = False
+    worker.settle()
+    assert len(scan.segments(leader.directory)) == 2
+    now(leader.journal.follow(leader.position(), "the test is over"))
+    now(leader.journal.close())
