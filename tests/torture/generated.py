@@ -3,11 +3,12 @@
 
     generated.py [MODULE...] [--count N] [--seed S] [--jobs J] [--budget SECONDS] [--json FILE] [--again FILE] [--list]
 
---count mutants of the modules (see mutations.py for their kinds) are drawn at random; 0 takes all of them.  First every
-test file runs once without a bug, to learn which tests execute which lines; that is kept in --cache until the test or a
-module that it imports changes.  Then the tests that execute the line of a mutant run, those nearest to the module and
-the quickest first, up to --budget seconds of tests, until one fails.  A mutant that makes a test run ten times as long
-counts as noticed.
+--count mutants of the modules (see mutations.py for their kinds) are drawn at random; 0 takes all of them.  First
+every test file runs once without a bug, to learn which tests execute which lines; that is kept in --cache until the
+test or a module that it imports changes.  Then the tests that execute the line of a mutant run, those nearest to the
+module and the quickest first, up to --budget seconds of tests, until one fails.  For a line that is executed where its
+module is imported, such as a constant, those are all tests about the module or with a line of it.  A mutant that makes
+a test run ten times as long counts as noticed.
 
 A mutant that is equivalent or harmless is named in explained.toml, with the reason, and is not planted.  The status is
 1 if more than --alive percent of the mutants were not noticed, if an explanation matches no mutant of its module any
