@@ -200,7 +200,6 @@ class FileJournal:
     # Appending.
 
     def append(self, runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
-        """Queue *runs* for the next commit, and schedule the commit unless one that will take them is under way."""
         if self.state is not JournalState.WRITABLE:
             return fail(self._refusal())
         append = PendingAppend(runs, first_seqs, sum(map(room_of, runs)))
@@ -414,7 +413,6 @@ class FileJournal:
         return self._streams.ends
 
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
-        """Read from memory or from the files, leaving out records that are too old to be served."""
         last = self._streams.ends.get(stream, 0)
         if start > last:
             return ()

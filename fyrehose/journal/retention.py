@@ -110,7 +110,7 @@ def judge(
     return Verdict(done, count - done, alive[0] if done < count else None, broken)
 
 
-def expired(store: Store, settings: JournalSettings, now: int, doubted: bool = False) -> int:
+def expired(store: Store, settings: JournalSettings, now: int, doubted: bool) -> int:
     """Return how many segments, from the oldest on, the settings do not keep.
 
     Only sealed segments count: the active one stays, and with it the last number of every stream.

@@ -11,14 +11,16 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
-from fyrehose.errors import ReadOnly
+from fyrehose.errors import Closed, ReadOnly
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.files import Files
 from fyrehose.journal.following import ReplicaJournal
+from fyrehose.journal.replica import ReplicaWriter
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.worker import InlineWorker, Worker
 from fyrehose.records import Buffer, Run
+from fyrehose.testing.files import FaultyFiles
 
 
 class ThreadedClock(Clock):
@@ -403,4 +405,89 @@ def test_a_commit_that_is_accepted_before_it_is_settled_counts_when_another_serv
     now(accepted)
     assert leader.read() == [b"accepted"]
     assert leader.ends == {"s": 1}
+    now(leader.journal.close())
+
+
+def test_a_retirement_of_nothing_waits_for_no_release(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    now(leader.journal.lead())
+    assert now(leader.journal.retire(["there is no such stream"])) is None
+
+
+def test_a_retirement_that_the_disk_refuses_fails(tmp_path: Path, logged_errors: Any) -> None:
+    files = FaultyFiles()
+    leader = Member(tmp_path / "a", files=files)
+    now(leader.journal.lead())
+    leader.append(b"one")
+    leader.journal.release(leader.position())
+    files.name, files.nth = "write", files.calls["write"] + 1
+    results: list[Any] = []
+    leader.journal.retire(["s"]).addBoth(results.append)
+    assert results[0].check(Closed)
+    assert leader.states[-1][0] is JournalState.FAILED
+    assert len(logged_errors.take()) == 1
+    leader.journal.close()
+
+
+def test_suspending_and_resuming_say_whether_anything_changed(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    assert not leader.journal.suspend("it follows anyway")
+    now(leader.journal.lead())
+    assert not leader.journal.resume()
+    assert [leader.journal.suspend("the shared log is silent") for _ in range(2)] == [True, False]
+    assert leader.append(b"x").addErrback(lambda failure: failure.value.args).result == ("the shared log is silent",)
+    assert [leader.journal.resume() for _ in range(2)] == [True, False]
+    assert leader.journal.state is JournalState.WRITABLE
+
+
+def test_stepping_down_leaves_no_file_open(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    now(leader.journal.lead())
+    leader.append(b"kept")
+    kept = leader.position()
+    leader.journal.release(kept)
+    before = sorted(path.name for path in Path("/proc/self/fd").iterdir())
+    leader.append(b"lost").addErrback(lambda _: None)
+    now(leader.journal.follow(kept, "b leads"))
+    assert sorted(path.name for path in Path("/proc/self/fd").iterdir()) == before
+
+
+def test_a_server_that_leads_again_writes_an_append_before_earlier_ones_are_released(
+    member: Callable[[str], Member],
+) -> None:
+    leader = member("a")
+    now(leader.journal.lead())
+    leader.append(b"lost").addErrback(lambda _: None)
+    now(leader.journal.follow(0, "b leads"))
+    now(leader.journal.lead())
+    for payload in (b"a long message", b"a short"):
+        leader.append(payload).addErrback(lambda _: None)
+        assert payload in leader.handed[-1][1]
+
+
+def test_a_segment_begins_when_the_release_comes_while_the_writer_thread_gives_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = SteppedWorker()
+    leader = Member(tmp_path / "a", worker)
+    now(leader.journal.lead())
+    for _ in range(2):
+        leader.append(bytes(30_000))
+    may_commit = ReplicaWriter.may_commit
+
+    def released_too_late(self: ReplicaWriter, size: int) -> bool:
+        may = may_commit(self, size)
+        leader.journal.release(leader.position())
+        return may
+
+    monkeypatch.setattr(ReplicaWriter, "may_commit", released_too_late)
+    worker.held = True
+    leader.append(bytes(30_000))
+    worker.work()
+    assert len(scan.segments(leader.directory)) == 1
+    monkeypatch.undo()
+    worker.held = False
+    worker.settle()
+    assert len(scan.segments(leader.directory)) == 2
+    now(leader.journal.follow(leader.position(), "the test is over"))
     now(leader.journal.close())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 from twisted.internet.defer import Deferred
@@ -17,6 +18,7 @@ from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.copies import RESTORING
+from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.pending import COMMIT
 from fyrehose.journal.settings import JournalSettings
@@ -849,3 +851,62 @@ def test_a_directory_whose_restore_is_not_complete_is_refused(open_journal) -> N
     (bench.journal.directory / RESTORING).touch()
     with pytest.raises(JournalCorrupt, match="is not complete"):
         open_journal()
+
+
+def test_size_counts_what_retention_has_left(open_journal) -> None:
+    bench = open_journal(segment_size=4096, keep_bytes=8000)
+    for i in range(100):
+        bench.append(b"%03d" % i * 100)
+        bench.clock.advance(1)
+    status, found = bench.journal.status(), scan.segments(bench.directory)
+    assert found[0].base > 0
+    assert (status.size, status.segments) == (status.position - found[0].base, len(found))
+
+
+def test_a_closed_journal_checks_nothing_any_more(open_journal) -> None:
+    bench = open_journal()
+    assert bench.clock.getDelayedCalls()
+    bench.close()
+    assert not bench.clock.getDelayedCalls()
+
+
+def test_a_failed_journal_syncs_nothing_any_more(open_journal, logged_errors) -> None:
+    files = FaultyFiles()
+    bench = open_journal(files, durability=parse_durability("interval:50"))
+    bench.append(b"a")
+    planned = len(bench.clock.getDelayedCalls())
+    files.name, files.nth = "write", files.calls["write"] + 1
+    bench.append(b"b").addErrback(lambda _: None)
+    assert bench.journal.state is JournalState.FAILED
+    assert len(bench.clock.getDelayedCalls()) == planned - 1
+    assert len(logged_errors.take()) == 1
+
+
+def test_a_journal_whose_check_has_failed_is_closed(open_journal, monkeypatch, logged_errors) -> None:
+    files = Files()
+    bench = open_journal(files)
+    monkeypatch.setattr(files, "is_linked", lambda fd: 1 // 0)
+    bench.clock.advance(1)
+    monkeypatch.undo()
+    assert len(logged_errors.take()) == 1
+    bench.close()
+    assert bench.journal.state is JournalState.CLOSED
+
+
+def test_a_journal_that_cannot_be_opened_again_closes_no_file_that_is_not_its_own(open_journal) -> None:
+    class Watched(Files):
+        closed: ClassVar[list[int]] = []
+
+        def close(self, fd: int) -> None:
+            self.closed.append(fd)
+            if fd > 2:
+                super().close(fd)
+
+    bench = open_journal(Watched())
+    bench.close()
+    other = open_journal()
+    failures: list[Any] = []
+    bench.journal.open(bench.observer).addErrback(failures.append)
+    assert failures[0].check(JournalLocked)
+    assert min(Watched.closed) > 2
+    other.close()

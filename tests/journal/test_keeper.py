@@ -142,6 +142,8 @@ def test_holds_are_listed_and_released(open_journal) -> None:
     holds.update(bench.directory, "lake", 100, now=7)
     end = bench.journal.status().position
     assert bench.journal.keeper.holds() == [FileHold("lake", end - 100, 7)]
+    holds.update(bench.directory, "lake", end, now=8)
+    assert bench.journal.keeper.holds() == [FileHold("lake", 0, 8)]
     assert bench.journal.keeper.release("lake")
     assert not bench.journal.keeper.release("lake")
     assert not bench.journal.keeper.release("../LOCK")

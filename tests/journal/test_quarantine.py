@@ -307,7 +307,9 @@ def test_at_the_end_as_many_numbers_are_skipped_as_the_range_can_have_held(open_
     end = bench.journal._writer.position
     bench.crash()
     patch(bench, at + 70, b"damage")
+    before = len(list(Path("/proc/self/fd").iterdir()))
     notes = quarantine.set_aside(bench.directory, Files())
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert notes[0] == f"the end of the log is damaged: all streams skip {(end - at) // 4} numbers"
     assert gaps(bench) == [("s", 2, 1 + (end - at) // 4), ("", 1, (end - at) // 4)]
     assert quarantine.set_aside(bench.directory, Files()) == [], "once is enough"
@@ -600,3 +602,37 @@ def test_first_record_of_a_stream_is_named_if_it_is_lost(open_journal) -> None:
     patch(bench, at + 70, b"damage")
     note = quarantine.set_aside(bench.directory, Files())[-1]
     assert note.endswith("; lost records: 'new' 1-1")
+
+
+def test_numbers_of_a_stream_that_was_retired_behind_the_damage_are_named(open_journal) -> None:
+    bench = open_journal()
+    bench.append(b"kept")
+    at = bench.journal._writer.position
+    bench.append(*[b"lost"] * 5, stream="t")
+    bench.journal.retire(["t"])
+    bench.append(b"kept, too")
+    bench.crash()
+    patch(bench, at + 70, b"damage")
+    quarantine.set_aside(bench.directory, Files())
+    assert ("t", 1, 5) in gaps(bench)
+    assert verify(bench.directory).problems == []
+
+
+def test_a_damaged_beginning_of_the_oldest_segment_is_replaced_by_what_follows(open_journal) -> None:
+    """The numbers before it were deleted by retention, and are not lost."""
+    bench = open_journal(segment_size=1 << 10, keep_bytes=2000)
+    for _ in range(6):
+        bench.append(bytes(900))
+        if len(scan.segments(bench.directory)) == 2:
+            scan.segments(bench.directory)[0].path.unlink()
+            break
+    bench.append(bytes(900))
+    bench.crash()
+    first = scan.segments(bench.directory)[0]
+    mark = scan.look_at_mark(bench.directory, Files())
+    (bench.directory / "MARK").write_bytes(scan.pack_mark(mark.durable, first.base))
+    patch(bench, first.base + 64 + 70, b"damage")
+    quarantine.set_aside(bench.directory, Files())
+    assert verify(bench.directory).problems == []
+    again = open_journal(segment_size=1 << 10)
+    assert again.journal.bounds("s") == (2, 3)

@@ -101,6 +101,23 @@ class TestTornTail:
         bench.crash()
         assert open_journal().payloads() == [b"first", b"second"]
 
+    def test_in_a_later_segment_it_is_kept_as_it_was(self, open_journal) -> None:
+        bench = open_journal(segment_size=1 << 12)
+        for _ in range(2):
+            bench.append(bytes(3000))
+        durable = scan.read_mark(bench.directory)
+        bench.append(b"torn")
+        bench.crash()
+        segment = scan.segments(bench.directory)[-1]
+        assert 0 < segment.base < durable
+        end = bench.journal._writer.position
+        patch(segment.path, end - segment.base - 9, b"\xff")
+        data = segment.path.read_bytes()[durable - segment.base : end - segment.base]
+        (bench.directory / "MARK").write_bytes(scan.pack_mark(durable))
+        open_journal(segment_size=1 << 12)
+        (aside,) = bench.directory.glob("torn-*.bytes")
+        assert aside.read_bytes() == data.rstrip(b"\0")
+
     def test_a_later_batch_of_the_same_commit_is_no_reason_to_refuse(self, open_journal) -> None:
         """Unsynced pages reach the disk in any order: the second batch of a commit may be intact, the first not."""
         bench = open_journal()

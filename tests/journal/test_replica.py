@@ -6,6 +6,7 @@ import errno
 from pathlib import Path
 from random import Random
 
+import attrs
 import pytest
 
 from fyrehose.errors import JournalCorrupt
@@ -277,3 +278,45 @@ def test_a_follower_recovers_from_every_power_cut(tmp_path: Path) -> None:
                 again.close(True)
                 checked += 1
     assert checked > 20
+
+
+def test_the_time_of_records_does_not_go_back_when_a_follower_with_a_slow_clock_leads(
+    pair: tuple[ReplicaWriter, ReplicaWriter],
+) -> None:
+    leader, follower = pair
+    leader.commit([[Run.of("s", [b"x"], source="t").numbered(1, 5000)]], 5000, 5000)
+    follow(leader, follower)
+    follower.lead(1)
+    commit(follower, 2)
+    position, batches = follower.take_outgoing()[-1]
+    assert fmt.BatchHeader.unpack(batches[0], position).time == 5000
+
+
+def test_a_segment_of_another_position_is_refused(pair: tuple[ReplicaWriter, ReplicaWriter]) -> None:
+    leader, follower = pair
+    position, batches = leader.take_outgoing()[0]
+    data = b"".join(batches)
+    head = fmt.SegmentHeader.unpack(data[: fmt.SEGMENT_HEADER.size])
+    with pytest.raises(fmt.Damage, match="the segment does not continue this log"):
+        follower.apply(position, attrs.evolve(head, base=64).pack() + data[fmt.SEGMENT_HEADER.size :])
+    follower.apply(position, data)
+
+
+def test_what_is_set_aside_is_said_and_does_not_come_back_after_a_power_cut(tmp_path: Path) -> None:
+    leader = replica(tmp_path / "leader")
+    leader.lead(1)
+    for number in range(1, 40):
+        commit(leader, number)
+        leader.released = leader.position
+    leader.close(False)
+    files = RecordingFiles(leader.directory)
+    found = scan.segments(leader.directory)
+    kept = found[1].base
+    notes = set_aside_beyond(leader.directory, kept, files)
+    aside = sorted(leader.directory.glob("torn-*.bytes"), reverse=True)
+    assert notes == [
+        f"set aside {path.stat().st_size} bytes that were never acknowledged; they are in {path.name}" for path in aside
+    ]
+    assert len(notes) == len(found) - 1 > 1
+    for image in images(files, len(files.log), Random(1), 20):
+        assert [name for name in image if name.endswith(scan.SUFFIX)] == [found[0].path.name]

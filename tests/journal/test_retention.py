@@ -24,7 +24,7 @@ def test_keep_bytes_limits_the_size(open_journal, keep: int, least: int) -> None
     for i in range(100):
         bench.append(b"%03d" % i * 200)
     store = bench.journal._store
-    count = expired(store, JournalSettings(keep_bytes=keep), 0)
+    count = expired(store, JournalSettings(keep_bytes=keep), 0, False)
     assert count >= least
     assert count <= len(store.sealed), "the segment that is written stays"
     left = store.active.end - [*store.sealed, (store.active.base, 0)][count][0]
@@ -34,7 +34,7 @@ def test_keep_bytes_limits_the_size(open_journal, keep: int, least: int) -> None
 def test_active_segment_is_never_deleted(open_journal) -> None:
     bench = open_journal()
     bench.append(b"x")
-    assert expired(bench.journal._store, JournalSettings(keep_bytes=1, keep_age=1), 1 << 60) == 0
+    assert expired(bench.journal._store, JournalSettings(keep_bytes=1, keep_age=1), 1 << 60, False) == 0
 
 
 def test_holds_are_read_only_if_a_segment_expired(open_journal) -> None:

@@ -83,7 +83,7 @@ def test_nothing_that_may_still_be_written_is_read_ahead(tmp_path: Path) -> None
     path = scan.path_of(tmp_path, 0)
     path.write_bytes(b"old" * 100)
     reader = scan.SegmentReader(path, 0, limit=100)
-    assert len(reader.read(0, 64)) == 64
+    assert len(reader.read(36, 64)) == 64
     path.write_bytes(b"new" * 100)
     assert bytes(reader.read(99, 3)) == b"new", "from the file, not from memory"
     reader.close()

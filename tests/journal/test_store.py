@@ -11,6 +11,7 @@ from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import scan
 from fyrehose.journal import store as stores
 from fyrehose.journal.index import PackedIndex
+from fyrehose.journal.offline.verify import verify
 from fyrehose.records import Run
 from fyrehose.testing.files import FaultyFiles
 
@@ -380,3 +381,15 @@ def test_segments_that_were_read_are_closed(open_journal, monkeypatch, deleted: 
         assert not deleted or len(list(Path("/proc/self/fd").iterdir())) < opened + 10
     bench.close()
     assert {path.name for path in Path("/proc/self/fd").iterdir()} == before
+
+
+def test_the_index_of_a_segment_that_ends_with_a_retirement_is_of_the_whole_segment(open_journal) -> None:
+    bench = open_journal(segment_size=4096)
+    bench.append(b"x", stream="t")
+    bench.append(bytes(1000))
+    bench.journal.retire(["t"])
+    bench.append(bytes(4000))
+    bench.close()
+    assert len(scan.segments(bench.directory)) == 2
+    report = verify(bench.directory)
+    assert (report.problems, report.notes) == ([], [])

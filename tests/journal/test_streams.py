@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fyrehose.errors import JournalCorrupt, ReadOnly
+from fyrehose.interfaces import JournalState
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan, snapshots, streams
 from fyrehose.journal.files import Files
@@ -314,6 +315,7 @@ class TestRetired:
         files.full = True
         failure = retire(bench, "s")
         assert failure.check(ReadOnly)
+        assert [state for state, _ in bench.observer.states] == [JournalState.READ_ONLY]
         assert bench.journal.bounds("s") == (1, 1)
         assert retire(bench, "s").check(ReadOnly), "while the disk is full, it is not tried again"
 
@@ -325,10 +327,11 @@ class TestRetired:
 )
 def test_snapshot_round_trip(live: dict[str, int], retired: dict[str, int], floor: int) -> None:
     retired = {name: last for name, last in retired.items() if name not in live}
-    put = Streams(live, retired, dict.fromkeys(list(live)[::2], 1), floor=floor)
+    reserved = {name: last + 7 for name, last in list(live.items())[::3]}
+    put = Streams(live, retired, dict.fromkeys(list(live)[::2], 1), reserved, floor=floor)
     found = snapshots.Snapshot.of(b"".join(snapshots.pieces(put, 77, bytes(range(16)))))
     got = found.streams()
-    assert (got.ends, got.retired, got.starts, got.floor, got.reserved) == (live, retired, put.starts, floor, {})
+    assert (got.ends, got.retired, got.starts, got.floor, got.reserved) == (live, retired, put.starts, floor, reserved)
     assert (found.position, found.identity) == (77, bytes(range(16)))
     assert {name: found.last(name) for name in live | retired} == live | retired
     assert found.last("\x00 not there") == floor

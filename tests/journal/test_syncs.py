@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -29,6 +30,24 @@ def test_writer_calls_no_commit_of_many_durable_before_it_is_synced(tmp_path: Pa
             unsynced.append(seq)
     writer.close(in_order=True)
     assert unsynced == []
+
+
+def test_a_sealed_segment_is_synced_as_it_stays(tmp_path: Path) -> None:
+    """Its descriptor is closed afterwards, so nobody could sync it later."""
+
+    class Watched(WatchedFiles):
+        closed: ClassVar[list[bool]] = []
+
+        def close(self, fd: int) -> None:
+            self.closed.append(fd in self.unsynced)
+            super().close(fd)
+
+    writer = Writer(tmp_path, Recovered(directory=tmp_path), 1 << 12, True, Watched(SUFFIX, SUFFIX + ".new"))
+    writer.open(1)
+    for seq in range(1, 10):
+        writer.commit([[Run.of("s", [bytes(2000)], source="t").numbered(seq, 1)]], 1, 1)
+    assert Watched.closed == [False] * len(Watched.closed) != []
+    writer.close(in_order=True)
 
 
 def test_journal_acknowledges_no_append_of_many_before_it_is_synced(open_journal) -> None:  # type: ignore[no-untyped-def]

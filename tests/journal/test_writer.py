@@ -53,6 +53,7 @@ def test_nothing_is_written_after_a_failed_sync(tmp_path: Path, sync_each: bool)
         lambda: of.keep_from(0),
         lambda: of.retire(["s"]),
         lambda: of.commit(numbered(3, b"x" * 70_000), 1, 1),
+        lambda: of.commit(numbered(3, b"x"), 1, 1),
         lambda: of.close(True),
     )
     for job in jobs:
@@ -293,11 +294,15 @@ class TestPreparing:
         of.close(in_order=False)
 
 
-def test_short_write_is_truncated(tmp_path: Path) -> None:
+@pytest.mark.parametrize("segments", [1, 2])
+def test_short_write_is_truncated(tmp_path: Path, segments: int) -> None:
     """Nothing remains behind the end that could be mistaken for a batch or a torn tail."""
     files = FaultyFiles()
     of = writer(tmp_path, files, sync_each=True)
+    if segments == 2:
+        of.commit(numbered(1, bytes(1 << 16), stream="t"), 1, 1)
     of.commit(numbered(1, b"kept"), 1, 1)
+    assert len(scan.segments(tmp_path)) == segments
     end, before = of.position, of.durable
     files.name, files.nth, files.error, files.short = "write", files.calls["write"] + 1, errno.ENOSPC, 50
     with pytest.raises(NoRoom):
@@ -307,7 +312,7 @@ def test_short_write_is_truncated(tmp_path: Path) -> None:
     of.commit(numbered(2, b"again"), 1, 1)
     of.close(in_order=True)
     found = recover(tmp_path, files)
-    assert (found.streams.ends, found.closed, found.notes) == ({"s": 2}, True, [])
+    assert (found.streams.ends["s"], found.closed, found.notes) == (2, True, [])
 
 
 def test_the_time_never_goes_back(tmp_path: Path) -> None:

@@ -3,11 +3,12 @@
 
     generated.py [MODULE...] [--count N] [--seed S] [--jobs J] [--budget SECONDS] [--json FILE] [--again FILE] [--list]
 
---count mutants of the modules (see mutations.py for their kinds) are drawn at random; 0 takes all of them.  First every
-test file runs once without a bug, to learn which tests execute which lines; that is kept in --cache until the test or a
-module that it imports changes.  Then the tests that execute the line of a mutant run, those nearest to the module and
-the quickest first, up to --budget seconds of tests, until one fails.  A mutant that makes a test run ten times as long
-counts as noticed.
+--count mutants of the modules (see mutations.py for their kinds) are drawn at random; 0 takes all of them.  First
+every test file runs once without a bug, to learn which tests execute which lines; that is kept in --cache until the
+test or a module that it imports changes.  Then the tests that execute the line of a mutant run, those nearest to the
+module and the quickest first, up to --budget seconds of tests, until one fails.  For a line that is executed where its
+module is imported, such as a constant, those are all tests about the module or with a line of it.  A mutant that makes
+a test run ten times as long counts as noticed.
 
 A mutant that is equivalent or harmless is named in explained.toml, with the reason, and is not planted.  The status is
 1 if more than --alive percent of the mutants were not noticed, if an explanation matches no mutant of its module any
@@ -66,9 +67,12 @@ MODULES = (
     "fyrehose/journal/offline/*.py",
 )
 #: The tests that may notice them: quick ones, in one process.
-TESTS = tuple(
-    f"tests/{folder}test_*.py"
-    for folder in ("", "core/", "net/", "journal/", "journal/offline/", "kernels/", "conformance/", "protocols/*/")
+TESTS = (
+    *(
+        f"tests/{folder}test_*.py"
+        for folder in ("", "core/", "net/", "journal/", "journal/offline/", "kernels/", "conformance/", "protocols/*/")
+    ),
+    *(f"tests/replication/test_{name}.py" for name in ("entries", "member", "relink", "role", "settings")),
 )
 #: What else the tests are made of.
 HELPERS = ("tests/conftest.py", "tests/*/conftest.py", "tests/protocols/*/conftest.py", "tests/simulation/*.py")
@@ -122,7 +126,11 @@ class Knowledge:
         wanted = set(mutant.lines)
         found = [name for name, each in self.tests.items() if wanted & set(each.lines.get(mutant.file, ()))]
         if wanted & self.imported.get(mutant.file, set()):  # a constant may matter to whatever uses the module
-            found = [name for name, each in self.tests.items() if mutant.file in each.lines]
+            found = [
+                name
+                for name, each in self.tests.items()
+                if mutant.file in each.lines or not distance(name, mutant.file)
+            ]
         quick = [(name, self.tests[name].seconds) for name in found if self.tests[name].seconds <= mutant_runs.LONGEST]
         return sorted(quick, key=lambda one: (distance(one[0], mutant.file), one[1], one[0]))
 

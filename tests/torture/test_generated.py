@@ -138,6 +138,14 @@ why = "unused"
 """
 
 
+def test_a_constant_is_left_to_the_tests_of_its_module_although_they_execute_no_line_of_it() -> None:
+    (mutant,) = mutations.mutations("fyrehose/sums.py", "MOST = True\n")
+    names = ("tests/test_sums.py::test_it", "tests/test_other.py::test_it")
+    tests = {name: generated.Learned(0.1, {}) for name in names}
+    known = generated.Knowledge(tests, {"fyrehose/sums.py": {1}})
+    assert known.noticing(mutant) == [("tests/test_sums.py::test_it", 0.1)]
+
+
 @pytest.mark.slow
 def test_runner_tells_killed_living_and_uncovered_mutants_apart(tree: Path) -> None:
     status, said = run(tree, "--alive", "40", "--json", str(tree / "alive.json"), explained=EXPLAINED)

@@ -243,7 +243,6 @@ class LumberjackServerSession:
             self._broken, self.more_work = True, False
             self._buffer.clear()
             self._inflation = self._fields = self._document = None
-            self.expected = 0
             broken.append(Broken(error=error))
         self._send(self._windows.acks())
         return [*self._columns.take(), *broken]

@@ -187,7 +187,10 @@ class TestCopying:
         bench = open_journal(segment_size=16 << 20)
         for size in (5 << 20, 100, 3 << 20, 9 << 20):
             bench.append(bytes(size))
-        backed_up(bench.directory, tmp_path / "b")
+        told: list[int] = []
+        backed_up(bench.directory, tmp_path / "b", progress=lambda done, total: told.append(done))
+        assert len(told) > len(scan.segments(bench.directory)), "progress is reported within a segment, too"
+        assert told == sorted(told)
         assert is_same_log(bench.directory, tmp_path / "b")
 
     def test_a_segment_that_was_lost_in_the_backup_is_copied_again(self, source: Any, tmp_path: Path) -> None:
@@ -605,9 +608,20 @@ class TestRefusals:
         target = tmp_path / "b"
         third = scan.segments(source.directory)[2]
         third.path.unlink()
-        with pytest.raises(JournalCorrupt, match=f"lacks the positions {third.base} to {third.end}"):
+        with pytest.raises(
+            JournalCorrupt, match=f"lacks the positions {third.base} to {third.end}: a segment is missing"
+        ):
             backed_up(source.directory, target)
         assert look(target).mark == third.base
+        assert scan.segments(target)[-1].end == third.base, "nothing behind it was copied"
+
+    def test_segment_of_the_source_that_does_not_continue_is_reported(self, source: Any, tmp_path: Path) -> None:
+        third = scan.segments(source.directory)[2]
+        data = third.path.read_bytes()
+        head = fmt.SegmentHeader.unpack(data[: fmt.SEGMENT_HEADER.size])
+        third.path.write_bytes(attrs.evolve(head, chain=head.chain ^ 1).pack() + data[fmt.SEGMENT_HEADER.size :])
+        with pytest.raises(JournalCorrupt, match="the segment does not continue from the previous one"):
+            backed_up(source.directory, tmp_path / "b")
 
     @pytest.mark.parametrize("offset", [20, 70, 400, 1500])
     def test_batches_before_damage_of_the_source_are_copied(self, source: Any, tmp_path: Path, offset: int) -> None:
@@ -742,7 +756,9 @@ class TestRetention:
             segment.path.unlink()
         scan.snapshot_path_of(source.directory, 0).unlink()
         fill(source, 5)
+        before = len(list(Path("/proc/self/fd").iterdir()))
         done = backed_up(source.directory, target, mirror=True)
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
         assert done.deleted == 3
         assert scan.snapshots(target) == []
         assert look(target).start == look(source.directory).start == scan.look_at_mark(target, Files()).begin

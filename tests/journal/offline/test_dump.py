@@ -138,3 +138,14 @@ def test_data_not_known_to_be_durable_is_shown_only_with_everything(bench) -> No
 def test_missing_journal_is_reported(tmp_path) -> None:
     with pytest.raises(JournalError, match="is no journal"):
         dump.stats(tmp_path)
+
+
+def test_a_log_of_which_nothing_can_be_read_ends_at_its_beginning(open_journal) -> None:
+    bench = open_journal()
+    bench.append(b"x")
+    bench.crash()
+    path = scan.segments(bench.directory)[0].path
+    path.write_bytes(path.read_bytes()[: fmt.SEGMENT_HEADER.size] + b"damage" * 100)
+    stats = dump.stats(bench.directory)
+    assert (stats.batches, stats.records, stats.end) == (0, 0, 0)
+    assert len(stats.damaged) == 1

@@ -11,7 +11,7 @@ from crc32c import crc32c
 
 from fyrehose.errors import JournalError
 from fyrehose.journal import format as fmt
-from fyrehose.journal import packing, scan
+from fyrehose.journal import packing, scan, streams
 from fyrehose.journal.files import Files
 from fyrehose.journal.offline.verify import Report, verify
 from fyrehose.journal.offline.walk import Batch, Log, walk
@@ -465,3 +465,19 @@ def test_damage_of_one_batch_is_one_problem_whichever_it_is_and_none_when_it_was
             path.unlink()
         for name, content in whole.items():
             bench.directory.joinpath(name).write_bytes(content)
+
+
+def test_a_stream_that_was_forgotten_in_a_damaged_batch_is_no_problem_of_its_own(open_journal, monkeypatch) -> None:
+    monkeypatch.setattr(streams, "MOST_RETIRED", 1)
+    bench = open_journal(segment_size=4096)
+    for name in ("a", "b"):
+        bench.append(b"x", stream=name)
+        at = bench.journal._writer.position
+        bench.journal.retire([name])
+    bench.append(bytes(4000))
+    bench.crash()
+    found = scan.segments(bench.directory)
+    assert len(found) == 2
+    patch(found[0].path, at + 70, b"damage")
+    (problem,) = problems(bench.directory)
+    assert f"{found[0].path.name} at byte {at}" in problem

@@ -157,6 +157,17 @@ def test_compressed_frame_is_inflated_a_turn_at_a_time_and_only_with_the_memory_
     assert (session.frames, session.expected, session.buffered) == (1_001, 0, 0)
 
 
+def test_a_turn_inflates_no_more_than_its_limit_whatever_memory_it_is_granted() -> None:
+    documents = b"".join(Json(version=2, sequence=n, payload=bytes(1_000)).serialize() for n in range(1_000))
+    session = LumberjackServerSession(Limits(turn_inflated=100_000))
+    session.receive_data(Compressed(payload=zlib.compress(documents)).serialize())
+    turns = 0
+    while session.more_work:
+        session.process(1 << 30)
+        turns += 1
+    assert turns >= 6, "1 MB, at least 100 KB and less than a slice more in each turn"
+
+
 def test_bytes_behind_a_compressed_stream_are_expected_and_ignored(peer: Make) -> None:
     stream = zlib.compress(DOCUMENT)
     wire = Compressed(payload=stream + bytes(300_000)).serialize()

@@ -247,6 +247,21 @@ def test_opening_fails_where_the_links_cannot_be_written(make_server: Any) -> No
     assert not server.clock.getDelayedCalls()
 
 
+def test_links_are_counted_once_when_opening_is_repeated(make_server: Any) -> None:
+    server = make_server()
+    used(server, b"x").leave()
+    server.registry.close()
+    server.journal.enter(JournalState.READ_ONLY, "full")
+    registry = module.Registry(server.broker, server.clock, server.settings, STREAM, lambda: 1, server.bits)
+    registry.open().addErrback(lambda _: None)
+    weight = registry._weight
+    assert weight > 0
+    server.journal.enter(JournalState.WRITABLE, "there is room again")
+    registry.open()
+    assert (len(registry.entries), registry._weight) == (1, weight)
+    registry.close()
+
+
 def test_checkpoints_bound_the_stream(make_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHECKPOINT", 200)
     server = make_server()

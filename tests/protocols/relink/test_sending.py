@@ -11,8 +11,10 @@ import attrs
 import pytest
 
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
+from fyrehose.options import build
 from fyrehose.protocols.relink.frames import Ack, Message, Op, Operation
 from fyrehose.protocols.relink.sending import SendChannel
+from fyrehose.protocols.relink.settings import RelinkSettings
 from fyrehose.protocols.relink.tables import ChannelEvent, Sending
 
 
@@ -338,3 +340,7 @@ def test_a_channel_agrees_with_what_became_of_each_message(seed: int) -> None:
         history = History(one)
         for _ in range(80):
             history.step()
+
+
+def test_a_window_may_have_half_of_the_numbers() -> None:
+    assert build(RelinkSettings, "relink", {"window": "2147483647"}).limits.window == 2_147_483_647
