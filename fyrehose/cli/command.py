@@ -71,7 +71,7 @@ def _forget_output() -> None:
 
 
 #: Help of the addresses of `publish` and `tail`.
-_ADDRESS = "Address of the server, or of all of a cluster's."
+_ADDRESS = "Server, or all of a cluster's."
 
 
 class AddressType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2

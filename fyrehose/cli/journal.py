@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
 from fyrehose.cli.backup import backup, restore
+from fyrehose.cli.printable import WIDE, escaped, moment
 from fyrehose.cli.progress import progress_bar
 from fyrehose.errors import ConfigError, JournalCorrupt
 from fyrehose.options import shown_size
@@ -18,8 +18,6 @@ from fyrehose.records import LAST_SEQ
 
 #: Length to which `dump` cuts a payload in a line of text, in bytes.
 SHOWN = 200
-#: Width from which `stats` shows the times of each stream, in columns.
-WIDE = 100
 #: Most problems that `verify` lists one by one.
 LISTED = 50
 
@@ -225,16 +223,6 @@ def subscriptions(directory: Path, delete: str | None, form: str) -> None:
     with progress_bar(f"reading {directory}") as progress:
         found = read(directory, progress)
     show(found, form)
-
-
-def escaped(text: str) -> str:
-    """Return ``text`` with every character escaped that is not printable, so that a terminal does not interpret it."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
-
-
-def moment(time: int) -> str:
-    """Format a time in microseconds since 1970 as ISO 8601 in UTC; ``-`` for 0."""
-    return datetime.fromtimestamp(time / 1_000_000, UTC).isoformat(timespec="microseconds") if time else "-"
 
 
 def _records(run: Any, form: str) -> bytes:

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from fyrehose.cli.asking import HTTP_URL, Asker
-from fyrehose.cli.journal import WIDE, escaped
 from fyrehose.cli.listing import terminal
+from fyrehose.cli.printable import WIDE, escaped
 from fyrehose.cli.watching import of_a_server, streams_table, with_rates
 from fyrehose.errors import FyrehoseError
 

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fyrehose.cli.asking import HTTP_URL, Asker
-from fyrehose.cli.journal import escaped, moment
 from fyrehose.cli.listing import terminal
+from fyrehose.cli.printable import escaped, moment
 from fyrehose.cli.streams import ListByDefault
 from fyrehose.cli.values import Since
 

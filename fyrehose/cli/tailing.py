@@ -109,13 +109,14 @@ class Tailing:
     """
 
     tailer: Any
-    output: Output
     form: Format
     where: Contacts
     left: int | None
     idle: float | None
     since: int | None
     named: NamedTail | None
+    #: set when the tailer has accepted the subscription
+    output: Output = attrs.field(init=False)
     #: ends the run when no message has arrived for ``idle`` seconds
     _timer: IDelayedCall | None = None
     #: the first ranges of numbers that are lost, and why the last of all is
@@ -202,9 +203,9 @@ async def tail(
     :raises FyrehoseError: the server cannot be reached or refuses the client, records are missing, or standard output
         cannot be written
     """
-    output = Output(worker(reactor).call, tailer)
-    tailing = Tailing(tailer, output, form, where, count, idle, since, named)
+    tailing = Tailing(tailer, form, where, count, idle, since, named)
     tailer.subscribe(stream, tailing.take, since, tailing.lost, **({} if named is None else attrs.asdict(named)))
+    output = tailing.output = Output(worker(reactor).call, tailer)
     try:
         await connected(reactor, tailer, timeout, where)
         where.watch(lambda: output.end(where.refused))

@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fyrehose.cli.asking import DEFAULT_URL, Asker
-from fyrehose.cli.journal import WIDE, escaped
 from fyrehose.cli.listing import terminal
+from fyrehose.cli.printable import WIDE, escaped
 from fyrehose.options import shown_size
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -22,7 +22,7 @@ LOOKS = 20
 
 
 @attrs.define(eq=False)
-class Lags:
+class SubscriptionLags:
     """Finds how far subscriptions are behind.
 
     :ivar now: the time, in microseconds since 1970 UTC

@@ -26,7 +26,7 @@ from twisted.python.failure import Failure
 
 from fyrehose.core import positions
 from fyrehose.core.budget import Budget
-from fyrehose.core.lags import Lags
+from fyrehose.core.lags import SubscriptionLags
 from fyrehose.core.policy import covers
 from fyrehose.core.positions import STREAM, Position
 from fyrehose.core.subscription import Consumer, Named
@@ -75,7 +75,7 @@ class NamedSubscriptions:
     exists: Callable[[str], bool] = attrs.field(default=lambda stream: False, kw_only=True)
     now: Callable[[], int] = attrs.field(default=lambda: time.time_ns() // 1000, kw_only=True)
     entries: dict[str, Named] = attrs.field(factory=dict, init=False)
-    lags: Lags = attrs.field(init=False)
+    lags: SubscriptionLags = attrs.field(init=False)
     _checkpoint: int = attrs.field(default=0, init=False)
     _checkpoint_size: int = attrs.field(default=0, init=False)
     _bytes_since: int = attrs.field(default=0, init=False)
@@ -83,7 +83,7 @@ class NamedSubscriptions:
     _loop: LoopingCall | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.lags = Lags(self.journal, lambda: self.now())
+        self.lags = SubscriptionLags(self.journal, lambda: self.now())
 
     # Opening and closing.
 

@@ -19,7 +19,7 @@ log = Logger()
 EVERY = 5.0
 
 
-class Progress:
+class CopyLog:
     """Logs how much was copied, once in a while."""
 
     def __init__(self) -> None:
@@ -39,5 +39,5 @@ def copy_journal(token_file: str, url: str, directory: Path) -> int:
     :raises JournalError: it cannot be copied
     """
     with Replica(directory, Files()) as replica:
-        Backup(place(url, token_file or None), replica, progress=Progress()).run()
+        Backup(place(url, token_file or None), replica, progress=CopyLog()).run()
         return replica.position

@@ -167,7 +167,7 @@ def _monitored(where: str | None) -> Iterator[Callable[[ArchiveState], object] |
 @click.option(
     "--round", "round_bytes", type=Text("size", size), default="1G", show_default=True, help="Size of a round."
 )
-@click.option("--subscription", "hold", metavar="NAME", help="Named subscription: retention keeps unarchived records.")
+@click.option("--subscription", "hold", metavar="NAME", help="Subscription for which retention waits.")
 @click.option(
     "--optimize",
     "optimize_every",

@@ -13,7 +13,7 @@ from twisted.internet.task import Clock
 from zope.interface import implementer
 
 from fyrehose.cli import main
-from fyrehose.cli.journal import escaped, moment
+from fyrehose.cli.printable import escaped, moment
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.journal import FileJournal

@@ -18,7 +18,7 @@ from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.worker import InlineWorker
 from fyrehose.records import Run
 from fyrehose.server import filling
-from fyrehose.server.filling import Progress, copy_journal
+from fyrehose.server.filling import CopyLog, copy_journal
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_journal_that_is_not_there_is_an_error_of_journals(tmp_path: Path) -> 
 def test_progress_is_logged_once_in_a_while(monkeypatch: pytest.MonkeyPatch, log_lines: list[str]) -> None:
     now = [100.0]
     monkeypatch.setattr(filling, "time", type("Time", (), {"monotonic": staticmethod(lambda: now[0])}))
-    progress: Any = Progress()
+    progress: Any = CopyLog()
     for seconds in (1, 3, 2, 1, 6):
         now[0] += seconds
         progress(int(now[0] - 100) << 20, 20 << 20)

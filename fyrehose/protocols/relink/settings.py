@@ -22,8 +22,7 @@ class RelinkSettings(TLSSettings):
     links: str = option(
         "",
         _name_or_nothing,
-        "name of the listener's table of links, in which clients find their links again; the same on every server of a "
-        "cluster (by default derived from the listener's endpoint)",
+        "name of the table of links, the same on all servers of a cluster (default: derived from the endpoint)",
     )
     max_links: int = option(10_000, count, "maximum number of links, connected or not", least=1)
     retention: float = option(300.0, duration, "time for which a link without a connection is kept")

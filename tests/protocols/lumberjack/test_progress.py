@@ -159,7 +159,7 @@ def test_compressed_frame_is_inflated_a_turn_at_a_time_and_only_with_the_memory_
 
 def test_a_turn_inflates_no_more_than_its_limit_whatever_memory_it_is_granted() -> None:
     documents = b"".join(Json(version=2, sequence=n, payload=bytes(1_000)).serialize() for n in range(1_000))
-    session = LumberjackServerSession(Limits(turn_inflated=100_000))
+    session = LumberjackServerSession(LumberjackLimits(turn_inflated=100_000))
     session.receive_data(Compressed(payload=zlib.compress(documents)).serialize())
     turns = 0
     while session.more_work:
