@@ -69,6 +69,8 @@ class _Survey:
     unaccounted: int = 0
     #: Whether a batch of kind RESERVED, or the first batch of a segment, which repeats it, may be among the damage.
     reserving: bool = False
+    #: Whether a batch of kind GAP may be among the damage: only later numbers of a stream tell which it had.
+    skipping: bool = False
     floor: int = 0  #: the last number of every stream that has none of its own
     end: int = 0  #: of the log
     time: int = 0  #: of the last batch
@@ -79,6 +81,7 @@ class _Survey:
         :param records: whether it was certainly a batch of records
         """
         self.reserving = self.reserving or not records
+        self.skipping = self.skipping or not records
         self.ranges.append(damage)
         self.unaccounted += damage.stop - damage.start
         if damage.before == {}:
@@ -110,7 +113,7 @@ class _Survey:
     def _add_start(self, streams: Streams) -> None:
         for stream, last in (streams.ends | streams.retired).items():
             self._reaches(stream, last)
-        self.unaccounted, self.reserving = 0, False
+        self.unaccounted, self.reserving, self.skipping = 0, False, False
 
     def _add_entry(self, kind: fmt.Kind, entry: fmt.Entry) -> None:
         stream = entry.stream
@@ -153,7 +156,7 @@ class _Survey:
     @property
     def skip(self) -> int:
         """Return how many numbers each stream must skip, because they may have been in the damaged ranges."""
-        return self.unaccounted // _SMALLEST_RECORD + (writer.RESERVE if self.reserving else 0)
+        return self.unaccounted // _SMALLEST_RECORD + (writer.RESERVE if self.skipping else 0)
 
     def gaps(self) -> list[fmt.Entry]:
         """Return the numbers that must not be used again, of every known stream and (without a name) of all others."""

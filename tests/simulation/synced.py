@@ -65,7 +65,7 @@ class Seen:
         for entry in fmt.entries(body, header.parts):
             if header.kind is fmt.Kind.GAP or (header.kind is fmt.Kind.ENDS and not entry.stream):
                 self.gaps.append((entry.stream, entry.first or 1, entry.last))
-            if entry.stream and header.kind in (fmt.Kind.GAP, fmt.Kind.ENDS):
+            if entry.stream and header.kind in (fmt.Kind.GAP, fmt.Kind.ENDS, fmt.Kind.STREAMS):
                 self.ends[entry.stream] = max(entry.last, self.ends.get(entry.stream, 0))
 
 
@@ -105,6 +105,8 @@ class SyncedFiles(RecordingFiles):
         self._certain = dict(kept.synced.names)
         self._seen: dict[int, Seen] = {}
         self._ends: dict[str, int] | None = None
+        #: The last number of each stream in the segments that retention deleted.
+        self._deleted: dict[str, int] = {}
         for name, inode in self._names.items():
             if SUFFIX in name:
                 content = kept.synced.contents.get(inode, bytearray())
@@ -114,8 +116,10 @@ class SyncedFiles(RecordingFiles):
     def ends(self) -> dict[str, int]:
         """Return the last number of each stream that no power cut can take."""
         if self._ends is None:
-            chain = self._chain()
-            self._ends = chain[-1].ends if chain else {}
+            # A segment may begin with the streams that changed since a snapshot, so the others are in earlier ones.
+            self._ends = dict(self._deleted)
+            for seen in self._chain():
+                self._ends.update(seen.ends)
         return self._ends
 
     def is_lost(self, stream: str, first: int, last: int) -> bool:
@@ -184,6 +188,7 @@ class SyncedFiles(RecordingFiles):
         chain, seen = self._chain(), self._seen.get(self._names[name])
         if not chain or seen is not chain[0]:
             raise Violation(f"{name} is deleted while an older segment is there")
+        self._deleted.update(seen.ends)
         self.on_unlink(seen, chain[-1].end)
 
     def close_all(self) -> None:
