@@ -11,7 +11,7 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
-from fyrehose.errors import Closed, ReadOnly
+from fyrehose.errors import Closed, ReadOnly, Unreplicated
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.files import Files
@@ -166,7 +166,7 @@ def test_a_follower_refuses_appends_and_says_why(member: Callable[[str], Member]
     refused: list[Any] = []
     follower.append(b"x").addErrback(lambda failure: refused.append(failure.value))
     follower.journal.retire(["s"]).addErrback(lambda failure: refused.append(failure.value))
-    assert [type(error) for error in refused] == [ReadOnly, ReadOnly]
+    assert [type(error) for error in refused] == [Unreplicated, Unreplicated]
     assert "follows" in str(refused[0])
 
 
