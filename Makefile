@@ -175,7 +175,7 @@ torture: .venv/native.stamp
 	$(BIN)/python tests/torture/power.py --count $(CUTS) --durability never
 	$(BIN)/python tests/torture/power.py --count $(CUTS) --fs xfs
 	$(BIN)/python tests/torture/replication.py --count $(SCHEDULES)
-	$(BIN)/python tests/torture/cluster.py --rounds $(WEATHER)
+	$(BIN)/python tests/torture/weather.py --rounds $(WEATHER)
 	$(BIN)/python tests/torture/reorder.py --count $(HISTORIES)
 	$(BIN)/python tests/torture/sweep.py --count $(SWEEP)
 	$(BIN)/python tests/torture/abuse.py --connections $(CROWD) --seconds $(ABUSE)

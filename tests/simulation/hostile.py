@@ -108,6 +108,8 @@ class HostileRelink(Hostile):
 class HostileDatagrams:
     """Half of them keep the places of ten subscribers each; the others send REQUESTs only."""
 
+    host = None  #: it is never frozen
+
     def __init__(self, world: World, side: Any, number: int) -> None:
         self.world, self.lane, self.number = world, side.lane, number
         self.address = (f"10.9.9.{1 + number % 2}", 1000 + 20 * number)

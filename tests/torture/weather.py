@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A cluster in bad weather: three Fyrehose servers and three NATS servers as processes, one fault after the other.
 
-    cluster.py [--rounds 10] [--minutes M] [--seed 1] [--kinds KIND,...] [--directory DIR] [--figures FILE]
+    weather.py [--rounds 10] [--minutes M] [--seed 1] [--kinds KIND,...] [--directory DIR] [--figures FILE]
 
 Each round one of these happens, or two of them at once (``double``), and then everything recovers:
 

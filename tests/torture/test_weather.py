@@ -1,4 +1,4 @@
-"""The checks of cluster.py notice what they are there for, and its proxy cuts one node off; `make torture` runs it."""
+"""The checks of weather.py notice what they are there for, and its proxy cuts one node off; `make torture` runs it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 load: Any = import_module("cluster_load")
 wire: Any = import_module("wire")
 proxy: Any = import_module("cluster_proxy")
-cluster: Any = import_module("cluster")
+cluster: Any = import_module("weather")
 
 
 @pytest.fixture
