@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+from argparse import Namespace
 from importlib import import_module
 from pathlib import Path
 
@@ -164,6 +165,13 @@ def test_too_many_that_live_fail_the_run() -> None:
     assert generated.status(5.0, 5.0, trouble=False) == 0
     assert generated.status(5.1, 5.0, trouble=False) == 1
     assert generated.status(0.0, 5.0, trouble=True) == 1
+
+
+def test_every_explanation_of_the_package_still_fits_a_mutant() -> None:
+    known = generated.explanations(generated.EXPLAINED)
+    everything = Namespace(root=generated.ROOT, modules=[], again=None, count=0, seed=0)
+    _, _, stale = generated.draw(everything, known)
+    assert [f"{each.file} {each.function} {each.old!r}" for each in stale] == []
 
 
 @pytest.mark.slow
