@@ -9,7 +9,7 @@ With atheris (the extra ``fuzz``) the inputs are led by coverage, and begin with
 ``tests/fuzz/corpus/NAME-DECODER``; without it, or with --unled, they are random, and those, joined and overwritten:
 nothing is instrumented then, so there are two or three times as many in the same time.  What coverage found goes to
 --corpus/NAME-DECODER, where --unled takes it from.  It ends with an error at the first crash, execution that takes more
-than a second, or growth of more than 64 MiB, and says which input it was.
+than a second, growth of more than 64 MiB, or of 256 MiB for a while, and says which input it was.
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ LED = atheris is not None and "--here" in sys.argv and "--unled" not in sys.argv
 T = TypeVar("T")
 Decoder = Callable[[bytes], None]
 
-#: How long one execution may take, in seconds, and how much the process may grow, in KiB.
+#: How long one execution may take, in seconds, how much the process may keep, and how much it may need at once, in KiB:
+#: a message of 16 MiB exists several times while it is made and taken.
 SLOWEST = 1.0
 GROWTH = 64 << 10
+NEED = 256 << 10
 #: The longest input, in bytes.
 LONGEST = 512
 CORPUS = Path(__file__).with_name("corpus")
@@ -181,7 +183,8 @@ class Watched:
 
     def __init__(self, name: str, decoder: Decoder, executions: int, seconds: float) -> None:
         self.name, self.decoder, self.executions, self.seconds = name, decoder, executions, seconds
-        self.done = self.before = 0
+        self.done = 0
+        self.before = self.peak_before = 0
         self.slowest = 0.0
         self.began = time.monotonic()
 
@@ -197,7 +200,7 @@ class Watched:
         assert took < SLOWEST, f"{took:.2f} s for {data.hex()}"
         self.done += 1
         if self.done <= min(2_000, self.executions // 2 + 1):
-            self.before = _resident()
+            self.before, self.peak_before = _resident(), _peak()
         if self.done % 1_000_000 == 0:
             print(f"{self.name}: {self.done:,}", flush=True)
         if self.done == self.executions or time.monotonic() - self.began > self.seconds:
@@ -205,16 +208,22 @@ class Watched:
             os._exit(0)  # libFuzzer would add its opinion
 
     def _report(self) -> None:
-        grown = _resident() - self.before
+        grown, needed = _resident() - self.before, _peak() - self.peak_before
         print(
             f"{self.name}: {self.done:,} executions in {time.monotonic() - self.began:.0f} s, slowest "
-            f"{self.slowest * 1000:.1f} ms, grown by {grown >> 10} MiB",
+            f"{self.slowest * 1000:.1f} ms, grown by {grown >> 10} MiB, by {needed >> 10} MiB at the most",
             flush=True,
         )
         assert grown < GROWTH, f"grown by {grown >> 10} MiB"
+        assert needed < NEED, f"grown by {needed >> 10} MiB for a while"
 
 
 def _resident() -> int:
+    """The memory that the process has, in KiB."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() >> 10
+
+
+def _peak() -> int:
     """The most memory that the process ever had, in KiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
