@@ -377,9 +377,25 @@ def _check(segment: Segment, end: int, copied: bool) -> None:
                 f"{segment.path} was being written while it was copied, and ends at position {position} of {end}; copy "
                 "this file again from the original, where it is complete by now"
             ) from damage
-        raise damaged(segment.path, position, segment.base, damage) from damage
+        raise _damaged_or_copied_over(reader, position, after, damage) from damage
     finally:
         reader.close()
+
+
+def _damaged_or_copied_over(reader: SegmentReader, position: int, after: int, damage: fmt.Damage) -> JournalCorrupt:
+    """Build the error for damage in a directory that is no copy, but may have been overwritten with one.
+
+    Files that are overwritten keep their inode numbers, so MARK does not tell that its content was copied.
+
+    :param after: the position of the next undamaged batch
+    """
+    error = damaged(reader.path, position, reader.base, damage)
+    if isinstance(damage, fmt.Newer) or not written_while_copied(reader, position, after):
+        return error
+    return JournalCorrupt(
+        f"{error}; if the files were put back from a copy over those that were there, put the copy into an empty "
+        "directory: a start recognizes it there"
+    )
 
 
 def _recover_last(segment: Segment, recovered: Recovered, mark: Mark, files: Files) -> None:
@@ -398,7 +414,7 @@ def _recover_last(segment: Segment, recovered: Recovered, mark: Mark, files: Fil
         known = at < recovered.durable or recovered.index.end == 0
         torn = mark.copied and not known and written_while_copied(reader, at, after)
         if not torn and (known or at < beyond):
-            raise damaged(segment.path, at, segment.base, damage) from damage
+            raise _damaged_or_copied_over(reader, at, after, damage) from damage
         _cut_off(segment, reader, recovered, files)
     finally:
         reader.close()
