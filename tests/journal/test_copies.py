@@ -316,6 +316,6 @@ def test_a_copy_that_was_put_back_over_the_files_starts_from_an_empty_directory(
     bench.close()
     for path in target.iterdir():
         shutil.copyfile(path, bench.directory / path.name)
-    with pytest.raises(JournalCorrupt, match="is damaged at byte .* put the copy into an empty "):
+    with pytest.raises(JournalCorrupt, match=r"is damaged at byte .* put the copy into an empty "):
         recover(bench.directory, Files())
     assert recovered(target)[:durable] == list(range(1, durable + 1))
