@@ -74,6 +74,11 @@ class RecordClock:
                 self._doubt(wall, last, now)
             elif last and wall > last + BOUND:
                 self._doubted_until = now + SETTLED
+                self._messages.append(
+                    f"the wall clock shows {_text(wall)}, {_span(wall - last)} after the last record; it is followed, "
+                    "because the server may have been down for that long: if it was not, stop the server, and check "
+                    "the machine's clock"
+                )
             return now + self._offset
 
     def now(self) -> int:

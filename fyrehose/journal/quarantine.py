@@ -19,7 +19,14 @@ from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
 from fyrehose.journal import packing, scan, snapshots, writer
 from fyrehose.journal.files import Files
-from fyrehose.journal.recovery import durable_beyond, newer_refused, next_batch, next_whole
+from fyrehose.journal.recovery import (
+    QUARANTINE_NAME,
+    durable_beyond,
+    newer_refused,
+    next_batch,
+    next_whole,
+    sync_mended,
+)
 from fyrehose.journal.streams import Streams, streams_at_start
 from fyrehose.records import Buffer
 
@@ -177,6 +184,7 @@ def set_aside(directory: Path, files: Files) -> list[str]:
     """
     for segment in scan.segments(directory):
         _refuse_newer(segment, files)
+    files.store(directory / QUARANTINE_NAME, b"")
     noted = scan.look_at_mark(directory, files)
     mark = noted.trusted.durable
     front = _front(directory, noted.trusted, files)
@@ -199,6 +207,7 @@ def set_aside(directory: Path, files: Files) -> list[str]:
         _skip(found[-1], survey, files)
         notes.append(f"the end of the log is damaged: all streams skip {survey.skip} numbers")
     notes += [_replace(damage, survey, files) for damage in survey.ranges]
+    sync_mended(directory, files)  # also what an earlier quarantine has changed, if that was killed
     return notes
 
 

@@ -36,6 +36,7 @@ from fyrehose.journal.files import Files
 from fyrehose.journal.index import SegmentIndex
 from fyrehose.journal.scan import (
     INDEX_SUFFIX,
+    MARK_NAME,
     Mark,
     Segment,
     SegmentReader,
@@ -50,6 +51,8 @@ from fyrehose.journal.streams import Streams, streams_at_start
 from fyrehose.records import Buffer
 
 _MAGIC = re.compile(re.escape(fmt.BATCH_MAGIC))
+#: The file that is there while quarantine changes a journal, or after it was killed.
+QUARANTINE_NAME = "QUARANTINE"
 
 
 @attrs.define(kw_only=True)
@@ -126,6 +129,7 @@ def recover(directory: Path, files: Files, verify: int = 0) -> Recovered:
     # appended to it from now on would be lost with its name.
     try:
         files.sync_directory(directory)
+        sync_mended(directory, files)
     except OSError as error:
         raise JournalFailed(
             f"the journal {directory} cannot be opened, its disk failed: cannot sync the directory: {error.strerror}"
@@ -161,6 +165,27 @@ def recover(directory: Path, files: Files, verify: int = 0) -> Recovered:
     if not recovered.closed:
         recovered.gaps = recovered.streams.unwritten()
     return recovered
+
+
+def sync_mended(directory: Path, files: Files) -> None:
+    """If quarantine has begun, sync all that it may have changed, and note that it has ended.
+
+    The file that notes its beginning is still there if it was killed: the kernel then has changes that look complete,
+    and that a power cut would take back.
+
+    :raises OSError: something cannot be synced
+    """
+    marker = directory / QUARANTINE_NAME
+    if not marker.exists():
+        return
+    for path in [*(segment.path for segment in segments(directory)), directory / MARK_NAME]:
+        if path.exists():
+            fd = files.open(path, os.O_RDONLY)
+            try:
+                files.sync(fd)
+            finally:
+                files.close(fd)
+    files.unlink(marker)
 
 
 def _unlink_stray_indexes(directory: Path, found: list[Segment], files: Files) -> None:
@@ -352,9 +377,25 @@ def _check(segment: Segment, end: int, copied: bool) -> None:
                 f"{segment.path} was being written while it was copied, and ends at position {position} of {end}; copy "
                 "this file again from the original, where it is complete by now"
             ) from damage
-        raise damaged(segment.path, position, segment.base, damage) from damage
+        raise _damaged_or_copied_over(reader, position, after, damage) from damage
     finally:
         reader.close()
+
+
+def _damaged_or_copied_over(reader: SegmentReader, position: int, after: int, damage: fmt.Damage) -> JournalCorrupt:
+    """Build the error for damage in a directory that is no copy, but may have been overwritten with one.
+
+    Files that are overwritten keep their inode numbers, so MARK does not tell that its content was copied.
+
+    :param after: the position of the next undamaged batch
+    """
+    error = damaged(reader.path, position, reader.base, damage)
+    if isinstance(damage, fmt.Newer) or not written_while_copied(reader, position, after):
+        return error
+    return JournalCorrupt(
+        f"{error}; if the files were put back from a copy over those that were there, put the copy into an empty "
+        "directory: a start recognizes it there"
+    )
 
 
 def _recover_last(segment: Segment, recovered: Recovered, mark: Mark, files: Files) -> None:
@@ -373,7 +414,7 @@ def _recover_last(segment: Segment, recovered: Recovered, mark: Mark, files: Fil
         known = at < recovered.durable or recovered.index.end == 0
         torn = mark.copied and not known and written_while_copied(reader, at, after)
         if not torn and (known or at < beyond):
-            raise damaged(segment.path, at, segment.base, damage) from damage
+            raise _damaged_or_copied_over(reader, at, after, damage) from damage
         _cut_off(segment, reader, recovered, files)
     finally:
         reader.close()

@@ -101,6 +101,8 @@ def test_clock_far_ahead_at_the_start_is_followed_and_in_doubt() -> None:
     clocks = Clocks()
     clock = clocks.record_clock()
     assert clock.start(NOW - 2 * HOUR) == NOW
+    (said,) = clock.messages()
+    assert ", 2:00:00 after the last record; it is followed" in said
     assert clock.in_doubt
     clocks.advance(SETTLED)
     assert not clock.in_doubt

@@ -297,3 +297,25 @@ def test_zeros_before_the_end_of_a_page_show_that_a_file_was_written_while_it_wa
     assert written_while_copied(reader, reader.base + PAGE, reader.base + stop)
     assert not written_while_copied(reader, reader.base + 100, reader.base + 2 * PAGE - 8)
     assert not written_while_copied(reader, reader.base + 2 * PAGE, reader.base + stop)
+
+
+def test_a_copy_that_was_put_back_over_the_files_starts_from_an_empty_directory(
+    open_journal: Any, tmp_path: Path
+) -> None:
+    """Files that are overwritten keep their inode numbers, so MARK does not tell; the error says what to do."""
+    bench = open_journal(segment_size=128 << 10)
+    server = Server(bench, Random(1))
+    server.write(8)
+    durable = server.number
+    target = tmp_path / "copy"
+    target.mkdir()
+    names = [path for path in bench.directory.iterdir() if path.is_file()]
+    for source in sorted(names, key=lambda path: path.name == "MARK"):
+        for _ in copied(source, target / source.name, 1 << 20):
+            bench.append(b"0.written meanwhile")
+    bench.close()
+    for path in target.iterdir():
+        shutil.copyfile(path, bench.directory / path.name)
+    with pytest.raises(JournalCorrupt, match=r"is damaged at byte .* put the copy into an empty "):
+        recover(bench.directory, Files())
+    assert recovered(target)[:durable] == list(range(1, durable + 1))

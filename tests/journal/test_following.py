@@ -491,3 +491,28 @@ def test_a_segment_begins_when_the_release_comes_while_the_writer_thread_gives_u
     assert len(scan.segments(leader.directory)) == 2
     now(leader.journal.follow(leader.position(), "the test is over"))
     now(leader.journal.close())
+
+
+@pytest.mark.parametrize("retires", [False, True])
+def test_what_ends_after_the_journal_of_a_leader_has_failed_fails(
+    tmp_path: Path, logged_errors: Any, retires: bool
+) -> None:
+    """It is on the disk, but nothing releases it any more; and the failure is announced when nothing waits."""
+    worker = SteppedWorker()
+    leader = Member(tmp_path / "a", worker)
+    now(leader.journal.lead())
+    leader.append(b"one")
+    leader.journal.release(leader.position())
+    worker.held = True
+    results: list[Any] = []
+    under_way = leader.journal.retire(["s"]) if retires else leader.append(b"two")
+    under_way.addBoth(results.append)
+    worker.work()
+    leader.journal.break_off("another part of its disk failed")
+    assert results == []
+    worker.held = False
+    worker.settle()
+    assert [result.type for result in results] == [Unreplicated if retires else Closed]
+    assert leader.states[-1][0] is JournalState.FAILED
+    assert len(logged_errors.take()) == 1
+    now(leader.journal.close())

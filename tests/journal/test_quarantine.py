@@ -19,7 +19,7 @@ from fyrehose.journal.recovery import recover
 from fyrehose.journal.settings import durability
 from fyrehose.journal.writer import RESERVE
 from fyrehose.records import Run
-from fyrehose.testing.disk import RecordingFiles, WatchedFiles, images
+from fyrehose.testing.disk import RecordingFiles, WatchedFiles, images, what_stays
 
 
 def patch(bench, position: int, data: bytes) -> None:  # type: ignore[no-untyped-def]
@@ -489,9 +489,11 @@ def served(directory: Path) -> dict[tuple[str, int], bytes]:
     }
 
 
-@pytest.mark.parametrize("what", ["records", "end", "ends", "header", "missing", "cut", "front"])
-def test_a_power_cut_during_quarantine_costs_nothing_more(open_journal, tmp_path: Path, what: str) -> None:
-    """Whatever of it is on the disk, the next quarantine comes to the same; once it has ended none is needed."""
+DAMAGES = ["records", "end", "ends", "header", "missing", "cut", "front"]
+
+
+def damaged_journal(open_journal, what: str):  # type: ignore[no-untyped-def]
+    """Return a journal that was killed, and has been damaged since; and the last number of each stream."""
     bench = open_journal(segment_size=1024)
     for i in range(9):
         bench.append(b"%d" % i * 150)
@@ -510,6 +512,13 @@ def test_a_power_cut_during_quarantine_costs_nothing_more(open_journal, tmp_path
         os.truncate(segment.path, last + 70 - segment.base)
     else:
         (first if what == "front" else third).path.unlink()
+    return bench, ends
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_a_power_cut_during_quarantine_costs_nothing_more(open_journal, tmp_path: Path, what: str) -> None:
+    """Whatever of it is on the disk, the next quarantine comes to the same; once it has ended none is needed."""
+    bench, ends = damaged_journal(open_journal, what)
     files = RecordingFiles(bench.directory)
     quarantine.set_aside(bench.directory, files)
     left = served(bench.directory)
@@ -532,6 +541,43 @@ def test_a_power_cut_during_quarantine_costs_nothing_more(open_journal, tmp_path
             assert verify(directory).problems == []
             segments = scan.segments(directory)
             assert [segment.end for segment in segments[:-1]] == [segment.base for segment in segments[1:]]
+
+
+@pytest.mark.parametrize("repeated", [True, False])
+@pytest.mark.parametrize("what", DAMAGES)
+def test_a_power_cut_after_a_quarantine_that_was_killed_costs_nothing_more(
+    open_journal, tmp_path: Path, what: str, repeated: bool
+) -> None:
+    """The kernel had all that the killed process had written, so the next start finds nothing wrong with it."""
+    bench, ends = damaged_journal(open_journal, what)
+    files = RecordingFiles(bench.directory)
+    quarantine.set_aside(bench.directory, files)
+    left = served(bench.directory)
+    checked = 0
+    for upto in range(len(files.log) + 1):
+        directory = tmp_path / f"killed-{upto}"
+        directory.mkdir()
+        kept = what_stays(files, upto)
+        for name, content in kept.files().items():
+            directory.joinpath(name).write_bytes(content)
+        again = RecordingFiles(directory, kept)
+        try:
+            if repeated:
+                quarantine.set_aside(directory, again)
+            recover(directory, again, verify=1 << 20)
+        except JournalCorrupt:
+            assert not repeated
+            continue
+        for number, image in enumerate(images(again, len(again.log), Random(1), 0)):
+            after = tmp_path / f"cut-{upto}-{number}"
+            after.mkdir()
+            for name, content in image.items():
+                after.joinpath(name).write_bytes(content)
+            found = recover(after, WatchedFiles(), verify=1 << 20)
+            assert all(found.streams.ends.get(stream, found.streams.floor) >= end for stream, end in ends.items())
+            assert served(after) == left
+            checked += 1
+    assert checked > 1
 
 
 @pytest.mark.parametrize("kept", [1, 3])

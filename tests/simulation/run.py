@@ -230,7 +230,7 @@ def hunt(name: str, first: int, count: int) -> Tally:
     tally = Tally()
     with having(name):
         for seed in range(first, first + count):
-            one(seed, bug.protocol, tally, Kind(servers=bug.servers))
+            one(seed, bug.protocol, tally, Kind(servers=bug.servers, steps=bug.steps))
             if tally.problems:
                 break
     said = tally.problems[0][:200] if tally.problems else "NOT NOTICED"

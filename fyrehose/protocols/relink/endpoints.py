@@ -325,10 +325,11 @@ class Subscribing(Endpoint):
             case events.Finished():
                 self.protocol.handle_events(self.link.forget(event.channel))
             case events.PeerShutdown():
-                # The link ends when the peer has consumed what was sent, and is not kept over a restart.
+                # The link ends when the peer has consumed what was sent, and is not kept over a restart.  The peer
+                # forgets a channel that is closed, so a server that then crashed, and still had the link, would send
+                # everything again.
                 self.end()
-                self.protocol.registry.forget(self.entry)
-                self._shut_down()
+                self.protocol.registry.forget(self.entry, self._shut_down)
 
     def _shut_down(self) -> None:
         """Close channel 0 if the peer's report has arrived, and shut down the link."""

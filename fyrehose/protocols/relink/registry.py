@@ -310,11 +310,22 @@ class Registry:
             self.broker.counters.refuse(log, "relink", why, entry.host, f"link {entry.label} is lost: {detail}")
         self.forget(entry)
 
-    def forget(self, entry: LinkEntry) -> None:
-        """Write that the link is not to be recovered after a restart."""
-        if entry.saved:
-            entry.saved = False
-            self._write(RecordKind.GONE, entry.name).addErrback(self._not_written)
+    def forget(self, entry: LinkEntry, then: Callable[[], None] = lambda: None) -> None:
+        """Write that the link is not to be recovered after a restart.
+
+        :param then: called when that is durable, or was refused
+        """
+        if not entry.saved:
+            then()
+            return
+        entry.saved = False
+
+        def ended(result: Any) -> None:
+            if isinstance(result, Failure):
+                self._not_written(result)
+            then()
+
+        self._publish(entry, (), (self._record(RecordKind.GONE, entry.name),), ended)
 
     # Memory.
 
@@ -409,9 +420,6 @@ class Registry:
         self._bytes_since_checkpoint += len(record)
         # The same as Run.of, but without building lists, because this is done for every write.
         return Run(stream=self.stream, source=linklog.SOURCE, lengths=len(record).to_bytes(4, "little"), payload=record)
-
-    def _write(self, kind: RecordKind, body: bytes) -> Deferred[Any]:
-        return self.broker.publish([self._record(kind, body)])
 
     def _write_checkpoint(self) -> Deferred[None]:
         self._checkpointing = True

@@ -201,6 +201,50 @@ def test_link_in_shutdown_is_forgotten_by_a_restart(make_server: Any) -> None:
     assert not server.linked(old=again.link).events[0].resumed
 
 
+def test_channel_is_not_closed_before_the_server_has_forgotten_the_link(make_server: Any) -> None:
+    """A peer forgets a closed channel: if the server crashed and still had the link, it would send everything again."""
+    server = make_server()
+    server.publish("s", b"1", b"2")
+    peer = server.linked("subscribe:s@0")
+    peer.link.consume(0, 1)
+    peer.talk()
+    server.journal.auto = False
+    peer.link.shutdown()
+    for event in peer.talk():
+        if isinstance(event, events.Finished):
+            peer.link.forget(event.channel)
+    peer.leave()
+    server.journal._pending.clear()
+    server.journal.auto = True
+    server.restart()
+    again = server.connect(old=peer.link)
+    while sent := b"".join(again.session.data_to_send()):
+        for at in range(0, len(sent), 8):  # resume arrives before shutdown
+            again.say(sent[at : at + 8])
+            server.clock.advance(0)
+        again.events += again.session.receive_data(again.transport.value())
+        again.transport.clear()
+    assert bodies(again) == []
+    for event in again.events:
+        if isinstance(event, events.Finished):
+            again.link.forget(event.channel)
+    assert isinstance(again.talk()[-1], events.Ended)
+    assert not server.registry.entries
+
+
+def test_link_ends_while_the_disk_is_full(make_server: Any) -> None:
+    server = make_server()
+    server.publish("s", b"1")
+    peer = server.linked("subscribe:s@0")
+    peer.link.consume(0, 0)
+    server.journal.enter(JournalState.READ_ONLY, "full")
+    peer.link.shutdown()
+    for event in peer.talk():
+        if isinstance(event, events.Finished):
+            peer.link.forget(event.channel)
+    assert isinstance(peer.talk()[-1], events.Ended)
+
+
 def test_subscribing_works_while_the_disk_is_full(make_server: Any) -> None:
     server = make_server()
     server.publish("s", b"1")
