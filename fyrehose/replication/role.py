@@ -149,6 +149,7 @@ class Role:
     :ivar writer: this server
     :ivar position: up to here the journal agrees with the entries that count; at the start, its durable mark
     :ivar synced: up to here the journal is on disk
+    :ivar ahead: how many bytes a leader may acknowledge before the shared log has accepted them
     :ivar validity: decides which entries count
     :ivar applied: the number of the last entry of the shared log that was looked at
     :ivar leader: the writer of the last take-over that counted; None: none is known
@@ -160,6 +161,7 @@ class Role:
     window: int = WINDOW
     most: int = MAX_DATA
     eager: int = EAGER
+    ahead: int = 0
     validity: Validity = attrs.field(factory=Validity)
     synced: int = attrs.field(init=False)
     state: State = attrs.field(default=State.FOLLOWER, init=False)
@@ -187,6 +189,14 @@ class Role:
     def mark(self) -> int:
         """Return the durable mark: what lies below is synced here, and accepted by the shared log."""
         return min(self.synced, self.position)
+
+    @property
+    def acknowledged(self) -> int:
+        """Return up to where a leader acknowledges messages: the durable mark, and up to :attr:`ahead` beyond it.
+
+        What lies beyond the mark is synced here, and is lost if another server takes over before it is accepted.
+        """
+        return min(self.synced, self.position + self.ahead)
 
     @property
     def pending(self) -> bool:
