@@ -198,11 +198,13 @@ class Bug:
 
     :ivar patched: what takes the place of an attribute: (owner, name, new)
     :ivar servers: how many servers its cluster has; 0: one server alone
+    :ivar acknowledge: when the leader of the cluster acknowledges: both or local
     """
 
     protocol: str
     patched: tuple[Any, str, Any]
     servers: int = 0
+    acknowledge: str = "both"
 
 
 BUGS = {
