@@ -36,6 +36,8 @@ class ClusterOutcome(Outcome):
     :ivar freezes: how often a server was frozen
     :ivar faults: how often the disk of one was about to fail
     :ivar wipes: how often one lost its disk; :ivar fills: how often one was filled from another
+    :ivar alone: messages that a leader acknowledged before the shared log had them
+    :ivar given_up: how many of them were lost with that leader
     """
 
     takeovers: int = 0
@@ -45,6 +47,8 @@ class ClusterOutcome(Outcome):
     faults: int = 0
     wipes: int = 0
     fills: int = 0
+    alone: int = 0
+    given_up: int = 0
 
 
 class ClusterSimulation(Simulation):
@@ -236,6 +240,8 @@ class ClusterSimulation(Simulation):
             cluster.faults,
             cluster.wipes,
             cluster.fills,
+            len(self.history.alone),
+            self.history.given_up,
         )
 
 

@@ -69,6 +69,8 @@ class Tally:
     faults: int = 0
     wipes: int = 0
     fills: int = 0
+    alone: int = 0
+    given_up: int = 0
     problems: list[str] = attrs.field(factory=list)
 
     def add(self, other: Tally) -> None:
@@ -85,6 +87,8 @@ class Tally:
             f"{self.takeovers} take-overs, {self.voids} void entries, {self.trimmed} entries trimmed, {self.freezes} "
             f"servers frozen, {self.faults} faults of disks, {self.wipes} disks lost, {self.fills} servers filled, "
         )
+        if self.alone:
+            cluster += f"{self.alone} messages acknowledged by a leader alone, {self.given_up} of them lost, "
         return (
             f"{self.simulations} simulations, {self.messages} messages, {self.stored} records, {self.synced} of them "
             f"found to be synced when they were released, {self.crashes} crashes, {self.damages} damaged files, "
