@@ -31,9 +31,9 @@ WINDOW = 8
 #: shared log spends more time on an entry than on its bytes.
 EAGER = 2
 LARGE = 256 << 10
-#: After this many consecutive signs that the shared log has lost entries, the server stops.  A single one may be an
-#: outdated answer.
-SIGNS = 5
+#: After this many consecutive signs that the shared log has lost entries, the server stops; there are at most four in a
+#: second.  A NATS server that was frozen, or cut off, answers for seconds what was true before.
+SIGNS = 80
 #: How many bytes of entries a follower writes to its journal with one sync.
 WRITE = 4 << 20
 
@@ -384,7 +384,7 @@ class Role:
             return
         if last > item.expect:
             self._actions.append(LookAt(item.expect + 1))
-        elif last < since:
+        elif last < since and item is self.inflight[0]:
             self._sign(f"it ends at entry {last}, and entry {since} was confirmed")
 
     def found(self, number: int, entry: LogEntry | None) -> None:

@@ -33,6 +33,7 @@ from fyrehose.records import Run
 from fyrehose.replication.replicated import ReplicatedJournal
 from fyrehose.replication.role import State
 from fyrehose.replication.settings import ReplicationSettings
+from fyrehose.replication.shared_log import EntryRange
 from fyrehose.server.filling import copy_journal
 from fyrehose.testing.shared_log import Hub, MemoryLog
 from fyrehose.testing.sinks import RecordingSink
@@ -739,6 +740,26 @@ def test_no_server_begins_a_lost_shared_log_again_by_itself(cluster: Cluster, lo
     assert any("has a longer journal than this server; waiting for it" in line for line in log_lines)
     with pytest.raises(ReadOnly, match="the shared log is empty"):
         raise_from(new.broker.publish([Run.of("s", [b"x"], source="t")]))
+
+
+def test_a_server_goes_on_after_outdated_answers_of_some_seconds(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A NATS server that was frozen believes for a while that it leads the stream, and says where it ended before."""
+    for name in "ab":
+        cluster.add(name)
+    leader = cluster.elect()
+    outdated = EntryRange(1, 1)
+    leader.publish(b"x")
+    cluster.settle()
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryLog, "extent", lambda log: log._ask(lambda: outdated))
+        cluster.run(10)
+    leader.publish(b"y")
+    cluster.settle()
+    for server in cluster.servers.values():
+        assert server.role in (State.LEADER, State.FOLLOWER)
+        assert server.read() == [b"x", b"y"]
 
 
 def test_a_deposed_leader_tells_its_process(cluster: Cluster) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 from history import History
 
+from fyrehose.interfaces import JournalState
 from fyrehose.records import Run
 
 
@@ -127,7 +128,11 @@ class ClusterHistory(History):
                 continue
             if not self.stored.get(stream, Counter())[payload]:
                 self.given_up += 1
-                if journal.leading and any(view.journal is journal for view in self.views.values()):
+                if (
+                    journal.leading
+                    and journal.state is not JournalState.FAILED
+                    and any(view.journal is journal for view in self.views.values())
+                ):
                     self.wrong(
                         f"{stream}: {payload[:40]!r} is lost, and the leader that has acknowledged it still leads"
                     )
