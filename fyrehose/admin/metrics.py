@@ -161,6 +161,8 @@ class Exporter:
         yield _gauge("fyrehose_cluster_behind_bytes", "Bytes of the leader's journal that are missing.", status.behind)
         yield _gauge("fyrehose_cluster_leader_silent_seconds", "Time since the leader was heard.", status.silent)
         yield _gauge("fyrehose_cluster_log_bytes", "Bytes in the shared log; 0 unless it leads.", status.log_size)
+        unconfirmed = "Bytes acknowledged that the shared log has not accepted."
+        yield _gauge("fyrehose_cluster_unconfirmed_bytes", unconfirmed, status.unconfirmed)
         takeovers = CounterMetricFamily("fyrehose_cluster_takeovers", "Times that this process became the leader.")
         takeovers.add_metric((), status.takeovers)
         yield takeovers

@@ -93,15 +93,17 @@ class ServerAddress:
                 f"invalid --stream: the name has {len(os.fsencode(stream))} bytes; expected 1 to {MAX_NAME} bytes"
             )
         self.contacts.wanted = alone if stream is None else f"{wanted} {stream!r}"
-        reached = self._encrypted(reactor, self.host)
-        if self.others:
-            from fyrehose.cli.several import Several
+        if self.others and self.protocol in ONE_ADDRESS:
+            raise ConfigError(f"protocol {self.protocol} takes one address; its client uses several connections")
+        places = [
+            (Watching(self._encrypted(reactor, host), self.contacts), host, port)
+            for host, port in ((self.host, self.port), *self.others)
+        ]
+        if not self.others:
+            return places[0][0]
+        from fyrehose.net.several import SeveralReactor
 
-            if self.protocol in ONE_ADDRESS:
-                raise ConfigError(f"protocol {self.protocol} takes one address; its client uses several connections")
-            places = [(self._encrypted(reactor, host), host, port) for host, port in self.others]
-            reached = Several([(reached, self.host, self.port), *places])
-        return Watching(reached, self.contacts)
+        return SeveralReactor(places)
 
     def _encrypted(self, reactor: Any, host: str) -> Any:
         """Return a reactor that connects to *host* by TLS, if that was asked for."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 from twisted.internet.defer import Deferred, fail
+from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.errors import JournalFailed, PublishError, Unreplicated
@@ -22,12 +23,14 @@ from fyrehose.interfaces import JournalState
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.journal import FileJournal
-from fyrehose.journal.pending import Commit
+from fyrehose.journal.pending import Commit, PendingAppend
 from fyrehose.journal.recovery import Recovered, recover
 from fyrehose.journal.replica import REPLICA, Applied, ReplicaWriter, cut_at_mark, set_aside_beyond
 from fyrehose.journal.writer import Committed, Writer
 from fyrehose.observe.meters import JournalStatus
 from fyrehose.records import Buffer, Run
+
+log = Logger()
 
 
 @attrs.define(eq=False)
@@ -35,11 +38,13 @@ class _Waiting:
     """Something that was written here, and is not released.
 
     :ivar end: the position behind it
+    :ivar appends: its appends, if it is a commit
     """
 
     end: int
     release: Callable[[], object]
     fail: Callable[[], object]
+    appends: Sequence[PendingAppend] = ()
 
 
 @attrs.define(eq=False)
@@ -65,6 +70,8 @@ class ReplicaJournal(FileJournal):
     _waiting: deque[_Waiting] = attrs.field(factory=deque, init=False)
     #: Number of appends that were committed here, and are not released.
     _unreleased: int = attrs.field(default=0, init=False)
+    #: Number of commits, counted from the oldest that is not released, whose publishers were told already.
+    _acknowledged: int = attrs.field(default=0, init=False)
     #: Whether appends are refused although this server leads.
     _suspended: bool = attrs.field(default=False, init=False)
     #: Where the log was cut when this server led last: what was committed before counts, although it leads no more.
@@ -210,7 +217,12 @@ class ReplicaJournal(FileJournal):
             self._commits.schedule()
             self._unreleased += len(commit.appends)
             self._waiting.append(
-                _Waiting(commit.result.end, lambda: self._release_commit(commit), lambda: self._drop_commit(commit))
+                _Waiting(
+                    commit.result.end,
+                    lambda: self._release_commit(commit),
+                    lambda: self._drop_commit(commit),
+                    commit.appends,
+                )
             )
             self.synced(commit.result.durable)
         elif commit.appends:
@@ -219,18 +231,32 @@ class ReplicaJournal(FileJournal):
             self._go_on()
 
     def _release_commit(self, commit: Commit) -> None:
-        self._unreleased -= len(commit.appends)
-        super()._settle_commit(commit)
+        super()._settle_commit(self._unacknowledged(commit))
 
     def _drop_commit(self, commit: Commit) -> None:
+        self._fail_commit(self._unacknowledged(commit))
+
+    def _unacknowledged(self, commit: Commit) -> Commit:
+        """Return *commit*, which is settled now, without the appends that :meth:`acknowledge` has settled."""
         self._unreleased -= len(commit.appends)
-        self._fail_commit(commit)
+        left = [append for append in commit.appends if not append.done.called]
+        self._unsettled -= len(commit.appends) - len(left)
+        return commit if len(left) == len(commit.appends) else attrs.evolve(commit, appends=left)
 
     def _fail_commit(self, commit: Commit) -> None:
         if isinstance(commit.result, Failure):
             super()._settle_commit(commit)
-        else:
-            super()._settle_commit(attrs.evolve(commit, result=None))
+            return
+        if isinstance(commit.result, Committed):
+            self._keep_confirmed(commit.result)
+        super()._settle_commit(attrs.evolve(commit, result=None))
+
+    def _keep_confirmed(self, committed: Committed) -> None:
+        """Process the part of a commit in front of the position where the log was cut: it stays, and counts."""
+        rolled = committed.rolled if committed.rolled is not None and committed.rolled.base < self._kept else None
+        batches = [(header, runs) for header, runs in committed.batches if header.end <= self._kept]
+        if rolled is not None or batches:
+            self._committed(attrs.evolve(committed, batches=batches, rolled=rolled, bare=False, many=False))
 
     def _settle_retired(self, result: list[fmt.Entry] | Failure) -> Failure | Deferred[None] | None:  # type: ignore[override]
         self._hand_over()
@@ -260,19 +286,53 @@ class ReplicaJournal(FileJournal):
             self._drop_waiting()  # nothing releases them any more, and the failure is announced when nothing waits
 
     def _drop_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, deque()
+        if lost := sum(map(len, self.unconfirmed)):
+            log.warn(
+                "replication: the shared log has not confirmed {lost} of the messages that this server "
+                'has acknowledged alone (acknowledge = "local"); those that it has not accepted are lost to readers',
+                lost=lost,
+            )
+        waiting, self._waiting, self._acknowledged = self._waiting, deque(), 0
         for each in waiting:
             each.fail()
+
+    @property
+    def unconfirmed(self) -> list[Run]:
+        """Return what :meth:`acknowledge` has acknowledged, and is not released, with its numbers."""
+        return [
+            attrs.evolve(run, first_seq=first)
+            for each in self._waiting
+            for append in each.appends
+            if append.done.called
+            for run, first in zip(append.runs, append.first_seqs, strict=True)
+        ]
+
+    def acknowledge(self, position: int) -> None:
+        """Tell publishers that everything below *position* is on disk here, before it is released; deliver nothing.
+
+        Appends with records of the server itself still wait for :meth:`release`: links, keys and the positions of
+        subscriptions promise "exactly once", which no later leader could keep.
+        """
+        while self._acknowledged < len(self._waiting) and self._waiting[self._acknowledged].end <= position:
+            appends = self._waiting[self._acknowledged].appends
+            self._acknowledged += 1
+            for append in appends:
+                if not any(run.stream.startswith(".") for run in append.runs):
+                    append.done.callback(None)
 
     def release(self, position: int) -> None:
         """Acknowledge and deliver everything below *position*: it is accepted by the shared log, too."""
         self.replica.released = max(self.replica.released, position)
-        while self._waiting and self._waiting[0].end <= position:
-            self._waiting.popleft().release()
+        self._release_waiting(position)
         if not self._marking and self._worker is not None:
             self._marking = True
             self._call(self._write_mark).addErrback(self._broke)
         self._go_on()
+
+    def _release_waiting(self, position: int) -> None:
+        while self._waiting and self._waiting[0].end <= position:
+            self._acknowledged = max(0, self._acknowledged - 1)
+            self._waiting.popleft().release()
 
     def _go_on(self) -> None:
         """Schedule the commit that waits because it begins a segment, once everything before it is released."""
@@ -323,8 +383,7 @@ class ReplicaJournal(FileJournal):
         led, self._leading, self.refusal, self._kept = self._leading, False, reason, position
         self._suspended = False
         self._pending.failed = True
-        while self._waiting and self._waiting[0].end <= position:
-            self._waiting.popleft().release()
+        self._release_waiting(position)
         if led and self.state is not JournalState.FAILED:
             self.state, self._announcement = JournalState.READ_ONLY, reason
         self._drop_waiting()

@@ -291,7 +291,7 @@ def set_aside_beyond(directory: Path, position: int, files: Files) -> list[str]:
             if stop > begin:
                 aside = directory / f"torn-{begin:016x}.bytes"
                 files.store(aside, files.pieces(fd, begin - segment.base, stop - segment.base))
-                notes.append(f"set aside {stop - begin} bytes that were never acknowledged; they are in {aside.name}")
+                notes.append(f"set aside {stop - begin} bytes beyond the durable mark; they are in {aside.name}")
             if begin > segment.base:
                 files.truncate(fd, begin - segment.base)
                 files.sync(fd)

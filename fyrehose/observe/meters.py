@@ -81,6 +81,8 @@ class ClusterStatus:
     :ivar takeovers: how often this process has become the leader
     :ivar entries: number of entries of the shared log that were applied
     :ivar log_size: bytes in the shared log that are not trimmed yet; 0 unless this server leads
+    :ivar unconfirmed: bytes that were acknowledged, and the shared log has not accepted; 0 unless this server leads
+        with ``acknowledge = "local"``
     """
 
     name: str
@@ -92,6 +94,7 @@ class ClusterStatus:
     takeovers: int
     entries: int
     log_size: int = 0
+    unconfirmed: int = 0
 
 
 @attrs.frozen(kw_only=True)

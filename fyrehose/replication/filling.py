@@ -41,8 +41,8 @@ TRIES = 60
 #: How long an empty server waits for the others before it begins an empty shared log, in seconds.
 ALONE = 10.0
 
-#: Copies what is durable in the journal at a URL into a directory, and returns the position where the copy ends.
-Copy = Callable[[str, Path], int]
+#: Copies what is durable in the journal at a URL into a directory, by these system calls; returns where the copy ends.
+Copy = Callable[[str, Path, Files], int]
 
 
 @attrs.define(eq=False)
@@ -51,6 +51,7 @@ class Filler:
 
     :ivar peers: names this server, and learns which journals the others serve
     :ivar copy: blocks, and is called by *in_thread*
+    :ivar files: the system calls
     """
 
     reactor: Any
@@ -59,12 +60,14 @@ class Filler:
     peers: Peers
     copy: Copy
     in_thread: Callable[..., Deferred[int]] = deferToThread
+    files: Files = attrs.field(factory=Files)
 
     async def fill(self) -> None:
         """Copy another server's journal if this one ends before the shared log begins.
 
         :raises ConfigError: it does, and no other server serves its journal; where this server's own is served, the
             others are waited for
+        :raises JournalCorrupt: the durable mark of this journal is unknown
         """
         try:
             needed = await self._needed()
@@ -73,6 +76,7 @@ class Filler:
         if needed is None:
             return
         here, first = needed
+        cut_at_mark(self.directory, self.files)
         for _ in range(TRIES):
             if await self._fill(here, first):
                 return
@@ -120,8 +124,7 @@ class Filler:
             url=peer.journal,
         )
         try:
-            cut_at_mark(self.directory, Files())
-            end = await self.in_thread(self.copy, peer.journal, self.directory)
+            end = await self.in_thread(self.copy, peer.journal, self.directory, self.files)
         except JournalError as error:
             log.warn("replication: the journal of {name} cannot be copied: {why}", name=peer.name, why=str(error))
             return False

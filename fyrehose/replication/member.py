@@ -40,8 +40,6 @@ READ = 64
 ANNOUNCE = 0.005
 #: How long the leader waits for the shared log before it refuses messages, in seconds.
 QUIET = 5.0
-#: How often the leader measures the shared log, in seconds.
-MEASURE = 5.0
 #: How long an orderly stop waits for the shared log, in seconds.
 PATIENCE = 5.0
 
@@ -71,17 +69,14 @@ class Member:
     role: Role = attrs.field(init=False)
     peers: Peers = attrs.field(init=False)
     takeovers: int = attrs.field(default=0, init=False)
-    #: The last number in the shared log that was heard of.
-    _hint: int = attrs.field(default=0, init=False)
+    _hint: int = attrs.field(default=0, init=False)  #: the last number in the shared log that was heard of
     _heard_leader: float = attrs.field(default=0.0, init=False)
     _answered: float = attrs.field(default=0.0, init=False)
     _noted: float = attrs.field(default=0.0, init=False)
     _checked: float = attrs.field(default=float("-inf"), init=False)  #: when a follower asked for the log's extent last
-    _measured: float = attrs.field(default=float("-inf"), init=False)
     _trimmer: Trimmer = attrs.field(init=False)
-    _overfull: bool = attrs.field(
-        default=False, init=False
-    )  #: whether messages are refused, because the log is too large
+    #: Whether messages are refused, because the log is too large.
+    _overfull: bool = attrs.field(default=False, init=False)
     _led_once: bool = attrs.field(default=False, init=False)  #: whether the last other role was that of the leader
     _released: int = attrs.field(default=0, init=False)
     _opened_at: float | None = attrs.field(default=None, init=False)  #: when the shared log was opened
@@ -102,7 +97,8 @@ class Member:
 
     def start(self) -> None:
         """Follow the shared log from where the open journal ends."""
-        self.role = Role(EntryWriter(self.settings.name, self.incarnation), self.journal.replica.position)
+        writer = EntryWriter(self.settings.name, self.incarnation)
+        self.role = Role(writer, self.journal.replica.position, ahead=self.settings.ahead)
         self.journal.hand_over, self.journal.synced = self._hand_over, self._synced
         self._heard_leader = self._answered = self.reactor.seconds()
         self._ticking = LoopingCall(self._tick)
@@ -147,6 +143,7 @@ class Member:
             takeovers=self.takeovers,
             entries=role.applied,
             log_size=self._trimmer.size if leads else 0,
+            unconfirmed=role.acknowledged - role.mark if leads else 0,
         )
 
     @property
@@ -301,8 +298,7 @@ class Member:
         if now - self._answered > QUIET and self.journal.suspend("the shared log does not answer"):
             log.warn("replication: the shared log does not answer; messages are refused until it does")
         self._trimmer.trim(role, now)
-        if now - self._measured >= MEASURE:
-            self._measured = now
+        if self._trimmer.is_due(now):
             self._once("measure", self._measure)
         self._soon()
 
@@ -390,7 +386,11 @@ class Member:
             self._release()
 
     def _release(self) -> None:
-        if self.role.state is State.LEADER and self.journal.leading and self.role.mark > self._released:
+        if self.role.state is not State.LEADER or not self.journal.leading:
+            return
+        if self.role.ahead:
+            self.journal.acknowledge(self.role.acknowledged)
+        if self.role.mark > self._released:
             self._released = self.role.mark
             self.journal.release(self._released)
             self._once("announce", self._announce)

@@ -9,16 +9,20 @@ from typing import Any
 import attrs
 from twisted.internet.defer import Deferred, fail
 from twisted.internet.threads import deferToThread
+from twisted.logger import Logger
 
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IJournalObserver
 from fyrehose.journal.following import ReplicaJournal
 from fyrehose.observe.meters import ClusterStatus
+from fyrehose.options import shown_size
 from fyrehose.replication.filling import Copy, Filler
 from fyrehose.replication.member import Member
 from fyrehose.replication.peers import Peers
 from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.replication.shared_log import ISharedLog
+
+log = Logger()
 
 
 @attrs.define(eq=False)
@@ -78,9 +82,16 @@ class ReplicatedJournal(ReplicaJournal):
         if self.copy is not None:
             cluster = self.cluster
             peers = Peers(self.replication, cluster.incarnation)
-            await Filler(self.reactor, self.directory, self.shared_log, peers, self.copy, self.in_thread).fill()
+            filler = Filler(self.reactor, self.directory, self.shared_log, peers, self.copy, self.in_thread, self.files)
+            await filler.fill()
 
     def _begin(self, ends: Mapping[str, int]) -> Mapping[str, int]:
+        if self.replication.ahead:
+            log.warn(
+                'replication: acknowledge = "local": messages are acknowledged when they are on the disk of the leader '
+                "alone, and the loss of the leader may lose up to {most} of them",
+                most=shown_size(self.replication.ahead),
+            )
         self.cluster.start()
         return ends
 

@@ -31,9 +31,9 @@ WINDOW = 8
 #: shared log spends more time on an entry than on its bytes.
 EAGER = 2
 LARGE = 256 << 10
-#: After this many consecutive signs that the shared log has lost entries, the server stops.  A single one may be an
-#: outdated answer.
-SIGNS = 5
+#: After this many consecutive signs that the shared log has lost entries, the server stops; there are at most four in a
+#: second.  A NATS server that was frozen, or cut off, answers for seconds what was true before.
+SIGNS = 80
 #: How many bytes of entries a follower writes to its journal with one sync.
 WRITE = 4 << 20
 
@@ -149,6 +149,7 @@ class Role:
     :ivar writer: this server
     :ivar position: up to here the journal agrees with the entries that count; at the start, its durable mark
     :ivar synced: up to here the journal is on disk
+    :ivar ahead: how many bytes a leader may acknowledge before the shared log has accepted them
     :ivar validity: decides which entries count
     :ivar applied: the number of the last entry of the shared log that was looked at
     :ivar leader: the writer of the last take-over that counted; None: none is known
@@ -160,6 +161,7 @@ class Role:
     window: int = WINDOW
     most: int = MAX_DATA
     eager: int = EAGER
+    ahead: int = 0
     validity: Validity = attrs.field(factory=Validity)
     synced: int = attrs.field(init=False)
     state: State = attrs.field(default=State.FOLLOWER, init=False)
@@ -187,6 +189,14 @@ class Role:
     def mark(self) -> int:
         """Return the durable mark: what lies below is synced here, and accepted by the shared log."""
         return min(self.synced, self.position)
+
+    @property
+    def acknowledged(self) -> int:
+        """Return up to where a leader acknowledges messages: the durable mark, and up to :attr:`ahead` beyond it.
+
+        What lies beyond the mark is synced here, and is lost if another server takes over before it is accepted.
+        """
+        return min(self.synced, self.position + self.ahead)
 
     @property
     def pending(self) -> bool:
@@ -374,7 +384,7 @@ class Role:
             return
         if last > item.expect:
             self._actions.append(LookAt(item.expect + 1))
-        elif last < since:
+        elif last < since and item is self.inflight[0]:
             self._sign(f"it ends at entry {last}, and entry {since} was confirmed")
 
     def found(self, number: int, entry: LogEntry | None) -> None:

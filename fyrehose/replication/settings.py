@@ -12,6 +12,9 @@ from fyrehose.errors import ConfigError
 from fyrehose.options import build, count, duration, option, size
 from fyrehose.replication.entries import MAX_WRITER
 
+#: With `acknowledge = "local"`, at most so many bytes are acknowledged before the shared log has accepted them.
+AHEAD = 16 << 20
+
 
 def _name(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_-]+", text) or len(text) > MAX_WRITER // 2:
@@ -32,6 +35,12 @@ def _journal(text: str) -> str:
     return text
 
 
+def _acknowledge(text: str) -> str:
+    if text not in ("both", "local"):
+        raise ValueError('"both" (on this disk, and accepted by the shared log) or "local" (on this disk only)')
+    return text
+
+
 def _text(text: str) -> str:
     return text
 
@@ -45,6 +54,9 @@ class ReplicationSettings:
     name: str = option("", _name, "name of this server; another one on each, also after a machine was replaced")
     replicas: int = option(3, count, "on how many NATS servers each entry is stored", least=1)
     members: int = option(3, count, "number of servers; entries are kept until all of them have them", least=1)
+    acknowledge: str = option(
+        "both", _acknowledge, "when messages are acknowledged: both (disk and shared log), or local (this disk only)"
+    )
     takeover_after: float = option(3.0, duration, "take over when the leader was not heard for this long", least=1)
     member_timeout: float = option(
         86400.0, duration, "do not keep entries for a server that was not heard for this long", least=60
@@ -64,6 +76,11 @@ class ReplicationSettings:
     ca: str = option("", _text, "PEM file of the certificate authority of the NATS servers")
     certificate: str = option("", _text, "PEM file with this server's certificate for NATS")
     key: str = option("", _text, "PEM file with the key of the certificate")
+
+    @property
+    def ahead(self) -> int:
+        """Return how many bytes the leader may acknowledge before the shared log has accepted them."""
+        return AHEAD if self.acknowledge == "local" else 0
 
     def connect_options(self) -> dict[str, Any]:
         """Return the arguments of ``nats.connect`` for credentials and TLS.

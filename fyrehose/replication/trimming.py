@@ -22,6 +22,8 @@ log = Logger()
 
 #: The leader appends a checkpoint after this many entries, or when everything is accepted.
 TRIM = 1000
+#: How often the leader measures the shared log, in seconds.
+MEASURE = 5.0
 #: The leader warns at this part of the limit.
 WARN = 0.5
 
@@ -36,6 +38,7 @@ class Trimmer:
     settings: ReplicationSettings
     peers: Peers
     size: int = attrs.field(default=0, init=False)
+    _measured: float = attrs.field(default=float("-inf"), init=False)
     _trimmed: int = attrs.field(default=0, init=False)  #: the last entry before the last checkpoint
     _led: float = attrs.field(default=0.0, init=False)  #: when this server became the leader
     _warned: bool = attrs.field(default=False, init=False)
@@ -57,6 +60,12 @@ class Trimmer:
             role.purge([peer.reported for peer in heard if peer.reported >= role.checkpoint])
         elif len(heard) + 1 >= self.settings.members or self._led < least:
             role.purge([peer.reported for peer in heard])
+
+    def is_due(self, now: float) -> bool:
+        """Return whether the shared log is to be measured now, which then counts as done."""
+        due = now - self._measured >= MEASURE
+        self._measured = now if due else self._measured
+        return due
 
     def measured(self, role: Role, size: int) -> str:
         """Record the size of the shared log.

@@ -31,13 +31,14 @@ class CopyLog:
             log.info("replication: copied {done} of {total}", done=shown_size(done), total=shown_size(total))
 
 
-def copy_journal(token_file: str, url: str, directory: Path) -> int:
+def copy_journal(token_file: str, url: str, directory: Path, files: Files) -> int:
     """Copy everything that is durable in the journal at *url*, and missing in *directory*; blocks.
 
     :param token_file: file with the token of that server; empty: it needs none
+    :param files: the system calls
     :return: the position where the copy ends
     :raises JournalError: it cannot be copied
     """
-    with Replica(directory, Files()) as replica:
+    with Replica(directory, files) as replica:
         Backup(place(url, token_file or None), replica, progress=CopyLog()).run()
         return replica.position

@@ -160,7 +160,16 @@ def test_metrics_of_named_subscriptions(watched: Any) -> None:
 def test_metrics_of_a_server_of_a_cluster(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not [name for name, _ in scraped(watched.status) if name.startswith("fyrehose_cluster")]
     status = ClusterStatus(
-        name="b", role="follower", leader="a", epoch=7, behind=1234, silent=0.5, takeovers=2, entries=90, log_size=512
+        name="b",
+        role="follower",
+        leader="a",
+        epoch=7,
+        behind=1234,
+        silent=0.5,
+        takeovers=2,
+        entries=90,
+        log_size=512,
+        unconfirmed=99,
     )
     monkeypatch.setattr(type(watched.broker.journal), "cluster_status", lambda self: status, raising=False)
     samples = scraped(watched.status)
@@ -175,5 +184,6 @@ def test_metrics_of_a_server_of_a_cluster(watched: Any, monkeypatch: pytest.Monk
     assert labelled(samples, "fyrehose_cluster_leader_silent_seconds") == {(): 0.5}
     assert labelled(samples, "fyrehose_cluster_takeovers_total") == {(): 2}
     assert labelled(samples, "fyrehose_cluster_log_bytes") == {(): 512}
+    assert labelled(samples, "fyrehose_cluster_unconfirmed_bytes") == {(): 99}
     assert watched.status.journal()["cluster"]["leader"] == "a"
     assert watched.status.journal()["cluster"]["summary"] == summary(status)

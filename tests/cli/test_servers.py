@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from twisted.internet.testing import MemoryReactorClock
+from twisted.python.failure import Failure
 
-from fyrehose.cli.servers import ServerAddress, protocol_to_tail, server
-from fyrehose.errors import ConfigError
+from fyrehose.cli import encrypting
+from fyrehose.cli.command import Places, main
+from fyrehose.cli.contacts import TIMES
+from fyrehose.cli.encrypting import Encrypted
+from fyrehose.cli.servers import ROUNDS, ServerAddress, protocol_to_tail, server
+from fyrehose.errors import Closed, ConfigError
+from fyrehose.testing.certificates import Authority
 
 
 class Publisher:
@@ -94,3 +102,60 @@ def test_tail_uses_http_where_it_listens(monkeypatch: pytest.MonkeyPatch) -> Non
     assert tried == [("with", 8117), ("without", 8117)]
     assert [protocol_to_tail(("h", port)) for port in (8117, 8119, 1234)] == ["http", "figg", "figg"]
     assert len(tried) == 2, "a port says which protocol it is"
+
+
+@pytest.mark.parametrize("protocol", ["figg", "relink", "http", "lumberjack"])
+def test_a_client_with_several_addresses_goes_to_the_next_one(protocol: str) -> None:
+    reactor = MemoryReactorClock()
+    stream = None if protocol == "lumberjack" else "s"
+    at = server(protocol, ("10.0.0.1", 1), others=[("10.0.0.2", 2)])
+    if protocol == "http":
+        client = at.tailer(reactor, stream)
+        client.subscribe(stream, lambda run: None)
+    else:
+        client = at.publisher(reactor, stream, 10)
+    client.connect().addErrback(lambda failure: failure.trap(Closed))
+    assert [port for _, port, *_ in reactor.tcpClients] == [1]
+    reactor.connectors[0].stopConnecting()
+    factory = reactor.tcpClients[0][2]
+    factory.clientConnectionFailed(reactor.connectors[0], Failure(ConnectionRefusedError(111, "refused")))
+    reactor.advance(1.0)
+    assert [port for _, port, *_ in reactor.tcpClients] == [1, 2]
+    assert "refused" in at.contacts.hint.lower()
+    client.close()
+
+
+def test_addresses_are_separated_by_commas() -> None:
+    found = Places().convert("10.0.0.1, 10.0.0.2:9,[::1]:7", None, None)
+    assert found == (("10.0.0.1", None), ("10.0.0.2", 9), ("::1", 7))
+    assert "expected HOST:PORT" in CliRunner().invoke(main, ["publish", "--to", "a:1,b:x", "x"]).output
+
+
+def test_followers_that_close_connections_do_not_count_as_a_refusal_at_once() -> None:
+    at = server("figg", ("10.0.0.1", None), others=[("10.0.0.2", 9), ("::1", None)])
+    assert at.contacts.name == "figg at 10.0.0.1:8119, 10.0.0.2:9, [::1]:8119"
+    assert at.contacts.times == 3 * ROUNDS * TIMES
+    assert server("figg", ("10.0.0.1", None)).contacts.times == TIMES
+
+
+@pytest.mark.parametrize("protocol", ["backbone", "eventbus"])
+def test_protocols_with_other_connections_take_one_address(protocol: str) -> None:
+    at = server(protocol, ("10.0.0.1", None), others=[("10.0.0.2", None)])
+    with pytest.raises(ConfigError, match=f"protocol {protocol} takes one address"):
+        at.publisher(MemoryReactorClock(), None, 1)
+
+
+def test_the_certificate_of_each_server_is_checked_for_its_own_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[str] = []
+
+    class Watched(Encrypted):
+        def __init__(self, reactor: Any, host: str, paths: tuple[str, ...]) -> None:
+            checked.append(host)
+            super().__init__(reactor, host, paths)
+
+    monkeypatch.setattr(encrypting, "Encrypted", Watched)
+    at = server("figg", ("one.test", 1), Authority(tmp_path).certificate, [("two.test", 2)])
+    at.publisher(MemoryReactorClock(), "s", 1)
+    assert sorted(checked) == ["one.test", "two.test"]

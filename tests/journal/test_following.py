@@ -16,6 +16,7 @@ from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.files import Files
 from fyrehose.journal.following import ReplicaJournal
+from fyrehose.journal.format import BatchHeader
 from fyrehose.journal.replica import ReplicaWriter
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.worker import InlineWorker, Worker
@@ -265,6 +266,116 @@ def test_stepping_down_acknowledges_what_was_confirmed(member: Callable[[str], M
     now(leader.journal.follow(confirmed, "b leads"))
     assert results[0] is None
     assert leader.read() == [b"one"]
+
+
+def test_an_early_acknowledgement_delivers_nothing(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    now(leader.journal.lead())
+    results: list[Any] = []
+    for payload in (b"one", b"two"):
+        leader.append(payload).addBoth(results.append)
+    between = leader.handed[-1][0]
+    leader.journal.acknowledge(between)
+    assert (results, leader.read(), leader.ends) == ([None], [], {})
+    assert [(run.first_seq, bytes(run.payload)) for run in leader.journal.unconfirmed] == [(1, b"one")]
+    leader.journal.release(leader.position())
+    assert (results, leader.read(), leader.ends) == ([None, None], [b"one", b"two"], {"s": 2})
+    assert leader.journal.unconfirmed == []
+
+
+def test_records_of_the_server_itself_are_not_acknowledged_early(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    now(leader.journal.lead())
+    results: list[Any] = []
+    own = [Run.of("s", [b"one"], source="test"), Run.of(".relink/x", [b"a link"], source="test")]
+    leader.journal.append(own, [1, 1]).addBoth(results.append)
+    leader.journal.acknowledge(leader.position())
+    assert results == []
+    leader.journal.release(leader.position())
+    assert results == [None]
+
+
+def test_stepping_down_says_how_many_acknowledged_messages_it_drops(
+    member: Callable[[str], Member], log_lines: list[str]
+) -> None:
+    leader = member("a")
+    now(leader.journal.lead())
+    results: list[Any] = []
+    leader.append(b"kept").addBoth(results.append)
+    kept = leader.position()
+    leader.append(b"lost", b"lost, too").addBoth(results.append)
+    told = leader.position()
+    leader.append(b"never told").addErrback(lambda failure: results.append(failure.type))
+    leader.journal.acknowledge(told)
+    now(leader.journal.follow(kept, "b has taken over"))
+    assert results == [None, None, Unreplicated]
+    assert leader.read() == [b"kept"]
+    assert sum("not confirmed 2 of the messages" in line for line in log_lines) == 1
+    assert leader.states[-1] == (JournalState.READ_ONLY, "b has taken over")
+
+
+def test_refusing_messages_is_announced_when_what_was_acknowledged_early_is_released(
+    member: Callable[[str], Member],
+) -> None:
+    """The broker takes the numbers of streams from the journal then, and no number may be given twice."""
+    leader = member("a")
+    now(leader.journal.lead())
+    leader.append(b"one")
+    leader.journal.acknowledge(leader.position())
+    leader.journal.suspend("the shared log does not answer")
+    assert leader.states == [(JournalState.WRITABLE, "this server leads")]
+    leader.journal.release(leader.position())
+    assert leader.states[1:] == [(JournalState.READ_ONLY, "the shared log does not answer")]
+    assert leader.next == 2
+
+
+def test_stepping_down_where_a_segment_began_keeps_that_segment(member: Callable[[str], Member]) -> None:
+    old, new = member("a"), member("b")
+    now(old.journal.lead())
+    for _ in range(3):
+        old.append(bytes(30_000)).addErrback(lambda _: None)
+    old.journal.release(old.position())
+    lost = old.handed.pop()  # the shared log has the beginning of the second segment, and not what follows
+    old.send(new)
+    now(old.journal.follow(lost[0], "b leads"))
+    now(new.journal.lead())
+    for number in range(4):
+        new.append(b"%d" % number * 30_000)
+        new.journal.release(new.position())
+        new.send(old)
+    assert old.journal.status().segments == new.journal.status().segments == 3
+    assert old.read() == new.read()
+
+
+def test_stepping_down_within_a_commit_keeps_its_batches_that_were_confirmed(
+    member: Callable[[str], Member], tmp_path: Path
+) -> None:
+    worker = SteppedWorker()
+    old, new = Member(tmp_path / "a", worker=worker), member("b")
+    now(old.journal.lead())
+    old.journal.release(old.position())
+    worker.held = True
+    results: list[Any] = []
+    for number in range(3):  # one commit with a batch each, because they are too large to share one
+        old.append(b"%d" % number * 2_500_000).addBoth(results.append)
+    worker.settle()
+    position, data = old.handed.pop()
+    first = BatchHeader.unpack(data, position).end
+    old.handed.append((position, data[: first - position]))
+    old.send(new)
+    followed = old.journal.follow(first, "b leads")
+    worker.held = False
+    worker.settle()
+    now(followed)
+    assert [failure.type for failure in results] == [Unreplicated] * 3
+    now(new.journal.lead())
+    new.append(b"next")
+    new.journal.release(new.position())
+    new.send(old)
+    assert old.read() == new.read() == [b"0" * 2_500_000]
+    assert [bytes(run.payload) for run in old.journal.read("s", 2, 1 << 20)] == [b"next"]
+    assert old.ends == {"s": 2}
+    now(old.journal.close())
 
 
 def test_leading_again_after_stepping_down(member: Callable[[str], Member]) -> None:

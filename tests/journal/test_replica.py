@@ -315,7 +315,7 @@ def test_what_is_set_aside_is_said_and_does_not_come_back_after_a_power_cut(tmp_
     notes = set_aside_beyond(leader.directory, kept, files)
     aside = sorted(leader.directory.glob("torn-*.bytes"), reverse=True)
     assert notes == [
-        f"set aside {path.stat().st_size} bytes that were never acknowledged; they are in {path.name}" for path in aside
+        f"set aside {path.stat().st_size} bytes beyond the durable mark; they are in {path.name}" for path in aside
     ]
     assert len(notes) == len(found) - 1 > 1
     for image in images(files, len(files.log), Random(1), 20):

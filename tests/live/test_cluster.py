@@ -150,6 +150,28 @@ def test_commands_with_all_addresses_find_the_leader(cluster: Cluster) -> None:
     assert said("tail", "--from", places, "--stream", "by-command", "--since", "start", "--count", "1") == "found\n"
 
 
+def test_a_program_with_all_addresses_goes_on_when_the_leader_is_killed(cluster: Cluster) -> None:
+    leader = leader_of(cluster)
+    wait_until_identical(cluster)
+    followers = [server for server in cluster.servers.values() if server is not leader]
+    places = [f"127.0.0.1:{server.ports[0]}" for server in (*followers, leader)]
+    example = Path(__file__).parents[2] / "docs" / "examples" / "cluster_client.py"
+
+    def run(message: str) -> str:
+        command = [sys.executable, str(example), message, *places]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    assert run("by a program") == "'by a program' is in orders\n"
+    leader.stop(signal.SIGKILL)
+    try:
+        assert run("after the kill") == "'after the kill' is in orders\n"
+    finally:
+        leader.start()
+    wait_until_identical(cluster)
+
+
 def test_an_orderly_stop_hands_over(cluster: Cluster) -> None:
     leader = leader_of(cluster)
     assert leader.stop() == 0

@@ -11,7 +11,10 @@ import pytest
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.task import Clock
 
-from fyrehose.errors import ConfigError
+from fyrehose.errors import ConfigError, JournalCorrupt
+from fyrehose.journal.files import Files
+from fyrehose.journal.replica import REPLICA
+from fyrehose.journal.scan import MARK_NAME
 from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry
 from fyrehose.replication.filling import ALONE, Filler, waits
 from fyrehose.replication.peers import Peers
@@ -34,7 +37,7 @@ def fill(directory: Path, first: LogEntry, messages: list[bytes], journal: str =
     hub = Hub(clock, Random(1), entries=[first])
     copied: list[str] = []
 
-    def copy(url: str, to: Path) -> int:
+    def copy(url: str, to: Path, files: Files) -> int:
         copied.append(url)
         return first.position
 
@@ -65,6 +68,16 @@ def test_nothing_is_copied_if_the_shared_log_begins_with_the_journal(tmp_path: P
 def test_a_journal_that_was_never_one_of_a_cluster_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / f"{0:016x}.segment").write_bytes(bytes(64))
     assert fill(tmp_path, checkpoint(9), [said("b", 9, "http://b")]) == ([], [None])
+
+
+def test_a_journal_whose_mark_is_damaged_is_not_filled(tmp_path: Path) -> None:
+    (tmp_path / f"{0:016x}.segment").write_bytes(bytes(64))
+    (tmp_path / REPLICA).write_text("c\n")
+    (tmp_path / MARK_NAME).write_bytes(b"damaged")
+    copied, (failure,) = fill(tmp_path, checkpoint(9), [said("b", 9, "http://b")], "http://c")
+    assert not copied
+    failure.trap(JournalCorrupt)
+    assert "empty the directory" in failure.getErrorMessage()
 
 
 @pytest.mark.parametrize("journal", ["", "http://c"])

@@ -23,6 +23,7 @@ from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import Closed, ConfigError, Following, JournalUnreachable, ReadOnly, Unreplicated
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
+from fyrehose.journal.files import Files
 from fyrehose.journal.offline.verify import verify
 from fyrehose.journal.replica import ReplicaWriter
 from fyrehose.journal.settings import Durability, JournalSettings
@@ -32,6 +33,7 @@ from fyrehose.records import Run
 from fyrehose.replication.replicated import ReplicatedJournal
 from fyrehose.replication.role import State
 from fyrehose.replication.settings import ReplicationSettings
+from fyrehose.replication.shared_log import EntryRange
 from fyrehose.server.filling import copy_journal
 from fyrehose.testing.shared_log import Hub, MemoryLog
 from fyrehose.testing.sinks import RecordingSink
@@ -66,6 +68,7 @@ class Server:
                 members=cluster.members,
                 member_timeout=cluster.member_timeout,
                 log_limit=cluster.log_limit,
+                acknowledge=cluster.acknowledge,
                 journal=str(cluster.directory / self.name) if cluster.fills else "",
             ),
             copy=partial(copy_journal, "") if cluster.fills else None,
@@ -118,6 +121,7 @@ class Cluster:
     fills: bool = False
     member_timeout: float = 86400.0
     log_limit: int = 1 << 30
+    acknowledge: str = "both"
     clock: Clock = attrs.field(factory=Clock)
     hub: Hub = attrs.field(init=False)
     servers: dict[str, Server] = attrs.field(factory=dict)
@@ -294,6 +298,84 @@ def test_another_server_takes_over_when_the_leader_is_away(cluster: Cluster) -> 
     for server in cluster.servers.values():
         assert server.read() == [b"kept", b"new"]
     assert b"lost" in next(old.journal.directory.glob("torn-*.bytes")).read_bytes()
+
+
+def test_local_acknowledgements_do_not_wait_for_the_shared_log(cluster: Cluster, log_lines: list[str]) -> None:
+    cluster.acknowledge = "local"
+    leader = cluster.add("a")
+    cluster.elect()
+    cluster.run(1)
+    cluster.hub.away.add("a")
+    leader.publish(b"x")
+    assert (leader.acknowledged, leader.read()) == ([b"x"], [])
+    status = leader.journal.cluster_status()
+    assert status is not None
+    assert status.unconfirmed > 0
+    cluster.hub.away.clear()
+    cluster.run(5, until=lambda: bool(leader.read()))
+    assert leader.read() == [b"x"]
+    assert any('acknowledge = "local"' in line for line in log_lines)
+
+
+def test_local_acknowledgements_wait_when_the_shared_log_is_far_behind(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fyrehose.replication.settings.AHEAD", 1000)
+    cluster.acknowledge = "local"
+    leader = cluster.add("a")
+    cluster.elect()
+    cluster.run(1)
+    cluster.hub.away.add("a")
+    for number in range(10):
+        leader.publish(b"%d" % number * 300)
+    assert 1 <= len(leader.acknowledged) <= 3
+    cluster.hub.away.clear()
+    cluster.run(5, until=lambda: len(leader.acknowledged) == 10)
+    assert leader.acknowledged == [b"%d" % number * 300 for number in range(10)]
+
+
+def test_a_leader_without_the_shared_log_soon_refuses_messages_with_local_acknowledgements(cluster: Cluster) -> None:
+    cluster.acknowledge = "local"
+    leader = cluster.add("a")
+    cluster.elect()
+    cluster.hub.away.add("a")
+    leader.publish(b"first")
+    cluster.run(7)
+    leader.publish(b"refused")
+    assert leader.acknowledged == [b"first"]
+    cluster.hub.away.clear()
+    cluster.run(20, until=lambda: leader.journal.state is JournalState.WRITABLE)
+    leader.publish(b"second")
+    cluster.settle()
+    assert leader.read() == leader.acknowledged == [b"first", b"second"]
+
+
+def test_a_take_over_loses_what_was_acknowledged_by_the_old_leader_alone(
+    cluster: Cluster, log_lines: list[str]
+) -> None:
+    """That is what `acknowledge = "local"` gives up; the journals are the same all the same."""
+    cluster.acknowledge = "local"
+    for name in "abc":
+        cluster.add(name)
+    old = cluster.elect()
+    old.publish(b"kept")
+    cluster.settle()
+    cluster.hub.away.add(old.name)
+    old.publish(b"lost")
+    assert old.acknowledged == [b"kept", b"lost"]
+    assert old.read() == [b"kept"]
+    cluster.run(30, until=lambda: len(cluster.leaders) == 2)
+    new = next(server for server in cluster.leaders if server is not old)
+    cluster.run(1)
+    new.publish(b"new")
+    cluster.run(1)
+    cluster.hub.away.clear()
+    cluster.run(10, until=lambda: old.role is State.FOLLOWER)
+    cluster.settle()
+    for server in cluster.servers.values():
+        assert server.read() == [b"kept", b"new"]
+    assert b"lost" in next(old.journal.directory.glob("torn-*.bytes")).read_bytes()
+    assert any("not confirmed 1 of the messages" in line for line in log_lines)
 
 
 def test_a_leader_whose_messages_are_late_is_known_by_what_it_appends(
@@ -582,11 +664,11 @@ def test_a_server_is_filled_when_another_one_can_be_reached(
     tries = []
     works = copy_journal
 
-    def copy(token_file: str, url: str, directory: Path) -> int:
+    def copy(token_file: str, url: str, directory: Path, files: Files) -> int:
         tries.append(url)
         if len(tries) < 4:
             raise JournalUnreachable("it is not running")
-        return works(token_file, url, directory)
+        return works(token_file, url, directory, files)
 
     monkeypatch.setattr(sys.modules[__name__], "copy_journal", copy)
     new = cluster.add("c")
@@ -658,6 +740,26 @@ def test_no_server_begins_a_lost_shared_log_again_by_itself(cluster: Cluster, lo
     assert any("has a longer journal than this server; waiting for it" in line for line in log_lines)
     with pytest.raises(ReadOnly, match="the shared log is empty"):
         raise_from(new.broker.publish([Run.of("s", [b"x"], source="t")]))
+
+
+def test_a_server_goes_on_after_outdated_answers_of_some_seconds(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A NATS server that was frozen believes for a while that it leads the stream, and says where it ended before."""
+    for name in "ab":
+        cluster.add(name)
+    leader = cluster.elect()
+    outdated = EntryRange(1, 1)
+    leader.publish(b"x")
+    cluster.settle()
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryLog, "extent", lambda log: log._ask(lambda: outdated))
+        cluster.run(10)
+    leader.publish(b"y")
+    cluster.settle()
+    for server in cluster.servers.values():
+        assert server.role in (State.LEADER, State.FOLLOWER)
+        assert server.read() == [b"x", b"y"]
 
 
 def test_a_deposed_leader_tells_its_process(cluster: Cluster) -> None:

@@ -133,6 +133,21 @@ def test_the_leader_acknowledges_what_is_synced_and_accepted() -> None:
     assert role.mark == 3
 
 
+def test_a_leader_acknowledges_ahead_what_is_synced_up_to_a_limit() -> None:
+    role = leader()
+    role.append(0, [b"abc"])
+    role.append(3, [b"defgh"])
+    assert (role.mark, role.acknowledged) == (0, 0)
+    role.ahead = 4
+    assert role.acknowledged == 0
+    role.was_synced(3)
+    assert (role.mark, role.acknowledged) == (0, 3)
+    role.was_synced(8)
+    assert (role.mark, role.acknowledged) == (0, 4)
+    role.accepted(appends(role)[0], 2)
+    assert (role.mark, role.acknowledged) == (3, 7)
+
+
 def test_an_accepted_append_is_confirmed_when_all_before_it_are() -> None:
     role = leader(most=3)
     role.append(0, [b"abc", b"def"])

@@ -12,6 +12,7 @@ from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import JournalError
 from fyrehose.journal import scan
+from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.offline.verify import verify
 from fyrehose.journal.settings import JournalSettings
@@ -37,14 +38,14 @@ def source(tmp_path: Path) -> Path:
 
 def test_the_copy_ends_where_the_journal_is_durable(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
-    assert copy_journal("", str(source), target) == scan.read_mark(source) == scan.read_mark(target) > 0
+    assert copy_journal("", str(source), target, Files()) == scan.read_mark(source) == scan.read_mark(target) > 0
     assert not verify(target).problems
     assert verify(target).records == verify(source).records
 
 
 def test_a_journal_that_is_not_there_is_an_error_of_journals(tmp_path: Path) -> None:
     with pytest.raises(JournalError):
-        copy_journal("", str(tmp_path / "nothing"), tmp_path / "target")
+        copy_journal("", str(tmp_path / "nothing"), tmp_path / "target", Files())
 
 
 def test_progress_is_logged_once_in_a_while(monkeypatch: pytest.MonkeyPatch, log_lines: list[str]) -> None:

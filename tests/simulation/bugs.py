@@ -199,12 +199,14 @@ class Bug:
     :ivar patched: what takes the place of an attribute: (owner, name, new)
     :ivar servers: how many servers its cluster has; 0: one server alone
     :ivar steps: how many steps each simulation has; None: as its seed says
+    :ivar acknowledge: when the leader of the cluster acknowledges: both or local
     """
 
     protocol: str
     patched: tuple[Any, str, Any]
     servers: int = 0
     steps: int | None = None
+    acknowledge: str = "both"
 
 
 BUGS = {

@@ -26,10 +26,13 @@ from fyrehose.replication.settings import ReplicationSettings
 class Cluster:
     """All of its servers, and the shared log; to the protocols it is like one server.
 
+    :ivar fills_itself: whether servers copy each other's journals by themselves; else somebody does that for them
     :ivar lost: whether a machine was lost with its disk, and is not filled again
     """
 
-    def __init__(self, world: World, history: ClusterHistory, root: Path, count: int) -> None:
+    def __init__(
+        self, world: World, history: ClusterHistory, root: Path, count: int, acknowledge: str = "both"
+    ) -> None:
         dice = world.random
         self.world, self.history = world, history
         self.settings = JournalSettings(min_free=MIN_FREE, segment_size=dice.choice((1 << 10, 4 << 10, 64 << 10)))
@@ -38,7 +41,9 @@ class Cluster:
             name="x",
             members=count,
             member_timeout=dice.choice((60.0, 86400.0)),
+            acknowledge=acknowledge,
         )
+        self.fills_itself = dice.random() < 0.7
         self.log = SharedLog(world, self._check_purge)
         self.lost = False
         self.fills = self.wipes = self.freezes = self.faults = 0
@@ -100,6 +105,7 @@ class Cluster:
         if self.history.problems:
             raise Violation(self.history.problems[0])
         self.history.look()
+        self.history.check_unconfirmed()
         if self.lost and self._copies(self.log.left()) == len(self.members):
             self.lost = False
 
@@ -131,6 +137,7 @@ class Cluster:
         """Nothing bad happens any more."""
         self.log.loss = 0.0
         self.log.away.clear()
+        self.log.mute.clear()
         self.log.regain_quorum()
         for member in self.members:
             member.full = False

@@ -36,6 +36,8 @@ class ClusterOutcome(Outcome):
     :ivar freezes: how often a server was frozen
     :ivar faults: how often the disk of one was about to fail
     :ivar wipes: how often one lost its disk; :ivar fills: how often one was filled from another
+    :ivar alone: messages that a leader acknowledged before the shared log had them
+    :ivar given_up: how many of them were lost with that leader
     """
 
     takeovers: int = 0
@@ -45,6 +47,8 @@ class ClusterOutcome(Outcome):
     faults: int = 0
     wipes: int = 0
     fills: int = 0
+    alone: int = 0
+    given_up: int = 0
 
 
 class ClusterSimulation(Simulation):
@@ -53,15 +57,15 @@ class ClusterSimulation(Simulation):
     server: Cluster
     history: ClusterHistory
 
-    def __init__(self, seed: int, protocol: str, root: Path, servers: int) -> None:
-        self.count = servers
+    def __init__(self, seed: int, protocol: str, root: Path, servers: int, acknowledge: str = "both") -> None:
+        self.count, self.acknowledge = servers, acknowledge
         super().__init__(seed, protocol, root)
 
     def _make_history(self) -> ClusterHistory:
-        return ClusterHistory()
+        return ClusterHistory(self.acknowledge == "local")
 
     def _make_server(self, root: Path, gaps: bool) -> Cluster:
-        return Cluster(self.world, self.history, root, self.count)
+        return Cluster(self.world, self.history, root, self.count, self.acknowledge)
 
     def _kinds(self) -> list[Callable[[], None]]:
         return [
@@ -78,6 +82,7 @@ class ClusterSimulation(Simulation):
             self._lossy,
             self._break_disk,
             self._lose_disk,
+            self._fill_late,
             self._damage,
             self._fill,
             self._partition_server,
@@ -182,6 +187,29 @@ class ClusterSimulation(Simulation):
                 dice.choice(self.sides).step()
                 self.pass_time(0.1)
 
+    def _fill_late(self) -> None:
+        """A server loses its disk, and only the leader can be copied, which writes what is never confirmed."""
+        leader, log, dice = self.server.leader, self.server.log, self.world.random
+        if leader is None or not log.left():
+            return
+        others = [member for member in self.server.members if member is not leader]
+        member = dice.choice(others)
+        if not self.server.may_lose(member):
+            return
+        self.world.note(f"appends of {leader.name} do not reach the shared log")
+        log.mute.add(leader.alias)
+        for other in others:
+            if other is not member:
+                other.freeze(5.0)
+        member.lose()
+        member.is_behind = True
+        for _ in range(10):
+            dice.choice(self.sides).step()
+            self.pass_time(0.5)
+        if dice.random() < 0.7:
+            leader.crash()
+        log.mute.clear()
+
     # How it ends.
 
     def calm(self) -> None:
@@ -212,17 +240,25 @@ class ClusterSimulation(Simulation):
             cluster.faults,
             cluster.wipes,
             cluster.fills,
+            len(self.history.alone),
+            self.history.given_up,
         )
 
 
 def simulate(
-    seed: int, protocol: str, servers: int, steps: int | None = None, trace: list[str] | None = None
+    seed: int,
+    protocol: str,
+    servers: int,
+    steps: int | None = None,
+    trace: list[str] | None = None,
+    acknowledge: str = "both",
 ) -> ClusterOutcome:
     """Run the simulation of ``seed`` with ``servers`` servers.
 
+    :param acknowledge: the option of ``[replication]``
     :raises Violation: something was not as it must be
     """
-    made: Any = partial(ClusterSimulation, servers=servers)
+    made: Any = partial(ClusterSimulation, servers=servers, acknowledge=acknowledge)
     outcome = simulation.simulate(seed, protocol, steps, trace, made)
     assert isinstance(outcome, ClusterOutcome)
     return outcome

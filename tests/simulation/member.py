@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, Protocol
+from unittest.mock import patch
 
 import attrs
 from damage import Damage
@@ -18,16 +19,20 @@ from twisted.python.failure import Failure
 from views import ClusterHistory
 from world import Violation, World
 
-from fyrehose.errors import JournalCorrupt
+from fyrehose.errors import JournalCorrupt, JournalUnreachable
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
+from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.offline.backup import Backup
+from fyrehose.journal.offline.places import place
+from fyrehose.journal.offline.replica import Replica
 from fyrehose.journal.pace import Far
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.replication.replicated import ReplicatedJournal
 from fyrehose.replication.role import State
 from fyrehose.replication.settings import ReplicationSettings
-from fyrehose.testing.disk import Kept, Tree, what_stays
+from fyrehose.testing.disk import Kept, RecordingFiles, Tree, what_stays
 
 #: Why a server may stop: its disk failed, or the shared log begins behind its journal.
 REASONS = (FAULT, "with `fyrehose journal backup`", "the journal is failed")
@@ -42,6 +47,7 @@ class Others(Protocol):
     settings: JournalSettings
     replication: ReplicationSettings
     members: list[Member]
+    fills_itself: bool
     lost: bool
     fills: int
     wipes: int
@@ -87,9 +93,17 @@ class Member(Server):
             monotonic=self.world.monotonic,
             worker=self.worker,
             pace=Far(),
-            replication=attrs.evolve(cluster.replication, name=self.alias, address=f"{self.name}:8117"),
+            replication=attrs.evolve(
+                cluster.replication,
+                name=self.alias,
+                address=f"{self.name}:8117",
+                journal=self.name if cluster.fills_itself else "",
+            ),
             shared_log=cluster.log.connect(self.host, self.alias),
             on_deposed=self._deposed,
+            on_behind=self._behind,
+            copy=self._copy if cluster.fills_itself else None,
+            in_thread=lambda copy, *what: self.worker.call(lambda: copy(*what)),
             incarnation=self.world.random.getrandbits(63),
         )
 
@@ -97,6 +111,10 @@ class Member(Server):
 
     def _deposed(self, reason: str) -> None:
         self.world.note(f"{self.name} is deposed: {reason}")
+        self._leave()
+
+    def _behind(self, reason: str) -> None:
+        self.world.note(f"{self.name} is to be filled: {reason}")
         self._leave()
 
     def _plain(self, text: str) -> str:
@@ -155,7 +173,8 @@ class Member(Server):
 
     def start(self) -> None:
         # Without a server to copy from, the shared log has to have everything that is missing.
-        if self.is_behind and not self._fill() and self.certain_mark() < self.cluster.log.left():
+        by_hand = self.is_behind and not self.cluster.fills_itself
+        if by_hand and not self._fill() and self.certain_mark() < self.cluster.log.left():
             self.world.clock.callLater(1.0, self.start)
             return
         self.is_behind = False
@@ -174,6 +193,17 @@ class Member(Server):
         self.cluster.fills += 1
         self.world.note(f"{self.name} is filled from {other.name}, up to {self.certain_mark()}")
         return True
+
+    def _copy(self, name: str, directory: Path, files: Files) -> int:
+        """Copy the journal that the server *name* offers, as a server does by itself when it starts."""
+        other = next(each for each in self.cluster.members if each.name == name)
+        if other.host.dead:
+            raise JournalUnreachable(f"{name} is down")
+        with patch.object(Files, "identity", RecordingFiles.identity), Replica(directory, files) as replica:
+            Backup(place(str(other.files.directory)), replica).run()
+        self.cluster.fills += 1
+        self.world.note(f"{self.name} fills itself from {name}, up to {replica.position}")
+        return replica.position
 
     def _hurt(self, directory: Path) -> None:
         super()._hurt(directory)

@@ -12,10 +12,13 @@ from pathlib import Path
 
 import member as servers
 from bugs import Bug
+from synced import batch_at
 
 from fyrehose.errors import ReadOnly
-from fyrehose.journal import following
+from fyrehose.journal import following, scan
 from fyrehose.journal.following import ReplicaJournal
+from fyrehose.journal.offline import places
+from fyrehose.journal.offline.view import Extent, View, look
 from fyrehose.journal.replica import ReplicaWriter
 from fyrehose.protocols.relink import server as relink
 from fyrehose.replication import member
@@ -28,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "torture"))
 import replication as torture
 
 _counts, _cut = Validity.counts, ReplicaJournal._cut
+_look = look
 _note, _purge = ReplicaWriter._write_mark, Member._purge
 
 
@@ -56,8 +60,27 @@ def _drops_nothing(self: ReplicaJournal) -> None:
     self._waiting = deque()
 
 
-def _role(name: str) -> Bug:
-    return Bug("figg", (member, "Role", torture.ROLES[name]), 3)
+def _acknowledges_everything(self: ReplicaJournal, position: int) -> None:
+    for waiting in self._waiting:
+        for append in waiting.appends:
+            if waiting.end <= position and not append.done.called:
+                append.done.callback(None)
+
+
+def _looks_beyond_the_mark(directory: Path) -> View:
+    view = _look(directory)
+    if not view.segments:
+        return view
+    last = view.segments[-1]
+    file = scan.path_of(directory, last.base).read_bytes()
+    end = last.end
+    while (found := batch_at(lambda size, offset: file[offset : offset + size], last.base, end)) is not None:
+        end = found[0].end
+    return View(end, (*view.segments[:-1], Extent(last.base, end)), view.identity)
+
+
+def _role(name: str, acknowledge: str = "both") -> Bug:
+    return Bug("figg", (member, "Role", torture.ROLES[name]), 3, acknowledge)
 
 
 BUGS = {
@@ -82,6 +105,13 @@ BUGS = {
     "cluster, rule 9: trims one entry too many": Bug("figg", (Member, "_purge", _purges_one_too_many), 3),
     "cluster, rule 10: copies what is not confirmed": Bug(
         "figg", (servers.Member, "durable_end", lambda server: server.journal.replica.position), 3
+    ),
+    "cluster, rule 10: fills itself with what is not confirmed": Bug(
+        "figg", (places, "look", _looks_beyond_the_mark), 3
+    ),
+    "cluster, local: delivered when it is synced here": _role("ack-local", "local"),
+    "cluster, local: links are acknowledged by the leader alone": Bug(
+        "relink", (ReplicaJournal, "acknowledge", _acknowledges_everything), 3, "local"
     ),
     "cluster: a failed disk is not told of": Bug("figg", (ReplicaJournal, "_drop_waiting", _drops_nothing), 3),
     "cluster: links of servers that do not lead": Bug(

@@ -2,14 +2,15 @@
 """Simulates servers, clients and bad networks, one seed after the other.
 
     run.py [--count N] [--seed S] [--steps N] [--protocol P]... [--jobs J] [--herd CLIENTS | --servers N] [--trace]
-           [--bug NAME | --bugs]
+           [--acknowledge both|local] [--bug NAME | --bugs]
 
 Prints how many simulations broke what must be true, and their seeds; the status is 1 if any did.  A seed replays
 exactly: `run.py --seed S --protocol P --trace` says what happened in it.  With --bug there is one in the code, and with
 --bugs each in turn: then it is said after how many simulations it was noticed, and the status is 1 if it was not.  With
 --herd there are that many clients, which restart together beside hostile peers (herds.py).  With --servers there is a
 cluster of so many servers and a shared log, and clients know all of them (clusters.py); --bugs then are those of
-replication.  With --steps each has so many steps, such as 3000 for a long run: by default most have 5 to 40.
+replication, and with --acknowledge local leaders acknowledge what is on their own disk alone.  With --steps each has so
+many steps, such as 3000 for a long run: by default most have 5 to 40.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ class Tally:
     faults: int = 0
     wipes: int = 0
     fills: int = 0
+    alone: int = 0
+    given_up: int = 0
     problems: list[str] = attrs.field(factory=list)
 
     def add(self, other: Tally) -> None:
@@ -84,6 +87,8 @@ class Tally:
             f"{self.takeovers} take-overs, {self.voids} void entries, {self.trimmed} entries trimmed, {self.freezes} "
             f"servers frozen, {self.faults} faults of disks, {self.wipes} disks lost, {self.fills} servers filled, "
         )
+        if self.alone:
+            cluster += f"{self.alone} messages acknowledged by a leader alone, {self.given_up} of them lost, "
         return (
             f"{self.simulations} simulations, {self.messages} messages, {self.stored} records, {self.synced} of them "
             f"found to be synced when they were released, {self.crashes} crashes, {self.damages} damaged files, "
@@ -98,17 +103,19 @@ class Kind:
     :ivar herd: how many clients restart together; 0: no herd
     :ivar servers: how many servers a cluster has; 0: one server alone
     :ivar steps: how many steps there are; None: as the seed says
+    :ivar acknowledge: when the leader of a cluster acknowledges: both or local
     """
 
     herd: int = 0
     servers: int = 0
     steps: int | None = None
+    acknowledge: str = "both"
 
     def simulate(self, seed: int, protocol: str, trace: list[str] | None = None) -> simulation.Outcome:
         if self.herd:
             return herds.simulate(seed, protocol, self.herd, trace)
         if self.servers:
-            return clusters.simulate(seed, protocol, self.servers, self.steps, trace)
+            return clusters.simulate(seed, protocol, self.servers, self.steps, trace, self.acknowledge)
         return simulation.simulate(seed, protocol, self.steps, trace)
 
 
@@ -230,7 +237,7 @@ def hunt(name: str, first: int, count: int) -> Tally:
     tally = Tally()
     with having(name):
         for seed in range(first, first + count):
-            one(seed, bug.protocol, tally, Kind(servers=bug.servers, steps=bug.steps))
+            one(seed, bug.protocol, tally, Kind(servers=bug.servers, steps=bug.steps, acknowledge=bug.acknowledge))
             if tally.problems:
                 break
     said = tally.problems[0][:200] if tally.problems else "NOT NOTICED"
@@ -253,12 +260,13 @@ def main() -> int:
     several = parser.add_mutually_exclusive_group()
     several.add_argument("--herd", type=int, default=0, metavar="CLIENTS", help="simulate herds of so many clients")
     several.add_argument("--servers", type=int, default=0, choices=(2, 3), help="simulate clusters of so many servers")
+    parser.add_argument("--acknowledge", default="both", choices=("both", "local"), help="of a cluster's leader")
     parser.add_argument("--trace", action="store_true", help="say what happens, and run one simulation only")
     parser.add_argument("--bug", choices=sorted(ALL), help="put it into the code")
     parser.add_argument("--bugs", action="store_true", help="put one after the other into the code")
     arguments = parser.parse_args()
     protocols = arguments.protocol or sorted(simulation.PROTOCOLS)
-    kind = Kind(arguments.herd, arguments.servers, arguments.steps)
+    kind = Kind(arguments.herd, arguments.servers, arguments.steps, arguments.acknowledge)
     if arguments.trace:
         with having(arguments.bug):
             return show(arguments.seed, protocols[0], kind)

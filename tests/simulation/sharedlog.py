@@ -37,6 +37,7 @@ class SharedLog:
     :ivar entries: all that there ever were; those before number ``first`` were purged
     :ivar truth: the bytes that count
     :ivar away: names of the servers that do not reach it
+    :ivar mute: names of the servers whose appends do not reach it; everything else of them does
     :ivar loss: how often a request, or an answer, is lost
     :ivar quorum: whether it does anything at the moment
     :ivar connections: by the names of the servers
@@ -52,6 +53,7 @@ class SharedLog:
         self.truth = bytearray()
         self.takeovers = self.voids = 0
         self.away: set[str] = set()
+        self.mute: set[str] = set()
         self.loss = 0.0
         self.quorum = True
         self.connections: dict[str, Connection] = {}
@@ -158,7 +160,8 @@ class Connection:
         return self._ask(opened)
 
     def append(self, entry: LogEntry, expect: int) -> Deferred[int]:
-        return self._ask(lambda: self.log.append(entry, expect), repeats=True)
+        mute = self.name in self.log.mute
+        return self._ask(lambda: self.log.append(entry, expect), repeats=not mute, lost=mute)
 
     def extent(self) -> Deferred[EntryRange]:
         return self._ask(self._extent)
@@ -209,8 +212,11 @@ class Connection:
     def _is_lost(self) -> bool:
         return self.name in self.log.away or self.log.world.random.random() < self.log.loss
 
-    def _ask(self, act: Callable[[], Any], repeats: bool = False) -> Deferred[Any]:
-        """Ask for *act*; a request that changes something may arrive twice."""
+    def _ask(self, act: Callable[[], Any], repeats: bool = False, lost: bool = False) -> Deferred[Any]:
+        """Ask for *act*; a request that changes something may arrive twice.
+
+        :param lost: whether it does not arrive at all
+        """
         log, clock = self.log, self.log.world.clock
         done: Deferred[Any] = Deferred()
         late = self.host.callLater(TIMEOUT, lambda: answer(Failure(Unavailable("no answer"))))
@@ -238,7 +244,7 @@ class Connection:
 
         dice = log.world.random
         for _ in range(2 if repeats and dice.random() < 0.05 else 1):
-            if not self._is_lost():
+            if not (lost or self._is_lost()):
                 clock.callLater(self._delay(), log.arrives, arrive)
             elif repeats and dice.random() < 0.5:  # something on the way has kept it
                 clock.callLater(dice.random() * LATE, log.arrives, arrive)

@@ -38,6 +38,14 @@ def test_nothing_acknowledged_is_lost_when_servers_of_a_cluster_come_and_go(
     logged_errors.clear()  # failed disks
 
 
+@pytest.mark.parametrize("protocol", ["figg", "lumberjack", "relink"])
+def test_only_what_a_leader_has_acknowledged_alone_may_be_lost(protocol: str, logged_errors: list[Any]) -> None:
+    """Relink is not told anything by a leader alone, because it promises to count each message once."""
+    outcomes = [clusters.simulate(seed, protocol, 3, acknowledge="local") for seed in range(FEW)]
+    assert any(outcome.alone for outcome in outcomes) == (protocol != "relink")
+    logged_errors.clear()  # failed disks
+
+
 def test_the_seed_of_a_cluster_replays_exactly(logged_errors: list[Any]) -> None:
     first: list[str] = []
     again: list[str] = []
@@ -53,7 +61,7 @@ RARE = {
     "cluster, rule 4: takes over without having everything",
     "cluster, rule 6: nothing is cut at the start",
     "cluster, rule 8: accepts messages without an answer",
-    "cluster, rule 10: copies what is not confirmed",
+    "cluster, rule 10: fills itself with what is not confirmed",
     "cluster: links of servers that do not lead",
 }
 

@@ -6,11 +6,13 @@ record, as far as it goes, in every life.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import attrs
 from history import History
 
+from fyrehose.interfaces import JournalState
 from fyrehose.records import Run
 
 
@@ -28,11 +30,19 @@ class View:
 
 
 class ClusterHistory(History):
-    """What clients were promised by any server of a cluster; ``batch`` mode and no retention."""
+    """What clients were promised by any server of a cluster; ``batch`` mode and no retention.
 
-    def __init__(self) -> None:
+    :ivar local: whether a leader acknowledges what is synced on its own disk, before the shared log has it
+    :ivar owed: what a leader has acknowledged so and nobody has released yet, and the journal of that leader
+    """
+
+    def __init__(self, local: bool = False) -> None:
         super().__init__()
+        self.local = local
         self.views: dict[str, View] = {}
+        self.owed: dict[tuple[str, bytes], Any] = {}
+        self.alone: set[tuple[str, bytes]] = set()  #: all that was ever in *owed*
+        self.given_up = 0  #: how many of them are lost
 
     def attach(self, name: str, journal: Any, disk: Any) -> None:
         self.views[name] = View(name, journal, disk)
@@ -80,6 +90,53 @@ class ClusterHistory(History):
         if certain < end:
             self.wrong(f"{view.name}: {stream} is said to be durable up to {end}, and is synced up to {certain}")
         self.checked += end - known
+
+    def acknowledge(self, stream: str, payload: bytes) -> None:
+        """A publisher was told that it is stored: by all, or, if the cluster promises less, by the leader alone."""
+        self.look()
+        if self.local and not self.stored.get(stream, Counter())[payload]:
+            self._find_unconfirmed()
+            if (stream, payload) in self.alone:
+                return
+        super().acknowledge(stream, payload)
+
+    def _find_unconfirmed(self) -> None:
+        """Take in what leaders have acknowledged alone; each of these messages is synced on the leader's disk."""
+        for view in self.views.values():
+            for run in view.journal.unconfirmed:
+                if run.last_seq > view.disk.ends().get(run.stream, 0):
+                    self.wrong(f"{view.name}: {run.stream} {run.last_seq} is acknowledged and not synced")
+                if run.stream.startswith("."):
+                    self.wrong(f"{view.name}: {run.stream} {run.last_seq} is acknowledged by the leader alone")
+                for payload in map(bytes, run.payloads()):
+                    self.alone.add((run.stream, payload))
+                    self.owed[run.stream, payload] = view.journal
+
+    def check_unconfirmed(self) -> None:
+        """What a leader has acknowledged alone is kept, unless that leader has crashed, failed, or was deposed."""
+        if not self.local:
+            return
+        self._find_unconfirmed()
+        waiting = {
+            (run.stream, bytes(payload))
+            for view in self.views.values()
+            for run in view.journal.unconfirmed
+            for payload in run.payloads()
+        }
+        for (stream, payload), journal in list(self.owed.items()):
+            if (stream, payload) in waiting:
+                continue
+            if not self.stored.get(stream, Counter())[payload]:
+                self.given_up += 1
+                if (
+                    journal.leading
+                    and journal.state is not JournalState.FAILED
+                    and any(view.journal is journal for view in self.views.values())
+                ):
+                    self.wrong(
+                        f"{stream}: {payload[:40]!r} is lost, and the leader that has acknowledged it still leads"
+                    )
+            del self.owed[stream, payload]
 
     def note_deleted(self) -> None:
         """Nothing is deleted."""

@@ -32,6 +32,7 @@ from zope.interface import implementer
 from fyrehose.errors import Closed, ConfigError, LocalProtocolError
 from fyrehose.interfaces import IPublisher, ITailer
 from fyrehose.net.clients import ClientConnection, reconnecting
+from fyrehose.net.several import servers_of
 from fyrehose.protocols.figg.frames import Ack, Attached, DataRun, Detached, Pong, PublishRun, encode_topic
 from fyrehose.protocols.figg.session import FiggClientSession
 from fyrehose.protocols.figg.window import PublishWindow
@@ -244,7 +245,7 @@ class FiggClient:
 
     def _delay(self, attempt: int) -> float:
         # ClientService counts a lost connection as the first failed attempt.
-        return self.retry(attempt - 1 + self._short_connections)
+        return self.retry((attempt - 1 + self._short_connections) // servers_of(self.endpoint))
 
     def _connection_made(self, connection: _Connection) -> None:
         self._connection = connection

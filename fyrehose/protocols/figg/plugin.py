@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-from twisted.internet.endpoints import HostnameEndpoint
 from zope.interface import implementer
 
 from fyrehose.interfaces import IBroker, IClientPlugin
 from fyrehose.net.endpoints import TCPService
+from fyrehose.net.several import client_endpoint
 from fyrehose.net.tls import add_tls
 from fyrehose.protocols.figg.client import FiggClient
 from fyrehose.protocols.figg.server import PROTOCOL, FiggFactory, FiggSettings
@@ -31,10 +31,10 @@ class FiggPlugin:
         return TCPService(reactor, PROTOCOL, endpoint, factory, add_tls(PROTOCOL, endpoint, factory, settings, reactor))
 
     def publisher(self, reactor: Any, host: str, port: int, window: int) -> FiggClient:
-        return FiggClient(reactor, HostnameEndpoint(reactor, host, port), window=window)
+        return FiggClient(reactor, client_endpoint(reactor, host, port), window=window)
 
     def tailer(self, reactor: Any, host: str, port: int) -> FiggClient:
-        return FiggClient(reactor, HostnameEndpoint(reactor, host, port))
+        return FiggClient(reactor, client_endpoint(reactor, host, port))
 
 
 plugin = FiggPlugin()

@@ -24,6 +24,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.net.clients import reconnecting
+from fyrehose.net.several import follow_leader
 
 log = Logger()
 
@@ -199,6 +200,8 @@ class _Connection(Protocol):
             while (event := self._http.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
                 if isinstance(event, h11.Response):
                     self._status = event.status_code
+                    if self._status == 503:
+                        follow_leader(self._owner.endpoint, dict(event.headers).get(b"location", b"").decode("latin-1"))
                 elif isinstance(event, h11.Data):
                     self._body += event.data[: (4 << 10) - len(self._body)]
                 elif isinstance(event, h11.EndOfMessage):

@@ -33,6 +33,7 @@ from zope.interface import implementer
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.interfaces import ITailer
 from fyrehose.net.clients import reconnecting
+from fyrehose.net.several import follow_leader
 from fyrehose.protocols.http.acknowledging import ESCAPED, TEMPORARY, Acknowledger
 from fyrehose.protocols.http.session import MOST_LISTED
 from fyrehose.records import MAX_PAYLOAD, Run
@@ -386,6 +387,8 @@ class _Connection(Protocol):
 
     def _answered(self, status: int, headers: dict[bytes, bytes]) -> None:
         self._status, self._listing = status, False
+        if status == 503:
+            follow_leader(self._tailer.endpoint, headers.get(b"location", b"").decode("latin-1"))
         if self._live and status == 200:
             generation = headers.get(b"fyrehose-generation")
             self._tailer.begun(None if generation is None else int(generation))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-from twisted.internet.endpoints import HostnameEndpoint
 from zope.interface import implementer
 
 from fyrehose.interfaces import IBroker, IClientPlugin
 from fyrehose.net.endpoints import TCPService
+from fyrehose.net.several import client_endpoint
 from fyrehose.net.tls import add_tls
 from fyrehose.protocols.http.client import HttpTailer
 from fyrehose.protocols.http.server import HttpFactory, HttpSettings
@@ -38,7 +38,7 @@ class HttpPlugin:
 
     def tailer(self, reactor: Any, host: str, port: int) -> HttpTailer:
         authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        return HttpTailer(reactor, HostnameEndpoint(reactor, host, port), authority)
+        return HttpTailer(reactor, client_endpoint(reactor, host, port), authority)
 
 
 plugin = HttpPlugin()

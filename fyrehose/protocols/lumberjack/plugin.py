@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-from twisted.internet.endpoints import HostnameEndpoint
 from zope.interface import implementer
 
 from fyrehose.extras import LUMBERJACK, Extra
 from fyrehose.interfaces import IBroker, IClientPlugin
 from fyrehose.net.endpoints import TCPService
+from fyrehose.net.several import client_endpoint
 from fyrehose.net.tls import add_tls
 from fyrehose.protocols.lumberjack.client import LumberjackClient
 from fyrehose.protocols.lumberjack.server import PROTOCOL, LumberjackFactory, LumberjackSettings
@@ -38,7 +38,7 @@ class LumberjackPlugin:
 
     def publisher(self, reactor: Any, host: str, port: int, window: int) -> LumberjackClient:
         each = max(1, window // PIPELINING)
-        return LumberjackClient(reactor, [HostnameEndpoint(reactor, host, port)], window=each, pipelining=PIPELINING)
+        return LumberjackClient(reactor, [client_endpoint(reactor, host, port)], window=each, pipelining=PIPELINING)
 
     def tailer(self, reactor: Any, host: str, port: int) -> None:
         """Return None: the protocol cannot subscribe."""

@@ -6,11 +6,11 @@ from hashlib import blake2b
 from typing import Any
 
 import attrs
-from twisted.internet.endpoints import HostnameEndpoint
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IBroker, IClientPlugin
+from fyrehose.net.several import client_endpoint
 from fyrehose.net.tls import add_tls
 from fyrehose.protocols.relink.client import RelinkClient
 from fyrehose.protocols.relink.endpoints import PROTOCOL
@@ -55,7 +55,7 @@ class RelinkPlugin:
         return RelinkService(reactor, endpoint, factory, add_tls(PROTOCOL, endpoint, factory, settings, reactor))
 
     def publisher(self, reactor: Any, host: str, port: int, window: int) -> RelinkClient:
-        return RelinkClient(reactor, HostnameEndpoint(reactor, host, port), limits=LinkLimits(window=window))
+        return RelinkClient(reactor, client_endpoint(reactor, host, port), limits=LinkLimits(window=window))
 
     def transactional_publisher(
         self, reactor: Any, host: str, port: int, window: int, size: int
@@ -67,10 +67,10 @@ class RelinkPlugin:
         if size > LinkLimits().backlog:
             raise ConfigError(f"a transaction of {size} messages is too large; the limit is {LinkLimits().backlog}")
         limits = LinkLimits(window=max(window, size))
-        return TransactionalPublisher(reactor, HostnameEndpoint(reactor, host, port), limits=limits, size=size)
+        return TransactionalPublisher(reactor, client_endpoint(reactor, host, port), limits=limits, size=size)
 
     def tailer(self, reactor: Any, host: str, port: int) -> RelinkReader:
-        return RelinkReader(reactor, HostnameEndpoint(reactor, host, port))
+        return RelinkReader(reactor, client_endpoint(reactor, host, port))
 
 
 plugin = RelinkPlugin()

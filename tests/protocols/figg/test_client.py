@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 import pytest
 from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import TCP4ClientEndpoint
 from twisted.internet.error import ConnectError, ConnectionDone
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.task import Clock
@@ -18,6 +19,7 @@ from zope.interface.verify import verifyObject
 from fyrehose import plugins
 from fyrehose.errors import Closed, ConfigError, LocalProtocolError
 from fyrehose.interfaces import IClientPlugin, IPublisher, ITailer
+from fyrehose.net.several import AnyServer
 from fyrehose.protocols.figg.client import PING_INTERVAL, FiggClient, backoff
 from fyrehose.protocols.figg.frames import (
     Ack,
@@ -345,6 +347,21 @@ def test_short_connections_are_retried_with_growing_delays() -> None:
     bench.cut()
     bench.clock.advance(0)
     bench.accept()
+
+
+def test_a_round_through_all_servers_counts_as_one_failed_attempt() -> None:
+    """Followers close the connections of publishers at once, and the leader may be the last of the servers."""
+    clock, delays = Clock(), list[int]()
+    servers = AnyServer([TCP4ClientEndpoint(clock, "10.0.0.1", port) for port in (1, 2, 3)])
+
+    def retry(attempt: int) -> float:
+        delays.append(attempt)
+        return 1.0
+
+    client = FiggClient(clock, servers, retry=retry)
+    for attempt in range(1, 8):
+        client._delay(attempt)
+    assert delays == [0, 0, 0, 1, 1, 1, 2]
 
 
 def test_backoff_doubles_up_to_30_seconds_with_20_percent_jitter() -> None:

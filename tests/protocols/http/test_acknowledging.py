@@ -12,7 +12,9 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
+from fyrehose.net.several import AnyServer
 from fyrehose.protocols.http.acknowledging import CLOSE_TIMEOUT, MOST_STREAMS, Acknowledger
+from fyrehose.protocols.http.client import HttpTailer
 
 
 class Bench:
@@ -141,3 +143,52 @@ def test_a_refusal_names_the_streams(bench: Bench, log_lines: list[str]) -> None
     bench.acknowledger.acknowledge(5, 1, "logs.a")
     bench.answer(409, b'{"error": "no"}')
     assert "refused to acknowledge record 5 of stream 'logs.a' of subscription 'a b'" in log_lines[0]
+
+
+ADDRESSES = ("10.0.0.1:8117", "10.0.0.2:8117", "10.0.0.3:8117")
+
+
+class Servers:
+    """Three servers; notes which one each connection goes to."""
+
+    def __init__(self) -> None:
+        self.connected: list[int] = []
+        self.protocol: Any = None
+        self.endpoint = AnyServer([self._endpoint(number) for number in (1, 2, 3)], ADDRESSES)
+
+    def _endpoint(self, number: int) -> Any:
+        servers = self
+
+        class Endpoint:
+            def connect(self, factory: Any) -> Deferred[Any]:
+                servers.connected.append(number)
+                servers.protocol = factory.buildProtocol(None)
+                servers.protocol.makeConnection(StringTransport())
+                return succeed(servers.protocol)
+
+        return Endpoint()
+
+    def refuse(self, clock: Clock, location: str) -> None:
+        """Answer as a server that follows does, and close the connection."""
+        body = b'{"error": "this server follows c"}'
+        head = f"HTTP/1.1 503 No\r\nLocation: {location}\r\nContent-Type: application/json\r\n"
+        self.protocol.dataReceived(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        self.protocol.connectionLost(Failure(ConnectionLost()))
+        clock.pump([1] * 5)
+
+
+@pytest.mark.parametrize(
+    ("location", "second"), [("http://10.0.0.3:8117/streams/s", 3), ("http://10.0.0.9:8117/streams/s", 2)]
+)
+@pytest.mark.parametrize("client", ["tailer", "acknowledger"])
+def test_a_client_goes_to_the_leader_if_it_knows_its_address(client: str, location: str, second: int) -> None:
+    """An address that was not given is not connected to, so that no server can send a client anywhere."""
+    clock, servers = Clock(), Servers()
+    if client == "tailer":
+        tailer = HttpTailer(clock, servers.endpoint, "10.0.0.1:8117")
+        tailer.subscribe("s", lambda run: None, 0, name="a subscription")
+        tailer.connect()
+    else:
+        Acknowledger(clock, servers.endpoint, "10.0.0.1:8117", "a subscription").acknowledge(5, 1)
+    servers.refuse(clock, location)
+    assert servers.connected[:2] == [1, second]

@@ -1,0 +1,114 @@
+"""Several servers of a cluster, where a client expects one endpoint: connect to the next one until one accepts.
+
+    AnyServer([endpoint, endpoint ...]) -> connect() -> a connection to the next server that can be reached
+
+A server that follows closes the connections of publishers, so that a client that reconnects comes to the leader.  No
+address is used but the given ones: an answer that names the leader only decides which of them is next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.endpoints import HostnameEndpoint
+from twisted.internet.interfaces import IProtocolFactory, IStreamClientEndpoint
+from zope.interface import implementer
+
+#: How long a connection to one of several servers may take, in seconds: a machine that is lost does not answer at all.
+CONNECT_TIMEOUT = 5.0
+
+
+@implementer(IStreamClientEndpoint)
+class AnyServer:
+    """An endpoint that connects to one server after the other.
+
+    :param endpoints: of the servers; at least one
+    :param addresses: ``HOST:PORT`` of each endpoint, in the same order, for :meth:`prefer`; may be left out
+    """
+
+    def __init__(self, endpoints: Sequence[IStreamClientEndpoint], addresses: Sequence[str] = ()) -> None:
+        if not endpoints or (addresses and len(addresses) != len(endpoints)):
+            raise ValueError("expected at least one endpoint, and an address for each or for none")
+        self._endpoints = list(endpoints)
+        self._addresses = [address.lower() for address in addresses]
+        self._next = 0
+
+    def __len__(self) -> int:
+        """Return the number of servers."""
+        return len(self._endpoints)
+
+    def connect(self, factory: IProtocolFactory) -> Deferred[Any]:
+        """Connect to the next server, or to the one after it if that fails; fail if none can be reached."""
+        return Deferred.fromCoroutine(self._connect(factory))
+
+    async def _connect(self, factory: IProtocolFactory) -> Any:
+        failed: Exception = ConnectionError("no server was tried")
+        for _ in self._endpoints:
+            endpoint = self._endpoints[self._next]
+            self._next = (self._next + 1) % len(self._endpoints)
+            try:
+                return await endpoint.connect(factory)
+            except CancelledError:
+                raise
+            except Exception as error:
+                failed = error
+        raise failed
+
+    def prefer(self, url: str) -> bool:
+        """Connect to the server of *url* next, if it is one of the given ones; return whether it is.
+
+        :param url: the address of the leader, as a server names it
+        """
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname or "", parts.port
+        except ValueError:
+            return False
+        address = _address(host, port)
+        if address not in self._addresses:
+            return False
+        self._next = self._addresses.index(address)
+        return True
+
+
+class SeveralReactor:
+    """A reactor that has several servers in the place of one, for :func:`client_endpoint`.
+
+    :param places: a reactor, host and port for each server
+    """
+
+    def __init__(self, places: Sequence[tuple[Any, str, int]]) -> None:
+        self._places = places
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._places[0][0], name)
+
+    def servers(self) -> AnyServer:
+        """Return an endpoint for all servers."""
+        endpoints = [HostnameEndpoint(*place, timeout=CONNECT_TIMEOUT) for place in self._places]
+        return AnyServer(endpoints, [_address(host, port) for _, host, port in self._places])
+
+
+def _address(host: str, port: int | None) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def client_endpoint(reactor: Any, host: str, port: int) -> IStreamClientEndpoint:
+    """Return the endpoint to which a client connects by *reactor*: of the server at *host*, or of all that it knows."""
+    if isinstance(reactor, SeveralReactor):
+        return reactor.servers()
+    endpoint: IStreamClientEndpoint = HostnameEndpoint(reactor, host, port)
+    return endpoint
+
+
+def follow_leader(endpoint: Any, url: str) -> bool:
+    """Go to the leader at *url* next, which a server has named, if it is one of the servers of *endpoint*."""
+    return isinstance(endpoint, AnyServer) and endpoint.prefer(url)
+
+
+def servers_of(endpoint: Any) -> int:
+    """Return to how many servers *endpoint* leads: a round through all of them counts as one failed attempt."""
+    return len(endpoint) if isinstance(endpoint, AnyServer) else 1
