@@ -14,9 +14,10 @@ FILES = ("tests/test_errors.py", "tests/test_records.py", "tests/test_ndjson.py"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_all_tests_of_a_file_run_in_one_worker() -> None:
     command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadgroup", "-v", "-p", "no:cacheprovider", *FILES]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=110, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=280, check=False)
     assert ended.returncode == 0, ended.stdout
     found = re.findall(r"^\[(gw\d)\] .* PASSED ([^:]+)::", ended.stdout, re.MULTILINE)
     assert {file for _, file in found} == set(FILES)
