@@ -99,8 +99,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the ladders, give tests of Spark more time, and sort the tests by group, the longest first."""
+    _search_less(items, config.getoption("full"))
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         if "ladder" in fixtures:
@@ -108,6 +109,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "spark" in fixtures and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(600))  # The first one waits until Spark has started.
     items.sort(key=_turn)
+
+
+#: Tests that ask Hypothesis for more examples than this try a third of them in `make test`, and at least this many.
+EXAMPLES = 100
+
+
+def _search_less(items: list[pytest.Item], full: bool) -> None:
+    """Reduce the examples of long searches unless *full*, and mark them as ladders: `make torture` tries them all."""
+    fewer: dict[Any, settings] = {}
+    for item in items:
+        test, name = getattr(item, "obj", None), "_hypothesis_internal_use_settings"
+        test = getattr(test, "__func__", test)
+        if isinstance(getattr(getattr(item, "cls", None), "settings", None), settings):  # a state machine
+            test, name = item.cls, "settings"  # type: ignore[attr-defined]
+        own = getattr(test, name, None)
+        if own is None or (own.max_examples <= EXAMPLES and test not in fewer):
+            continue
+        item.add_marker(pytest.mark.ladder)
+        if not full and test not in fewer:
+            fewer[test] = settings(own, max_examples=max(EXAMPLES, own.max_examples // 3))
+            setattr(test, name, fewer[test])
 
 
 def _turn(item: pytest.Item) -> int:
