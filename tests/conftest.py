@@ -30,6 +30,7 @@ sys.dont_write_bytecode = False
 
 #: Spark's JVMs, also those of processes that tests start, begin sooner and compute more slowly.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark" / "conf"))
 
 #: True after the reactor was stopped, which nothing but a signal does before the end of the run.
 stopped: list[bool] = []
