@@ -9,10 +9,13 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import pytest_twisted
 from hypothesis import settings
 from twisted.internet import reactor
+from twisted.internet.task import deferLater
 from twisted.logger import LogEvent, LogLevel, formatEvent, globalLogPublisher
 
 # The duration of an example depends mainly on the machine.
@@ -20,8 +23,14 @@ settings.register_profile("fyrehose", deadline=None)
 settings.load_profile("fyrehose")
 
 
+# Tests start hundreds of Python processes: with this variable, which container images set, each would compile every
+# module of Fyrehose again, and that takes longer than to run it.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 #: Spark's JVMs, also those of processes that tests start, begin sooner and compute more slowly.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark" / "conf"))
 
 #: True after the reactor was stopped, which nothing but a signal does before the end of the run.
 stopped: list[bool] = []
@@ -51,15 +60,51 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file in one worker, and all tests of the Spark session in one, too.
+#: The tests of this folder share a Spark session, which takes half a minute to start: they are one group.
+SPARK = "tests/spark/"
+#: The groups that take longest begin first, so that no worker waits for another one in the end.
+LONGEST = (
+    SPARK,
+    "tests/live/test_torture.py",
+    "tests/docs/test_tour.py",
+    "tests/live/test_pipeline.py",
+    "tests/live/test_relink_examples.py",
+    "tests/live/test_cluster_recovery.py",
+    "tests/live/test_cluster.py",
+    "tests/live/test_streams.py",
+    "tests/simulation/",
+)
 
-    The groups that take longest begin first, so that no worker waits for another one in the end.
+
+def group_of(nodeid: str) -> str:
+    """Return the name of the group of a test: its file, or the folder of all tests that use Spark."""
+    return SPARK if nodeid.startswith(SPARK) else nodeid.partition("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give all tests of a group to one worker, so that they share the fixtures of their module or session.
+
+    Marks would do the same, but pytest-xdist 3.8 does not see them with pytest 9.2, and says nothing.
     """
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    config.option.loadscopereorder = False  # The groups keep the order of the collection.
+    return ByGroup(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the ladders, give tests of Spark more time, and sort the tests by group, the longest first."""
+    _search_less(items, config.getoption("full"))
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
-        name = "spark" if "spark" in fixtures else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(name))
         if "ladder" in fixtures:
             item.add_marker(pytest.mark.ladder)
         if "spark" in fixtures and item.get_closest_marker("timeout") is None:
@@ -67,11 +112,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_turn)
 
 
+#: Tests that ask Hypothesis for more examples than this try a third of them in `make test`, and at least this many.
+EXAMPLES = 100
+
+
+def _search_less(items: list[pytest.Item], full: bool) -> None:
+    """Reduce the examples of long searches unless *full*, and mark them as ladders: `make torture` tries them all."""
+    fewer: dict[Any, settings] = {}
+    for item in items:
+        test, name = getattr(item, "obj", None), "_hypothesis_internal_use_settings"
+        test = getattr(test, "__func__", test)
+        if isinstance(getattr(getattr(item, "cls", None), "settings", None), settings):  # a state machine
+            test, name = item.cls, "settings"  # type: ignore[attr-defined]
+        own = getattr(test, name, None)
+        if own is None or (own.max_examples <= EXAMPLES and test not in fewer):
+            continue
+        item.add_marker(pytest.mark.ladder)
+        if not full and test not in fewer:
+            fewer[test] = settings(own, max_examples=max(EXAMPLES, own.max_examples // 3))
+            setattr(test, name, fewer[test])
+
+
 def _turn(item: pytest.Item) -> int:
-    """Return 0 for the tests of the Spark session, 1 for those that start processes, 2 for all others."""
-    if "spark" in getattr(item, "fixturenames", ()):
-        return 0
-    return 1 if item.get_closest_marker("live") else 2
+    """Return the place of a test in the run: the longest groups, other tests that start processes, all others."""
+    place = next((at for at, name in enumerate(LONGEST) if item.nodeid.startswith(name)), len(LONGEST))
+    return place + (item.get_closest_marker("live") is None) * (place == len(LONGEST))
 
 
 class LoggedErrors(list[LogEvent]):
@@ -87,11 +152,29 @@ class LoggedErrors(list[LogEvent]):
         return taken
 
 
+#: The file of the test before this one.
+file_before: list[Path] = []
+
+
+def _skip_what_stays(path: Path) -> None:
+    """Let later collections skip what is alive when a new file begins: the modules that the tests before it imported.
+
+    Without this, most of the time of a long run is spent in the collection after each test.
+    """
+    if file_before != [path]:
+        # What the last test of the file before has left is not to be skipped; the reactor has its arguments until now.
+        pytest_twisted.blockon(deferLater(reactor, 0, lambda: None))  # type: ignore[arg-type]
+        gc.collect()
+        gc.freeze()
+        file_before[:] = [path]
+
+
 @pytest.fixture(autouse=True)
-def logged_errors() -> Iterator[LoggedErrors]:
+def logged_errors(request: pytest.FixtureRequest) -> Iterator[LoggedErrors]:
     """Fail the test if it leaves logged errors, or drops a failed Deferred."""
     errors = LoggedErrors()
     globalLogPublisher.addObserver(errors)
+    _skip_what_stays(request.path)
     yield errors
     gc.collect()  # a dropped Deferred logs its failure when it is collected
     globalLogPublisher.removeObserver(errors)

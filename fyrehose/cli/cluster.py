@@ -23,7 +23,6 @@ from fyrehose.cli.values import Duration
 from fyrehose.errors import ConfigError, FyrehoseError, MissingExtra
 from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.replication.stream import stream_of
-from fyrehose.server.config import read_file
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -129,6 +128,8 @@ def _settings(config: Path | None, urls: tuple[str, ...], name: str) -> Replicat
         raise ConfigError("pass either --config FILE or --nats URL")
     if config is None:
         return ReplicationSettings(servers=urls, cluster=name or "fyrehose")
+    from fyrehose.server.config import read_file  # Other commands start sooner without the configuration of servers.
+
     settings = read_file(config).replication
     if settings is None:
         raise ConfigError(f"{config} has no table [replication]: its server is alone")

@@ -17,7 +17,6 @@ from fyrehose.journal.replica import REPLICA
 from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry
 from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.replication.stream import begin_again
-from fyrehose.server.config import read_file
 
 
 @click.command(short_help="Begin a new shared log with the journal of this server.")
@@ -65,6 +64,8 @@ def reseed(config: Path, data_dir: Path | None, yes: bool) -> None:
 
 def _server(config: Path, data_dir: Path | None) -> tuple[ReplicationSettings, Path]:
     """Return the options and the data directory of the server with the configuration file *config*."""
+    from fyrehose.server.config import read_file  # Other commands start sooner without the configuration of servers.
+
     content = read_file(config)
     if content.replication is None:
         raise ConfigError(f"{config} has no table [replication]: its server is alone")
