@@ -17,6 +17,7 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.files import Files
 from fyrehose.journal.index import Index, PackedIndex, SegmentIndex
+from fyrehose.journal.packing import grouped
 from fyrehose.journal.recovery import damaged
 from fyrehose.journal.snapshots import Snapshot, load
 from fyrehose.records import Run
@@ -48,13 +49,6 @@ class StoredBatch:
     end: int
     streams: dict[str, list[Run]]
     size: int
-
-    @classmethod
-    def of(cls, header: fmt.BatchHeader, runs: Sequence[Run]) -> StoredBatch:
-        streams: dict[str, list[Run]] = {}
-        for run in runs:
-            streams.setdefault(run.stream, []).append(run)
-        return cls(header.position, header.end, streams, header.length + RUN_COST * (1 + len(runs)))
 
 
 @attrs.define(eq=False)
@@ -141,12 +135,15 @@ class Store:
         self._keep_index(base, PackedIndex.unpack(data, base, fresh.end))
         return True
 
-    def wrote(self, header: fmt.BatchHeader, runs: list[Run]) -> None:
-        """Add a batch that was written to the active segment, to its index and to the cache."""
-        for run in runs:
-            self._active.add_run(header.position, run.stream, run.first_seq, run.last_seq)
+    def wrote(self, header: fmt.BatchHeader, streams: dict[str, list[Run]]) -> None:
+        """Add a batch that was written to the active segment, to its index and to the cache.
+
+        :param streams: the runs of the batch, by stream
+        """
+        for stream, runs in streams.items():
+            self._active.add_run(header.position, stream, runs[0].first_seq, runs[-1].last_seq)
         self._active.end = header.end
-        self._keep(header.position, StoredBatch.of(header, runs))
+        self._keep(header, streams)
 
     def before(self, base: int, stream: str) -> int:
         """Return the last number of *stream* before the segment at *base*.
@@ -302,10 +299,11 @@ class Store:
             runs = fmt.runs(body, header.time) if header.kind is fmt.Kind.RECORDS else []
         except (fmt.Damage, OSError) as damage:
             raise damaged(scan.path_of(self.directory, base), position, base, damage) from damage
-        return self._keep(position, StoredBatch.of(header, runs))
+        return self._keep(header, grouped(runs))
 
-    def _keep(self, position: int, batch: StoredBatch) -> StoredBatch:
-        self._cache[position] = batch
+    def _keep(self, header: fmt.BatchHeader, streams: dict[str, list[Run]]) -> StoredBatch:
+        size = header.length + RUN_COST * (1 + sum(map(len, streams.values())))
+        batch = self._cache[header.position] = StoredBatch(header.position, header.end, streams, size)
         self._cached += batch.size
         while self._cached > CACHE and len(self._cache) > 1:
             self._cached -= self._cache.popitem(last=False)[1].size
