@@ -24,7 +24,7 @@ from fyrehose.journal.pending import COMMIT
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.settings import durability as parse_durability
 from fyrehose.records import Run
-from fyrehose.testing.files import FaultyFiles
+from tests.doubles.files import FaultyFiles
 
 
 def failed(deferred) -> Exception:  # type: ignore[no-untyped-def]

@@ -19,7 +19,7 @@ from fyrehose.journal.recovery import recover
 from fyrehose.journal.settings import durability
 from fyrehose.journal.writer import RESERVE
 from fyrehose.records import Run
-from fyrehose.testing.disk import RecordingFiles, WatchedFiles, images
+from tests.doubles.disk import RecordingFiles, WatchedFiles, images
 
 
 def patch(bench, position: int, data: bytes) -> None:  # type: ignore[no-untyped-def]

@@ -17,8 +17,8 @@ from fyrehose.journal.recovery import recover
 from fyrehose.journal.replica import REPLICA, ReplicaWriter, cut_at_mark, set_aside_beyond
 from fyrehose.journal.writer import NoRoom, Writer
 from fyrehose.records import Buffer, Run
-from fyrehose.testing.disk import RecordingFiles, images
-from fyrehose.testing.files import FaultyFiles
+from tests.doubles.disk import RecordingFiles, images
+from tests.doubles.files import FaultyFiles
 
 SEGMENT = 1 << 14
 

@@ -13,7 +13,7 @@ from fyrehose.journal import store as stores
 from fyrehose.journal.index import PackedIndex
 from fyrehose.journal.offline.verify import verify
 from fyrehose.records import Run
-from fyrehose.testing.files import FaultyFiles
+from tests.doubles.files import FaultyFiles
 
 SMALL = 8192
 

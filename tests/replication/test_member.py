@@ -33,8 +33,8 @@ from fyrehose.replication.replicated import ReplicatedJournal
 from fyrehose.replication.role import State
 from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.server.filling import copy_journal
-from fyrehose.testing.shared_log import Hub, MemoryLog
 from fyrehose.testing.sinks import RecordingSink
+from tests.doubles.shared_log import Hub, MemoryLog
 
 
 @attrs.define(eq=False)

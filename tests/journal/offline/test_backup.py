@@ -42,7 +42,7 @@ from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.streams import Streams
 from fyrehose.journal.worker import InlineWorker
 from fyrehose.records import Run
-from fyrehose.testing.disk import RecordingFiles, images
+from tests.doubles.disk import RecordingFiles, images
 
 Opener = Callable[..., Any]
 
