@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fyrehose import __version__
+from fyrehose.cli.progress import bar
 from fyrehose.cli.values import DURATION, SIZE
 from fyrehose.journal.offline.places import TOKEN_FILE
 from fyrehose.options import shown_size
@@ -92,7 +93,7 @@ def _open(master: str | None, memory: str, name: str) -> SparkSession:
     # PySpark hands out times in the zone of the process.
     os.environ["TZ"] = "UTC"
     time.tzset()
-    with showing.bar("starting Spark"):
+    with bar("starting Spark"):
         return session(f"fyrehose {name}", master, memory=memory)
 
 
@@ -427,7 +428,7 @@ def optimize(lake: str, keep: float | None, sort: bool) -> None:
     """
     from fyrehose.spark.jobs.optimize import optimize as run
 
-    with showing.bar("merging files"):
+    with bar("merging files"):
         done = run(lake, keep=keep, sort=sort)
     showing.table(f"optimized {lake}", ("days merged", "files", "removed"), [(done.days, done.files, done.removed)])
 
@@ -443,7 +444,7 @@ def delete(lake: str, where: str) -> None:
     """
     from fyrehose.spark.jobs.optimize import delete as run
 
-    with showing.bar("deleting"):
+    with bar("deleting"):
         count = run(lake, where)
     showing.table(f"deleted from {lake}", ("records",), [(count,)])
 
