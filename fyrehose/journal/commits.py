@@ -87,12 +87,12 @@ class Commits:
         try:
             self._settle(self.pending.commit(self.writer))
         except Exception:
-            log.failure("an observer of the journal failed")
+            log.failure("processing a durable commit failed; please report this bug")
 
     def _commit_far(self) -> None:
         committed = self.worker.call(partial(self.pending.commit, self.writer))
         committed.addCallback(self._settle)
-        committed.addErrback(lambda f: log.failure("an observer of the journal failed", f))
+        committed.addErrback(lambda f: log.failure("processing a durable commit failed; please report this bug", f))
 
     def _settle(self, commit: Commit) -> None:
         self.pending.processed(commit)

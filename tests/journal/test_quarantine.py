@@ -132,7 +132,7 @@ def test_a_large_range_is_set_aside_in_pieces(open_journal, monkeypatch) -> None
     assert 0 < 400 - len(records) < 400
 
 
-def test_what_was_set_aside_before_is_kept(open_journal, monkeypatch) -> None:
+def test_earlier_files_that_were_set_aside_are_kept(open_journal, monkeypatch) -> None:
     """If a start was killed while it replaced the range, the next one sets the rest aside as well."""
     bench = open_journal()
     for i in range(10):
