@@ -224,11 +224,22 @@ class Store:
         # Most reads continue where another one stopped, and most of these in the active segment.
         place = self._places.pop((stream, start), -1)
         for base in (self._active.base,) if place > self._active.base else self._segments(stream, start):
+            found: list[Run] = []
+            scanned = 0
             try:
-                found = self._read(base, stream, start, max_bytes, place)
+                for batch in self.batches(base, stream, start, place):
+                    runs = batch.streams.get(stream, ())
+                    max_bytes = _take(runs, start, max_bytes, found)
+                    scanned += batch.size
+                    if found and (max_bytes <= 0 or scanned > ENOUGH):
+                        break
             except JournalCorrupt as error:
                 raise JournalCorrupt(f"{error} (while reading stream {stream!r} from {start})") from error
             if found:
+                last = found[-1].last_seq
+                self._places[stream, last + 1] = batch.position if runs and runs[-1].last_seq > last else batch.end
+                if len(self._places) > PLACES:
+                    self._places.popitem(last=False)
                 return tuple(found)
         return ()
 
@@ -253,22 +264,6 @@ class Store:
             # The last of the segments with the same last number before them: only it can have the next record.
             at = bisect_right(self._bases, before(self._bases[at + 1]), lo=at + 1, key=before) - 1
             yield self._bases[at]
-
-    def _read(self, base: int, stream: str, start: int, max_bytes: int, place: int) -> list[Run]:
-        found: list[Run] = []
-        scanned = 0
-        for batch in self.batches(base, stream, start, place):
-            runs = batch.streams.get(stream, ())
-            max_bytes = _take(runs, start, max_bytes, found)
-            scanned += batch.size
-            if found and (max_bytes <= 0 or scanned > ENOUGH):
-                break
-        if found:
-            last = found[-1].last_seq
-            self._places[stream, last + 1] = batch.position if runs and runs[-1].last_seq > last else batch.end
-            if len(self._places) > PLACES:
-                self._places.popitem(last=False)
-        return found
 
     def batches(self, base: int, stream: str, start: int, place: int = -1) -> Iterator[StoredBatch]:
         """Yield the batches of a segment from the one that may have record *start* to the last one of the stream.
