@@ -93,6 +93,6 @@ def write(
             index = SegmentIndex(done.rolled.base, done.rolled.base)
             index.set_before(done.rolled.entries)
         for header, written in done.batches:
-            for one in written:
-                index.add_run(header.position, one.stream, one.first_seq, one.last_seq)
+            for name, runs in written.items():
+                index.add_run(header.position, name, runs[0].first_seq, runs[-1].last_seq)
     writer.close(in_order=True)

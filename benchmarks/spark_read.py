@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def of_source(spark: SparkSession, journal: str, of: str) -> dict[str, Question]:
-    """What is asked of the source."""
+    """Return the queries of the data source."""
     source, two = spark.read.format("fyrehose"), spark.read.format("fyrehose").schema("stream string, seq bigint")
     return {
         f"{of}: count, every column": lambda: source.load(journal).count(),

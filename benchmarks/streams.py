@@ -248,13 +248,13 @@ class Streams:
             ready = left | set(heard)
 
     def _rest(self, now: float) -> None:
-        """Read no faster than was asked for: whoever is slow does nothing else meanwhile."""
+        """Sleep as long as the subscribers are ahead of the rate at which they are to read."""
         ahead = max(connection.wire.done for connection in self.subscribers) / self.plan.reads - (now - self._start)
         if ahead > 0:
             time.sleep(min(ahead, PATIENCE / 10))
 
     def _wait(self, left: set[Connection]) -> list[Connection]:
-        """Who has something to read, or room to write, by the time that the next message is due."""
+        """Return the connections that can be read or written, at the latest when the next message is due."""
         due = [when for connection in left if (when := connection.next_due) is not None]
         timeout = min(1.0, max(0.0, min(due) - time.monotonic())) if due else 1.0
         if due:

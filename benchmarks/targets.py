@@ -1,4 +1,4 @@
-"""What is to be reached, and whether it was: computed from medians.
+"""List the targets, and compute from medians whether they were reached.
 
 Targets hold for what was measured in one run; what was not measured is not judged.
 """

@@ -1,4 +1,4 @@
-"""What a process has used, as Linux counts it: CPU of all its threads, and memory."""
+"""Measure a process as Linux counts it: the CPU time of all its threads, and its memory."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Cpu:
 
 
 def cpu(pid: int) -> Cpu:
-    """What ``pid`` has used; the total to the nanosecond, its parts to 10 ms."""
+    """Return the CPU time of process ``pid``; the total is exact to the nanosecond, its parts to 10 ms."""
     words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     user, system = int(words[11]) * _TICK, int(words[12]) * _TICK
     return Cpu(time.clock_gettime(((~pid) << 3) | _CPUCLOCK_SCHED), user, system)
 
 
 def memory(pid: int) -> tuple[int, int]:
-    """What ``pid`` holds in memory and the most that it ever did, in bytes."""
+    """Return the memory of process ``pid`` now, and the largest it ever had, in bytes."""
     found = {}
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         name, _, value = line.partition(":")

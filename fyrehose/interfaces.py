@@ -90,7 +90,7 @@ class ISequencer(Interface):
         """Return the last number of *stream* that was reserved."""
 
     def raise_floor(floor: int) -> None:
-        """Start every stream without numbers above *floor*, because the journal no longer lists streams up to there."""
+        """Begin new streams above *floor*: the journal has forgotten retired streams with numbers up to there."""
 
     def restore(ends: Mapping[str, int], floor: int = 0) -> None:
         """Replace the last number of every stream.
@@ -300,7 +300,7 @@ class IBroker(Interface):
 
         It is called before the stream has a record, so a subscription that begins at 0 misses nothing.
 
-        :return: a function that ends this
+        :return: a function that ends the calls
         """
 
     def exists(stream: str) -> bool:

@@ -10,8 +10,10 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable, Mapping
 from ipaddress import IPv4Network, IPv6Network, ip_network
+from pathlib import Path
 from posixpath import join
 from typing import Any, TypeVar
 
@@ -132,6 +134,20 @@ def within(folder: str, cls: type[Any], values: Mapping[str, Any]) -> dict[str, 
         else value
         for name, value in values.items()
     }
+
+
+def read_toml(option: str, path: Path) -> dict[str, Any]:
+    """Return the content of the TOML file at *path*.
+
+    :param option: the option that names the file, for error messages
+    :raises ConfigError: the file cannot be read, or is not TOML
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {option} {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"invalid {option} {path}: not TOML: {error}") from error
 
 
 def networks(text: str) -> tuple[Network, ...]:

@@ -304,6 +304,7 @@ def test_every_test_has_a_module() -> None:
         "tests/live/*",
         "tests/conformance/*",
         "tests/docs/*",
+        "tests/doubles/*",
         "tests/fuzz/*",
         "tests/kernels/*",
         "tests/trial/*",

@@ -24,7 +24,7 @@ class Wrong(Exception):
 
 @attrs.frozen(kw_only=True)
 class Job:
-    """What one connection is to do."""
+    """The work of one connection."""
 
     stream: str
     #: bytes of each message
@@ -53,7 +53,7 @@ class Wire:
         """Whatever comes before the first message; ``sock`` blocks."""
 
     def begin(self) -> bytes:
-        """What asks for messages."""
+        """Return the bytes that request messages; empty if the protocol needs none."""
         return b""
 
     def begun(self, sock: socket.socket) -> None:

@@ -15,7 +15,7 @@ _ACK = struct.Struct(">2sI")
 
 
 def event(size: int) -> bytes:
-    """What Filebeat sends, of ``size`` bytes, as far as it can be that short."""
+    """Return an event as Filebeat sends it, of ``size`` bytes, or longer if it cannot be that short."""
     document = {
         "@timestamp": "2024-05-01T10:20:30.123Z",
         "@metadata": {"beat": "filebeat", "type": "_doc", "version": "8.13.2"},

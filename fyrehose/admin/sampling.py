@@ -88,7 +88,7 @@ class Sampler:
     def watch(self, watcher: Callable[[Sample], None]) -> Callable[[], None]:
         """Call *watcher* with each new sample.
 
-        :return: a function that ends this; idempotent
+        :return: a function that ends the calls; calling it again does nothing
         """
         self._watchers.add(watcher)
         return lambda: self._watchers.discard(watcher)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fyrehose.cli.progress import progress_bar
-from fyrehose.cli.values import Duration
+from fyrehose.cli.values import DURATION
 from fyrehose.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _TARGET = click.Path(file_okay=False, path_type=Path)
 
 @click.command(short_help="Copy a journal that may be in use, and verify the copy.")
 @click.option("--follow", is_flag=True, help="Keep copying new records until Ctrl-C or SIGTERM.")
-@click.option("--every", type=Duration(), default="1s", show_default=True, help="Poll interval of --follow.")
+@click.option("--every", type=DURATION, default="1s", show_default=True, help="Poll interval of --follow.")
 @click.option("--mirror", is_flag=True, help="Delete segments that the source has deleted.")
 @click.option("--subscription", "hold", metavar="NAME", help="Named subscription: retention keeps what was not copied.")
 @_TOKEN

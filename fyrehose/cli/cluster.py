@@ -19,7 +19,7 @@ import click
 from rich.table import Table
 
 from fyrehose.cli.listing import terminal
-from fyrehose.cli.values import Duration
+from fyrehose.cli.values import DURATION, FORMAT
 from fyrehose.errors import ConfigError, FyrehoseError, MissingExtra
 from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.replication.stream import stream_of
@@ -69,7 +69,7 @@ def of_a_cluster(command: F) -> F:
 
 @cluster.command()
 @of_a_cluster
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@FORMAT
 def status(config: Path | None, urls: tuple[str, ...], name: str, form: str) -> None:
     """Show which server leads, and how far behind the others are.
 
@@ -92,7 +92,7 @@ def status(config: Path | None, urls: tuple[str, ...], name: str, form: str) -> 
 @cluster.command()
 @of_a_cluster
 @click.option("--name", "only_name", is_flag=True, help="Print the name of the server instead of its address.")
-@click.option("--wait", type=Duration(), default="60s", show_default=True, help="How long to wait for a leader.")
+@click.option("--wait", type=DURATION, default="60s", show_default=True, help="How long to wait for a leader.")
 def leader(config: Path | None, urls: tuple[str, ...], name: str, only_name: bool, wait: float) -> None:
     """Print the address of the server that leads; wait until one does.
 

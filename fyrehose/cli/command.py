@@ -17,7 +17,7 @@ from fyrehose.cli.journal import journal
 from fyrehose.cli.reseed import reseed
 from fyrehose.cli.streams import streams
 from fyrehose.cli.subscriptions import subscriptions
-from fyrehose.cli.values import Duration, Since
+from fyrehose.cli.values import DURATION, Since
 from fyrehose.cli.watching import stats, top
 from fyrehose.errors import FyrehoseError
 
@@ -156,7 +156,7 @@ def serve(arguments: tuple[str, ...]) -> None:
     help="Most unacknowledged messages.",
 )
 @click.option("--transaction", type=click.IntRange(1), metavar="N", help="Commit every N messages together (relink).")
-@click.option("--timeout", type=Duration(), default="10s", show_default=True, help="How long to wait for the server.")
+@click.option("--timeout", type=DURATION, default="10s", show_default=True, help="How long to wait for the server.")
 @click.argument("messages", nargs=-1)
 def publish(
     protocol: str,
@@ -210,9 +210,9 @@ def publish(
 @click.option("--subscription", metavar="NAME", help="Named subscription to continue.")
 @click.option("--takeover", is_flag=True, help="Displace another consumer of it.")
 @click.option("--count", type=click.IntRange(1), help="Stop after this many messages.")
-@click.option("--idle", type=Duration(), help="Stop when no message arrives for this long.")
+@click.option("--idle", type=DURATION, help="Stop when no message arrives for this long.")
 @click.option("--format", "form", type=click.Choice(["text", "json", "raw"]), default="text", show_default=True)
-@click.option("--timeout", type=Duration(), default="10s", show_default=True, help="How long to wait for the server.")
+@click.option("--timeout", type=DURATION, default="10s", show_default=True, help="How long to wait for the server.")
 def tail(
     protocol: str | None,
     places: tuple[tuple[str, int | None], ...],

@@ -12,6 +12,7 @@ import click
 from fyrehose.cli.backup import backup, restore
 from fyrehose.cli.printable import WIDE, escaped, moment
 from fyrehose.cli.progress import progress_bar
+from fyrehose.cli.values import FORMAT
 from fyrehose.errors import ConfigError, JournalCorrupt
 from fyrehose.options import shown_size
 from fyrehose.records import LAST_SEQ
@@ -72,7 +73,7 @@ def verify(directory: Path, everything: bool) -> None:
 @click.option("--stream", metavar="NAME", help="Show this stream only.")
 @click.option("--from", "first", type=click.IntRange(1, LAST_SEQ), default=1, help="First number of the stream.")
 @click.option("--limit", type=click.IntRange(0), help="Most records, runs or batches to show.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@FORMAT
 @click.option("--what", type=click.Choice(["records", "runs", "batches"]), default="records", show_default=True)
 @_EVERYTHING
 @_DIRECTORY
@@ -108,7 +109,7 @@ def dump(
 
 
 @journal.command()
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@FORMAT
 @_EVERYTHING
 @_DIRECTORY
 def stats(directory: Path, form: str, everything: bool) -> None:
@@ -196,7 +197,7 @@ def serve(directory: Path, place: str, token_file: str, hosts: str) -> None:
 
 @journal.command(short_help="List the named subscriptions, and their lag.")
 @click.option("--delete", metavar="NAME", help="Delete that of a program that reads the files.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@FORMAT
 @_DIRECTORY
 def subscriptions(directory: Path, delete: str | None, form: str) -> None:
     """List the named subscriptions in the journal's files, and how far each is behind.

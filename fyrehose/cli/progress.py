@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from fyrehose.options import shown_size
@@ -22,15 +21,22 @@ class SpeedColumn(ProgressColumn):
 
 
 @contextmanager
-def progress_bar(label: str) -> Iterator[Callable[[int, int], object]]:
-    """Show a progress bar on standard error during the context, if that is a terminal.
+def bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[[float, float], object]]:
+    """Show a bar on standard error during the context, if that is a terminal.
 
-    :return: a function to call with the bytes that are done, and their total
+    :param columns: are shown between the bar and the time that has passed
+    :return: a function to call with the amount that is done, and the total
     """
-    if not sys.stderr.isatty():
+    console = Console(stderr=True)
+    if not console.is_terminal:
         yield lambda done, total: None
         return
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), SpeedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(label, total=None)
+    shown = TextColumn("{task.description}"), BarColumn(), *columns, TimeElapsedColumn()
+    with Progress(*shown, console=console, transient=True) as progress:
+        task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def progress_bar(label: str) -> AbstractContextManager[Callable[[float, float], object]]:
+    """Show a bar of bytes, as :func:`bar` does."""
+    return bar(label, DownloadColumn(binary_units=True), SpeedColumn())

@@ -9,10 +9,11 @@ from typing import Any
 
 import click
 
-from fyrehose.cli.asking import HTTP_URL, Asker
+from fyrehose.cli.asking import DEFAULT_URL, HTTP_URL, Asker
 from fyrehose.cli.listing import terminal
 from fyrehose.cli.printable import WIDE, escaped
-from fyrehose.cli.watching import of_a_server, streams_table, with_rates
+from fyrehose.cli.values import FORMAT, asks
+from fyrehose.cli.watching import streams_table, with_rates
 from fyrehose.errors import FyrehoseError
 
 #: Most streams that the server lists in one response.
@@ -42,7 +43,8 @@ def streams() -> None:
 
 
 @streams.command("list", short_help="List the streams, the busiest first.")
-@of_a_server
+@asks(DEFAULT_URL, "admin")
+@FORMAT
 @click.option("--limit", type=click.IntRange(1, 200_000), default=200, show_default=True, help="Most streams to list.")
 @click.argument("match", default="")
 def list_streams(url: str, token_file: Path | None, ca: Path | None, form: str, limit: int, match: str) -> None:
@@ -91,9 +93,7 @@ def _show(listed: list[dict[str, Any]], matching: int) -> None:
 
 
 @streams.command(short_help="Retire streams that are not needed any more.")
-@click.option("--url", default=HTTP_URL, show_default=True, metavar="URL", help="URL of the server's http listener.")
-@click.option("--token-file", type=click.Path(path_type=Path), help="File with the server's token.")
-@click.option("--ca", type=click.Path(path_type=Path), help="PEM file of the certificate authority (https).")
+@asks(HTTP_URL, "http")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 def retire(url: str, token_file: Path | None, ca: Path | None, names: tuple[str, ...]) -> None:
     """Retire streams by name; stop at the first that the server refuses.

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from rich.table import Table
@@ -15,21 +14,9 @@ from fyrehose.cli.asking import HTTP_URL, Asker
 from fyrehose.cli.listing import terminal
 from fyrehose.cli.printable import escaped, moment
 from fyrehose.cli.streams import ListByDefault
-from fyrehose.cli.values import Since
+from fyrehose.cli.values import FORMAT, Since, asks
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _of_a_server(command: F) -> F:
-    for option in (
-        click.option("--ca", type=click.Path(path_type=Path), help="PEM file of the certificate authority (https)."),
-        click.option("--token-file", type=click.Path(path_type=Path), help="File with the server's token."),
-        click.option(
-            "--url", default=HTTP_URL, show_default=True, metavar="URL", help="URL of the server's http listener."
-        ),
-    ):
-        command = option(command)
-    return command
+_of_a_server = asks(HTTP_URL, "http")
 
 
 @click.group(cls=ListByDefault, short_help="Show or rewind positions of consumers that the server keeps.")
@@ -46,7 +33,7 @@ def subscriptions() -> None:
 
 @subscriptions.command("list")
 @_of_a_server
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@FORMAT
 def list_subscriptions(url: str, token_file: Path | None, ca: Path | None, form: str) -> None:
     """List the named subscriptions, those furthest behind first.
 

@@ -1,25 +1,58 @@
-"""Option types that several commands share."""
+"""Options, and types of options, that several commands share."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
-from fyrehose.options import duration
+from fyrehose.options import duration, size
 from fyrehose.records import LAST_SEQ
 
+F = TypeVar("F", bound=Callable[..., Any])
 
-class Duration(click.ParamType):  # type: ignore[type-arg]
-    """Option type of a duration, such as 30, 250ms, 5m or 12h; the value is in seconds."""
+#: The option of commands that print a table or JSON.
+FORMAT = click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 
-    name = "duration"
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+class Parsed(click.ParamType):  # type: ignore[type-arg]
+    """Option type whose values are parsed by a function of :mod:`fyrehose.options`."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         try:
-            return duration(str(value))
+            return self._parse(str(value))
         except ValueError as expected:
             self.fail(f"{value!r}: expected {expected}", param, ctx)
+
+
+#: Option types of a duration, such as 30, 250ms, 5m or 12h, in seconds, and of a size, such as 64k or 1G, in bytes.
+DURATION, SIZE = Parsed("duration", duration), Parsed("size", size)
+
+
+def asks(url: str, listener: str) -> Callable[[F], F]:
+    """Add the options of a command that asks a running server.
+
+    :param url: the default address
+    :param listener: the name of the listener that it asks
+    """
+    options = (
+        click.option("--ca", type=click.Path(path_type=Path), help="PEM file of the certificate authority (https)."),
+        click.option("--token-file", type=click.Path(path_type=Path), help="File with the server's token."),
+        click.option("--url", default=url, show_default=True, metavar="URL", help=f"URL of its {listener} listener."),
+    )
+
+    def add(command: F) -> F:
+        for option in options:
+            command = option(command)
+        return command
+
+    return add
 
 
 class Since(click.ParamType):  # type: ignore[type-arg]

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from rich.console import Group, RenderableType
@@ -17,9 +17,8 @@ from rich.text import Text
 from fyrehose.cli.asking import DEFAULT_URL, Asker
 from fyrehose.cli.listing import terminal
 from fyrehose.cli.printable import WIDE, escaped
+from fyrehose.cli.values import FORMAT, asks
 from fyrehose.options import shown_size
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 #: Columns that are text, besides the first.
 _TEXTS = ("stream", "cause", "endpoint", "encryption", "access", "state")
@@ -29,21 +28,9 @@ ALL_COLUMNS = 110
 SECOND = 1.1
 
 
-def of_a_server(command: F) -> F:
-    """Add the options of commands that query a server's admin listener."""
-    options = (
-        click.option("--url", default=DEFAULT_URL, show_default=True, metavar="URL", help="Admin listener."),
-        click.option("--token-file", type=click.Path(path_type=Path), help="File with the server's token."),
-        click.option("--ca", type=click.Path(path_type=Path), help="PEM file of the certificate authority."),
-        click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
 @click.command()
-@of_a_server
+@asks(DEFAULT_URL, "admin")
+@FORMAT
 def stats(url: str, token_file: Path | None, ca: Path | None, form: str) -> None:
     """Show the status of a running server.
 
@@ -62,7 +49,8 @@ def stats(url: str, token_file: Path | None, ca: Path | None, form: str) -> None
 
 
 @click.command()
-@of_a_server
+@asks(DEFAULT_URL, "admin")
+@FORMAT
 @click.option(
     "--interval", type=click.FloatRange(0.5, 3600), default=1.0, show_default=True, help="Seconds between updates."
 )

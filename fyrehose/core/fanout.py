@@ -285,11 +285,25 @@ class Fanout:
             self._schedule()
 
     def _turn(self, cursor: Cursor) -> int:
+        """Hand the next delivery to the sink of *cursor*; return its size in bytes, 0 if there is none."""
         cursor.placed = False
         delivery = self._next(cursor)
         if delivery is None:
             return 0
-        self._deliver(cursor, delivery)
+        expected = cursor.position + 1
+        cursor.position = delivery.last_seq
+        try:
+            if delivery.first_seq > expected:
+                cursor.sink.skipped(expected, delivery.first_seq - 1)
+            cursor.delivered += delivery.count
+            tally = cursor.tally
+            if cursor not in tally.relays:
+                tally.messages += delivery.count
+                tally.bytes += delivery.payload_size
+            cursor.sink.deliver(delivery)
+        except Exception as failure:
+            log.failure("a subscription to stream {stream!r} ends: its sink failed", stream=cursor.stream)
+            self._end(cursor, failure)
         # After a small delivery most cursors are at the end of the stream, so look now instead of queueing them again.
         if (delivery.size > TURN // 2 or self._next(cursor) is not None) and not cursor.paused:
             self.ready(cursor)
@@ -318,22 +332,6 @@ class Fanout:
                 place.waiting = {}
             place.waiting[cursor] = None
         return delivery
-
-    def _deliver(self, cursor: Cursor, delivery: Delivery) -> None:
-        expected = cursor.position + 1
-        cursor.position = delivery.last_seq
-        try:
-            if delivery.first_seq > expected:
-                cursor.sink.skipped(expected, delivery.first_seq - 1)
-            cursor.delivered += delivery.count
-            tally = cursor.tally
-            if cursor not in tally.relays:
-                tally.messages += delivery.count
-                tally.bytes += delivery.payload_size
-            cursor.sink.deliver(delivery)
-        except Exception as failure:
-            log.failure("a subscription to stream {stream!r} ends: its sink failed", stream=cursor.stream)
-            self._end(cursor, failure)
 
     def _delivery(self, stream: str, start: int) -> Delivery | None:
         delivery = self._recent.get((stream, start))

@@ -45,7 +45,8 @@ class InFlight:
         :param refused: called with the failure; unexpected ones, which it raises again, are passed to ``failed``
         :param size: bytes that are charged until then
         """
-        self.hold(size)
+        self.count += 1
+        self.account.hold(size)
         call.addCallbacks(self._answer, self._refuse, (answer, refused, size), errbackArgs=(refused, size))
 
     def hold(self, size: int) -> None:

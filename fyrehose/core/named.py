@@ -187,7 +187,12 @@ class NamedSubscriptions:
                     self._check_room(named.name, wanted.creator, 1)
             except TooManyNamedSubscriptions as refusal:
                 if not named.full:
-                    log.warn("stream {stream!r} and maybe others are left out: {why}", stream=stream, why=str(refusal))
+                    log.warn(
+                        "subscription {name!r} leaves out stream {stream!r}, and perhaps others: {why}",
+                        name=named.name,
+                        stream=stream,
+                        why=str(refusal),
+                    )
                 named.full = True
                 continue
             members.add(stream)

@@ -26,7 +26,6 @@ belongs to the server; it matches only patterns that begin with a dot, too.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
@@ -37,7 +36,7 @@ import attrs
 
 from fyrehose.errors import ConfigError
 from fyrehose.identity import Action, Identity
-from fyrehose.options import Network
+from fyrehose.options import Network, read_toml
 
 #: The pattern of all streams but the server's own.
 EVERY = "*"
@@ -163,12 +162,7 @@ def load(path: Path) -> Policy:
 
     :raises ConfigError: the file cannot be read, or a rule is invalid
     """
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read --policy {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"invalid --policy {path}: not TOML: {error}") from error
+    content = read_toml("--policy", path)
     try:
         return parse(content)
     except ValueError as error:

@@ -52,7 +52,10 @@ class StreamRule:
 
 @attrs.frozen
 class StreamRules:
-    """The limits of all tables, in the order of the file."""
+    """The limits of streams, from the tables ``[[stream]]`` of the configuration in the order of the file.
+
+    For each limit the first table counts that covers the stream and sets the limit.
+    """
 
     rules: tuple[StreamRule, ...] = ()
 

@@ -8,6 +8,7 @@ schedule -> perhaps a short wait for a second append (see linger.py)
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import attrs
@@ -59,7 +60,7 @@ class Commits:
             self.lingering.cancel()
             self._end_wait(company=True)
         elif self.pending.needs_commit():
-            wait = self.linger.wait() if len(self.pending) == 1 else 0.0
+            wait = self.linger.wait() if len(self.pending.appends) == 1 else 0.0
             if wait and self.worker.idle:
                 self.lingering = self.reactor.callLater(wait, self._end_wait, company=False)
             else:
@@ -86,12 +87,12 @@ class Commits:
         try:
             self._settle(self.pending.commit(self.writer))
         except Exception:
-            log.failure("an observer of the journal failed")
+            log.failure("processing a durable commit failed; please report this bug")
 
     def _commit_far(self) -> None:
-        committed = self.worker.call(lambda: self.pending.commit(self.writer))
+        committed = self.worker.call(partial(self.pending.commit, self.writer))
         committed.addCallback(self._settle)
-        committed.addErrback(lambda f: log.failure("an observer of the journal failed", f))
+        committed.addErrback(lambda f: log.failure("processing a durable commit failed; please report this bug", f))
 
     def _settle(self, commit: Commit) -> None:
         self.pending.processed(commit)

@@ -23,6 +23,7 @@ from fyrehose.interfaces import JournalState
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.packing import grouped
 from fyrehose.journal.pending import Commit, PendingAppend
 from fyrehose.journal.recovery import Recovered, recover
 from fyrehose.journal.replica import REPLICA, Applied, ReplicaWriter, cut_at_mark, set_aside_beyond
@@ -150,7 +151,7 @@ class ReplicaJournal(FileJournal):
             self._rolled(applied.rolled)
         ends: dict[str, int] = {}
         for header, runs, entries in applied.batches:
-            self._store.wrote(header, runs)
+            self._store.wrote(header, grouped(runs))
             for run in runs:
                 self._streams.wrote(run.stream, run.first_seq, run.last_seq)
                 ends[run.stream] = run.last_seq

@@ -234,12 +234,12 @@ class FileJournal:
             self._rolled(committed.rolled)
         ends: dict[str, int] = {}
         size = 0
-        for header, runs in committed.batches:
+        for header, streams in committed.batches:
             size += header.length
-            self._store.wrote(header, runs)
-            for run in runs:
-                self._streams.wrote(run.stream, run.first_seq, run.last_seq)
-                ends[run.stream] = run.last_seq
+            self._store.wrote(header, streams)
+            for stream, runs in streams.items():
+                last = ends[stream] = runs[-1].last_seq
+                self._streams.wrote(stream, runs[0].first_seq, last)
         self.meters.commit_bytes.observe(size)
         if self.settings.durability.mode == "interval" and self._sync_later is None:
             self._sync_later = self.reactor.callLater(self.settings.durability.seconds, self._sync)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import chain
 
 from crc32c import crc32c
 
@@ -68,12 +67,12 @@ def batch(kind: Kind, parts: Sequence[Run] | Sequence[Entry], **numbers: int) ->
     return header, b"".join(data)
 
 
-def grouped(many: Iterable[Run]) -> list[Run]:
-    """Return the runs in the order of a batch: grouped by stream, otherwise in their order."""
+def grouped(many: Iterable[Run]) -> dict[str, list[Run]]:
+    """Group the runs of a batch by stream; the batch has them in this order."""
     streams: dict[str, list[Run]] = {}
     for run in many:
         streams.setdefault(run.stream, []).append(run)
-    return list(chain.from_iterable(streams.values()))
+    return streams
 
 
 def _joined(pieces: Sequence[Buffer]) -> list[Buffer]:

@@ -66,24 +66,22 @@ class Pending:
     :ivar now: the wall clock, in microseconds since 1970 UTC
     :ivar failed: set after a failed commit: later appends must not be written without it
     :ivar size: size of everything that waits or is being written, in bytes; belongs to the reactor thread
+    :ivar appends: what waits, the oldest first
     """
 
     now: Callable[[], int]
     failed: bool = False
     size: int = attrs.field(default=0, init=False)
-    _appends: deque[PendingAppend] = attrs.field(factory=deque, init=False)
+    appends: deque[PendingAppend] = attrs.field(factory=deque, init=False)
     #: True while a commit is scheduled but not started.
     _scheduled: bool = attrs.field(default=False, init=False)
     #: Size of the appends since a commit was scheduled last, and of the last commit, in bytes.
     _added: int = attrs.field(default=0, init=False)
     _last: int = attrs.field(default=0, init=False)
 
-    def __len__(self) -> int:
-        return len(self._appends)
-
     def add(self, append: PendingAppend) -> None:
         """Add an append; the caller then checks :attr:`full` and :meth:`needs_commit`."""
-        self._appends.append(append)
+        self.appends.append(append)
         self._added += append.size
         self.size += append.size
 
@@ -94,7 +92,7 @@ class Pending:
 
     def needs_commit(self) -> bool:
         """Return True if the caller must schedule a commit, which then counts as scheduled."""
-        if self._scheduled or not self._appends:
+        if self._scheduled or not self.appends:
             return False
         self._scheduled = True
         self._added = 0
@@ -112,12 +110,12 @@ class Pending:
         self._scheduled = False
         appends: list[PendingAppend] = []
         size = 0
-        while self._appends and size < COMMIT:
-            appends.append(self._appends.popleft())
+        while self.appends and size < COMMIT:
+            appends.append(self.appends.popleft())
             size += appends[-1].size
         began = time.monotonic()
         if appends and not self.failed and not writer.may_commit(size + len(appends) * fmt.BATCH_HEADER.size):
-            self._appends.extendleft(reversed(appends))
+            self.appends.extendleft(reversed(appends))
             appends, size = [], 0
         result = None if self.failed or not appends else self._write(writer, appends)
         return Commit(appends, size, began, time.monotonic(), result)

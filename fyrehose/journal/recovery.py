@@ -109,7 +109,7 @@ class Recovered:
             self.streams.replay(header.kind, entries)
 
     def lines(self) -> list[str]:
-        """Return lines about the journal for the log of the server."""
+        """Describe the recovered journal in lines for the log: its streams, its end, and what was repaired."""
         records = sum(self.streams.ends.values())
         how = "closed in order" if self.closed else "not closed in order"
         first = f"{len(self.streams.ends)} streams, {records} numbers given out, log ends at {self.position} ({how})"

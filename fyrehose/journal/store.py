@@ -17,6 +17,7 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.files import Files
 from fyrehose.journal.index import Index, PackedIndex, SegmentIndex
+from fyrehose.journal.packing import grouped
 from fyrehose.journal.recovery import damaged
 from fyrehose.journal.snapshots import Snapshot, load
 from fyrehose.records import Run
@@ -48,13 +49,6 @@ class StoredBatch:
     end: int
     streams: dict[str, list[Run]]
     size: int
-
-    @classmethod
-    def of(cls, header: fmt.BatchHeader, runs: Sequence[Run]) -> StoredBatch:
-        streams: dict[str, list[Run]] = {}
-        for run in runs:
-            streams.setdefault(run.stream, []).append(run)
-        return cls(header.position, header.end, streams, header.length + RUN_COST * (1 + len(runs)))
 
 
 @attrs.define(eq=False)
@@ -141,12 +135,15 @@ class Store:
         self._keep_index(base, PackedIndex.unpack(data, base, fresh.end))
         return True
 
-    def wrote(self, header: fmt.BatchHeader, runs: list[Run]) -> None:
-        """Add a batch that was written to the active segment, to its index and to the cache."""
-        for run in runs:
-            self._active.add_run(header.position, run.stream, run.first_seq, run.last_seq)
+    def wrote(self, header: fmt.BatchHeader, streams: dict[str, list[Run]]) -> None:
+        """Add a batch that was written to the active segment, to its index and to the cache.
+
+        :param streams: the runs of the batch, by stream
+        """
+        for stream, runs in streams.items():
+            self._active.add_run(header.position, stream, runs[0].first_seq, runs[-1].last_seq)
         self._active.end = header.end
-        self._keep(header.position, StoredBatch.of(header, runs))
+        self._keep(header, streams)
 
     def before(self, base: int, stream: str) -> int:
         """Return the last number of *stream* before the segment at *base*.
@@ -227,11 +224,22 @@ class Store:
         # Most reads continue where another one stopped, and most of these in the active segment.
         place = self._places.pop((stream, start), -1)
         for base in (self._active.base,) if place > self._active.base else self._segments(stream, start):
+            found: list[Run] = []
+            scanned = 0
             try:
-                found = self._read(base, stream, start, max_bytes, place)
+                for batch in self.batches(base, stream, start, place):
+                    runs = batch.streams.get(stream, ())
+                    max_bytes = _take(runs, start, max_bytes, found)
+                    scanned += batch.size
+                    if found and (max_bytes <= 0 or scanned > ENOUGH):
+                        break
             except JournalCorrupt as error:
                 raise JournalCorrupt(f"{error} (while reading stream {stream!r} from {start})") from error
             if found:
+                last = found[-1].last_seq
+                self._places[stream, last + 1] = batch.position if runs and runs[-1].last_seq > last else batch.end
+                if len(self._places) > PLACES:
+                    self._places.popitem(last=False)
                 return tuple(found)
         return ()
 
@@ -256,22 +264,6 @@ class Store:
             # The last of the segments with the same last number before them: only it can have the next record.
             at = bisect_right(self._bases, before(self._bases[at + 1]), lo=at + 1, key=before) - 1
             yield self._bases[at]
-
-    def _read(self, base: int, stream: str, start: int, max_bytes: int, place: int) -> list[Run]:
-        found: list[Run] = []
-        scanned = 0
-        for batch in self.batches(base, stream, start, place):
-            runs = batch.streams.get(stream, ())
-            max_bytes = _take(runs, start, max_bytes, found)
-            scanned += batch.size
-            if found and (max_bytes <= 0 or scanned > ENOUGH):
-                break
-        if found:
-            last = found[-1].last_seq
-            self._places[stream, last + 1] = batch.position if runs and runs[-1].last_seq > last else batch.end
-            if len(self._places) > PLACES:
-                self._places.popitem(last=False)
-        return found
 
     def batches(self, base: int, stream: str, start: int, place: int = -1) -> Iterator[StoredBatch]:
         """Yield the batches of a segment from the one that may have record *start* to the last one of the stream.
@@ -302,10 +294,11 @@ class Store:
             runs = fmt.runs(body, header.time) if header.kind is fmt.Kind.RECORDS else []
         except (fmt.Damage, OSError) as damage:
             raise damaged(scan.path_of(self.directory, base), position, base, damage) from damage
-        return self._keep(position, StoredBatch.of(header, runs))
+        return self._keep(header, grouped(runs))
 
-    def _keep(self, position: int, batch: StoredBatch) -> StoredBatch:
-        self._cache[position] = batch
+    def _keep(self, header: fmt.BatchHeader, streams: dict[str, list[Run]]) -> StoredBatch:
+        size = header.length + RUN_COST * (1 + sum(map(len, streams.values())))
+        batch = self._cache[header.position] = StoredBatch(header.position, header.end, streams, size)
         self._cached += batch.size
         while self._cached > CACHE and len(self._cache) > 1:
             self._cached -= self._cache.popitem(last=False)[1].size

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import attrs
@@ -60,7 +61,7 @@ class Rolled:
 class Committed:
     """The result of one commit.
 
-    :ivar batches: the header and the runs of each batch
+    :ivar batches: the header and the runs of each batch, by stream
     :ivar end: the position behind the last batch
     :ivar durable: everything below this position is on disk
     :ivar rolled: the roll-over before this commit, if any
@@ -68,7 +69,7 @@ class Committed:
     :ivar many: whether :meth:`Writer.snapshot` should be called now
     """
 
-    batches: list[tuple[fmt.BatchHeader, list[Run]]]
+    batches: list[tuple[fmt.BatchHeader, dict[str, list[Run]]]]
     end: int
     durable: int
     rolled: Rolled | None
@@ -202,26 +203,26 @@ class Writer:
             raise _no_room(error) from error
         written = []
         data: list[Buffer] = []
-        position, chain = self.position, self._chain
+        position, checksum = self.position, self._chain
         for runs in batches:
             grouped = packing.grouped(runs)
             header, encoded = packing.pieces(
                 fmt.Kind.RECORDS,
-                grouped,
+                list(chain.from_iterable(grouped.values())),
                 position=position,
                 durable=self.durable,
                 time=self.time,
                 clock=clock,
-                chain=chain,
+                chain=checksum,
             )
-            position, chain = header.end, header.checksum
+            position, checksum = header.end, header.checksum
             written.append((header, grouped))
             data += encoded
         self._append(data)
-        self.position, self._chain = position, chain
+        self.position, self._chain = position, checksum
         for _, grouped in written:
-            for run in grouped:
-                self.streams.wrote(run.stream, run.first_seq, run.last_seq)
+            for stream, of in grouped.items():
+                self.streams.wrote(stream, of[0].first_seq, of[-1].last_seq)
         if self.sync_each:
             self.sync()
         rolled, self._rolled = self._rolled, None

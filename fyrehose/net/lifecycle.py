@@ -15,7 +15,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 
 class Phase(Enum):
-    """What a connection still does."""
+    """The phases of a connection, which say what it still does."""
 
     OPEN = "open"  #: it reads and handles what the peer sends
     SETTLING = "settling"  #: it ignores input, and waits until all publishes are settled

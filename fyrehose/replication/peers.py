@@ -1,4 +1,4 @@
-"""What the servers of a cluster tell each other, four times a second, through the shared log's engine.
+"""The messages between the servers of a cluster, four times a second, through the shared log's engine.
 
     in: messages of other servers      out: who leads, when each was heard, what it has on disk, where it is reached
 

@@ -74,9 +74,11 @@ class Write:
     data: bytes
 
     def take_following(self, actions: deque[Action]) -> bytes:
-        """Return the data, and what the next of *actions* write behind it, so that one sync serves them all.
+        """Join this write with the writes that continue it in *actions*, so that one sync serves them all.
 
-        These are removed from *actions*.  A segment begins with a write of its own.
+        The joined writes are removed from *actions*.  A segment begins with a write of its own.
+
+        :return: the bytes of all of them
         """
         pieces, end = [self.data], self.position + len(self.data)
         while actions and end - self.position < WRITE:
@@ -403,7 +405,7 @@ class Role:
         return next((item for item in self.inflight if item.entry == entry and not item.known), None)
 
     def _confirm(self) -> None:
-        """Process the appends that are confirmed: those before which none is unknown."""
+        """Process the oldest appends, up to the first whose outcome is not known yet."""
         while self.inflight and self.inflight[0].known:
             item = self.inflight.popleft()
             self.applied = item.expect + 1

@@ -57,7 +57,7 @@ async def begin_again(settings: ReplicationSettings, first: LogEntry) -> None:
     from nats.js.errors import NotFoundError
 
     async def quiet(error: Exception) -> None:
-        """Keep nats-py from printing a traceback; what matters fails the connection."""
+        """Ignore *error*, which nats-py would print with a traceback; if it matters, connecting fails as well."""
 
     try:
         client = await nats.connect(

@@ -30,7 +30,6 @@ Relative paths in a file are relative to its folder.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -49,7 +48,7 @@ from fyrehose.core.streams import UNLIMITED, StreamRules
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IProtocolPlugin
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.options import build, count, duration, option, size, within
+from fyrehose.options import build, count, duration, option, read_toml, size, within
 from fyrehose.replication import settings as replication
 from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.server.logs import FORMATS
@@ -207,12 +206,7 @@ def read_file(path: Path) -> FromFile:
 
     :raises ConfigError: the file cannot be read, or is invalid
     """
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read --config {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"invalid --config {path}: not TOML: {error}") from error
+    content = read_toml("--config", path)
     unknown = sorted(content.keys() - {*_TEXTS, "listen", "option", "replication", "stream"})
     if unknown:
         raise ConfigError(

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fyrehose import __version__
+from fyrehose.cli.progress import bar
+from fyrehose.cli.values import DURATION, SIZE
 from fyrehose.journal.offline.places import TOKEN_FILE
-from fyrehose.options import duration, shown_size, size
+from fyrehose.options import shown_size
 from fyrehose.spark import showing
 
 if TYPE_CHECKING:
@@ -47,20 +49,6 @@ class SparkGroup(click.Group):
                 raise
             click.echo(f"fyrehose-spark: {ours}", err=True)
             ctx.exit(ours.exit_status)
-
-
-class Text(click.ParamType[Any]):
-    """Option type that is parsed by a function of :mod:`fyrehose.options`."""
-
-    def __init__(self, name: str, convert: Callable[[str], Any]) -> None:
-        self.name = name
-        self.read = convert
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        try:
-            return self.read(str(value))
-        except ValueError as expected:
-            self.fail(f"{value!r}: expected {expected}", param, ctx)
 
 
 def _name_token(ctx: click.Context, param: click.Parameter, file: str | None) -> None:
@@ -105,7 +93,7 @@ def _open(master: str | None, memory: str, name: str) -> SparkSession:
     # PySpark hands out times in the zone of the process.
     os.environ["TZ"] = "UTC"
     time.tzset()
-    with showing.bar("starting Spark"):
+    with bar("starting Spark"):
         return session(f"fyrehose {name}", master, memory=memory)
 
 
@@ -163,20 +151,18 @@ def _monitored(where: str | None) -> Iterator[Callable[[ArchiveState], object] |
 
 @main.command(short_help="Archive a journal as Parquet files, exactly once.")
 @click.option("--follow", is_flag=True, help="Keep archiving new records until Ctrl-C.")
-@click.option("--every", type=Text("duration", duration), default="60s", show_default=True, help="Interval of rounds.")
-@click.option(
-    "--round", "round_bytes", type=Text("size", size), default="1G", show_default=True, help="Size of a round."
-)
+@click.option("--every", type=DURATION, default="60s", show_default=True, help="Interval of rounds.")
+@click.option("--round", "round_bytes", type=SIZE, default="1G", show_default=True, help="Size of a round.")
 @click.option("--subscription", "hold", metavar="NAME", help="Subscription for which retention waits.")
 @click.option(
     "--optimize",
     "optimize_every",
-    type=Text("duration", duration),
+    type=DURATION,
     default="1h",
     show_default=True,
     help="Merge files so often.",
 )
-@click.option("--keep", type=Text("duration", duration), help="Delete days that ended longer ago.")
+@click.option("--keep", type=DURATION, help="Delete days that ended longer ago.")
 @click.option("--metrics", metavar="FILE|HOST:PORT", help="Metrics for Prometheus, in FILE.prom.")
 @click.option("--server", metavar="NAME", help="Name of this journal.  [default: its host]")
 @click.option("--accept-loss", is_flag=True, help="Continue behind records that were deleted.")
@@ -431,7 +417,7 @@ def verify(journal: str, lake: str, master: str | None, memory: str) -> None:
 
 
 @main.command(short_help="Merge small files of a lake, and remove unused ones.")
-@click.option("--keep", type=Text("duration", duration), help="Delete days that ended longer ago, such as 90d.")
+@click.option("--keep", type=DURATION, help="Delete days that ended longer ago, such as 90d.")
 @click.option("--sort", is_flag=True, help="Sort finished days by stream and number; takes several times as long.")
 @click.argument("lake")
 def optimize(lake: str, keep: float | None, sort: bool) -> None:
@@ -442,7 +428,7 @@ def optimize(lake: str, keep: float | None, sort: bool) -> None:
     """
     from fyrehose.spark.jobs.optimize import optimize as run
 
-    with showing.bar("merging files"):
+    with bar("merging files"):
         done = run(lake, keep=keep, sort=sort)
     showing.table(f"optimized {lake}", ("days merged", "files", "removed"), [(done.days, done.files, done.removed)])
 
@@ -458,7 +444,7 @@ def delete(lake: str, where: str) -> None:
     """
     from fyrehose.spark.jobs.optimize import delete as run
 
-    with showing.bar("deleting"):
+    with bar("deleting"):
         count = run(lake, where)
     showing.table(f"deleted from {lake}", ("records",), [(count,)])
 

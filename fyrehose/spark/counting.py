@@ -93,7 +93,9 @@ def account_of(
 
 @attrs.define(eq=False)
 class Ahead:
-    """Accounts of the rounds that are to come.  Each header is read once, by the lag or by the round.
+    """Counts the records of the rounds that are still to come.
+
+    The header of each batch is read once, either to compute the lag or to plan a round.
 
     :ivar round_bytes: size of a round, in bytes of the journal
     """

@@ -10,19 +10,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import DownloadColumn, MofNCompleteColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from fyrehose import errors
+from fyrehose.cli.progress import bar
 from fyrehose.errors import FyrehoseError, MissingExtra
 from fyrehose.extras import SPARK
 
@@ -99,19 +92,6 @@ def _cell(value: Any) -> str:
     if isinstance(value, datetime):
         return value.isoformat(" ")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
-
-
-@contextmanager
-def bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[[float, float], object]]:
-    """Show a bar on standard error if that is a terminal; yields a function of the amount done and the total."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda done, total: None
-        return
-    shown = TextColumn("{task.description}"), BarColumn(), *columns, TimeElapsedColumn()
-    with Progress(*shown, console=console, transient=True) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 @contextmanager

@@ -42,11 +42,11 @@ def upgrade(location: str | Path, journal: str, server: str | None = None) -> in
     """
     store = LakeStore.at(location)
     if store.remote:
-        raise JournalError(f"{store} is no lake of an older version: those were always in directories")
+        raise JournalError(f"{store} is not a lake of an older version: those were always in directories")
     path = store.directory
     log = path / OLD_LOG
     if not log.is_dir():
-        raise JournalError(f"{path} is no lake of an older version: it has no directory {OLD_LOG}")
+        raise JournalError(f"{path} is not a lake of an older version: it has no directory {OLD_LOG}")
     lock = os.open(log / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
         try:

@@ -50,7 +50,7 @@ def test_lag_of_the_reactor_is_measured(watched: Any) -> None:
     assert watched.sampler.recent_quantile(3, 1.0) < 0.25, "that was long ago"
 
 
-def test_what_is_published_before_the_first_sample_is_in_the_quantiles(watched: Any) -> None:
+def test_publishes_before_the_first_sample_count_for_the_quantiles(watched: Any) -> None:
     watched.publish(b"a")
     watched.pass_time(3)
     (source,) = watched.broker.published

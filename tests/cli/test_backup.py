@@ -54,7 +54,7 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def test_there_and_back(data: Path, tmp_path: Path) -> None:
+def test_journal_is_backed_up_and_restored(data: Path, tmp_path: Path) -> None:
     backup, restored = tmp_path / "backup", tmp_path / "restored"
     result = run("backup", data, backup)
     assert result.exit_code == 0

@@ -92,7 +92,7 @@ def test_a_configuration_or_an_address_is_needed_and_not_both(words: tuple[str, 
     assert "either --config FILE or --nats URL" in run("status", *words).output
 
 
-def test_nats_that_is_not_there_is_one_line() -> None:
+def test_unreachable_nats_is_reported_in_one_line() -> None:
     ended = run("status", "--nats", "nats://127.0.0.1:1")
     assert ended.exit_code == 1
     assert ended.output.startswith("fyrehose: no NATS server of nats://127.0.0.1:1 can be reached")

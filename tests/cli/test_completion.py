@@ -13,7 +13,7 @@ from fyrehose.cli.completion import SHELLS
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_it_is_for_our_name(shell: str) -> None:
+def test_script_completes_the_command_fyrehose(shell: str) -> None:
     result = CliRunner().invoke(main, ["completion", shell], prog_name="fyrehose")
     assert result.exit_code == 0
     assert "_FYREHOSE_COMPLETE" in result.output

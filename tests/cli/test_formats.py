@@ -57,7 +57,7 @@ def test_a_terminal_is_given_nothing_that_it_would_obey() -> None:
         assert shown.replace("\n", "").isprintable()
 
 
-def test_what_needs_no_escape_is_the_same_on_a_terminal() -> None:
+def test_plain_text_is_unchanged_on_a_terminal() -> None:
     run = Run.of("s", ["日本\u3000語 👩‍🚀 \\".encode(), b"plain"], source="x").numbered(1, 0)
     for form in FORMATS:
         assert for_terminal(form)(run) == FORMATS[form](run)

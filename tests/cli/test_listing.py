@@ -26,7 +26,7 @@ def test_every_protocol_is_listed() -> None:
         assert plugins.load(name).description in output
 
 
-def test_what_is_not_installed_is_listed_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_listed_with_the_extra_that_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "not installed" not in listed()
     hidden = ("zmq", "isal", "pyspark")
     monkeypatch.setattr(extras, "find_spec", lambda name: None if name in hidden else find_spec(name))

@@ -80,7 +80,7 @@ def test_entries_of_a_server_of_the_old_log_do_not_count(config: Path, begun: li
 
 
 @pytest.mark.parametrize(("answer", "count"), [("n\n", 0), ("y\n", 1)])
-def test_it_asks_before_it_deletes_anything(
+def test_reseed_asks_before_it_deletes_anything(
     config: Path, begun: list[tuple[str, LogEntry]], answer: str, count: int
 ) -> None:
     ended = run(config, answer=answer)
@@ -88,7 +88,7 @@ def test_it_asks_before_it_deletes_anything(
     assert len(begun) == count
 
 
-def test_it_refuses_while_a_server_is_running(
+def test_reseed_refuses_while_a_server_is_running(
     config: Path, begun: list[tuple[str, LogEntry]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hear(monkeypatch, Survey([{"name": "b", "state": "follower"}], None))
@@ -101,7 +101,9 @@ def test_it_refuses_while_a_server_is_running(
     assert not begun
 
 
-def test_it_refuses_a_journal_that_was_never_one_of_a_cluster(config: Path, begun: list[tuple[str, LogEntry]]) -> None:
+def test_reseed_refuses_a_journal_that_was_never_one_of_a_cluster(
+    config: Path, begun: list[tuple[str, LogEntry]]
+) -> None:
     (config.parent / "data" / "REPLICA").unlink()
     assert "has never been the journal of a server of a cluster" in run(config, "--yes").output
     assert "has never been" in run(config, "--yes", "--data-dir", str(config.parent / "other")).output
@@ -112,7 +114,9 @@ def test_it_refuses_a_journal_that_was_never_one_of_a_cluster(config: Path, begu
     assert not begun
 
 
-def test_it_refuses_a_journal_whose_durable_mark_is_unknown(config: Path, begun: list[tuple[str, LogEntry]]) -> None:
+def test_reseed_refuses_a_journal_whose_durable_mark_is_unknown(
+    config: Path, begun: list[tuple[str, LogEntry]]
+) -> None:
     (config.parent / "data" / scan.MARK_NAME).write_bytes(b"")
     assert "the durable mark of" in run(config, "--yes").output
     assert not begun

@@ -297,7 +297,7 @@ def test_a_record_of_a_named_subscription_is_consumed_when_it_is_written(monkeyp
     assert follower.outcome == [0]
 
 
-def test_what_count_cuts_off_a_run_is_not_consumed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_beyond_count_are_not_consumed(monkeypatch: pytest.MonkeyPatch) -> None:
     follower = Follower(monkeypatch, named=NamedTail("billing"), count=2)
     follower.connect()
     done: list[Any] = []

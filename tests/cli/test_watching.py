@@ -130,7 +130,7 @@ def test_hidden_stream_names_are_an_error(monkeypatch: pytest.MonkeyPatch, form:
     assert "hides the names of its 3 streams from this client; set admin.token-file on the server" in result.output
 
 
-def test_streams_as_json(asked: list[Any]) -> None:
+def test_streams_are_printed_as_json(asked: list[Any]) -> None:
     assert json.loads(run("streams", "--format", "json")) == status()["streams"]["listed"][0]
 
 

@@ -674,7 +674,7 @@ def test_account_that_is_closed_gives_back_its_frame_once() -> None:
         assert budget.used == 0
 
 
-def test_what_is_kept_is_at_most_half_of_the_memory() -> None:
+def test_kept_state_is_limited_to_half_of_the_memory() -> None:
     budget = Budget(limit=512 * MIB)
     assert budget.keep(200 * MIB)
     assert budget.keep(56 * MIB)

@@ -83,7 +83,7 @@ def test_one_look_reads_a_limited_number_of_streams_and_the_next_continues() -> 
     assert len(named.oldest) == LOOKS + 2
 
 
-def test_what_is_known_about_a_stream_that_was_read_is_forgotten() -> None:
+def test_oldest_times_of_streams_that_were_read_are_forgotten() -> None:
     world = World()
     named = world.open("logs.*", pattern=True)
     world.clock.advance(CHECK)

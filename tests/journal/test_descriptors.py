@@ -20,7 +20,7 @@ from fyrehose.journal.offline.view import durable_by_batches, look
 from fyrehose.journal.offline.walk import Log, walk
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.recovery import recover
-from fyrehose.testing.disk import WatchedFiles
+from tests.doubles.disk import WatchedFiles
 
 
 def back_up(directory: Path) -> None:

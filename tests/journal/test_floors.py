@@ -80,7 +80,7 @@ def test_records_are_served_until_they_are_too_old_and_batch_by_batch(open_aging
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_what_is_served_is_what_the_times_of_the_records_say(open_aging: Any, time: Time, seed: int) -> None:
+def test_records_are_served_by_their_age(open_aging: Any, time: Time, seed: int) -> None:
     dice = Random(seed)
     bench = open_aging(segment_size=dice.choice([4096, 1 << 16, 1 << 20]), keep_bytes=dice.choice([0, 1 << 17]))
     times: dict[str, list[int]] = {"old.a": [], "old.b": [], "old.rare": [], "busy": []}
@@ -158,9 +158,7 @@ def test_a_clock_in_doubt_when_the_server_starts_hides_nothing(open_aging: Any, 
         assert bench.journal.bounds("old.a") == (3, 2)
 
 
-def test_what_was_too_old_for_the_last_record_stays_hidden_when_the_clock_is_in_doubt(
-    open_aging: Any, time: Time
-) -> None:
+def test_expired_records_stay_hidden_while_the_clock_is_in_doubt(open_aging: Any, time: Time) -> None:
     bench = open_aging()
     bench.append(b"a", stream="old.a")
     wait(bench, time, 150)

@@ -21,7 +21,7 @@ from fyrehose.journal.replica import ReplicaWriter
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.worker import InlineWorker, Worker
 from fyrehose.records import Buffer, Run
-from fyrehose.testing.files import FaultyFiles
+from tests.doubles.files import FaultyFiles
 
 
 class ThreadedClock(Clock):
@@ -489,7 +489,7 @@ def test_a_follower_does_not_become_writable_by_itself(member: Callable[[str], M
     assert follower.states == []
 
 
-def test_what_the_writer_thread_has_written_is_handed_over_before_it_is_synced(tmp_path: Path) -> None:
+def test_batches_of_the_writer_thread_are_handed_over_before_they_are_synced(tmp_path: Path) -> None:
     files = WatchedFiles()
     leader = Member(tmp_path / "a", SteppedWorker(), files)
     now(leader.journal.lead())

@@ -262,7 +262,7 @@ def test_random_bytes_raise_only_damage(data: bytes) -> None:
 
 def test_runs_are_grouped_by_stream_in_their_order() -> None:
     a1, b1, a2 = (Run.of(s, [p], source="t") for s, p in (("a", b"1"), ("b", b"2"), ("a", b"3")))
-    assert packing.grouped([a1, b1, a2]) == [a1, a2, b1]
+    assert list(packing.grouped([a1, b1, a2]).items()) == [("a", [a1, a2]), ("b", [b1])]
 
 
 @pytest.mark.parametrize("length", range(1, 18))

@@ -1,4 +1,4 @@
-"""Every format that was ever written is read by this version: see fyrehose/testing/formats.py."""
+"""Every format that was ever written is read by this version: see tests/doubles/formats.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from fyrehose.journal import scan
 from fyrehose.journal.offline.verify import verify
-from fyrehose.testing.formats import Author, described, write
+from tests.doubles.formats import Author, described, write
 
 FORMATS = sorted(path.parent for path in Path(__file__).with_name("formats").glob("*/expected.json"))
 
@@ -63,7 +63,7 @@ def test_retired_streams_and_snapshots_of_format_2_are_known(tmp_path: Path) -> 
 
 
 def test_a_change_of_the_format_needs_a_new_fixture(tmp_path: Path) -> None:
-    """If this fails, write a fixture of today's format: see fyrehose/testing/formats.py."""
+    """If this fails, write a fixture of today's format: see tests/doubles/formats.py."""
     write(tmp_path / "j")
     today, newest = (
         {

@@ -15,7 +15,7 @@ from fyrehose.journal.offline import dump
 from fyrehose.journal.offline.verify import verify
 from fyrehose.journal.offline.view import look
 from fyrehose.journal.quarantine import set_aside
-from fyrehose.testing.formats import Author
+from tests.doubles.formats import Author
 
 OLDER = Path(__file__).with_name("formats") / "1"
 

@@ -24,7 +24,7 @@ from fyrehose.journal.pending import COMMIT
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.settings import durability as parse_durability
 from fyrehose.records import Run
-from fyrehose.testing.files import FaultyFiles
+from tests.doubles.files import FaultyFiles
 
 
 def failed(deferred) -> Exception:  # type: ignore[no-untyped-def]
@@ -59,7 +59,7 @@ def test_pending_appends_share_the_next_commit(open_journal) -> None:
     for i in range(5):
         bench.append(b"%d" % i)
     assert len(calls) == 1
-    assert [len(append.runs) for append in bench.journal._pending._appends] == [1] * 5
+    assert [len(append.runs) for append in bench.journal._pending.appends] == [1] * 5
     bench.crash()
 
 
@@ -602,7 +602,7 @@ class TestOverload:
         for _ in range(20):
             now[0] += 1_000_000
             bench.append(b"x" * (COMMIT // 2))
-            if len(bench.journal._pending) > 4:
+            if len(bench.journal._pending.appends) > 4:
                 worker.do(1)
         worker.hold = False
         worker.do()
@@ -640,7 +640,7 @@ class TestOverload:
         worker.hold = True
         for _ in range(30):
             bench.append(*[b""] * 10_000, event_ids=bytes(160_000), event_times=bytes(80_000))
-        sent = bench.journal._pending._appends[0].size
+        sent = bench.journal._pending.appends[0].size
         assert sent > 10_000 * (4 + 16 + 8)
         worker.hold = False
         worker.do()

@@ -19,7 +19,7 @@ from fyrehose.journal.recovery import recover
 from fyrehose.journal.settings import durability
 from fyrehose.journal.writer import RESERVE
 from fyrehose.records import Run
-from fyrehose.testing.disk import RecordingFiles, WatchedFiles, images, what_stays
+from tests.doubles.disk import RecordingFiles, WatchedFiles, images, what_stays
 
 
 def patch(bench, position: int, data: bytes) -> None:  # type: ignore[no-untyped-def]
@@ -132,7 +132,7 @@ def test_a_large_range_is_set_aside_in_pieces(open_journal, monkeypatch) -> None
     assert 0 < 400 - len(records) < 400
 
 
-def test_what_was_set_aside_before_is_kept(open_journal, monkeypatch) -> None:
+def test_earlier_files_that_were_set_aside_are_kept(open_journal, monkeypatch) -> None:
     """If a start was killed while it replaced the range, the next one sets the rest aside as well."""
     bench = open_journal()
     for i in range(10):

@@ -20,8 +20,8 @@ from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import next_whole, recover
 from fyrehose.journal.writer import Writer
 from fyrehose.records import Run
-from fyrehose.testing.disk import NameAdded, RecordingFiles, images, what_stays
-from fyrehose.testing.files import FaultyFiles
+from tests.doubles.disk import NameAdded, RecordingFiles, images, what_stays
+from tests.doubles.files import FaultyFiles
 
 
 def last_segment(bench) -> Path:  # type: ignore[no-untyped-def]

@@ -17,8 +17,8 @@ from fyrehose.journal.recovery import recover
 from fyrehose.journal.replica import REPLICA, ReplicaWriter, cut_at_mark, set_aside_beyond
 from fyrehose.journal.writer import NoRoom, Writer
 from fyrehose.records import Buffer, Run
-from fyrehose.testing.disk import RecordingFiles, images
-from fyrehose.testing.files import FaultyFiles
+from tests.doubles.disk import RecordingFiles, images
+from tests.doubles.files import FaultyFiles
 
 SEGMENT = 1 << 14
 
@@ -124,7 +124,7 @@ def test_mark_never_goes_beyond_what_is_released(pair: tuple[ReplicaWriter, Repl
     assert leader.note() == released == scan.read_mark(leader.directory)
 
 
-def test_what_is_not_released_is_set_aside_at_the_next_start(pair: tuple[ReplicaWriter, ReplicaWriter]) -> None:
+def test_unreleased_batches_are_set_aside_at_the_next_start(pair: tuple[ReplicaWriter, ReplicaWriter]) -> None:
     leader, follower = pair
     commit(leader, 1)
     follow(leader, follower)
@@ -302,7 +302,7 @@ def test_a_segment_of_another_position_is_refused(pair: tuple[ReplicaWriter, Rep
     follower.apply(position, data)
 
 
-def test_what_is_set_aside_is_said_and_does_not_come_back_after_a_power_cut(tmp_path: Path) -> None:
+def test_bytes_that_were_set_aside_stay_away_after_a_power_cut(tmp_path: Path) -> None:
     leader = replica(tmp_path / "leader")
     leader.lead(1)
     for number in range(1, 40):

@@ -15,7 +15,7 @@ from fyrehose.journal.holds import Hold
 from fyrehose.journal.retention import Deletion, Verdict, expired, judge
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Store
-from fyrehose.testing.disk import RecordingFiles, images
+from tests.doubles.disk import RecordingFiles, images
 
 
 @pytest.mark.parametrize(("keep", "least"), [(1, 10), (30_000, 5), (10_000_000, 0)])

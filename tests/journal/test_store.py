@@ -13,7 +13,7 @@ from fyrehose.journal import store as stores
 from fyrehose.journal.index import PackedIndex
 from fyrehose.journal.offline.verify import verify
 from fyrehose.records import Run
-from fyrehose.testing.files import FaultyFiles
+from tests.doubles.files import FaultyFiles
 
 SMALL = 8192
 
@@ -40,7 +40,7 @@ def test_a_stream_that_is_rare_costs_no_walk_through_all_segments(open_journal, 
     assert len(loaded) < 25
 
 
-def test_what_follows_a_gap_is_found_without_a_walk(open_journal, monkeypatch) -> None:
+def test_records_behind_a_gap_are_found_without_a_walk(open_journal, monkeypatch) -> None:
     bench = open_journal(segment_size=SMALL)
     bench.append(b"before", stream="rare")
     fill(bench, 10)

@@ -13,7 +13,7 @@ from fyrehose.journal.recovery import Recovered
 from fyrehose.journal.scan import SUFFIX
 from fyrehose.journal.writer import Writer
 from fyrehose.records import Run
-from fyrehose.testing.disk import WatchedFiles
+from tests.doubles.disk import WatchedFiles
 
 COMMITS = 20_000
 

@@ -12,7 +12,7 @@ from fyrehose.journal import scan, streams
 from fyrehose.journal.recovery import Recovered, recover
 from fyrehose.journal.writer import AHEAD, PAGE, RESERVE, SMALL, NoRoom, SyncFailed, Writer
 from fyrehose.records import LAST_SEQ, Run
-from fyrehose.testing.files import FaultyFiles
+from tests.doubles.files import FaultyFiles
 
 
 def writer(directory: Path, files: FaultyFiles, sync_each: bool = False, segment_size: int = 1 << 16) -> Writer:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fyrehose.kernels.pure import columns as pure
 from fyrehose.kernels.pure import figg
 from fyrehose.records import MAX_NAME
-from fyrehose.testing.kernels import column, native_kernel
+from tests.doubles.kernels import column, native_kernel
 
 native = native_kernel("columns")
 only_native = pytest.mark.skipif(native is None, reason="the native kernels are not built")

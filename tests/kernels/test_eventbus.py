@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fyrehose.kernels.pure import eventbus as pure
-from fyrehose.testing.kernels import native_kernel
+from tests.doubles.kernels import native_kernel
 
 native = native_kernel("eventbus")
 only_native = pytest.mark.skipif(native is None, reason="the native kernels are not built")

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fyrehose.kernels.pure import lumberjack as pure
-from fyrehose.testing.kernels import column, native_kernel
+from tests.doubles.kernels import column, native_kernel
 
 native = native_kernel("lumberjack")
 only_native = pytest.mark.skipif(native is None, reason="the native kernels are not built")

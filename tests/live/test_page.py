@@ -188,7 +188,7 @@ def test_a_stream_is_followed_as_text_json_and_hex(page: Page) -> None:
     assert page.errors() == []
 
 
-def test_what_peers_say_is_text_and_nothing_else(page: Page) -> None:
+def test_text_of_peers_is_shown_as_text(page: Page) -> None:
     page.post(MARKUP, MARKUP.encode())
     page.until(lambda: MARKUP in page.rows("#streams"))
     page.find("#streams td button").click()

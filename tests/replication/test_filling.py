@@ -19,7 +19,7 @@ from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry
 from fyrehose.replication.filling import ALONE, Filler, waits
 from fyrehose.replication.peers import Peers
 from fyrehose.replication.settings import ReplicationSettings
-from fyrehose.testing.shared_log import Hub
+from tests.doubles.shared_log import Hub
 
 
 def peers(journal: str = "") -> Peers:

@@ -137,7 +137,7 @@ class TestWithRealServers:
 
         return run(test)
 
-    def test_what_one_server_says_the_others_hear(self, run: Run, nodes: NatsNodes) -> Any:
+    def test_messages_of_one_server_reach_the_others(self, run: Run, nodes: NatsNodes) -> Any:
         async def test(log: JetStreamLog) -> None:
             heard: list[bytes] = []
             other = JetStreamLog(reactor, nodes.urls, log.name)

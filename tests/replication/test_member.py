@@ -35,8 +35,8 @@ from fyrehose.replication.role import State
 from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.replication.shared_log import EntryRange
 from fyrehose.server.filling import copy_journal
-from fyrehose.testing.shared_log import Hub, MemoryLog
 from fyrehose.testing.sinks import RecordingSink
+from tests.doubles.shared_log import Hub, MemoryLog
 
 
 @attrs.define(eq=False)

@@ -57,7 +57,7 @@ def test_a_leader_that_has_handed_over_has_left_even_if_an_earlier_message_arriv
         json.dumps({"name": "b", "incarnation": 1, "epoch": 1, "state": "leader", "reported": None}).encode(),
     ],
 )
-def test_what_no_server_has_said_is_ignored(message: bytes) -> None:
+def test_messages_that_no_server_of_the_cluster_sends_are_ignored(message: bytes) -> None:
     here = peers("a")
     assert here.hear(message, 1.0) is None
     assert not here.others

@@ -29,7 +29,7 @@ from fyrehose.records import Run
 from fyrehose.replication.replicated import ReplicatedJournal
 from fyrehose.replication.role import State
 from fyrehose.replication.settings import ReplicationSettings
-from fyrehose.testing.shared_log import Hub
+from tests.doubles.shared_log import Hub
 
 TERMS = Terms(endpoint="publish:s", connector_size=1, connector_transactions=True)
 

@@ -110,7 +110,7 @@ def test_an_incomplete_batch_of_a_deposed_leader_is_not_written() -> None:
     assert actions(role) == [Write(0, b"xyz")]
 
 
-def test_what_the_journal_has_already_is_compared_and_not_written_again() -> None:
+def test_batches_that_the_journal_has_are_compared_and_not_written_again() -> None:
     role = Role(ME, 4)
     role.read(1, takeover(1, 0))
     role.read(2, data(1, 0, b"abc"))

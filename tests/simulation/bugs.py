@@ -36,7 +36,7 @@ from fyrehose.protocols.relink.registry import Registry
 from fyrehose.protocols.relink.sending import SendChannel
 from fyrehose.protocols.relink.server import RelinkProtocol
 from fyrehose.protocols.relink.transactions import Transaction
-from fyrehose.testing.disk import RecordingFiles
+from tests.doubles.disk import RecordingFiles
 
 _sync, _check, _expired = RecordingFiles.sync, fmt.BatchHeader.check, retention.expired
 _publish, _subscribe = Broker.publish, Broker.subscribe_as

@@ -13,7 +13,7 @@ from synced import batch_at
 
 from fyrehose.journal import format as fmt
 from fyrehose.journal.scan import INDEX_SUFFIX, MARK_NAME, SUFFIX
-from fyrehose.testing.disk import Tree
+from tests.doubles.disk import Tree
 
 
 @attrs.define

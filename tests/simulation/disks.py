@@ -9,7 +9,7 @@ from world import Violation
 
 from fyrehose.journal import scan
 from fyrehose.records import Buffer
-from fyrehose.testing.disk import SECTOR, Kept, Synced, Tree
+from tests.doubles.disk import SECTOR, Kept, Synced, Tree
 
 #: What a fault of the disk is called.
 FAULT = "simulated fault"

@@ -32,7 +32,7 @@ from fyrehose.journal.settings import JournalSettings
 from fyrehose.replication.replicated import ReplicatedJournal
 from fyrehose.replication.role import State
 from fyrehose.replication.settings import ReplicationSettings
-from fyrehose.testing.disk import Kept, RecordingFiles, Tree, what_stays
+from tests.doubles.disk import Kept, RecordingFiles, Tree, what_stays
 
 #: Why a server may stop: its disk failed, or the shared log begins behind its journal.
 REASONS = (FAULT, "with `fyrehose journal backup`", "the journal is failed")

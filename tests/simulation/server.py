@@ -28,7 +28,7 @@ from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.scan import read_mark
 from fyrehose.journal.settings import JournalSettings, durability
 from fyrehose.server.service import Fyrehose
-from fyrehose.testing.disk import Kept, Tree, image, what_stays
+from tests.doubles.disk import Kept, Tree, image, what_stays
 
 #: Room that the journal leaves free, in bytes.
 MIN_FREE = 1 << 20

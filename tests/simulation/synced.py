@@ -19,7 +19,7 @@ from world import Violation
 from fyrehose.journal import format as fmt
 from fyrehose.journal.files import Files
 from fyrehose.journal.scan import SUFFIX
-from fyrehose.testing.disk import Kept, RecordingFiles, Synced
+from tests.doubles.disk import Kept, RecordingFiles, Synced
 
 Read = Callable[[int, int], bytes]
 

@@ -85,7 +85,7 @@ def test_everything_is_acknowledged(peer: Any) -> None:
     assert server.seen == [[(f"s{i % 2}", i + 1, b"%d" % i) for i in range(3000)]]
 
 
-def test_what_was_not_acknowledged_is_sent_again_with_the_same_numbers(peer: Any) -> None:
+def test_unacknowledged_messages_are_sent_again_with_the_same_numbers(peer: Any) -> None:
     server, publisher = peer("acks one and closes", "closes", "acks all")
     for i in range(3):
         publisher.publish("s", b"%d" % i)

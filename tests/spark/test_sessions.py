@@ -77,7 +77,7 @@ def test_missing_java_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytes
         module.session()
 
 
-def test_what_the_jvm_says_is_settled_by_a_file_of_ours() -> None:
+def test_log_level_of_the_jvm_comes_from_our_file() -> None:
     path = Path(module._SILENT.removeprefix('-Dlog4j2.configurationFile="').removesuffix('"'))
     assert path.is_absolute()
     assert "rootLogger.level = error\n" in path.read_text()

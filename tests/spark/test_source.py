@@ -78,7 +78,7 @@ def test_a_checkpoint_of_another_journal_is_no_silence(written: Opener) -> None:
     assert StreamReader(options, SEQ).latestOffset(latest, ReadAllAvailable()) == latest
 
 
-def test_what_comes_after_the_target_is_for_the_next_run(written: Opener) -> None:
+def test_records_behind_the_target_are_left_to_the_next_run(written: Opener) -> None:
     journal = written()
     journal.fill(5)
     reader = StreamReader(SourceOptions.of({"path": str(journal.directory)}), SEQ)

@@ -93,7 +93,7 @@ def test_old_lake_is_converted_in_place_and_continues(written: Opener, tmp_path:
     assert archive(None, place, lake).rows == len(journal.records) - sum(f.rows for f in Lake.at(lake).files() if f.old)
     assert stored(lake) == journal.rows()
     assert Lake.at(lake).lost() == [("one", "s0", 900, 901)]
-    with pytest.raises(JournalError, match="is no lake of an older version"):
+    with pytest.raises(JournalError, match="is not a lake of an older version"):
         upgrade(lake, place)
 
 

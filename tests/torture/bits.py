@@ -30,7 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 from fyrehose.errors import JournalCorrupt
@@ -91,7 +91,7 @@ class Specimen:
             if writer.position + needed > size:
                 return
             writer.commit([runs], 1, 1)
-            for run in packing.grouped(runs):
+            for run in chain.from_iterable(packing.grouped(runs).values()):
                 _digest(digest, run)
 
     def _runs(self, ends: dict[str, int], dice: random.Random) -> list[Run]:

@@ -84,7 +84,7 @@ MUTANTS = (
     Mutant(
         "the chain is not carried on",
         _WRITER,
-        "position, chain = header.end, header.checksum\n",
+        "position, checksum = header.end, header.checksum\n",
         "position = header.end\n",
         _TESTS_JOURNAL,
     ),

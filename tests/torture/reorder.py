@@ -6,7 +6,7 @@
 N histories are recorded: a journal is opened, appended to, rolled, its oldest segments deleted, and mostly closed, on
 files that log what the disk was told.  Then, after each step of a history, the power goes: with everything that was not
 synced, with nothing of it, with each step of it alone, without each, and with C random choices with torn writes
-(`fyrehose.testing.disk`).  Each state that has not been seen is opened by the journal and checked as in power.py; so
+(`tests.doubles.disk`).  Each state that has not been seen is opened by the journal and checked as in power.py; so
 are the states in which a second cut leaves what the first had left, while recovery is at work on it.
 
 No root, no disk: only the rules of what a disk may do.  The status is 1 if anything was violated.  With --sabotage the
@@ -36,7 +36,7 @@ import power_writer
 
 from fyrehose.journal.files import Files
 from fyrehose.journal.settings import JournalSettings, durability
-from fyrehose.testing.disk import Noted, RecordingFiles, images
+from tests.doubles.disk import Noted, RecordingFiles, images
 
 #: How many states of a history are cut a second time while they are recovered.
 TWICE = 12

@@ -34,7 +34,7 @@ def keep(publisher: Any, *numbers: int) -> None:
         publisher.notes.message("subscriber", "s", at, wire.payload(1, number, load.LARGEST))
 
 
-def test_what_was_acknowledged_and_sent_again_is_no_problem(figg: Any) -> None:
+def test_acknowledged_messages_that_are_sent_again_are_no_problem(figg: Any) -> None:
     keep(figg, 1, 2, 2, 3, 4)
     assert figg.check(figg.acked) == []
     assert figg.notes.problems == []

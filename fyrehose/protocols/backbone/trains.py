@@ -24,19 +24,21 @@ MOST_SEGMENTS = 64
 
 @attrs.frozen(slots=True)
 class Train:
-    """Datagrams of ``segment`` bytes each in ``data``; the last may be shorter."""
+    """Datagrams of ``segment`` bytes each in ``data``; the last may be shorter.
+
+    :ivar size: of all datagrams, in bytes
+    :ivar count: number of datagrams
+    """
 
     data: Buffer
     segment: int
+    size: int = attrs.field(init=False, eq=False, repr=False)
+    count: int = attrs.field(init=False, eq=False, repr=False)
 
-    @property
-    def size(self) -> int:
-        return len(self.data)
-
-    @property
-    def count(self) -> int:
-        """Number of datagrams."""
-        return -(-len(self.data) // self.segment)
+    def __attrs_post_init__(self) -> None:
+        size = len(self.data)
+        object.__setattr__(self, "size", size)
+        object.__setattr__(self, "count", -(-size // self.segment))
 
     def datagrams(self) -> Iterator[Buffer]:
         """Yield the datagrams, one by one."""

@@ -172,7 +172,7 @@ class Pool(Shared):
             account.settle()
 
     def update(self, account: LentMessages, size: int) -> None:
-        """Add *size* bytes, which may be negative, after *account* has added them to its own size."""
+        """Add *size* bytes, which may be negative and which *account* has added to its own size already."""
         self.change(account.network, size)
         if account.size:
             self._holding[account.network, account.identity] = account

@@ -40,7 +40,7 @@ MOST_STREAMS = 30
 
 @attrs.frozen
 class Marks:
-    """What is acknowledged in one request.
+    """The acknowledgements of one request.
 
     :ivar numbers: numbers by stream; None stands for the stream of a subscription that is not one of a pattern
     """

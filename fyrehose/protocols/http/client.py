@@ -110,7 +110,10 @@ class HttpTailer:
             if after and name is not None:
                 raise ConfigError("no number suits all streams of a pattern; use --since start or --since latest")
             if after is not None and name is None:
-                raise ConfigError(f"a pattern begins with new records; leave --since out, or name one of {stream!r}")
+                raise ConfigError(
+                    f"a subscription to the pattern {stream!r} begins with new records; leave --since out, or name one "
+                    "stream"
+                )
             self._pattern = stream
         if name is not None:
             self._takeover = takeover

@@ -164,7 +164,7 @@ class PatternAnswer(LiveAnswer):
 @implementer(ISubscription)
 @attrs.frozen(eq=False)
 class _All:
-    """All subscriptions of an answer as one."""
+    """The subscriptions of one answer, which are paused and resumed together."""
 
     parts: dict[str, ISubscription]
     position: int = 0

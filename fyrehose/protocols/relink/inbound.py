@@ -57,7 +57,7 @@ class Inbound(LinkState):
         return max(each, 1), max(size, 1)
 
     def accepts(self, channels: Sequence[int]) -> bool:
-        """Return whether a message on each of *channels* would violate no rule."""
+        """Return whether the peer may send a message on each of *channels* now."""
         known = [self.receiving[id_] for id_ in channels if id_ in self.receiving]
         new = len(channels) - len(known)
         if new and (self.shutdown_received or len(self.receiving) + new > self.limits.channels):

@@ -1,4 +1,4 @@
-"""What both halves of a link share: its terms, its channels, the packets to be sent, and its shutdown."""
+"""The state that both halves of a link share: its terms, its channels, the packets to be sent, and its shutdown."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from fyrehose.protocols.relink.link import Link
 
 
 class Inputs(Protocol):
-    """What changes the state of a connection; in a state that does not expect it, each raises NoTransition."""
+    """The inputs of the machine of a connection; each raises NoTransition in a state that does not expect it."""
 
     def field(self) -> None:
         """Handle a field of the handshake, which has arrived completely."""

@@ -22,7 +22,7 @@ from fyrehose.protocols.relink.parts import Parts, parts_of
 
 @attrs.define(eq=False)
 class Channel:
-    """What the program waits for on one channel.
+    """The results that the program waits for on one channel.
 
     :ivar sent: number of each message that is not consumed, and the Deferred of its sender, in order
     :ivar closing: the Deferreds of those that close the channel

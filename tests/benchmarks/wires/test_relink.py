@@ -52,7 +52,7 @@ def test_numbers_wrap() -> None:
     assert publisher.done == (1 << 32) + 6
 
 
-def test_what_a_listener_must_not_send_is_noticed() -> None:
+def test_packets_that_a_listener_must_not_send_are_reported() -> None:
     with pytest.raises(Wrong):
         Publisher(JOB).scan(packets(Operation(channels=(0,), kind=Op.CLOSE)), 8)
 
@@ -66,7 +66,7 @@ def test_messages_are_counted_between_other_packets() -> None:
     assert subscriber.scan(heard, 7) == 0
 
 
-def test_what_was_consumed_is_said_in_time() -> None:
+def test_consumed_messages_are_acknowledged_in_time() -> None:
     subscriber, one = Subscriber(Job(stream="s", size=21, messages=SAY_EVERY + 1)), message(payload(21))
     heard = bytearray(pack_reply(1, 2) + one * SAY_EVERY)
     subscriber.scan(heard, len(heard))

@@ -39,7 +39,7 @@ def test_an_error_is_noticed() -> None:
         Publisher(JOB).scan(said, len(said))
 
 
-def test_what_follows_the_last_entry_is_asked_for() -> None:
+def test_subscriber_requests_the_entries_behind_the_last_one() -> None:
     subscriber = Subscriber(JOB)
     assert subscriber.begin().endswith(command(b"news", b"0-0")[4:])
     first = reply(b"1700000000000-0", b"1700000000000-10")

@@ -102,7 +102,7 @@ def test_a_command_may_come_in_pieces(cut: int) -> None:
     assert len(subscriber.answers) == 9
 
 
-def test_what_does_not_rise_is_noticed() -> None:
+def test_sequences_that_do_not_rise_are_reported() -> None:
     for numbers in ((2, 2), (2, 1)):
         heard = bytearray(b"".join(events(number, 1)[0] for number in numbers))
         with pytest.raises(Wrong, match="rise"):

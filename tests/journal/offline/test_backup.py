@@ -42,7 +42,7 @@ from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.streams import Streams
 from fyrehose.journal.worker import InlineWorker
 from fyrehose.records import Run
-from fyrehose.testing.disk import RecordingFiles, images
+from tests.doubles.disk import RecordingFiles, images
 
 Opener = Callable[..., Any]
 
@@ -656,7 +656,7 @@ class TestRefusals:
         backed_up(source.directory, target)
         assert is_same_log(source.directory, target)
 
-    def test_what_a_newer_version_has_written_is_left_to_it(self, source: Any, tmp_path: Path) -> None:
+    def test_segments_of_a_newer_version_are_refused(self, source: Any, tmp_path: Path) -> None:
         segment = scan.segments(source.directory)[1]
         data = bytearray(segment.path.read_bytes())
         data[8] = 9

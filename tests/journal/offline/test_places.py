@@ -110,7 +110,7 @@ def local(written: Any, monkeypatch: pytest.MonkeyPatch) -> type[Local]:
     return Local
 
 
-def test_what_a_server_says_is_what_the_directory_has(written: Any, local: type[Local]) -> None:
+def test_journal_behind_a_server_has_the_same_view_and_indexes(written: Any, local: type[Local]) -> None:
     server, directory = place("http://here:80/"), place(str(written.directory))
     assert server.view() == directory.view()
     assert [server.index(base) for base in written.journal._store.bases] == [

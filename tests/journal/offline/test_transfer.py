@@ -107,7 +107,7 @@ def test_the_end_of_a_log_is_where_mark_says_or_the_last_whole_batch(source: Any
     assert found.position == last.base, "the end of the segment before"
 
 
-def test_there_is_no_end_where_there_is_no_log(tmp_path: Path) -> None:
+def test_directory_without_a_log_has_no_tail(tmp_path: Path) -> None:
     assert tail_of(tmp_path) is None
 
 

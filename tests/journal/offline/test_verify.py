@@ -18,7 +18,7 @@ from fyrehose.journal.offline.walk import Batch, Log, walk
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.settings import durability
 from fyrehose.records import Run
-from fyrehose.testing.disk import WatchedFiles
+from tests.doubles.disk import WatchedFiles
 
 
 def fill(bench, count: int = 60) -> None:  # type: ignore[no-untyped-def]

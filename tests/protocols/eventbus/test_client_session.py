@@ -107,7 +107,7 @@ class TestTheStart:
         assert requests(one) == []
 
     @pytest.mark.parametrize("subtrees", [(), ("/a/",)])
-    def test_what_came_both_ways_is_handed_out_once(self, subtrees: tuple[str, ...]) -> None:
+    def test_events_in_a_broadcast_and_a_snapshot_are_delivered_once(self, subtrees: tuple[str, ...]) -> None:
         one = session(after=0, subtrees=subtrees)
         one.connected(0)
         requests(one)
@@ -266,7 +266,7 @@ class TestGaps:
 
 class TestTime:
     @pytest.mark.parametrize("state", ["disconnected", "asking", "quiet", "ahead", "publishing"])
-    def test_there_is_something_to_do_when_it_is_due_and_nothing_before(self, state: str) -> None:
+    def test_timer_is_due_exactly_when_work_is_due(self, state: str) -> None:
         """Otherwise the owner's timer would turn in circles, or be late."""
         subtrees = ("/a/",) if state == "ahead" else ()
         one = ready(after=0, subtrees=subtrees, recheck=5, confirm=5)
@@ -354,7 +354,7 @@ class TestAnotherJournal:
         assert requests(one) == [(ServerPort.NEW_SNAPSHOT, 0)]
 
     @pytest.mark.parametrize("subtrees", [(), ("/a/",)])
-    def test_what_was_seen_of_the_old_one_counts_no_more(self, subtrees: tuple[str, ...]) -> None:
+    def test_events_of_the_old_journal_are_forgotten_after_a_restart(self, subtrees: tuple[str, ...]) -> None:
         one = ready(after=0, subtrees=subtrees)
         one.receive_broadcasts([broadcast(1), broadcast(3), broadcast(7)], 1)
         assert one.receive_broadcasts([broadcast(2)], 2) == [Restarted()]

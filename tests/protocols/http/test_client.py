@@ -129,7 +129,7 @@ def test_a_stream_that_does_not_exist_yet_is_followed_from_its_start() -> None:
     assert bench.request == "GET /streams/a%2Fb/live?from=1 HTTP/1.1"
 
 
-def test_a_lost_connection_continues_behind_the_last_record_without_doubles() -> None:
+def test_a_lost_connection_continues_after_the_last_record_without_duplicates() -> None:
     bench = Bench(after=0)
     bench.answer(OK, event(numbered(1, b"a", b"b")))
     bench.lose()
@@ -260,7 +260,7 @@ def test_a_pattern_reports_gaps_and_streams_that_are_not_followed(log_lines: lis
 
 
 def test_a_pattern_with_a_position_is_refused() -> None:
-    with pytest.raises(ConfigError, match="a pattern begins with new records; leave --since out"):
+    with pytest.raises(ConfigError, match="begins with new records; leave --since out"):
         Bench(after=0, stream="logs.*")
     with pytest.raises(ConfigError, match="no number suits all streams of a pattern"):
         Bench(after=5, stream="logs.*", name="billing")

@@ -125,7 +125,7 @@ def test_windows_that_may_be_unacknowledged_are_counted_exactly(peer: Make) -> N
         assert fed.feed(Compressed.of(window * count).serialize()).causes == causes
 
 
-def test_what_is_postponed_is_only_kept_until_its_turn(peer: Make) -> None:
+def test_postponed_events_are_kept_until_their_turn(peer: Make) -> None:
     fed = peer()
     fed.take(fed.session.receive_data(DOCUMENT[:-1]))
     fed.session.postpone()

@@ -329,7 +329,7 @@ def test_end_of_transport_keeps_the_link() -> None:
     assert session.receive_data(MESSAGE) == []
 
 
-def test_what_came_of_a_packet_is_let_go_with_the_connection() -> None:
+def test_incomplete_packet_is_dropped_with_the_connection() -> None:
     session = listener()
     session.receive_data(MESSAGE[:5])
     assert (session.expected, session.buffered) == (8, 5)
@@ -337,7 +337,7 @@ def test_what_came_of_a_packet_is_let_go_with_the_connection() -> None:
     assert (session.expected, session.buffered) == (0, 0)
 
 
-def test_nothing_counts_behind_the_end_of_a_link() -> None:
+def test_packets_behind_the_end_of_a_link_are_ignored() -> None:
     session = listener()
     assert session.link is not None
     session.link.shutdown()

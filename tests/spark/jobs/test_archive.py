@@ -240,7 +240,7 @@ def test_damage_stops_the_archive_and_nothing_is_left_out(written: Opener, tmp_p
     assert stored(lake) == journal.brief(journal.read(stop=progress.position))
 
 
-def test_it_follows_until_it_is_stopped(written: Opener, tmp_path: Path) -> None:
+def test_archive_follows_until_it_is_stopped(written: Opener, tmp_path: Path) -> None:
     journal, lake = written(), tmp_path / "lake"
     journal.fill(10)
     state: list[Any] = []

@@ -1,6 +1,6 @@
 """Write a small journal in today's format, to be kept as a fixture.
 
-    python -m fyrehose.testing.formats tests/journal/formats/NAME
+    python -m tests.doubles.formats tests/journal/formats/NAME
 
 Run it once after the format has changed, under a new NAME, and commit what it wrote: ``tests/journal/test_formats.py``
 reads every fixture with the code of its own day.  A fixture is never written again.

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from fyrehose.testing.disk import SECTOR, RecordingFiles, WatchedFiles, image, images, what_stays
+from tests.doubles.disk import SECTOR, RecordingFiles, WatchedFiles, image, images, what_stays
 
 
 @pytest.fixture
