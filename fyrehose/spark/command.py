@@ -167,7 +167,7 @@ def _monitored(where: str | None) -> Iterator[Callable[[ArchiveState], object] |
 @click.option(
     "--round", "round_bytes", type=Text("size", size), default="1G", show_default=True, help="Size of a round."
 )
-@click.option("--subscription", "hold", metavar="NAME", help="Subscription for which retention waits.")
+@click.option("--subscription", metavar="NAME", help="Subscription for which retention waits.")
 @click.option(
     "--optimize",
     "optimize_every",
@@ -196,7 +196,7 @@ def archive(
     follow: bool,
     every: float,
     round_bytes: int,
-    hold: str | None,
+    subscription: str | None,
     optimize_every: float,
     keep: float | None,
     metrics: str | None,
@@ -236,7 +236,7 @@ def archive(
                 lake,
                 follow=follow,
                 every=every,
-                hold=hold,
+                subscription=subscription,
                 round_bytes=round_bytes,
                 optimize_every=optimize_every,
                 keep=keep,

@@ -173,7 +173,7 @@ function showJournal(journal, status) {
     ["syncs in the last minute", journal.sync_p50 === null ? "none" : `half ${within(journal.sync_p50)}, 99% ${within(journal.sync_p99)}`],
     ["commits in total", whole(journal.commits)],
     ["retention held by", journal.held_by || undefined],
-    ["subscriptions that lost records", journal.broken_holds ? count(journal.broken_holds) : undefined],
+    ["subscriptions that lost records", journal.overrun_subscriptions ? count(journal.overrun_subscriptions) : undefined],
     ["cluster", journal.cluster ? journal.cluster.summary : undefined],
     ["buffers", `${bytes(status.memory.budget_used)} of ${bytes(status.memory.budget)}`],
     ["pauses of the server", `99% ${within(status.reactor.lag_p99)} in the last minute`],
