@@ -95,8 +95,10 @@ function showStatus(status) {
       ? `${count(streams.listed.length)} of ${count(streams.total)}` : count(streams.total));
   tables.streams.show(streams.listed);
   offer(streams.listed.map((each) => each.name));
-  setText("subscribers-count", status.subscribers.total > status.subscribers.listed.length && status.subscribers.listed.length
-    ? `${count(status.subscribers.total)}, those furthest behind first` : count(status.subscribers.total));
+  // A listed subscriber may stand for several clients, such as those of the event bus.
+  const listed = status.subscribers.listed.reduce((sum, each) => sum + each.clients, 0);
+  setText("subscribers-count", listed && status.subscribers.total > listed
+    ? `${count(status.subscribers.total)}; the ${count(listed)} furthest behind are listed` : count(status.subscribers.total));
   tables.subscribers.show(unique(status.subscribers.listed));
   tables.listeners.show(status.listeners || []);
   tables.refusals.show(status.refusals);
@@ -108,7 +110,7 @@ function showStatus(status) {
 // One connection may subscribe to a stream twice; rows need keys of their own.
 function atNumber(each) {
   if (each.kind === "files") return "";
-  return each.kind === "pattern" ? `in ${count(each.streams)} streams` : whole(each.position);
+  return each.kind === "pattern" ? `in ${plural(each.streams, "stream")}` : whole(each.position);
 }
 
 function unique(listed) {
