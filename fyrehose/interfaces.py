@@ -38,7 +38,7 @@ class Unread:
 
     :ivar seq: the number of the last acknowledged record of *stream*
     :ivar time: when the subscription was used last, in microseconds since 1970 UTC
-    :ivar pinned: whether the records are kept whatever the limits of holds
+    :ivar pinned: whether the records are kept whatever the limits of subscriptions
     """
 
     name: str
@@ -49,8 +49,8 @@ class Unread:
 
 
 @attrs.frozen(slots=True)
-class FileHold:
-    """A subscription to the journal's files: a retention hold that another program has registered.
+class FileLag:
+    """How far a subscription to the journal's files is behind.
 
     :ivar behind: bytes of the log that it has not read
     :ivar time: its last update, in microseconds since 1970 UTC
@@ -66,11 +66,11 @@ class IKeeper(Interface):
 
     unread = Attribute("Called for the list of Unread of all named subscriptions; the broker sets it.")
 
-    def holds() -> list[FileHold]:
-        """Return the retention holds of programs that read the journal's files, the one furthest behind first."""
+    def subscriptions() -> list[FileLag]:
+        """Return the subscriptions of programs that read the journal's files, the one furthest behind first."""
 
-    def release(name: str) -> bool:
-        """Remove the hold *name*; return whether it was registered."""
+    def delete(name: str) -> bool:
+        """Delete the subscription *name* to the files; return whether there was one."""
 
     def is_sealed(stream: str, seq: int) -> bool:
         """Return whether record *seq* of *stream* lies in a sealed segment, or is deleted."""
@@ -379,8 +379,8 @@ class INamedSubscriptions(Interface):
     def show(named: Any) -> dict[str, object]:
         """Return the durable state of *named* as an object for JSON."""
 
-    def release(name: str) -> bool:
-        """Remove the subscription *name* to the journal's files; return whether it was registered."""
+    def forget(name: str) -> bool:
+        """Delete the subscription *name* to the journal's files; return whether there was one."""
 
     def listed() -> list[dict[str, object]]:
         """Return the subscriptions that the peer may see, as objects for JSON."""

@@ -42,7 +42,7 @@ class Pipeline:
     silver: Silver
     gold: Gold
     cluster: SparkSession | None
-    hold: str | None
+    subscription: str | None
 
     @classmethod
     def at(
@@ -51,25 +51,25 @@ class Pipeline:
         journal: str,
         tables: Path,
         streams: tuple[str, ...] = (),
-        hold: str | None = None,
+        subscription: str | None = None,
         rows: int = 500_000,
         cluster: bool = False,
     ) -> Pipeline:
         """Open the tables; they are created if necessary.
 
         :param streams: read only these; by default, all but the server's own
-        :param hold: named subscription that keeps records which bronze does not have yet
+        :param subscription: named subscription that keeps records which bronze does not have yet
         :param rows: most records of a round
         :param cluster: write bronze by tasks of Spark; in one process that is faster unless there are many workers
         """
         silver = Table(tables / "silver", SCHEMA)
         filling = Silver(spark, tables / "bronze", silver, streams or None, rows)
         gold = Gold.at(tables, spark, silver)
-        return cls(journal, tables / "bronze", filling, gold, spark if cluster else None, hold)
+        return cls(journal, tables / "bronze", filling, gold, spark if cluster else None, subscription)
 
     def advance(self) -> int:
         """Read what is new in the journal, and return how many events were added to silver."""
-        archive(self.cluster, self.journal, self.bronze, hold=self.hold)
+        archive(self.cluster, self.journal, self.bronze, subscription=self.subscription)
         total = 0
         while (count := self.silver.round()) is not None:
             total += count
@@ -114,7 +114,6 @@ def plot(gold: Gold, file: Path) -> None:
 @click.option("--every", default="10s", show_default=True, help="Interval of rounds with --follow.")
 @click.option(
     "--subscription",
-    "hold",
     metavar="NAME",
     help="Named subscription that keeps records which bronze does not have yet.",
 )
@@ -129,7 +128,7 @@ def main(
     streams: tuple[str, ...],
     follow: bool,
     every: str,
-    hold: str | None,
+    subscription: str | None,
     picture: Path | None,
     memory: str,
     master: str | None,
@@ -149,7 +148,7 @@ def main(
         with alone(tables):
             # Spark's default of 200 partitions is meant for clusters.
             spark = session("pipeline", master, memory=memory, conf={"spark.sql.shuffle.partitions": "8"})
-            pipeline = Pipeline.at(spark, journal, tables, streams, hold, cluster=master is not None)
+            pipeline = Pipeline.at(spark, journal, tables, streams, subscription, cluster=master is not None)
             maintained = time.monotonic()
             while not stopped:
                 began = time.monotonic()

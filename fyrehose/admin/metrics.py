@@ -143,11 +143,12 @@ class Exporter:
         yield _gauge("fyrehose_journal_size_bytes", "Bytes in the segment files.", status.size)
         if status.free is not None:
             yield _gauge("fyrehose_journal_free_bytes", "Free space of the journal's disk.", status.free)
-        broken = CounterMetricFamily(
-            "fyrehose_journal_broken_holds", "Retention holds that covered segments when they were deleted."
+        overrun = CounterMetricFamily(
+            "fyrehose_journal_overrun_subscriptions",
+            "Named subscriptions that had not read segments when retention deleted them.",
         )
-        broken.add_metric((), status.broken_holds)
-        yield broken
+        overrun.add_metric((), status.overrun_subscriptions)
+        yield overrun
 
     def _cluster(self) -> Iterator[Metric]:
         status = cluster_status(self.broker)

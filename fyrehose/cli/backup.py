@@ -23,12 +23,18 @@ _TARGET = click.Path(file_okay=False, path_type=Path)
 @click.option("--follow", is_flag=True, help="Keep copying new records until Ctrl-C or SIGTERM.")
 @click.option("--every", type=DURATION, default="1s", show_default=True, help="Poll interval of --follow.")
 @click.option("--mirror", is_flag=True, help="Delete segments that the source has deleted.")
-@click.option("--subscription", "hold", metavar="NAME", help="Named subscription: retention keeps what was not copied.")
+@click.option("--subscription", metavar="NAME", help="Named subscription: retention keeps what was not copied.")
 @_TOKEN
 @click.argument("source", metavar="DIR|URL")
 @click.argument("target", metavar="TO", type=_TARGET)
 def backup(
-    follow: bool, every: float, mirror: bool, hold: str | None, token_file: str | None, source: str, target: Path
+    follow: bool,
+    every: float,
+    mirror: bool,
+    subscription: str | None,
+    token_file: str | None,
+    source: str,
+    target: Path,
 ) -> None:
     """Copy a journal into TO and verify it; later calls copy only new data.
 
@@ -38,14 +44,14 @@ def backup(
         fyrehose journal backup data /mnt/backup
         fyrehose journal backup http://HOST:8120 /mnt/backup --follow
     """
-    from fyrehose.journal import holds
+    from fyrehose.journal import subscriptions
     from fyrehose.journal.files import Files
     from fyrehose.journal.offline.backup import Backup, check_target
     from fyrehose.journal.offline.places import place
     from fyrehose.journal.offline.replica import Replica
 
-    if hold is not None:
-        holds.checked_name(hold)
+    if subscription is not None:
+        subscriptions.checked_name(subscription)
     if every <= 0:
         raise ConfigError("invalid --every: expected more than 0, such as 1s")
     if follow:
@@ -53,7 +59,7 @@ def backup(
     origin = place(source, token_file)
     check_target(origin, target)
     with Replica(target, Files()) as replica:
-        copying = Backup(origin, replica, mirror=mirror, hold=hold)
+        copying = Backup(origin, replica, mirror=mirror, subscription=subscription)
         if not follow:
             with progress_bar(f"backing up {source}") as copying.progress:
                 copying.run()

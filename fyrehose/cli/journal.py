@@ -210,11 +210,11 @@ def subscriptions(directory: Path, delete: str | None, form: str) -> None:
         fyrehose journal subscriptions data --delete archive
     """
     from fyrehose.cli.subscriptions import show
-    from fyrehose.journal.holds import release
     from fyrehose.journal.offline.subscriptions import subscriptions as read
+    from fyrehose.journal.subscriptions import delete as forget
 
     if delete is not None:
-        if not release(directory, delete):
+        if not forget(directory, delete):
             raise ConfigError(
                 f"no program that reads the files of {directory} has the subscription {delete!r}; delete one of a "
                 "stream with `fyrehose subscriptions delete`"

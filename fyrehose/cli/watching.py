@@ -226,4 +226,6 @@ def _time(seconds: float | None) -> str:
     if seconds < 100:
         return f"{seconds:.3g} s"
     days, rest = divmod(int(seconds), 86_400)
-    return f"{days} d {rest // 3600} h" if days else f"{rest // 3600} h {rest % 3600 // 60} min"
+    hours, minutes = rest // 3600, rest % 3600 // 60
+    parts = ((days, "d"), (hours, "h")) if days else ((hours, "h"), (minutes, "min"))
+    return " ".join(f"{number} {unit}" for number, unit in parts if number)

@@ -20,7 +20,7 @@ from fyrehose.core.positions import Position
 from fyrehose.core.subscription import Consumer, Named
 from fyrehose.errors import Forbidden, FyrehoseError, NoSuchSubscription, SubscriptionConflict
 from fyrehose.identity import Action
-from fyrehose.interfaces import FileHold, INamedSubscriptions
+from fyrehose.interfaces import FileLag, INamedSubscriptions
 
 
 class PeerBroker(Protocol):
@@ -62,7 +62,7 @@ class NoSubscriptions:
     def show(self, named: Any) -> dict[str, object]:
         raise self._refusal()
 
-    def release(self, name: str) -> bool:
+    def forget(self, name: str) -> bool:
         raise self._refusal()
 
     def listed(self) -> list[dict[str, object]]:
@@ -148,13 +148,13 @@ class Consuming:
             shown["positions"] = {each: dict(zip(keys, values, strict=True)) for each, values in found.items()}
         return shown
 
-    def release(self, name: str) -> bool:
+    def forget(self, name: str) -> bool:
         self.peer.check(Action.CONSUME, EVERY)
-        released: bool = self.table.journal.keeper.release(name)
-        return released
+        forgotten: bool = self.table.journal.keeper.delete(name)
+        return forgotten
 
     def listed(self) -> list[dict[str, object]]:
-        """Describe the subscriptions that the peer may consume, and, if it may consume all, the retention holds."""
+        """Describe the subscriptions that the peer may consume, and, if it may consume all, those to the files."""
         permits = self.peer.permits
         found = [
             describe(self.table, named)
@@ -162,7 +162,7 @@ class Consuming:
             if named.stored is not None and permits(Action.CONSUME, named.stored.stream)
         ]
         if permits(Action.CONSUME, EVERY):
-            found += [described(hold) for hold in self.table.journal.keeper.holds()]
+            found += [described(each) for each in self.table.journal.keeper.subscriptions()]
         return found
 
     def _do(self, named: Named, change: Callable[[], Deferred[Any]]) -> Deferred[Any]:
@@ -197,6 +197,6 @@ def describe(table: NamedSubscriptions, named: Named) -> dict[str, object]:
     }
 
 
-def described(hold: FileHold) -> dict[str, object]:
+def described(lag: FileLag) -> dict[str, object]:
     """Return a subscription to the journal's files as an object for JSON."""
-    return {"name": hold.name, "kind": "files", "behind_bytes": hold.behind, "active": hold.time}
+    return {"name": lag.name, "kind": "files", "behind_bytes": lag.behind, "active": lag.time}

@@ -204,7 +204,7 @@ class NamedSubscriptions:
                 f"invalid name of a subscription: {name[:80]!r}; use 1 to 64 letters, digits, '_', '.' and '-', the "
                 "first a letter or a digit, and no '.new' at the end"
             )
-        if name in {hold.name for hold in self.journal.keeper.holds()}:
+        if name in {each.name for each in self.journal.keeper.subscriptions()}:
             raise SubscriptionInUse(f"a program that reads the journal's files has registered the name {name!r}")
 
     def _check_room(self, name: str, creator: str, count: int) -> None:

@@ -435,7 +435,7 @@ class FileJournal:
             size=position - (sealed[0][0] if sealed else self._writer.base),
             free=self._free,
             held_by=self.keeper.held_by,
-            broken_holds=self.keeper.broken_holds,
+            overrun_subscriptions=self.keeper.overrun_subscriptions,
             keep_bytes=self.settings.keep_bytes,
             keep_age=self.settings.keep_age,
             min_free=self.settings.min_free,

@@ -1,6 +1,6 @@
 """Retention of an open journal; :mod:`fyrehose.journal.retention` decides which segments are kept.
 
-in: the store, the clock, the retention holds      out: deleted segments (by the writer thread), log lines
+in: the store, the clock, the named subscriptions      out: deleted segments (by the writer thread), log lines
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.errors import JournalError
-from fyrehose.interfaces import FileHold, Unread
+from fyrehose.interfaces import FileLag, Unread
 from fyrehose.journal.clock import RecordClock
-from fyrehose.journal.holds import Hold, registered, release
 from fyrehose.journal.retention import Deletion, Verdict, judge
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Store
+from fyrehose.journal.subscriptions import FileSubscription, delete, registered
 
 log = Logger()
 
@@ -29,9 +29,9 @@ class Keeper:
     """Deletes the oldest segments of an open journal, and logs it.
 
     :ivar run: runs a function in the writer thread
-    :ivar unread: returns what named subscriptions have not acknowledged
-    :ivar held_by: name of the retention hold that keeps the oldest segments; empty if none does
-    :ivar broken_holds: how often segments were deleted that a retention hold still covered
+    :ivar unread: returns what the named subscriptions of streams have not acknowledged
+    :ivar held_by: name of the subscription that keeps the oldest segments; empty if none does
+    :ivar overrun_subscriptions: how often segments were deleted that a subscription had not read
     """
 
     directory: Path
@@ -42,14 +42,14 @@ class Keeper:
     run: Callable[[Callable[[], None]], Deferred[None]]
     unread: Callable[[], Sequence[Unread]] = attrs.field(default=tuple, init=False)
     held_by: str = attrs.field(default="", init=False)
-    broken_holds: int = attrs.field(default=0, init=False)
+    overrun_subscriptions: int = attrs.field(default=0, init=False)
     #: position of the segment in which the first unread record of a named subscription lies, by stream and number
     _places: dict[tuple[str, int], int] = attrs.field(factory=dict, init=False)
     #: The last error that was logged; the same error is not logged every second.
     _last_error: str = attrs.field(default="", init=False)
 
     def check(self, keep_from: Callable[[int], object]) -> None:
-        """Delete the segments that the settings and the retention holds no longer keep.
+        """Delete the segments that the settings and the subscriptions no longer keep.
 
         :param keep_from: stores durably where the log begins; called in the writer thread
         """
@@ -58,10 +58,10 @@ class Keeper:
                 self.store,
                 self.settings,
                 self.clock.now(),
-                self._every_hold,
+                self._every_subscription,
                 doubted=self.clock.in_doubt,
             )
-            self._log_holds(verdict)
+            self._log_subscriptions(verdict)
             for _ in range(verdict.expired):
                 self.deletion.segments.append(self.store.drop_oldest())
                 log.info("retention deletes {path}", path=self.deletion.segments[-1][0])
@@ -72,14 +72,14 @@ class Keeper:
                 self._failed, "retention could not delete a segment, and will try again: {why}"
             )
 
-    def holds(self) -> list[FileHold]:
-        """Return the retention holds of other programs, the one that is furthest behind first."""
+    def subscriptions(self) -> list[FileLag]:
+        """Return the subscriptions to the files, the one that is furthest behind first."""
         end = self.store.active.end
-        return [FileHold(hold.name, max(0, end - hold.position), hold.time) for hold in registered(self.directory)]
+        return [FileLag(each.name, max(0, end - each.position), each.time) for each in registered(self.directory)]
 
-    def release(self, name: str) -> bool:
-        """Remove the hold *name*; return whether it was registered."""
-        return any(hold.name == name for hold in registered(self.directory)) and release(self.directory, name)
+    def delete(self, name: str) -> bool:
+        """Delete the subscription *name* to the files; return whether there was one."""
+        return any(each.name == name for each in registered(self.directory)) and delete(self.directory, name)
 
     def is_sealed(self, stream: str, seq: int) -> bool:
         """Return whether record *seq* of *stream* lies in a sealed segment, or is deleted.
@@ -88,9 +88,9 @@ class Keeper:
         """
         return self.store.before(self.store.active.base, stream) >= seq
 
-    def _every_hold(self) -> list[Hold]:
-        """Return the holds of other programs and of named subscriptions, the one that is furthest behind first."""
-        furthest: dict[str, Hold] = {}
+    def _every_subscription(self) -> list[FileSubscription]:
+        """Return the subscriptions to the files and to streams, the one that is furthest behind first."""
+        furthest: dict[str, FileSubscription] = {}
         places, self._places = self._places, {}
         for each in self.unread():
             record = each.stream, each.seq + 1
@@ -98,9 +98,9 @@ class Keeper:
             if place < self.store.active.base:  # A record in a sealed segment stays there.
                 self._places[record] = place
             if each.name not in furthest or place < furthest[each.name].position:  # One of a pattern has many streams.
-                furthest[each.name] = Hold(each.name, place, each.time, each.pinned)
+                furthest[each.name] = FileSubscription(each.name, place, each.time, each.pinned)
         found = [*registered(self.directory), *furthest.values()]
-        return sorted(found, key=lambda hold: (hold.position, hold.name))
+        return sorted(found, key=lambda each: (each.position, each.name))
 
     def _failed(self, failure: Failure, message: str) -> None:
         why = failure.getErrorMessage()
@@ -108,18 +108,18 @@ class Keeper:
             log.error(message, why=why)
         self._last_error = why
 
-    def _log_holds(self, verdict: Verdict) -> None:
+    def _log_subscriptions(self, verdict: Verdict) -> None:
         held_by = "" if verdict.held_by is None else verdict.held_by.name
         if held_by != self.held_by:
             self.held_by = held_by
             if held_by:
                 log.info("subscription {name} keeps segments that would be deleted without it", name=held_by)
-        for hold in verdict.broken:
-            self.broken_holds += 1
+        for subscription in verdict.overrun:
+            self.overrun_subscriptions += 1
             log.warn(
                 "retention deletes segments that subscription {name} has not read: it is at position {position}, and "
-                "timed out or kept too much; see the options hold-timeout and hold-bytes, and `fyrehose journal "
-                "subscriptions`",
-                name=hold.name,
-                position=hold.position,
+                "timed out or kept too much; see the options subscription-timeout and subscription-bytes, and "
+                "`fyrehose journal subscriptions`",
+                name=subscription.name,
+                position=subscription.position,
             )

@@ -1,8 +1,8 @@
 """Retention: decide which of the oldest segments are deleted, and delete them.
 
-A segment that the settings do not keep is deleted as soon as no retention hold (journal/holds.py) covers it.  Holds
-have two limits, so that a reader that died or lags for ever cannot fill the disk: a hold times out when it is not
-updated (``hold-timeout``), and all holds together keep no more than ``hold-bytes``.
+A segment that the settings do not keep is deleted as soon as every named subscription has read it.  Subscriptions have
+two limits, so that a reader that died or lags for ever cannot fill the disk: a subscription that was not used for
+``subscription-timeout`` counts no more, and all together keep no more than ``subscription-bytes``.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 import attrs
 
 from fyrehose.journal.files import Files
-from fyrehose.journal.holds import Hold
 from fyrehose.journal.scan import INDEX_SUFFIX, snapshot_path_of, snapshots
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Store
+from fyrehose.journal.subscriptions import FileSubscription
 
 
 @attrs.frozen(slots=True)
@@ -24,15 +24,15 @@ class Verdict:
     """The decision about the oldest segments.
 
     :ivar expired: number of segments to delete, from the oldest on
-    :ivar held: number of further segments that only retention holds keep
-    :ivar held_by: the retention hold that is furthest behind, if ``held`` is not 0
-    :ivar broken: retention holds that cover some of the segments to delete
+    :ivar held: number of further segments that only subscriptions keep
+    :ivar held_by: the subscription that is furthest behind, if ``held`` is not 0
+    :ivar overrun: subscriptions that have not read some of the segments to delete
     """
 
     expired: int
     held: int = 0
-    held_by: Hold | None = None
-    broken: tuple[Hold, ...] = ()
+    held_by: FileSubscription | None = None
+    overrun: tuple[FileSubscription, ...] = ()
 
 
 class Deletion:
@@ -79,35 +79,35 @@ def judge(
     store: Store,
     settings: JournalSettings,
     now: int,
-    holds: Callable[[], Sequence[Hold]],
+    subscriptions: Callable[[], Sequence[FileSubscription]],
     doubted: bool = False,
 ) -> Verdict:
-    """Decide how many segments to delete: those that neither the settings nor a retention hold keeps.
+    """Decide how many segments to delete: those that neither the settings nor a named subscription keeps.
 
     :param now: microseconds since 1970 UTC
-    :param holds: returns the retention holds, the one that is furthest behind first; called only if there is a segment
-        to delete, because it reads files
+    :param subscriptions: returns the named subscriptions, the one that is furthest behind first; called only if there
+        is a segment to delete, because it reads files
     :param doubted: see :func:`expired`
     """
     count = expired(store, settings, now, doubted)
     if not count:
         return Verdict(0)
-    sealed, registered = store.sealed, holds()
-    pinned = min((hold.position for hold in registered if hold.pinned), default=sealed[count - 1][1])
+    sealed, registered = store.sealed, subscriptions()
+    pinned = min((each.position for each in registered if each.pinned), default=sealed[count - 1][1])
     count = sum(end <= pinned for _, end in sealed[:count])
     if not count:
         return Verdict(0)
-    alive = [hold for hold in registered if now - hold.time <= settings.hold_timeout * 1_000_000]
+    alive = [each for each in registered if now - each.time <= settings.subscription_timeout * 1_000_000]
     done = count
     if alive:
         done = sum(end <= alive[0].position for _, end in sealed[:count])
         held = sealed[count - 1][1] - sealed[done][0] if done < count else 0
-        while held > settings.hold_bytes:
+        while held > settings.subscription_bytes:
             held -= sealed[done][1] - sealed[done][0]
             done += 1
     deleted = sealed[done - 1][1] if done else 0
-    broken = tuple(hold for hold in registered if hold.position < deleted)
-    return Verdict(done, count - done, alive[0] if done < count else None, broken)
+    overrun = tuple(each for each in registered if each.position < deleted)
+    return Verdict(done, count - done, alive[0] if done < count else None, overrun)
 
 
 def expired(store: Store, settings: JournalSettings, now: int, doubted: bool) -> int:

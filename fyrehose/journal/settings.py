@@ -68,10 +68,12 @@ class JournalSettings:
     )
     keep_bytes: int = option(0, size, "delete the oldest segments when there are more bytes than this; 0: keep all")
     keep_age: float = option(0.0, duration, "delete segments whose newest record is older than this; 0: keep all")
-    hold_timeout: float = option(
+    subscription_timeout: float = option(
         2 * 86400.0, duration, "stop waiting for a named subscription that was not used for this long"
     )
-    hold_bytes: int = option(16 << 30, size, "limit of the bytes that are kept only because of named subscriptions")
+    subscription_bytes: int = option(
+        16 << 30, size, "limit of the bytes that are kept only because of named subscriptions"
+    )
     min_free: int = option(256 << 20, size, "refuse messages while the disk has less free space than this")
     verify: int = option(256 << 20, size, "bytes of sealed segments to check at the start, the newest first")
     quarantine: bool = option(False, boolean, "set damaged ranges aside as gaps instead of refusing to start")

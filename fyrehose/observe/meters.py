@@ -107,8 +107,8 @@ class JournalStatus:
     :ivar segments: the number of segments
     :ivar size: the size of all segments, in bytes
     :ivar free: the free space of the disk, in bytes; None if it is unknown
-    :ivar held_by: name of the retention hold that keeps the oldest segments; empty if none does
-    :ivar broken_holds: how often segments were deleted that a retention hold still covered
+    :ivar held_by: name of the subscription that keeps the oldest segments; empty if none does
+    :ivar overrun_subscriptions: how often segments were deleted that a subscription had not read
     :ivar keep_bytes: retention deletes the oldest segments beyond this size, in bytes; 0: no limit
     :ivar keep_age: retention deletes segments that are older than this, in seconds; 0: no limit
     :ivar min_free: the free space below which messages are refused, in bytes
@@ -122,7 +122,7 @@ class JournalStatus:
     size: int
     free: int | None
     held_by: str
-    broken_holds: int
+    overrun_subscriptions: int
     keep_bytes: int = 0
     keep_age: float = 0.0
     min_free: int = 0

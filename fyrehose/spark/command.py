@@ -153,7 +153,7 @@ def _monitored(where: str | None) -> Iterator[Callable[[ArchiveState], object] |
 @click.option("--follow", is_flag=True, help="Keep archiving new records until Ctrl-C.")
 @click.option("--every", type=DURATION, default="60s", show_default=True, help="Interval of rounds.")
 @click.option("--round", "round_bytes", type=SIZE, default="1G", show_default=True, help="Size of a round.")
-@click.option("--subscription", "hold", metavar="NAME", help="Subscription for which retention waits.")
+@click.option("--subscription", metavar="NAME", help="Subscription for which retention waits.")
 @click.option(
     "--optimize",
     "optimize_every",
@@ -182,7 +182,7 @@ def archive(
     follow: bool,
     every: float,
     round_bytes: int,
-    hold: str | None,
+    subscription: str | None,
     optimize_every: float,
     keep: float | None,
     metrics: str | None,
@@ -222,7 +222,7 @@ def archive(
                 lake,
                 follow=follow,
                 every=every,
-                hold=hold,
+                subscription=subscription,
                 round_bytes=round_bytes,
                 optimize_every=optimize_every,
                 keep=keep,

@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import implementer
 
 from fyrehose.errors import Closed, PublishError, ReadOnly
-from fyrehose.interfaces import FileHold, IJournal, IJournalObserver, IKeeper, JournalState, Unread
+from fyrehose.interfaces import FileLag, IJournal, IJournalObserver, IKeeper, JournalState, Unread
 from fyrehose.records import Run
 
 
@@ -19,20 +19,20 @@ from fyrehose.records import Run
 class MemoryKeeper:
     """Retention that deletes nothing by itself.
 
-    :ivar kept: the retention holds of other programs
+    :ivar kept: the subscriptions to the files
     :ivar sealed: whether every record counts as one in a sealed segment
     """
 
     unread: Callable[[], Sequence[Unread]] = tuple
-    kept: list[FileHold] = attrs.field(factory=list)
+    kept: list[FileLag] = attrs.field(factory=list)
     sealed: bool = False
 
-    def holds(self) -> list[FileHold]:
+    def subscriptions(self) -> list[FileLag]:
         return list(self.kept)
 
-    def release(self, name: str) -> bool:
-        found = [hold for hold in self.kept if hold.name == name]
-        self.kept = [hold for hold in self.kept if hold.name != name]
+    def delete(self, name: str) -> bool:
+        found = [each for each in self.kept if each.name == name]
+        self.kept = [each for each in self.kept if each.name != name]
         return bool(found)
 
     def is_sealed(self, stream: str, seq: int) -> bool:

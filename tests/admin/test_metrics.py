@@ -15,7 +15,7 @@ from fyrehose.admin.sampling import Sampler, StreamRates
 from fyrehose.admin.status import Status, summary
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
-from fyrehose.journal import holds
+from fyrehose.journal import subscriptions
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.worker import InlineWorker
 from fyrehose.observe.meters import ClusterStatus
@@ -110,20 +110,20 @@ def test_metrics_of_the_journal(real: Status) -> None:
     assert labelled(samples, "fyrehose_journal_durable_bytes")[()] > 10_000
     assert labelled(samples, "fyrehose_journal_segments")[()] == 1
     assert labelled(samples, "fyrehose_journal_free_bytes")[()] > 0
-    assert labelled(samples, "fyrehose_journal_broken_holds_total")[()] == 0
+    assert labelled(samples, "fyrehose_journal_overrun_subscriptions_total")[()] == 0
     assert labelled(samples, "fyrehose_subscription_lag_bytes") == {}
     journal = real.complete()["journal"]
     assert journal["durable"] == labelled(samples, "fyrehose_journal_durable_bytes")[()]
     assert (journal["durability"], journal["commits"], journal["commit_bytes_p50"]) == ("batch", 5, 4096)
 
 
-def test_retention_holds_show_how_far_their_readers_are_behind(real: Status) -> None:
+def test_subscriptions_to_the_files_show_how_far_their_programs_are_behind(real: Status) -> None:
     real.broker.publish([Run.of("s", [b"x" * 2000], source="test")])
     before = real.complete()["journal"]
     directory, now = Path(before["directory"]), 1000.0
     real.sampler.now = lambda: now
-    holds.update(directory, "archive", before["durable"] - 100, int((now - 5) * 1e6))
-    holds.update(directory, "ahead", before["durable"] + 100, int((now + 5) * 1e6))
+    subscriptions.update(directory, "archive", before["durable"] - 100, int((now - 5) * 1e6))
+    subscriptions.update(directory, "ahead", before["durable"] + 100, int((now + 5) * 1e6))
     assert [
         (each["kind"], each["name"], each["behind_bytes"]) for each in real.complete()["subscriptions"]["listed"]
     ] == [

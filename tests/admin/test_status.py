@@ -14,7 +14,7 @@ from fyrehose.admin import census, metrics
 from fyrehose.admin.status import summary, time_to_full
 from fyrehose.core import fanout
 from fyrehose.core.broker import Broker
-from fyrehose.interfaces import FileHold, JournalState
+from fyrehose.interfaces import FileLag, JournalState
 from fyrehose.observe.listeners import Listener
 from fyrehose.observe.meters import ClusterStatus, JournalMeters, JournalStatus
 from fyrehose.testing import RecordingSink
@@ -119,7 +119,7 @@ def test_publishers_and_the_time_until_acknowledgement_are_shown_by_protocol(wat
 
 def journal_with(**figures: Any) -> JournalStatus:
     fields: dict[str, Any] = {"directory": "d", "durability": "batch", "position": 0, "durable": 0, "segments": 1}
-    fields |= {"size": 1_000, "free": 10_000, "held_by": "", "broken_holds": 0, "meters": JournalMeters()}
+    fields |= {"size": 1_000, "free": 10_000, "held_by": "", "overrun_subscriptions": 0, "meters": JournalMeters()}
     return JournalStatus(**{**fields, **figures})
 
 
@@ -290,7 +290,7 @@ def test_named_subscriptions_are_listed_the_one_furthest_behind_first(watched: A
 
 
 def test_programs_that_read_the_files_are_listed_behind_the_consumers_of_streams(watched: Any) -> None:
-    watched.broker.journal.keeper.kept.append(FileHold("archive", 600, 990_000_000))
+    watched.broker.journal.keeper.kept.append(FileLag("archive", 600, 990_000_000))
     watched.broker.named.open("billing", "s", 0)
     consumer, files = watched.status.complete()["subscriptions"]["listed"]
     assert (consumer["kind"], consumer["name"]) == ("stream", "billing")

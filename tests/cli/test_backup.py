@@ -15,7 +15,7 @@ from zope.interface import implementer
 
 from fyrehose.cli import main
 from fyrehose.interfaces import IJournalObserver, JournalState
-from fyrehose.journal import holds, scan
+from fyrehose.journal import scan, subscriptions
 from fyrehose.journal.files import lock
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
@@ -106,7 +106,9 @@ def test_damage_is_status_3(data: Path, tmp_path: Path) -> None:
 
 def test_backup_registers_a_named_subscription(data: Path, tmp_path: Path) -> None:
     assert run("backup", data, tmp_path / "backup", "--subscription", "nightly").exit_code == 0
-    assert [(hold.name, hold.position) for hold in holds.registered(data)] == [("nightly", scan.read_mark(data))]
+    assert [(each.name, each.position) for each in subscriptions.registered(data)] == [
+        ("nightly", scan.read_mark(data))
+    ]
     assert "nightly" in run("subscriptions", data).output
     assert run("subscriptions", data, "--delete", "nightly").output == "subscription nightly deleted\n"
     again = run("subscriptions", data, "--delete", "nightly")
@@ -133,7 +135,7 @@ def test_from_another_machine_with_a_token(data: Path, tmp_path: Path, serve: Ca
     result = run("backup", url, tmp_path / "backup", "--token-file", token, "--subscription", "far")
     assert (result.exit_code, result.output.partition(" in ")[0]) == (0, "30 records")
     assert run("dump", tmp_path / "backup").output == run("dump", data).output
-    assert [hold.name for hold in holds.registered(data)] == ["far"]
+    assert [each.name for each in subscriptions.registered(data)] == ["far"]
     served = serve(tmp_path / "backup", "--token-file", str(token))
     result = run("restore", served, tmp_path / "restored", "--token-file", token)
     assert (result.exit_code, result.output.partition(" in ")[0]) == (0, "30 records")

@@ -101,6 +101,24 @@ def test_streams_are_listed_as_a_table(asked: list[Any]) -> None:
     assert asked[0][0] == "http://elsewhere:1"
 
 
+@pytest.mark.parametrize(
+    ("age", "text"),
+    [
+        (99.9, "99.9 s"),
+        (130.0, "2 min"),
+        (3600.0, "1 h"),
+        (3700.0, "1 h 1 min"),
+        (86_400.0, "1 d"),
+        (93_599.0, "1 d 1 h"),
+    ],
+)
+def test_ages_leave_out_a_part_that_is_zero(monkeypatch: pytest.MonkeyPatch, age: float, text: str) -> None:
+    made = status()
+    made["streams"]["listed"][0]["oldest_age"] = age
+    monkeypatch.setattr(Asker, "status", lambda *_, **__: made)
+    assert f" MiB {text} 0 s 2" in " ".join(run("streams").splitlines()[2].split())
+
+
 def test_more_streams_than_one_answer_holds_are_fetched_page_by_page(
     asked: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

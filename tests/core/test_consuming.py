@@ -15,7 +15,7 @@ from fyrehose.core.policy import parse
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import Forbidden
 from fyrehose.identity import Identity
-from fyrehose.interfaces import FileHold, INamedSubscriptions
+from fyrehose.interfaces import FileLag, INamedSubscriptions
 from fyrehose.testing import MemoryJournal
 
 POLICY = parse(
@@ -32,7 +32,7 @@ POLICY = parse(
 def make() -> Broker:
     broker = Broker(Clock(), MemoryJournal(), Sequencer(), guard=Guard(POLICY))
     broker.open()
-    broker.journal.keeper.kept.append(FileHold("archive", 5, 6))
+    broker.journal.keeper.kept.append(FileLag("archive", 5, 6))
     for stream in ("logs.a", "audit"):
         broker.named.open(f"of-{stream}", stream, 0)
     return broker
@@ -87,9 +87,9 @@ def test_a_peer_sees_the_subscriptions_that_it_may_consume() -> None:
 def test_subscriptions_to_files_are_removed_by_peers_that_may_consume_everything() -> None:
     broker = make()
     with pytest.raises(Forbidden):
-        named_of(broker, "10.0.0.1").release("archive")
-    assert named_of(broker, "10.0.0.3").release("archive")
-    assert not named_of(broker, "10.0.0.3").release("archive")
+        named_of(broker, "10.0.0.1").forget("archive")
+    assert named_of(broker, "10.0.0.3").forget("archive")
+    assert not named_of(broker, "10.0.0.3").forget("archive")
 
 
 def test_subscriptions_count_for_the_network_of_their_creator() -> None:

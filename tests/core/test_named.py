@@ -23,7 +23,7 @@ from fyrehose.errors import (
     SubscriptionInUse,
     TooManyNamedSubscriptions,
 )
-from fyrehose.interfaces import FileHold, JournalState
+from fyrehose.interfaces import FileLag, JournalState
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal
 
@@ -244,7 +244,7 @@ def test_invalid_names_are_refused(name: str) -> None:
 
 def test_the_name_of_a_program_that_reads_the_files_is_refused() -> None:
     world = World()
-    world.journal.keeper.kept.append(FileHold("archive", 5, 6))
+    world.journal.keeper.kept.append(FileLag("archive", 5, 6))
     assert isinstance(refusal(world.named.open("archive", "s", 0)), SubscriptionInUse)
 
 

@@ -105,7 +105,7 @@ def test_the_cron_job_runs_a_valid_command_and_never_two_at_once() -> None:
     mounted = container["volumeMounts"][0]["mountPath"]
     assert token == f"--token-file={mounted}/token"
     options = archive_options(container["command"][:-1])
-    assert (options["engine"], options["follow"], options["hold"]) == ("local", False, "lake")
+    assert (options["engine"], options["follow"], options["subscription"]) == ("local", False, "lake")
     assert LakeStore.at(options["lake"]).remote
     (rule,) = template["podFailurePolicy"]["rules"]
     assert rule["onExitCodes"] == {

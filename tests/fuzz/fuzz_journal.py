@@ -1,4 +1,4 @@
-"""Random bytes for the journal: headers, bodies, whole segments, indexes, and retention holds.
+"""Random bytes for the journal: headers, bodies, whole segments, indexes, and subscriptions.
 
     python tests/fuzz/fuzz_journal.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
 
@@ -23,7 +23,7 @@ with harness.instrumented("fyrehose.journal"):
 
     from fyrehose.errors import JournalError
     from fyrehose.journal import format as fmt
-    from fyrehose.journal import holds, index, packing, scan
+    from fyrehose.journal import index, packing, scan, subscriptions
     from fyrehose.journal.files import Files
     from fyrehose.journal.offline.verify import verify
     from fyrehose.journal.quarantine import set_aside
@@ -169,13 +169,13 @@ def indexes(data: bytes) -> None:
 
 
 def marks(data: bytes) -> None:
-    """Damage the file of a retention hold, and a mark."""
+    """Damage the file of a subscription, and a mark."""
     dice = harness.Dice(data)
-    folder = DIRECTORY / holds.FOLDER
+    folder = DIRECTORY / subscriptions.FOLDER
     folder.mkdir(exist_ok=True)
     texts = (b'{"position": 1, "time": 2}', b'{"position": Infinity, "time": 0}', b"[" * 5000, b'{"position": "\xff"}')
     folder.joinpath("r").write_bytes(dice.choice((dice.damaged(dice.choice(texts)), data)))
-    assert [hold.name for hold in holds.registered(DIRECTORY)] == ["r"]
+    assert [each.name for each in subscriptions.registered(DIRECTORY)] == ["r"]
     folder.joinpath("r").unlink()
     folder.rmdir()
     mark = dice.number(64)

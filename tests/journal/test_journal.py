@@ -828,7 +828,7 @@ def test_status_reports_the_figures(open_journal) -> None:
     assert status.size == status.position - before.position + before.size
     assert status.free is not None
     assert status.free > 0
-    assert (status.held_by, status.broken_holds) == ("", 0)
+    assert (status.held_by, status.overrun_subscriptions) == ("", 0)
     meters = status.meters
     assert meters.commit_bytes.count == meters.commit_seconds.count == 20
     assert meters.commit_bytes.total > 20 * 900

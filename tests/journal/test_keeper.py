@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fyrehose.interfaces import FileHold, Unread
-from fyrehose.journal import holds, scan
+from fyrehose.interfaces import FileLag, Unread
+from fyrehose.journal import scan, subscriptions
 
 
 def test_reading_continues_while_retention_deletes(open_journal) -> None:
@@ -33,52 +33,52 @@ def test_index_is_deleted_with_its_segment(open_journal) -> None:
     assert indexes < {segment.path.stem for segment in scan.segments(bench.directory)}
 
 
-def test_retention_hold_keeps_segments(open_journal, log_lines: list[str]) -> None:
-    bench = open_journal(segment_size=4096, keep_bytes=10_000, hold_timeout=100.0)
-    holds.update(bench.directory, "lake", 0, now=1_000_000)
+def test_subscription_to_the_files_keeps_segments(open_journal, log_lines: list[str]) -> None:
+    bench = open_journal(segment_size=4096, keep_bytes=10_000, subscription_timeout=100.0)
+    subscriptions.update(bench.directory, "lake", 0, now=1_000_000)
     for i in range(100):
         bench.append(b"%03d" % i * 100)
     assert bench.journal.bounds("s") == (1, 100)
     assert bench.journal.status().held_by == "lake"
     third = scan.segments(bench.directory)[3].base
-    holds.update(bench.directory, "lake", third, now=1_000_000)
+    subscriptions.update(bench.directory, "lake", third, now=1_000_000)
     bench.clock.advance(1)
     assert scan.segments(bench.directory)[0].base == third
     assert bench.payloads("s", 1)[-1] == b"099" * 100
-    holds.update(bench.directory, "lake", 1 << 60, now=1_000_000)
+    subscriptions.update(bench.directory, "lake", 1 << 60, now=1_000_000)
     bench.clock.advance(1)
     assert bench.journal.status().held_by == ""
-    assert bench.journal.status().broken_holds == 0
+    assert bench.journal.status().overrun_subscriptions == 0
     assert sum(segment.size for segment in scan.segments(bench.directory)) <= 10_000 + 2 * 4096
     assert len([line for line in log_lines if "subscription lake keeps" in line]) == 1
 
 
-def test_retention_hold_times_out(open_journal, log_lines: list[str]) -> None:
+def test_subscription_to_the_files_times_out(open_journal, log_lines: list[str]) -> None:
     now = [1_000_000]
-    bench = open_journal(segment_size=4096, keep_bytes=10_000, hold_timeout=100.0, now=lambda: now[0])
-    holds.update(bench.directory, "dead", 0, now=1_000_000)
+    bench = open_journal(segment_size=4096, keep_bytes=10_000, subscription_timeout=100.0, now=lambda: now[0])
+    subscriptions.update(bench.directory, "dead", 0, now=1_000_000)
     for i in range(50):
         bench.append(b"%03d" % i * 100)
     assert bench.journal.bounds("s")[0] == 1
     now[0] += 101_000_000
     bench.clock.advance(1)
     assert bench.journal.bounds("s")[0] > 1
-    assert bench.journal.status().broken_holds == 1
+    assert bench.journal.status().overrun_subscriptions == 1
     assert any("subscription dead has not read: it is at position 0" in line for line in log_lines)
 
 
-def test_retention_holds_keep_no_more_than_hold_bytes(open_journal) -> None:
-    bench = open_journal(segment_size=4096, keep_bytes=10_000, hold_bytes=20_000)
-    holds.update(bench.directory, "slow", 0, now=1_000_000)
+def test_subscriptions_keep_no_more_than_subscription_bytes(open_journal) -> None:
+    bench = open_journal(segment_size=4096, keep_bytes=10_000, subscription_bytes=20_000)
+    subscriptions.update(bench.directory, "slow", 0, now=1_000_000)
     for i in range(300):
         bench.append(b"%03d" % i * 100)
     assert sum(segment.size for segment in scan.segments(bench.directory)) <= 10_000 + 20_000 + 3 * 4096
-    assert bench.journal.status().broken_holds > 0
+    assert bench.journal.status().overrun_subscriptions > 0
     assert bench.journal.status().held_by == "slow"
 
 
 def test_retention_keeps_what_a_named_subscription_has_not_acknowledged(open_journal) -> None:
-    bench = open_journal(segment_size=4096, keep_bytes=10_000, hold_timeout=100.0)
+    bench = open_journal(segment_size=4096, keep_bytes=10_000, subscription_timeout=100.0)
     position = 0
     bench.journal.keeper.unread = lambda: [Unread("billing", "s", position, 1_000_000)]
     for i in range(100):
@@ -105,28 +105,28 @@ def test_a_subscription_at_the_end_of_a_quiet_stream_keeps_nothing(open_journal)
     assert bench.journal.bounds("s")[0] > 1
 
 
-def test_the_limits_of_holds_apply_to_named_subscriptions(open_journal) -> None:
-    bench = open_journal(segment_size=4096, keep_bytes=10_000, hold_bytes=20_000)
+def test_the_limits_apply_to_subscriptions_of_streams(open_journal) -> None:
+    bench = open_journal(segment_size=4096, keep_bytes=10_000, subscription_bytes=20_000)
     bench.journal.keeper.unread = lambda: [Unread("slow", "s", 0, 1_000_000)]
     for i in range(200):
         bench.append(b"%03d" % i * 100)
     assert sum(segment.size for segment in scan.segments(bench.directory)) <= 10_000 + 20_000 + 3 * 4096
-    assert bench.journal.status().broken_holds > 0
+    assert bench.journal.status().overrun_subscriptions > 0
 
 
 @pytest.mark.parametrize("streams", ["a", "abc"])
-def test_a_subscription_of_many_streams_is_one_hold(open_journal, streams: str) -> None:
-    bench = open_journal(segment_size=4096, keep_bytes=10_000, hold_bytes=0)
+def test_a_subscription_of_many_streams_counts_once(open_journal, streams: str) -> None:
+    bench = open_journal(segment_size=4096, keep_bytes=10_000, subscription_bytes=0)
     for stream in "abc":
         bench.append(b"old", stream=stream)
     bench.journal.keeper.unread = lambda: [Unread("slow", stream, 0, 1_000_000) for stream in streams]
-    while not bench.journal.status().broken_holds:
+    while not bench.journal.status().overrun_subscriptions:
         bench.append(b"x" * 300)
-    assert bench.journal.status().broken_holds == 1
+    assert bench.journal.status().overrun_subscriptions == 1
 
 
 def test_pinned_records_are_kept_whatever_the_limits(open_journal) -> None:
-    bench = open_journal(segment_size=4096, keep_bytes=10_000, hold_bytes=0, hold_timeout=1.0)
+    bench = open_journal(segment_size=4096, keep_bytes=10_000, subscription_bytes=0, subscription_timeout=1.0)
     bench.append(b"checkpoint", stream="own")
     bench.journal.keeper.unread = lambda: [Unread("", "own", 0, 0, pinned=True)]
     for i in range(100):
@@ -136,14 +136,14 @@ def test_pinned_records_are_kept_whatever_the_limits(open_journal) -> None:
     assert not bench.journal.keeper.is_sealed("s", 100)
 
 
-def test_holds_are_listed_and_released(open_journal) -> None:
+def test_subscriptions_are_listed_and_deleted(open_journal) -> None:
     bench = open_journal()
     bench.append(b"x" * 1000)
-    holds.update(bench.directory, "lake", 100, now=7)
+    subscriptions.update(bench.directory, "lake", 100, now=7)
     end = bench.journal.status().position
-    assert bench.journal.keeper.holds() == [FileHold("lake", end - 100, 7)]
-    holds.update(bench.directory, "lake", end, now=8)
-    assert bench.journal.keeper.holds() == [FileHold("lake", 0, 8)]
-    assert bench.journal.keeper.release("lake")
-    assert not bench.journal.keeper.release("lake")
-    assert not bench.journal.keeper.release("../LOCK")
+    assert bench.journal.keeper.subscriptions() == [FileLag("lake", end - 100, 7)]
+    subscriptions.update(bench.directory, "lake", end, now=8)
+    assert bench.journal.keeper.subscriptions() == [FileLag("lake", 0, 8)]
+    assert bench.journal.keeper.delete("lake")
+    assert not bench.journal.keeper.delete("lake")
+    assert not bench.journal.keeper.delete("../LOCK")

@@ -11,10 +11,10 @@ import pytest
 
 from fyrehose.journal import scan
 from fyrehose.journal.files import Files
-from fyrehose.journal.holds import Hold
 from fyrehose.journal.retention import Deletion, Verdict, expired, judge
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Store
+from fyrehose.journal.subscriptions import FileSubscription
 from tests.doubles.disk import RecordingFiles, images
 
 
@@ -37,7 +37,7 @@ def test_active_segment_is_never_deleted(open_journal) -> None:
     assert expired(bench.journal._store, JournalSettings(keep_bytes=1, keep_age=1), 1 << 60, False) == 0
 
 
-def test_holds_are_read_only_if_a_segment_expired(open_journal) -> None:
+def test_subscriptions_are_read_only_if_a_segment_expired(open_journal) -> None:
     bench = open_journal(segment_size=4096)
     for i in range(50):
         bench.append(b"%03d" % i * 100)
@@ -84,8 +84,12 @@ def test_how_many_segments_expire_after_100_seconds(settings: dict[str, Any], do
     assert expired(cast("Store", Kept()), JournalSettings(**settings), 100 * SECOND, doubted) == count
 
 
-NEAR, FAR, NONE = Hold("near", 100, 900 * SECOND), Hold("far", 250, 900 * SECOND), Hold("none", 0, 900 * SECOND)
-LATE, DONE = Hold("late", 100, 900 * SECOND - 1), Hold("done", 400, 1000 * SECOND)
+NEAR, FAR, NONE = (
+    FileSubscription("near", 100, 900 * SECOND),
+    FileSubscription("far", 250, 900 * SECOND),
+    FileSubscription("none", 0, 900 * SECOND),
+)
+LATE, DONE = FileSubscription("late", 100, 900 * SECOND - 1), FileSubscription("done", 400, 1000 * SECOND)
 
 
 @pytest.mark.parametrize(
@@ -93,21 +97,21 @@ LATE, DONE = Hold("late", 100, 900 * SECOND - 1), Hold("done", 400, 1000 * SECON
     [
         ([], 0, Verdict(3)),
         ([DONE], 0, Verdict(3)),
-        ([LATE], 1000, Verdict(3, broken=(LATE,))),
+        ([LATE], 1000, Verdict(3, overrun=(LATE,))),
         ([NEAR], 300, Verdict(1, 2, NEAR)),
         ([NEAR], 299, Verdict(2, 1, NEAR, (NEAR,))),
         ([NEAR], 150, Verdict(2, 1, NEAR, (NEAR,))),
-        ([NEAR], 149, Verdict(3, broken=(NEAR,))),
+        ([NEAR], 149, Verdict(3, overrun=(NEAR,))),
         ([NONE, NEAR], 400, Verdict(0, 3, NONE)),
         ([NONE, NEAR], 399, Verdict(1, 2, NONE, (NONE,))),
         ([LATE, FAR, DONE], 1000, Verdict(2, 1, FAR, (LATE,))),
-        ([FAR, DONE], 0, Verdict(3, broken=(FAR,))),
+        ([FAR, DONE], 0, Verdict(3, overrun=(FAR,))),
     ],
 )
-def test_holds_keep_segments_until_they_time_out_or_keep_too_many_bytes(
-    found: list[Hold], most: int, verdict: Verdict
+def test_subscriptions_keep_segments_until_they_time_out_or_keep_too_many_bytes(
+    found: list[FileSubscription], most: int, verdict: Verdict
 ) -> None:
-    settings = JournalSettings(keep_bytes=1, hold_timeout=100.0, hold_bytes=most)
+    settings = JournalSettings(keep_bytes=1, subscription_timeout=100.0, subscription_bytes=most)
     assert judge(cast("Store", Kept()), settings, 1000 * SECOND, lambda: found) == verdict
 
 

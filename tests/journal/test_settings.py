@@ -47,7 +47,7 @@ def test_the_defaults_are_the_safe_ones() -> None:
     assert not settings.quarantine
     assert settings.keep_bytes == settings.keep_age == 0
     assert (settings.segment_size, settings.min_free, settings.verify) == (64 << 20, 256 << 20, 256 << 20)
-    assert (settings.hold_timeout, settings.hold_bytes) == (2 * 24 * 3600, 16 << 30)
+    assert (settings.subscription_timeout, settings.subscription_bytes) == (2 * 24 * 3600, 16 << 30)
 
 
 def test_a_segment_has_at_least_a_kib() -> None:

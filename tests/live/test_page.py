@@ -259,6 +259,15 @@ def test_one_spike_does_not_rule_the_axis(page: Page) -> None:
     assert page.errors() == []
 
 
+def test_a_subscription_of_a_pattern_says_how_many_streams_it_reads(page: Page) -> None:
+    for count, text in ((1, "in 1 stream"), (2, "in 2 streams")):
+        page.post(f"logs.{count}", b"x")
+        with urllib.request.urlopen(f"{page.http}/streams/*?match=logs.*&subscription=s3", timeout=PATIENCE) as answer:
+            assert answer.status == 200
+        page.until(lambda text=text: page.cell("#subscriptions", "s3", "at number") == text)
+    assert page.errors() == []
+
+
 def test_light_dark_and_on_a_phone(page: Page) -> None:
     page.lumberjack(5)
     page.until(lambda: page.rows("#streams"))
@@ -278,6 +287,11 @@ def test_light_dark_and_on_a_phone(page: Page) -> None:
         beyond = """return [...document.querySelectorAll("td, .tile, figure, .tail")].filter(
             (each) => each.offsetParent && each.getBoundingClientRect().right > 400).length"""
         assert page.browser.execute_script(beyond) == 0, "no column is cut off"
+        # A phone draws the scroll bar over the table; the texts end beside it.
+        covered = """return [...document.querySelectorAll(".scroll td")].filter((each) =>
+            each.offsetParent && each.getBoundingClientRect().right
+                > each.closest(".scroll").getBoundingClientRect().right - 8).length"""
+        assert page.browser.execute_script(covered) == 0, "no text is below the scroll bar"
     finally:
         page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
         page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})

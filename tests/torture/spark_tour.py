@@ -262,7 +262,7 @@ def archiving_here(spark: Any, journal: Path, lake: Path) -> Iterator[None]:
 
     def run() -> None:
         try:
-            archive(spark, str(journal), lake, follow=True, every=0.5, hold="lake", stop=done.is_set)
+            archive(spark, str(journal), lake, follow=True, every=0.5, subscription="lake", stop=done.is_set)
         except BaseException as failure:
             failures.append(failure)
 

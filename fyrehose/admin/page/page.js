@@ -95,8 +95,10 @@ function showStatus(status) {
       ? `${count(streams.listed.length)} of ${count(streams.total)}` : count(streams.total));
   tables.streams.show(streams.listed);
   offer(streams.listed.map((each) => each.name));
-  setText("subscribers-count", status.subscribers.total > status.subscribers.listed.length && status.subscribers.listed.length
-    ? `${count(status.subscribers.total)}, those furthest behind first` : count(status.subscribers.total));
+  // A listed subscriber may stand for several clients, such as those of the event bus.
+  const listed = status.subscribers.listed.reduce((sum, each) => sum + each.clients, 0);
+  setText("subscribers-count", listed && status.subscribers.total > listed
+    ? `${count(status.subscribers.total)}; the ${count(listed)} furthest behind are listed` : count(status.subscribers.total));
   tables.subscribers.show(unique(status.subscribers.listed));
   tables.listeners.show(status.listeners || []);
   tables.refusals.show(status.refusals);
@@ -108,7 +110,7 @@ function showStatus(status) {
 // One connection may subscribe to a stream twice; rows need keys of their own.
 function atNumber(each) {
   if (each.kind === "files") return "";
-  return each.kind === "pattern" ? `in ${count(each.streams)} streams` : whole(each.position);
+  return each.kind === "pattern" ? `in ${plural(each.streams, "stream")}` : whole(each.position);
 }
 
 function unique(listed) {
@@ -173,7 +175,7 @@ function showJournal(journal, status) {
     ["syncs in the last minute", journal.sync_p50 === null ? "none" : `half ${within(journal.sync_p50)}, 99% ${within(journal.sync_p99)}`],
     ["commits in total", whole(journal.commits)],
     ["retention held by", journal.held_by || undefined],
-    ["subscriptions that lost records", journal.broken_holds ? count(journal.broken_holds) : undefined],
+    ["subscriptions that lost records", journal.overrun_subscriptions ? count(journal.overrun_subscriptions) : undefined],
     ["cluster", journal.cluster ? journal.cluster.summary : undefined],
     ["buffers", `${bytes(status.memory.budget_used)} of ${bytes(status.memory.budget)}`],
     ["pauses of the server", `99% ${within(status.reactor.lag_p99)} in the last minute`],

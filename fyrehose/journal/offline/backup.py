@@ -19,7 +19,7 @@ import attrs
 
 from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalFull, JournalGap, JournalUnreachable
 from fyrehose.journal import format as fmt
-from fyrehose.journal import holds, scan
+from fyrehose.journal import scan, subscriptions
 from fyrehose.journal.copies import RESTORING
 from fyrehose.journal.files import NO_ROOM, Files
 from fyrehose.journal.offline.places import Directory, Missing, Place
@@ -30,7 +30,7 @@ from fyrehose.journal.snapshots import Snapshot
 
 #: How often a run is repeated when the source's retention deletes segments that it was about to copy.
 TRIES = 5
-#: How often the retention hold at the source is updated, in seconds, while there is nothing to copy.
+#: How often the subscription at the source is updated, in seconds, while there is nothing to copy.
 HEARTBEAT = 60.0
 #: Names that a directory may contain and still counts as empty.
 _IGNORED = frozenset({"LOCK", RESTORING, "lost+found"})
@@ -47,18 +47,18 @@ class Backup:
     """Copies *source* into *replica*, which must be open.
 
     :ivar mirror: whether to delete segments that the source has deleted
-    :ivar hold: name of the retention hold to register at the source; None: register none
+    :ivar subscription: name of the subscription to the source's files; None: there is none
     :ivar progress: called with the number of bytes that are copied, and their total
     """
 
     source: Place
     replica: Replica
     mirror: bool = False
-    hold: str | None = None
+    subscription: str | None = None
     progress: Progress = attrs.field(default=lambda done, total: None)
     _compared: bool = attrs.field(default=False, init=False)  #: the source was found to continue the backup
     _lost: bool = attrs.field(default=False, init=False)  #: the source is unreachable, and that was reported
-    _held: float = attrs.field(default=float("-inf"), init=False)  #: last update of the hold (monotonic, seconds)
+    _held: float = attrs.field(default=float("-inf"), init=False)  #: last update (monotonic, seconds)
 
     def run(self) -> None:
         """Copy everything that is durable at the source and missing in the backup.
@@ -111,7 +111,7 @@ class Backup:
     def _run(self) -> None:
         view = self._look()
         if self._compared and view.mark == self.replica.position:
-            self._update_hold(HEARTBEAT)
+            self._update_subscription(HEARTBEAT)
             return
         self._compare(view)
         missing = self._missing(view)
@@ -126,16 +126,16 @@ class Backup:
             done += sizes[extent]
         if self.mirror:
             self._delete(view.start)
-        self._copy_holds()
+        self._copy_subscriptions()
         if not self._compared:
             self.replica.settle()
         self._compared = True
-        self._update_hold(0)
+        self._update_subscription(0)
 
     def _look(self) -> View:
         view = reach(self.source)
-        if self.hold is not None and self._held == float("-inf"):
-            self._update_hold(0)  # before anything is copied
+        if self.subscription is not None and self._held == float("-inf"):
+            self._update_subscription(0)  # before anything is copied
         return view
 
     def _compare(self, view: View) -> None:
@@ -231,16 +231,16 @@ class Backup:
                     ) from damage
                 self.replica.files.store(path, data)
 
-    def _copy_holds(self) -> None:
-        """Copy the retention holds, so that they count after a restore, before their readers update them again."""
+    def _copy_subscriptions(self) -> None:
+        """Copy the subscriptions, so that they count after a restore, before their readers update them again."""
         directory = self.replica.directory
-        there = {hold.name: hold for hold in self.source.holds() if hold.name != self.hold}
-        here = {hold.name: hold for hold in holds.registered(directory)}
+        there = {each.name: each for each in self.source.subscriptions() if each.name != self.subscription}
+        here = {each.name: each for each in subscriptions.registered(directory)}
         for name in here.keys() - there.keys():
-            holds.release(directory, name)
-        for name, hold in there.items():
-            if here.get(name) != hold:
-                holds.update(directory, name, hold.position, hold.time)
+            subscriptions.delete(directory, name)
+        for name, subscription in there.items():
+            if here.get(name) != subscription:
+                subscriptions.update(directory, name, subscription.position, subscription.time)
 
     def _delete(self, position: int) -> None:
         """Delete what the source has deleted, segments before the snapshots that they refer to."""
@@ -249,10 +249,10 @@ class Backup:
         for snapshot in sorted(set(scan.snapshots(directory)) - set(self.source.snapshots())):
             self.replica.files.unlink(scan.snapshot_path_of(directory, snapshot))
 
-    def _update_hold(self, min_age: float) -> None:
-        """Move the hold at the source to the end of the backup, unless that was done in the last *min_age* seconds."""
-        if self.hold is not None and time.monotonic() - self._held >= min_age:
-            self.source.update_hold(self.hold, self.replica.position)
+    def _update_subscription(self, min_age: float) -> None:
+        """Move the subscription to the end of the backup, unless that was done in the last *min_age* seconds."""
+        if self.subscription is not None and time.monotonic() - self._held >= min_age:
+            self.source.update_subscription(self.subscription, self.replica.position)
             self._held = time.monotonic()
 
 

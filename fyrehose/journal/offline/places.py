@@ -21,11 +21,11 @@ from urllib.parse import urlsplit
 import attrs
 
 from fyrehose.errors import ConfigError, JournalError, JournalUnreachable
-from fyrehose.journal import holds, scan
+from fyrehose.journal import scan, subscriptions
 from fyrehose.journal.files import Files
 from fyrehose.journal.format import UNKNOWN
-from fyrehose.journal.holds import Hold
 from fyrehose.journal.offline.view import Extent, View, look
+from fyrehose.journal.subscriptions import FileSubscription
 from fyrehose.web.tokens import authorization, read_token
 
 #: How many bytes are read at a time; smaller ranges would cost more requests over HTTP.
@@ -67,8 +67,8 @@ class Place(Protocol):
         :raises Missing: there is none
         """
 
-    def holds(self) -> list[Hold]:
-        """Return the retention holds."""
+    def subscriptions(self) -> list[FileSubscription]:
+        """Return the named subscriptions to the files."""
 
     def open(self, base: int, limit: int) -> scan.SegmentReader:
         """Open the segment at *base*; the reader reads nothing from the position *limit* on.
@@ -76,10 +76,10 @@ class Place(Protocol):
         :raises Missing: there is no such segment
         """
 
-    def update_hold(self, name: str, position: int) -> None:
-        """Register the retention hold *name*, or move it to *position*.
+    def update_subscription(self, name: str, position: int) -> None:
+        """Create the subscription *name*, or move it to *position*.
 
-        :raises ConfigError: the name or the position is invalid, or there are too many holds
+        :raises ConfigError: the name or the position is invalid, or there are too many subscriptions
         """
 
 
@@ -137,8 +137,8 @@ class Directory:
         except FileNotFoundError as error:
             raise Missing(str(path)) from error
 
-    def holds(self) -> list[Hold]:
-        return holds.registered(self.path)
+    def subscriptions(self) -> list[FileSubscription]:
+        return subscriptions.registered(self.path)
 
     def open(self, base: int, limit: int) -> scan.SegmentReader:
         try:
@@ -146,8 +146,8 @@ class Directory:
         except FileNotFoundError as error:
             raise Missing(self.name(base)) from error
 
-    def update_hold(self, name: str, position: int) -> None:
-        holds.update(self.path, name, position)
+    def update_subscription(self, name: str, position: int) -> None:
+        subscriptions.update(self.path, name, position)
 
 
 @attrs.frozen
@@ -185,16 +185,16 @@ class RemoteJournal:
     def snapshot(self, position: int) -> bytes:
         return _request(self, "GET", f"/snapshots/{position:016x}")
 
-    def holds(self) -> list[Hold]:
+    def subscriptions(self) -> list[FileSubscription]:
         with self._checking_answers():
-            found = json.loads(_request(self, "GET", "/holds")).items()
-            return [Hold(name, int(fields["position"]), int(fields["time"])) for name, fields in found]
+            found = json.loads(_request(self, "GET", "/subscriptions")).items()
+            return [FileSubscription(name, int(fields["position"]), int(fields["time"])) for name, fields in found]
 
     def open(self, base: int, limit: int) -> scan.SegmentReader:
         return scan.SegmentReader(Path(f"/segments/{base:016x}"), base, _Remote(self), limit=limit, ahead=CHUNK)
 
-    def update_hold(self, name: str, position: int) -> None:
-        _request(self, "PUT", f"/holds/{holds.checked_name(name)}", str(position).encode())
+    def update_subscription(self, name: str, position: int) -> None:
+        _request(self, "PUT", f"/subscriptions/{subscriptions.checked_name(name)}", str(position).encode())
 
     @contextmanager
     def _checking_answers(self) -> Iterator[None]:

@@ -5,10 +5,10 @@
     GET /segments/BASE       the bytes of a segment, also ranges of them; nothing beyond the durable mark
     GET /indexes/BASE        the index of a sealed segment
     GET /snapshots/POSITION  a snapshot of all streams
-    GET /holds               the retention holds: {"NAME": {"position": ..., "time": ...}, ...}
-    PUT /holds/NAME          register a retention hold, or move it to the position in the body, a decimal number
+    GET /subscriptions       the named subscriptions to the files: {"NAME": {"position": ..., "time": ...}, ...}
+    PUT /subscriptions/NAME  create one, or move it to the position in the body, a decimal number
 
-BASE and POSITION are 16 hexadecimal digits, as in the names of the files.  Only retention holds are written, and the
+BASE and POSITION are 16 hexadecimal digits, as in the names of the files.  Only subscriptions are written, and the
 message server is not involved.  Host and Origin are checked as by the HTTP listeners; with a token, every request must
 carry it.
 """
@@ -29,7 +29,7 @@ from zope.interface import implementer
 from fyrehose.core.callback import CallbackBroker
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.interfaces import ISubscription
-from fyrehose.journal import holds, scan
+from fyrehose.journal import scan, subscriptions
 from fyrehose.journal.offline.view import look
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.tcp import on
@@ -106,7 +106,7 @@ class ServeProtocol(WebProtocol):
     def answer(self, asked: Asked) -> None:
         """Answer a request, or begin to send a file."""
         request = asked.request
-        methods = ("PUT",) if request.path[0] == "holds" and any(request.path[1:]) else ("GET", "HEAD")
+        methods = ("PUT",) if request.path[0] == "subscriptions" and any(request.path[1:]) else ("GET", "HEAD")
         if request.method not in methods:
             allowed = ", ".join(methods)
             self.session.refuse(405, "bad-method", f"method not allowed; use {allowed}", {"Allow": allowed})
@@ -121,11 +121,11 @@ class ServeProtocol(WebProtocol):
                     self._send_file(request, scan.index_path_of(self.directory, int(base, 16)))
                 case ("snapshots", position) if _BASE.fullmatch(position):
                     self._send_file(request, scan.snapshot_path_of(self.directory, int(position, 16)))
-                case ("holds",) | ("holds", ""):
-                    found = holds.registered(self.directory)
-                    self._respond({hold.name: {"position": hold.position, "time": hold.time} for hold in found})
-                case ("holds", name):
-                    self._update_hold(name, asked.body)
+                case ("subscriptions",) | ("subscriptions", ""):
+                    found = subscriptions.registered(self.directory)
+                    self._respond({each.name: {"position": each.position, "time": each.time} for each in found})
+                case ("subscriptions", name):
+                    self._update_subscription(name, asked.body)
                 case _:
                     self._refuse(404, "unknown path")
         except FileNotFoundError:
@@ -151,16 +151,16 @@ class ServeProtocol(WebProtocol):
         segments = [[extent.base, extent.end] for extent in view.segments]
         return {"mark": view.mark, "segments": segments, "snapshots": snapshots, "identity": view.identity.hex()}
 
-    def _update_hold(self, name: str, body: bytes) -> None:
+    def _update_subscription(self, name: str, body: bytes) -> None:
         try:
             if not body.isdigit() or len(body) > _MAX_DIGITS:
-                raise ConfigError(f"invalid position of a retention hold: expected 1 to {_MAX_DIGITS} decimal digits")
-            holds.update(self.directory, name, int(body))
+                raise ConfigError(f"invalid position of a subscription: expected 1 to {_MAX_DIGITS} decimal digits")
+            subscriptions.update(self.directory, name, int(body))
         except ConfigError as error:
             self._refuse(400, str(error))
         except OSError as error:
-            self.log.warn("cannot store a retention hold: {error}", error=error)
-            self._refuse(507, "the retention hold could not be stored")
+            self.log.warn("cannot store a subscription: {error}", error=error)
+            self._refuse(507, "the subscription could not be stored")
         else:
             self.session.respond_without_content()
 

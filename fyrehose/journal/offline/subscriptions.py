@@ -12,9 +12,9 @@ from fyrehose.core import positions
 from fyrehose.core.policy import covers
 from fyrehose.core.positions import STREAM, Position
 from fyrehose.errors import JournalCorrupt
-from fyrehose.journal.holds import registered
 from fyrehose.journal.offline.dump import batches
 from fyrehose.journal.offline.view import look
+from fyrehose.journal.subscriptions import registered
 from fyrehose.records import Run
 
 
@@ -45,8 +45,8 @@ def subscriptions(
     except ValueError as damage:
         raise JournalCorrupt(f"the positions of named subscriptions cannot be read: {damage}") from damage
     files = [
-        {"name": hold.name, "kind": "files", "behind_bytes": max(0, view.mark - hold.position), "active": hold.time}
-        for hold in registered(directory)
+        {"name": each.name, "kind": "files", "behind_bytes": max(0, view.mark - each.position), "active": each.time}
+        for each in registered(directory)
     ]
     return [*(_described(name, position, ends) for name, position in found.items()), *files]
 

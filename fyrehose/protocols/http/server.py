@@ -276,7 +276,7 @@ class HttpProtocol(WebProtocol):
         try:
             found = named.find(event.name, event.stream)
         except errors.NoSuchSubscription:
-            if event.action == "delete" and event.stream is None and named.release(event.name):
+            if event.action == "delete" and event.stream is None and named.forget(event.name):
                 return None
             raise
         if event.action == "show":

@@ -1,6 +1,6 @@
 """``archive``: copy the records of a journal into a lake, exactly once.
 
-    journal -> range of positions -> round of Parquet files -> counted -> synced -> committed -> retention hold updated
+    journal -> range of positions -> round of Parquet files -> counted -> synced -> committed -> subscription updated
 
 The lake's log is the only checkpoint: nothing has to agree with it, and nothing is lost when the driver or a worker is
 killed.  Before a round is committed, its records are counted against the headers of the journal.
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 ROUND = 1 << 30
 #: How often the state is passed to ``monitor``, in seconds, while there is nothing to copy.
 MONITORED = 5.0
-#: How often a retention hold is updated, in seconds, while there is nothing to copy.
+#: How often the subscription is updated, in seconds, while there is nothing to copy.
 HEARTBEAT = 60.0
 
 
@@ -87,7 +87,7 @@ def archive(
     server: str | None = None,
     follow: bool = False,
     every: float = 60.0,
-    hold: str | None = None,
+    subscription: str | None = None,
     round_bytes: int = ROUND,
     optimize_every: float = 0.0,
     keep: float | None = None,
@@ -101,7 +101,7 @@ def archive(
     :param spark: the session whose tasks write the files; None: this process writes them, without Spark and Java
     :param server: name of the journal in the lake; by default its host
     :param every: interval of rounds with ``follow``, in seconds; a full round begins earlier
-    :param hold: name of the archive's retention hold (``fyrehose journal subscriptions``); None: it registers none
+    :param subscription: name of the archive's subscription to the files; None: it has none
     :param round_bytes: size of a round, in bytes of the journal
     :param optimize_every: merge small files this often with ``follow``, in seconds; 0: never
     :param keep: delete days that ended longer ago whenever files are merged, in seconds; None: keep all
@@ -117,7 +117,17 @@ def archive(
     engine = rounds.local if spark is None else rounds.on(spark)
     with target.locked(view.identity):
         run = _Run(
-            engine, journal, source, target, name, view.identity, hold, round_bytes, optimize_every, keep, monitor
+            engine,
+            journal,
+            source,
+            target,
+            name,
+            view.identity,
+            subscription,
+            round_bytes,
+            optimize_every,
+            keep,
+            monitor,
         )
         if accept_loss:
             run.accept_loss(view)
@@ -144,7 +154,7 @@ class _Run:
     lake: Lake
     server: str
     identity: bytes
-    hold: str | None
+    subscription: str | None
     round_bytes: int
     optimize_every: float
     keep: float | None
@@ -276,6 +286,6 @@ class _Run:
 
     def report(self, at_least: float) -> None:
         """Say to retention how far we have come, if we did not within so many seconds."""
-        if self.hold is not None and time.monotonic() - self._reported >= at_least:
-            self.source.update_hold(self.hold, self.done.position)
+        if self.subscription is not None and time.monotonic() - self._reported >= at_least:
+            self.source.update_subscription(self.subscription, self.done.position)
             self._reported = time.monotonic()

@@ -26,7 +26,7 @@ from fyrehose.errors import (
 )
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import format as fmt
-from fyrehose.journal import holds, scan, snapshots, streams
+from fyrehose.journal import scan, snapshots, streams, subscriptions
 from fyrehose.journal.copies import RESTORING
 from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
@@ -323,18 +323,18 @@ class TestSnapshotsAndReaders:
         backed_up(source.directory, tmp_path / "b")
         assert is_same_log(source.directory, tmp_path / "b")
 
-    def test_retention_holds_are_copied_and_released_as_in_the_source(self, source: Any, tmp_path: Path) -> None:
+    def test_subscriptions_are_copied_and_deleted_as_in_the_source(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
-        holds.update(source.directory, "lake", 4096, 17)
-        holds.update(source.directory, "gone", 64, 18)
-        backed_up(source.directory, target, hold="backup")
-        assert [reader.name for reader in holds.registered(target)] == ["gone", "lake"]
-        holds.release(source.directory, "gone")
+        subscriptions.update(source.directory, "lake", 4096, 17)
+        subscriptions.update(source.directory, "gone", 64, 18)
+        backed_up(source.directory, target, subscription="backup")
+        assert [reader.name for reader in subscriptions.registered(target)] == ["gone", "lake"]
+        subscriptions.delete(source.directory, "gone")
         fill(source, 1)
-        backed_up(source.directory, target, hold="backup")
-        assert holds.registered(target) == [holds.Hold("lake", 4096, 17)]
+        backed_up(source.directory, target, subscription="backup")
+        assert subscriptions.registered(target) == [subscriptions.FileSubscription("lake", 4096, 17)]
 
-    def test_retention_hold_follows_the_backup(
+    def test_subscription_follows_the_backup(
         self, source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         target = tmp_path / "b"
@@ -343,23 +343,23 @@ class TestSnapshotsAndReaders:
         monkeypatch.setattr(backups.time, "monotonic", lambda: clock[0])
 
         class Recording(Directory):
-            def update_hold(self, name: str, position: int) -> None:
+            def update_subscription(self, name: str, position: int) -> None:
                 assert name == "backup"
                 updates.append(position)
-                super().update_hold(name, position)
+                super().update_subscription(name, position)
 
         with Replica(target, Files()) as replica:
-            backup = Backup(Recording(source.directory), replica, hold="backup")
+            backup = Backup(Recording(source.directory), replica, subscription="backup")
             backup.run()
             assert updates == [0, look(source.directory).mark]
             backup.run()
-            assert len(updates) == 2, "a hold without news is updated once a minute only"
+            assert len(updates) == 2, "a subscription without news is updated once a minute only"
             clock[0] += 59.9
             backup.run()
             assert len(updates) == 2
             clock[0] += 0.1
             backup.run()
-            assert updates.pop() == updates[-1], "the time of the hold is updated, its position is the same"
+            assert updates.pop() == updates[-1], "the time of the subscription is updated, its position is the same"
             fill(source, 1)
             backup.run()
             assert updates[2:] == [look(source.directory).mark]

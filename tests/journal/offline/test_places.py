@@ -18,7 +18,7 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
 from fyrehose.errors import ConfigError, JournalError, JournalUnreachable
-from fyrehose.journal import holds, scan
+from fyrehose.journal import scan, subscriptions
 from fyrehose.journal.offline import places
 from fyrehose.journal.offline.places import TOKEN_FILE, Directory, Missing, RemoteJournal, place
 from fyrehose.journal.offline.serve import ServeFactory
@@ -62,10 +62,10 @@ def test_server_is_read_like_a_directory(written: Any, serve: Callable[[Path], s
     for there in (server, directory):
         with pytest.raises(Missing):
             there.snapshot(0)
-    server.update_hold("lake", 77)
-    directory.update_hold("other", 78)
-    assert [(r.name, r.position) for r in holds.registered(written.directory)] == [("lake", 77), ("other", 78)]
-    assert server.holds() == directory.holds() == holds.registered(written.directory)
+    server.update_subscription("lake", 77)
+    directory.update_subscription("other", 78)
+    assert [(r.name, r.position) for r in subscriptions.registered(written.directory)] == [("lake", 77), ("other", 78)]
+    assert server.subscriptions() == directory.subscriptions() == subscriptions.registered(written.directory)
 
 
 class Local:
@@ -135,10 +135,10 @@ def test_journal_behind_a_server_has_the_same_view_and_indexes(written: Any, loc
     for there in (server, directory):
         with pytest.raises(Missing):
             there.snapshot(0)
-    server.update_hold("lake", 77)
-    directory.update_hold("other", 78)
-    assert [(r.name, r.position) for r in holds.registered(written.directory)] == [("lake", 77), ("other", 78)]
-    assert server.holds() == directory.holds() == holds.registered(written.directory)
+    server.update_subscription("lake", 77)
+    directory.update_subscription("other", 78)
+    assert [(r.name, r.position) for r in subscriptions.registered(written.directory)] == [("lake", 77), ("other", 78)]
+    assert server.subscriptions() == directory.subscriptions() == subscriptions.registered(written.directory)
 
 
 def test_a_segment_is_asked_for_in_pieces_that_were_read_ahead(
@@ -186,7 +186,7 @@ def test_server_requires_its_token(
     assert there.view() == view
     assert "0123456789abcdef" not in repr(there)
     there.open(0, view.mark).close()
-    there.update_hold("lake", 7)
+    there.update_subscription("lake", 7)
 
 
 @pytest.mark.live

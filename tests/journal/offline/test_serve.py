@@ -12,7 +12,7 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.error import ConnectionDone
 from twisted.python.failure import Failure
 
-from fyrehose.journal import holds, scan
+from fyrehose.journal import scan, subscriptions
 from fyrehose.journal.offline import serve
 from fyrehose.journal.offline.serve import ServeFactory
 from fyrehose.journal.offline.view import look
@@ -115,11 +115,11 @@ def test_snapshots_are_listed_and_served_whole(bench: Any) -> None:
         assert ask(bench, "GET", f"/snapshots/{missing}")[0] == 404
 
 
-def test_retention_holds_are_updated_and_listed(bench: Any) -> None:
-    assert ask(bench, "PUT", "/holds/lake", body=b"4096")[0] == 204
-    assert [(hold.name, hold.position) for hold in holds.registered(bench.directory)] == [("lake", 4096)]
-    assert json.loads(ask(bench, "GET", "/holds")[2])["lake"]["position"] == 4096
-    assert ask(bench, "PUT", "/holds/lake", body=b"%d" % holds.MAX_POSITION)[0] == 204
+def test_subscriptions_are_updated_and_listed(bench: Any) -> None:
+    assert ask(bench, "PUT", "/subscriptions/lake", body=b"4096")[0] == 204
+    assert [(each.name, each.position) for each in subscriptions.registered(bench.directory)] == [("lake", 4096)]
+    assert json.loads(ask(bench, "GET", "/subscriptions")[2])["lake"]["position"] == 4096
+    assert ask(bench, "PUT", "/subscriptions/lake", body=b"%d" % subscriptions.MAX_POSITION)[0] == 204
     far = b"12345678901234567890"
     for name, body in (
         ("far", far),
@@ -131,12 +131,19 @@ def test_retention_holds_are_updated_and_listed(bench: Any) -> None:
         ("..%2fMARK", b"1"),
         ("a%00", b"1"),
     ):
-        assert ask(bench, "PUT", f"/holds/{name}", body=body)[0] == 400
+        assert ask(bench, "PUT", f"/subscriptions/{name}", body=body)[0] == 400
     assert ask(bench, "POST", "/journal")[0] == 405
-    assert ask(bench, "GET", "/holds/lake")[0] == 405
+    assert ask(bench, "GET", "/subscriptions/lake")[0] == 405
 
 
-EVERYTHING = ("/journal", f"/segments/{0:016x}", f"/indexes/{0:016x}", f"/snapshots/{0:016x}", "/holds", "/nothing")
+EVERYTHING = (
+    "/journal",
+    f"/segments/{0:016x}",
+    f"/indexes/{0:016x}",
+    f"/snapshots/{0:016x}",
+    "/subscriptions",
+    "/nothing",
+)
 
 
 @pytest.mark.parametrize("path", EVERYTHING)
@@ -165,8 +172,8 @@ def test_requests_with_a_foreign_host_are_refused(bench: Any, path: str) -> None
     ],
 )
 def test_requests_from_pages_of_other_sites_are_refused(bench: Any, headers: str, status: int) -> None:
-    assert ask(bench, "PUT", "/holds/lake", headers, b"7")[0] == status
-    assert [hold.name for hold in holds.registered(bench.directory)] == (["lake"] if status == 204 else [])
+    assert ask(bench, "PUT", "/subscriptions/lake", headers, b"7")[0] == status
+    assert [each.name for each in subscriptions.registered(bench.directory)] == (["lake"] if status == 204 else [])
 
 
 @pytest.mark.parametrize("path", EVERYTHING)
@@ -196,24 +203,24 @@ def test_unreadable_files_are_answered_with_503(bench: Any, monkeypatch: pytest.
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(type(bench.directory), "open", fail)
-    monkeypatch.setattr(holds, "registered", fail)
-    for path in ("/segments/0000000000000000", "/indexes/0000000000000000", "/holds"):
+    monkeypatch.setattr(subscriptions, "registered", fail)
+    for path in ("/segments/0000000000000000", "/indexes/0000000000000000", "/subscriptions"):
         status, _, body = ask(bench, "GET", path)
         assert (status, b"Too many open files" in body) == (503, True)
 
 
 def test_long_body_is_not_kept_in_memory(bench: Any) -> None:
     connection, _ = connected(bench)
-    connection.dataReceived(b"PUT /holds/lake HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n")
+    connection.dataReceived(b"PUT /subscriptions/lake HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n")
     for _ in range(100):
         connection.dataReceived(b"0" * 10_000)
     assert connection.session.buffered == 20
     connection.connectionLost(Failure(ConnectionDone()))
 
 
-def test_hold_that_cannot_be_stored_is_answered_with_507(bench: Any) -> None:
-    (bench.directory / "holds").write_text("a file where the directory should be")
-    assert ask(bench, "PUT", "/holds/lake", body=b"1")[0] == 507
+def test_subscription_that_cannot_be_stored_is_answered_with_507(bench: Any) -> None:
+    (bench.directory / "subscriptions").write_text("a file where the directory should be")
+    assert ask(bench, "PUT", "/subscriptions/lake", body=b"1")[0] == 507
 
 
 @pytest.mark.parametrize("reads", [False, True])

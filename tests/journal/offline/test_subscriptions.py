@@ -7,8 +7,8 @@ import pytest
 from fyrehose.core import positions
 from fyrehose.core.positions import SOURCE, STREAM, Position
 from fyrehose.errors import JournalCorrupt
-from fyrehose.journal import holds
 from fyrehose.journal.offline.subscriptions import subscriptions
+from fyrehose.journal.subscriptions import update
 from fyrehose.records import Run
 
 
@@ -26,7 +26,7 @@ def test_both_kinds_are_read_with_their_lag(open_journal) -> None:
     for seq, record in enumerate(records, 1):
         bench.journal.append([record], [seq])
     position = bench.journal.status().position
-    holds.update(bench.directory, "archive", position - 5, now=3)
+    update(bench.directory, "archive", position - 5, now=3)
     progress: list[tuple[int, int]] = []
     assert subscriptions(bench.directory, lambda *done: progress.append(done)) == [
         {"name": "one", "stream": "other", "kind": "stream", "position": 4, "lag": 6, "active": 7},

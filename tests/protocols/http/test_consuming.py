@@ -13,7 +13,7 @@ from fyrehose.core.broker import Broker
 from fyrehose.core.guard import Guard
 from fyrehose.core.policy import parse
 from fyrehose.core.sequencer import Sequencer
-from fyrehose.interfaces import FileHold, JournalState
+from fyrehose.interfaces import FileLag, JournalState
 from fyrehose.protocols.http.server import HttpFactory, HttpSettings
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal, Peer
@@ -224,7 +224,7 @@ def test_rewinding_changes_what_comes_next() -> None:
 def test_subscriptions_are_deleted() -> None:
     world = World()
     world.seqs()
-    world.journal.keeper.kept.append(FileHold("archive", 5, 6))
+    world.journal.keeper.kept.append(FileLag("archive", 5, 6))
     assert len(world.ask("GET /subscriptions")[1]["subscriptions"]) == 2
     assert len(world.ask("GET /streams/s/subscriptions")[1]["subscriptions"]) == 1
     for name in ("a", "archive"):

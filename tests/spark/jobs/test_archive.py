@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from pyarrow import parquet
 
 from fyrehose.errors import JournalCorrupt, JournalLocked
-from fyrehose.journal import holds
+from fyrehose.journal import subscriptions
 from fyrehose.records import Run
 from fyrehose.spark import rounds, tables
 from fyrehose.spark.counting import account_of
@@ -61,12 +61,12 @@ def test_everything_once_in_several_rounds_and_runs(spark: Any, written: Opener,
     told = []
     journal.fill(100)
     done = archive(
-        spark, place, lake, round_bytes=200_000, hold="lake", progress=lambda done, view: told.append(done.rows)
+        spark, place, lake, round_bytes=200_000, subscription="lake", progress=lambda done, view: told.append(done.rows)
     )
     assert told[0] == 0, "before the first round"
     assert done.rounds == len(told) - 1 > 1
     assert done.rows == len(journal.records)
-    assert [hold.position for hold in holds.registered(journal.directory)] == [done.position]
+    assert [each.position for each in subscriptions.registered(journal.directory)] == [done.position]
     assert archive(None, place, lake).rounds == 0
     assert stored(lake) == journal.rows()
 
@@ -142,8 +142,8 @@ def test_archive_of_another_journal_or_an_older_copy_is_refused(written: Opener,
         again.close()
     archive(None, str(one.directory), lake)
     with pytest.raises(JournalCorrupt, match="it is another journal"):
-        archive(None, str(copy), lake, hold="lake")
-    assert holds.registered(copy) == []
+        archive(None, str(copy), lake, subscription="lake")
+    assert subscriptions.registered(copy) == []
     identity = Lake.at(lake).servers()
     with (
         Lake.at(lake).locked(bytes.fromhex(next(iter(identity)))),
@@ -256,7 +256,7 @@ def test_archive_follows_until_it_is_stopped(written: Opener, tmp_path: Path) ->
         lake,
         follow=True,
         every=0.01,
-        hold="lake",
+        subscription="lake",
         progress=told,
         stop=lambda: bool(state) and state[0].rounds >= 3,
     )

@@ -1,9 +1,10 @@
-"""Retention holds: the named subscriptions of programs that read the journal's files, for which retention waits.
+"""Named subscriptions to the journal's files: retention waits for the programs that read them.
 
-    DIRECTORY/holds/NAME    {"position": ..., "time": ...}: what must be kept, and when the hold was updated last
+    DIRECTORY/subscriptions/NAME    {"position": ..., "time": ...}: what must be kept, and the time of the last update
 
-A reader updates its hold whenever it has stored what it read, and now and then while there is nothing to read.  A hold
-that is not updated for long times out (journal/retention.py), so that a dead reader cannot fill the disk.
+A program updates its subscription whenever it has stored what it read, and now and then while there is nothing to read.
+One that is not updated for long times out (journal/retention.py), so that a dead program cannot fill the disk.  The
+positions of subscriptions to streams are records of the journal (core/positions.py).
 
 This module does not import Twisted, because the readers are processes of their own.
 """
@@ -20,21 +21,21 @@ import attrs
 from fyrehose.errors import ConfigError
 from fyrehose.journal.files import Files
 
-FOLDER = "holds"
-#: Limit of the number of holds; retention reads the file of each.
-MAX_HOLDS = 64
-#: Upper bounds of a hold's position and of its time (microseconds since 1970 UTC: the end of the year 9999).
+FOLDER = "subscriptions"
+#: Limit of the number of subscriptions; retention reads the file of each.
+MAX_SUBSCRIPTIONS = 64
+#: Upper bounds of a subscription's position and of its time (microseconds since 1970 UTC: the end of the year 9999).
 MAX_POSITION, MAX_TIME = (1 << 63) - 1, 253_402_300_799_999_999
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 @attrs.frozen(slots=True)
-class Hold:
-    """A retention hold.
+class FileSubscription:
+    """A named subscription, as retention sees it.
 
     :ivar position: the log must be kept from this position on
     :ivar time: last update, in microseconds since 1970 UTC
-    :ivar pinned: whether the hold has no limits
+    :ivar pinned: whether the subscription has no limits
     """
 
     name: str
@@ -44,7 +45,7 @@ class Hold:
 
 
 def checked_name(name: str) -> str:
-    """Return *name* if a hold may have it; it becomes the name of a file.
+    """Return *name* if a subscription may have it; it becomes the name of a file.
 
     :raises ConfigError: it is not 1 to 64 letters, digits, ``_``, ``.`` and ``-``
     """
@@ -57,26 +58,26 @@ def checked_name(name: str) -> str:
 
 
 def update(directory: Path, name: str, position: int, now: int | None = None) -> None:
-    """Register the hold *name*, or move it to *position*, durably.
+    """Create the subscription *name*, or move it to *position*, durably.
 
     :param now: microseconds since 1970 UTC; None: the wall clock
-    :raises ConfigError: the name or the position is invalid, or there are too many holds
+    :raises ConfigError: the name or the position is invalid, or there are too many subscriptions
     """
     if not 0 <= position <= MAX_POSITION:
         raise ConfigError(f"invalid position {position} of a subscription: expected 0 to {MAX_POSITION}")
     path = _path(directory, name)
-    if not path.exists() and len(registered(directory)) >= MAX_HOLDS:
+    if not path.exists() and len(registered(directory)) >= MAX_SUBSCRIPTIONS:
         raise ConfigError(
-            f"{directory} has {MAX_HOLDS} subscriptions to its files already; delete one with `fyrehose journal "
-            f"subscriptions {directory} --delete NAME`"
+            f"{directory} has {MAX_SUBSCRIPTIONS} subscriptions to its files already; delete one with "
+            f"`fyrehose journal subscriptions {directory} --delete NAME`"
         )
     path.parent.mkdir(exist_ok=True)
     text = json.dumps({"position": position, "time": time.time_ns() // 1000 if now is None else now})
     Files().store(path, text.encode() + b"\n")
 
 
-def release(directory: Path, name: str) -> bool:
-    """Remove the hold *name*; return whether it was registered.
+def delete(directory: Path, name: str) -> bool:
+    """Delete the subscription *name*; return whether there was one.
 
     :raises ConfigError: the name is invalid
     """
@@ -86,10 +87,10 @@ def release(directory: Path, name: str) -> bool:
     return known
 
 
-def registered(directory: Path) -> list[Hold]:
-    """Return the registered holds, ordered by position, the one that is furthest behind first.
+def registered(directory: Path) -> list[FileSubscription]:
+    """Return the subscriptions, ordered by position, the one that is furthest behind first.
 
-    A hold whose file is damaged keeps everything, and counts as updated when the file was written.
+    A subscription whose file is damaged keeps everything, and counts as updated when the file was written.
     """
     found = []
     for path in (directory / FOLDER).glob("*"):
@@ -97,15 +98,15 @@ def registered(directory: Path) -> list[Hold]:
             continue
         try:
             fields = json.loads(path.read_bytes())
-            hold = Hold(path.name, int(fields["position"]), int(fields["time"]))
-            if not (0 <= hold.position <= MAX_POSITION and 0 <= hold.time <= MAX_TIME):
+            subscription = FileSubscription(path.name, int(fields["position"]), int(fields["time"]))
+            if not (0 <= subscription.position <= MAX_POSITION and 0 <= subscription.time <= MAX_TIME):
                 raise ValueError("position or time out of range")
-            found.append(hold)
+            found.append(subscription)
         except FileNotFoundError:
-            continue  # released at this moment
+            continue  # deleted at this moment
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            found.append(Hold(path.name, 0, int(path.stat().st_mtime * 1_000_000)))
-    return sorted(found, key=lambda hold: (hold.position, hold.name))
+            found.append(FileSubscription(path.name, 0, int(path.stat().st_mtime * 1_000_000)))
+    return sorted(found, key=lambda each: (each.position, each.name))
 
 
 def _path(directory: Path, name: str) -> Path:
