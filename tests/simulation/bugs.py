@@ -198,15 +198,15 @@ class Bug:
 
     :ivar patched: what takes the place of an attribute: (owner, name, new)
     :ivar servers: how many servers its cluster has; 0: one server alone
-    :ivar steps: how many steps each simulation has; None: as its seed says
     :ivar acknowledge: when the leader of the cluster acknowledges: both or local
+    :ivar steps: how many steps each simulation has; None: as its seed says
     """
 
     protocol: str
     patched: tuple[Any, str, Any]
     servers: int = 0
-    steps: int | None = None
     acknowledge: str = "both"
+    steps: int | None = None
 
 
 BUGS = {
