@@ -74,13 +74,15 @@ class _Survey:
     confirmed: set[str] = attrs.field(factory=set)
     #: Bytes of damage since a segment last listed all streams: they may have contained numbers of any stream.
     unaccounted: int = 0
+    #: Bytes of earlier damage since then: the gap behind it that skips their numbers may be among the damage now.
+    mended: int = 0
     #: Whether a batch of kind RESERVED, or the first batch of a segment, which repeats it, may be among the damage.
     reserving: bool = False
     #: Whether a batch of kind GAP may be among the damage: only later numbers of a stream tell which it had.
     skipping: bool = False
     floor: int = 0  #: the last number of every stream that has none of its own
     end: int = 0  #: of the log
-    time: int = 0  #: of the last batch
+    time: int = 0  #: of the last batch, or of a later segment's creation
 
     def add_damage(self, damage: _Range, records: bool) -> None:
         """Add a damaged range.
@@ -105,6 +107,8 @@ class _Survey:
                 self._reaches(run.stream, run.first_seq - 1)
                 self.ends[run.stream] = run.last_seq
             return
+        if header.mended:
+            self.mended += fmt.BATCH_HEADER.size + header.length
         entries = fmt.entries(body, header.parts)
         floors = [entry.last for entry in entries if not entry.stream and entry.state is fmt.StreamState.LIVE]
         self.floor = max([self.floor, *floors])
@@ -120,7 +124,7 @@ class _Survey:
     def _add_start(self, streams: Streams) -> None:
         for stream, last in (streams.ends | streams.retired).items():
             self._reaches(stream, last)
-        self.unaccounted, self.reserving, self.skipping = 0, False, False
+        self.unaccounted, self.mended, self.reserving, self.skipping = 0, 0, False, False
 
     def _add_entry(self, kind: fmt.Kind, entry: fmt.Entry) -> None:
         stream = entry.stream
@@ -163,7 +167,9 @@ class _Survey:
     @property
     def skip(self) -> int:
         """Return how many numbers each stream must skip, because they may have been in the damaged ranges."""
-        return self.unaccounted // _SMALLEST_RECORD + (writer.RESERVE if self.skipping else 0)
+        if not self.skipping:
+            return self.unaccounted // _SMALLEST_RECORD
+        return (self.unaccounted + self.mended) // _SMALLEST_RECORD + writer.RESERVE
 
     def gaps(self) -> list[fmt.Entry]:
         """Return the numbers that must not be used again, of every known stream and (without a name) of all others."""
@@ -282,6 +288,7 @@ def _mend_header(reader: scan.SegmentReader, survey: _Survey, files: Files) -> N
     """Write the header of a segment again if it is damaged, and note what its first batch continues from."""
     try:
         header = reader.header()
+        survey.time = max(survey.time, header.created)  # all of its batches may be damaged
     except fmt.Damage:
         header = fmt.SegmentHeader(reader.base, _created(reader), _continued(reader, survey), survey.identity)
         fd = files.open(reader.path, os.O_RDWR)

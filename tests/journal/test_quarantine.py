@@ -257,6 +257,24 @@ class TestNumbersAreNeverUsedAgain:
         bench = open_journal(quarantine=True)
         assert bench.journal.bounds("s")[1] >= end
 
+    def test_when_the_gap_of_an_earlier_quarantine_is_damaged(self, open_journal) -> None:
+        """That gap noted more numbers than fit into its own bytes."""
+        bench = open_journal()
+        bench.append(b"kept")
+        at = bench.journal._writer.position
+        bench.append(*[b""] * 1000)
+        bench.crash()
+        patch(bench, at + 10, b"damage")
+        bench = open_journal(quarantine=True)
+        end, floor = bench.journal.ends()["s"], bench.journal.floor
+        bench.append(b"behind", stream="other")
+        bench.crash()
+        gap = [header for header, _ in batches(bench) if header.kind is fmt.Kind.GAP and not header.mended][-1]
+        patch(bench, gap.position + 10, b"damage")
+        bench = open_journal(quarantine=True)
+        assert bench.journal.ends()["s"] >= end
+        assert bench.journal.floor >= floor
+
 
 def batches(bench) -> list[tuple[fmt.BatchHeader, bytes]]:  # type: ignore[no-untyped-def]
     """Return the batches of the only segment that can be read one after the other."""
@@ -653,6 +671,26 @@ def test_segment_of_which_only_a_damaged_beginning_is_left_is_replaced(open_jour
     (bench.directory / "MARK").unlink()
     bench = open_journal(segment_size=2048, quarantine=True)
     assert bench.payloads() == [b"x" * 900] * 2
+
+
+def test_time_does_not_go_back_where_only_the_header_of_a_segment_is_left(open_journal) -> None:
+    now, back = 1_700_000_000_000_000, 40_000_000
+    bench = open_journal(now=lambda: now, segment_size=2048)
+    for _ in range(3):
+        bench.append(b"x" * 900)
+    bench.close()
+    *older, last = scan.segments(bench.directory)
+    for segment in older:
+        segment.path.unlink()
+    begin = scan.SegmentReader(last.path, last.base)
+    header = begin.batch(last.base + 64)[0]
+    begin.close()
+    os.truncate(last.path, header.end - last.base)
+    patch(bench, header.position + 70, b"damage")
+    (bench.directory / "MARK").unlink()
+    bench = open_journal(now=lambda: now - back, segment_size=2048, quarantine=True)
+    bench.append(b"later")
+    assert [run.time for run in bench.records()] >= [now]
 
 
 def test_first_record_of_a_stream_is_named_if_it_is_lost(open_journal) -> None:
