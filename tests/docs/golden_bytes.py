@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
-from struct import unpack
+from struct import unpack, unpack_from
 from typing import Any
 
 import attrs
@@ -180,6 +180,32 @@ def _transaction() -> Iterator[str]:
     yield "```"
 
 
+def _subscription() -> Iterator[str]:
+    """Subscribe to a stream of two records, with a server that is killed after the first was acknowledged."""
+    talk = _Talk()
+    ack, kinds = _relink_of("ack"), _relink_of("Ack")
+    terms = _relink_of("Terms")(endpoint="subscribe:s@0?seq")
+    talk.server.publish("s", b"one", b"two")
+    yield "```text"
+    begun = (
+        "ping; message 0: an empty part,",
+        "and the number behind which it begins; message 1:",
+        "record 1; message 2:",
+    )
+    yield from talk.connect(_relink_of("Hello")(terms=terms), *begun, "record 2")
+    epoch, link_id = unpack_from("<QQ", talk.answer)
+    pong = _relink_of("PONG").serialize()
+    yield from talk.say(pong + ack(kinds.CONSUMED, 0, 1).serialize(0), "pong; consumed up to message 1")
+    talk.server.restart()
+    yield "-- the server is killed and started again; the connector resumes its link"
+    yield from talk.connect(_relink_of("Hello")(terms=terms, epoch=epoch, link_id=link_id), "resume")
+    report = ack(kinds.CONSUMED, 0, 1).serialize(0) + _relink_of("RESUME").serialize()
+    yield from talk.say(report, "the report, consumed up to 1; resume", "message 2 again: record 2")
+    yield from talk.say(ack(kinds.CONSUMED, 0, 2).serialize(0), "consumed up to message 2")
+    talk.server.registry.close()
+    yield "```"
+
+
 def _spoken(who: str, data: bytes, *meanings: str) -> Iterator[str]:
     """Show *data* in lines of 16 bytes."""
     for at in range(0, len(data), 16):
@@ -197,6 +223,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "relink_handshake": _handshake,
     "relink_conversation": _conversation,
     "relink_transaction": _transaction,
+    "relink_subscription": _subscription,
 }
 
 
