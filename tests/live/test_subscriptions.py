@@ -93,7 +93,9 @@ def test_positions_are_exact_over_kills(start: Any) -> None:
         thread.join(100)
         server = start(*LISTEN)
         if consumer.answered:
-            assert consumer.answered <= shown(server.port("http"))["position"] <= consumer.sent
+            position = shown(server.port("http"))["position"]
+            assert consumer.answered <= position <= consumer.sent
+            consumer.answered = position  # the answer to the last acknowledgement may have been lost
     consumer.run(server.port("http"), dice)
     assert consumer.problems == []
     assert set(consumer.order) == set(range(1, MESSAGES + 1))
@@ -163,6 +165,8 @@ def test_positions_of_a_pattern_are_exact_over_kills(start: Any) -> None:
             shown_now = shown(server.port("http"), "everything")["positions"]
             for stream, place in shown_now.items():
                 assert consumer.answered.get(stream, 0) <= place["position"] <= consumer.sent.get(stream, 0)
+                if place["position"]:
+                    consumer.answered[stream] = place["position"]
     consumer.run(server.port("http"), dice, published)
     assert consumer.problems == []
     final = shown(server.port("http"), "everything")
