@@ -805,3 +805,12 @@ class BudgetMachine(RuleBasedStateMachine):
 
 TestBudgetMachine = BudgetMachine.TestCase
 TestBudgetMachine.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+
+
+def test_a_frame_that_shrinks_below_its_grant_releases_the_grant() -> None:
+    budget = Budget(limit=64 * MIB)
+    peer = Peer(budget, size=4 * MIB)
+    peer.send(MIB)
+    assert budget.granted == 4 * MIB
+    peer.account.expect(MIB, 8)
+    assert (budget.granted, budget.used) == (0, 8)

@@ -555,3 +555,10 @@ def test_a_relay_counts_its_clients_and_the_messages_that_it_sent_to_them(server
     subscription.stopProducing()
     assert tally.delivered == (5, 11)
     assert (tally.subscribers, server.broker.subscribers("s")) == (1, 1)
+
+
+def test_subscription_is_paused_until_it_is_resumed(server: Server) -> None:
+    subscription = server.broker.subscribe("s", 0, RecordingSink())
+    assert [cursor.paused for cursor in server.broker.cursors()] == [True]
+    subscription.resumeProducing()
+    assert [cursor.paused for cursor in server.broker.cursors()] == [False]

@@ -387,3 +387,7 @@ def test_package_uses_the_native_kernels_if_they_are_built() -> None:
     from fyrehose import kernels
 
     assert not kernels.NATIVE or kernels.lumberjack is native
+
+
+def test_many_brackets_that_are_not_nested_deeply_are_json(kernel: ModuleType) -> None:
+    assert is_json(kernel, b"[" + b"[]," * 1000 + b"{}]")
