@@ -53,8 +53,13 @@ PYTHONS ?=
 # Benchmark cases (patterns of `python -m benchmarks --list`; empty: all of them), and rounds of each.
 BENCH ?=
 ROUNDS ?= 5
+# Cases of the quick run, and the results of an earlier one (empty: none).
+QUICK = figg/publish figg/live/1 figg/catch-up figg/publish/window-1 figg/latency/5k figg/latency/20k \
+	lumberjack/level-* relink/publish relink/live/1 backbone/live/1 eventbus/live/1 journal/append/64K start/empty \
+	growth/streams/1000 growth/streams/10000 growth/subscribers/100
+BEFORE ?=
 
-.PHONY: run cluster test lint types unit pure trial news coverage fuzz torture soak bench docs fragments dist clean help
+.PHONY: run cluster test lint types unit pure trial news coverage fuzz torture soak bench bench-quick docs fragments dist clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -66,6 +71,7 @@ help:
 	@echo "make torture   kill the server, flip bits, fail its disk, cut its power, abuse it; KILLS=1000 FLIPS=0 (all) CUTS=10000 MUTANTS=0 (all)"
 	@echo "make soak      run mixed load and invalid connections; MINUTES=1440 for a day"
 	@echo "make bench     measure speed beside Redis and NATS, which it installs; BENCH='figg*' ROUNDS=9"
+	@echo "make bench-quick  measure Fyrehose alone in 5 minutes, into bench-quick.json; BEFORE=old.json to compare"
 	@echo "make docs      build the documentation as HTML in build/docs"
 	@echo "make news      write NEWS.md from the news fragments"
 	@echo "make dist      build the release in dist/, and try it in clean environments of each Python; PYTHONS=3.12 for one"
@@ -213,6 +219,11 @@ soak: .venv/test.stamp
 bench: .venv/bench.stamp
 	set -f; $(BIN)/python -m benchmarks --install-peers --rounds $(ROUNDS) --json bench.json --plot bench.svg $(BENCH)
 	$(BIN)/python -m benchmarks.cluster --rounds $(ROUNDS) --jetstream 50000
+
+# Small enough for each night; BEFORE is the JSON of an earlier run on the same machine.
+bench-quick: .venv/bench.stamp
+	set -f; $(BIN)/python -m benchmarks --alone --rounds $(ROUNDS) --scale 0.25 --json bench-quick.json $(QUICK)
+	$(if $(BEFORE),$(BIN)/python -m benchmarks --compare $(BEFORE) bench-quick.json)
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis _trial_temp* .coverage*

@@ -28,6 +28,7 @@ _INPUT = click.Path(path_type=Path, dir_okay=False, exists=True)
 @click.option("--json", "output", type=_OUTPUT, help="Write every sample to this file.")
 @click.option("--plot", "picture", type=_OUTPUT, help="Plot the results to this file (.svg or .png).")
 @click.option("--show", "earlier", type=_INPUT, multiple=True, help="Show an earlier JSON instead of measuring.")
+@click.option("--compare", "pair", type=_INPUT, nargs=2, help="Compare two JSON files instead of measuring.")
 @click.option("--markdown", is_flag=True, help="Show the tables as Markdown.")
 @click.option("--install-peers", is_flag=True, help="First install the other servers, from apt and PyPI.")
 def main(
@@ -43,6 +44,7 @@ def main(
     output: Path | None,
     picture: Path | None,
     earlier: tuple[Path, ...],
+    pair: tuple[Path, Path] | None,
     markdown: bool,
     install_peers: bool,
 ) -> None:
@@ -59,6 +61,9 @@ def main(
         raise MissingExtra("the benchmarks count with numpy: pip install 'fyrehose[bench]'") from None
     from benchmarks import command, peers
 
+    if pair is not None:
+        command.compare(*(command.Report.loads(path.read_text(encoding="utf-8")) for path in pair))
+        return
     cases = command.choose(patterns)
     if only_list:
         command.show_list(cases)

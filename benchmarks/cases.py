@@ -1,6 +1,7 @@
 """Cases to measure, one line each, and the goals for them.
 
 KIND/WORK[/DETAIL]...   figg/live/1: Figg, one subscriber that hears what is published
+growth/WHAT/COUNT       growth/streams/1000: Figg, with 1,000 of what may make a message more expensive
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class Case:
     messages: int
     publishers: int = 1
     subscribers: int = 0
+    #: connections beside these, attached to a stream without messages
+    idle: int = 0
     #: messages that each publisher may have under way
     window: int = 8_192
     #: whether the messages are there before the clock begins: subscribers catch up
@@ -163,7 +166,28 @@ def _start() -> Iterable[Case]:
     yield case("10G/killed", 9_600_000, ended="killed")
 
 
-CASES: tuple[Case, ...] = (*_figg(), *_lumberjack(), *_relink(), *_backbone(), *_eventbus(), *_journal(), *_start())
+def _growth() -> Iterable[Case]:
+    case = _cases("figg", kind="growth")
+    for subscribers, messages in ((1, M), (10, M // 4), (100, M // 20), (1_000, M // 100)):
+        yield case(f"subscribers/{subscribers}", messages, subscribers=subscribers)
+    # One connection in a hundred publishes.
+    for connections in (100, 1_000, 10_000):
+        active = connections // 100
+        yield case(f"connections/{connections}", M // 2, publishers=active, idle=connections - active, window=256)
+    for streams in (1, 10, 100, 1_000, 10_000, 100_000):
+        yield case(f"streams/{streams}", M // 2, extra={"streams": streams})
+    for size in (16, 128, 1 << 10, 16 << 10, 256 << 10, 4 << 20, 15 << 20):
+        window = max(2, min(8_192, (32 << 20) // size))
+        yield case(f"size/{size}", max(20, min(M, (1 << 30) // size)), size=size, subscribers=1, window=window)
+    # Messages of 16 KiB: the journal in bytes is what counts.
+    for gigabytes in (1, 4, 16, 48):
+        more = {"work": Work.START, "size": LARGE, "ended": "killed", "window": 1_024}
+        yield case(f"journal/{gigabytes}", gigabytes * 61_000, **more)
+
+
+CASES: tuple[Case, ...] = (
+    *_figg(), *_lumberjack(), *_relink(), *_backbone(), *_eventbus(), *_journal(), *_start(), *_growth(),
+)  # fmt: skip
 
 
 def selected(patterns: Iterable[str]) -> list[Case]:

@@ -17,9 +17,10 @@ from rich.table import Table
 
 from benchmarks import peers, plot, results, runner, servers, usage
 from benchmarks.cases import CASES, Case, selected
+from benchmarks.comparing import compared
 from benchmarks.results import Measured, Results
 from benchmarks.servers import CannotStart, Contestant
-from benchmarks.table import markdown, tables
+from benchmarks.table import changes, markdown, tables
 from fyrehose.cli.listing import terminal
 from fyrehose.errors import FyrehoseError
 
@@ -149,6 +150,19 @@ def show(report: Report, for_page: bool = False) -> None:
     console.print(f"afterwards: {report.machine.get('load average afterwards', '?')}")
     for trouble in report.failed:
         console.print(f"not measured: {trouble}", style="yellow", markup=False, highlight=False)
+
+
+def compare(before: Report, after: Report) -> None:
+    """Print which figures of ``after`` differ from those of ``before`` by more than the noise, and the two machines."""
+    console = terminal()
+    found, figures = compared(Results(before.measured), Results(after.measured))
+    console.print(f"{len(found)} of {figures} figures changed by more than the noise", highlight=False)
+    if found:
+        console.print(changes(found))
+    for name in before.machine:
+        if before.machine[name] != after.machine.get(name):
+            text = f"{name}: {before.machine[name]} before, {after.machine.get(name, 'unknown')} after"
+            console.print(text, style="dim", markup=False, highlight=False)
 
 
 def draw(report: Report, path: Path) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import resource
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks import usage
@@ -29,28 +29,47 @@ def measure(
 
     :raises CannotStart: the system allows a process fewer descriptors than it takes
     """
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < case.messages + SPARE:
-        raise CannotStart(f"{case.messages} connections take as many descriptors, and this system allows {hard}")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    allow(case.messages)
     samples: list[Sample] = []
     for number in range(rounds):
         told(f"round {number + 1} of {rounds}")
         running = contestant.start(directory / str(number), case.protocol, durability)
         try:
             before = usage.memory(running.pid)[0]
-            with contextlib.ExitStack() as stack:
-                for _ in range(case.messages):
-                    wire = Subscriber(Job(stream="idle", size=128, messages=1))
-                    peer = stack.enter_context(socket.create_connection(("127.0.0.1", running.port), timeout=60))
-                    peer.sendall(wire.begin())
-                    wire.begun(peer)
+            with attached(running.port, case.messages):
                 settle(running.pid)
                 now, peak = usage.memory(running.pid)
             samples.append({"each": (now - before) / case.messages, "peak": peak})
         finally:
             running.stop()
     return samples
+
+
+@contextlib.contextmanager
+def attached(port: int, connections: int) -> Iterator[None]:
+    """Keep ``connections`` open that are attached to a topic without messages.
+
+    :raises CannotStart: the system allows fewer descriptors than they take
+    """
+    allow(connections)
+    with contextlib.ExitStack() as stack:
+        for _ in range(connections):
+            wire = Subscriber(Job(stream="idle", size=128, messages=1))
+            peer = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            peer.sendall(wire.begin())
+            wire.begun(peer)
+        yield
+
+
+def allow(connections: int) -> None:
+    """Let this process have so many descriptors, and the servers that it starts.
+
+    :raises CannotStart: the system does not allow it
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < connections + SPARE:
+        raise CannotStart(f"{connections} connections take as many descriptors, and this system allows {hard}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def settle(pid: int) -> None:

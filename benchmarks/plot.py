@@ -1,4 +1,4 @@
-"""Plot the results: the CPU cost of a message for each server, and its latency."""
+"""Plot the results: the CPU cost of a message for each server, its latency, and how the cost grows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.growth import DIMENSIONS, growths
 from benchmarks.results import Results
 from fyrehose.errors import MissingExtra
 
@@ -132,9 +133,36 @@ def _protocols(axes: Any, results: Results) -> None:
     axes.set_title("us of the server's CPU a message, by listener, on disk when acknowledged", loc="left", fontsize=10)
 
 
+def _growth(name: str) -> Callable[[Any, Results], None]:
+    """Return what draws how the cost grows with the dimension ``name``."""
+
+    def panel(axes: Any, results: Results) -> None:
+        growth = next(one for one in growths(results) if one.name == name)
+        numbers = [number for number, _ in growth.points]
+        medians = [cost.median for _, cost in growth.points]
+        noise = [[cost.median - cost.least for _, cost in growth.points], [c.most - c.median for _, c in growth.points]]
+        axes.errorbar(numbers, medians, yerr=noise, fmt="o-", color=COLOURS["fyrehose"], capsize=3)
+        for number, median in zip(numbers, medians, strict=True):
+            axes.annotate(f"{median:.3g}", (number, median), (4, 5), textcoords="offset points", fontsize=7)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.margins(x=0.08, y=0.2)
+        axes.grid(color="#dddddd")
+        axes.set_xlabel(growth.what, fontsize=8)
+        title = f"{growth.unit}, by {growth.what}: slope {growth.slope:.2f}, {growth.last_slope:.2f} at the end"
+        axes.set_title(title, loc="left", fontsize=10)
+
+    return panel
+
+
+def _measured_growth(name: str) -> Callable[[Results], bool]:
+    return lambda results: any(growth.name == name for growth in growths(results))
+
+
 #: Their heights, who draws them, and whether there is something to be drawn.
 PANELS: tuple[tuple[int, Callable[[Any, Results], None], Callable[[Results], bool]], ...] = (
     (3, _costs, lambda results: bool(_there(results, list(WORK), "micros"))),
     (2, _latency, lambda results: bool(_there(results, [LATENCY], "acknowledged.50"))),
     (2, _protocols, lambda results: any(results.median(case, "micros") is not None for case in PROTOCOLS)),
+    *((2, _growth(name), _measured_growth(name)) for name in DIMENSIONS),
 )

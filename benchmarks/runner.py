@@ -48,12 +48,14 @@ def _in_turn(
     """All servers run from the first round to the last, and each round is one of each: what slows the machine down
     for a while slows them all."""
     samples: dict[str, list[Sample]] = {contestant.name: [] for contestant in contestants}
+    idle.allow(case.idle)
     with contextlib.ExitStack() as stack:
         bouts = []
         for contestant in contestants:
             told(f"{contestant.name} starts")
             running = contestant.start(directory / contestant.name, case.protocol, durability)
             stack.callback(running.stop)
+            stack.enter_context(idle.attached(running.port, case.idle))
             # One at a time, and at a rate, nobody takes all day.
             whole = case.window == 1 or case.rate
             bouts.append(loads.Bout(case if whole else case.scaled(contestant.share), contestant, running))

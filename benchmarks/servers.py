@@ -161,6 +161,12 @@ OPTIONS = {
     ),
     "eventbus": (),
 }
+#: The same for all protocols: one load maker creates every stream.
+SERVER_OPTIONS = (
+    "server.max-streams=1000000",
+    "server.streams-per-address=1000000",
+    "server.new-streams-burst=1000000",
+)
 _LOOPBACK = "tcp:0:interface=127.0.0.1"
 _ENDPOINTS = {"backbone": "udp:0:interface=127.0.0.1"}
 
@@ -170,7 +176,7 @@ def fyrehose_words(directory: Path, protocol: str, durability: str, *more: str) 
     endpoint = _ENDPOINTS.get(protocol, _LOOPBACK)
     words = [twistd(), "--pidfile=", "-n", "fyrehose", "--data-dir", str(directory / "data")]
     words += ["--durability", durability, "--listen", f"{protocol}={endpoint}", *more]
-    for option in OPTIONS.get(protocol, ()):
+    for option in (*SERVER_OPTIONS, *OPTIONS.get(protocol, ())):
         words += ["--option", option]
     return words
 

@@ -23,7 +23,7 @@ WIRES: dict[str, tuple[type[Wire], type[Wire] | None, type[Wire] | None]] = {
 }
 #: Wires without acknowledgements; messages count as published when the first subscriber has them.
 BY_DELIVERY = {"eventbus"}
-#: What one read takes at the most, and what a block has at the most, in bytes.
+#: What one read takes at the most (or two messages, if they are larger), and what a block has at the most, in bytes.
 READ = 1 << 20
 WRITE = 1 << 18
 #: Seconds without traffic after which the load fails.
@@ -71,7 +71,7 @@ class Connection:
         self.latencies = Latencies(self.finished_at, rated) if measured else None
         self.paced = bool(plan.rate)
         self._pending = memoryview(b"")
-        self._data = bytearray(READ)
+        self._data = bytearray(max(READ, 2 * plan.size))
         self._view = memoryview(self._data)
         self._kept = 0
         self.sock = socket.create_connection((plan.host, port), timeout=PATIENCE)
@@ -150,7 +150,7 @@ class Connection:
         self._kept = end - used
         if used and self._kept:
             self._data[: self._kept] = self._data[used:end]
-        return end == READ
+        return end == len(self._data)
 
 
 class Streams:

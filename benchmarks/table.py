@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
+from benchmarks.comparing import Change
+from benchmarks.growth import growths
 from benchmarks.results import PERCENTILES, Measured, Results, Spread
 from benchmarks.servers import OURS, Durable
 from benchmarks.targets import TARGETS
@@ -33,7 +35,7 @@ def tables(results: Results, durable: dict[str, Durable]) -> Iterator[Table]:
 
     :param durable: what an acknowledgement of each contestant means
     """
-    for made in (_loads(results, durable), _latencies(results), _others(results), _targets(results)):
+    for made in (_loads(results, durable), _latencies(results), _others(results), _growths(results), _targets(results)):
         if made.row_count:
             yield made
 
@@ -118,6 +120,24 @@ def _others(results: Results) -> Table:
         kib = Spread(values.median / 1024, values.least / 1024, values.most / 1024)
         found.add_row(name, "KiB for each connection", spread(kib))
     return found
+
+
+def _growths(results: Results) -> Table:
+    found = _table("How cost grows: slope 0 does not, 1 in proportion", 1, "with", "cost", "slope", "at the end")
+    for growth in growths(results):
+        costs = "  ".join(f"{short(number)}: {short(cost.median)}" for number, cost in growth.points)
+        found.add_row(growth.what, f"{costs} {growth.unit}", f"{growth.slope:.2f}", f"{growth.last_slope:.2f}")
+    return found
+
+
+def changes(found: Sequence[Change]) -> Table:
+    """Return what changed between two runs."""
+    table = _table("", 2, "case", "server", "what", "before", "after", "times")
+    for change in found:
+        style = "green" if change.better else "red"
+        cells = (change.figure, spread(change.before), spread(change.after), f"{change.times:.2f}")
+        table.add_row(change.case, change.contestant, *cells, style=style)
+    return table
 
 
 def _targets(results: Results) -> Table:

@@ -116,6 +116,13 @@ class Rows:
         self._steps = np.arange(most, dtype=np.uint64)
         self._next = first
 
+    def turn(self, at: int, digits: int, names: int, count: int) -> None:
+        """Give the next ``count`` frames the names 0 to ``names`` - 1 in turn, in the ``digits`` at ``at``."""
+        name = (self._steps[:count] + np.uint64(self._next)) % np.uint64(names)
+        for digit in range(at + digits - 1, at - 1, -1):
+            column(self._data, digit, self.row, count, "u1")[:] = name % np.uint64(10) + np.uint64(48)
+            name //= np.uint64(10)
+
     def take(self, count: int) -> memoryview:
         """The next ``count``; valid until the next call."""
         if self._numbers is not None:

@@ -16,8 +16,10 @@ _HEADER = struct.Struct(">HHI")
 _U16, _U32, _U64 = struct.Struct(">H"), struct.Struct(">I"), struct.Struct(">Q")
 _ATTACH, _ATTACHED, _PUBLISH, _ACK, _DATA = 1, 2, 5, 6, 7
 _FROM_OFFSET = 0x8000
-#: Messages of one block at the most.
-BLOCK = 8_192
+#: Messages of one block at the most, and its bytes.
+BLOCK, BLOCK_BYTES = 8_192, 64 << 20
+#: Digits at the end of each topic's name, if there are several.
+DIGITS = 6
 
 
 def message(kind: int, topic: bytes, number: int, data: bytes) -> bytes:
@@ -32,15 +34,23 @@ def number_at(topic: bytes) -> int:
 
 
 class Publisher(Wire):
-    """Sends PUBLISH, counts ACK."""
+    """Sends PUBLISH, counts ACK.
+
+    ``extra``: streams, if messages go to so many topics in turn.
+    """
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
-        topic = job.stream.encode()
+        self._streams = job.extra.get("streams", 0)
+        topic = (f"grown-{0:0{DIGITS}}" if self._streams else job.stream).encode()
         frame = message(_PUBLISH, topic, 0, payload(job.size))
-        self._rows = Rows(frame, number_at(topic), max(1, min(BLOCK, job.messages)))
+        most = max(1, min(BLOCK, job.messages, BLOCK_BYTES // len(frame)))
+        self._rows = Rows(frame, number_at(topic), most)
+        self._digits = number_at(topic) - DIGITS
 
     def block(self, count: int) -> memoryview:
+        if self._streams:
+            self._rows.turn(self._digits, DIGITS, self._streams, count)
         return self._rows.take(count)
 
     def scan(self, data: bytearray, size: int) -> int:

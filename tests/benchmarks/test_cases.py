@@ -10,7 +10,7 @@ from fyrehose.plugins import names
 
 def test_names_are_unique_and_begin_with_the_protocol() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
-    assert all(case.name.startswith((f"{case.protocol}/", "start/")) for case in CASES)
+    assert all(case.name.startswith((f"{case.protocol}/", "start/", "growth/")) for case in CASES)
     assert {case.protocol for case in CASES} <= {*names(), "journal"}
 
 

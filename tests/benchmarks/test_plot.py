@@ -25,9 +25,14 @@ def test_plot_shows_the_measured_contestants(tmp_path: Path) -> None:
         for case in [*list(WORK)[1:], "figg/latency/5k"]
         for name in ("fyrehose", "redis-always")
     ]
+    for number in (1, 10):
+        more = Measured(case=f"growth/streams/{number}", contestant="fyrehose", samples=[{"micros": 2.0 * number}])
+        measured.append(more)
     for name, results in (("full.svg", Results(measured)), ("empty.svg", Results([]))):
         draw(results, tmp_path / name, "a machine")
     full, empty = (tmp_path.joinpath(name).read_text() for name in ("full.svg", "empty.svg"))
     assert "<!-- redis-always -->" in full
     assert "<!-- redis-always -->" not in empty
+    assert "by streams, in turn: slope 1.00" in full
+    assert "slope" not in empty
     assert "<!-- a machine -->" in empty

@@ -26,6 +26,16 @@ def test_blocks_are_publishes_with_rising_numbers() -> None:
     assert found[0].serialize() == sent[:size]
 
 
+def test_messages_go_to_several_topics_in_turn() -> None:
+    publisher, sent = Publisher(Job(stream="news", size=20, messages=10, extra={"streams": 3})), b""
+    for count in (4, 3):
+        sent += bytes(publisher.block(count))
+    size = len(sent) // 7
+    found = [Publish.parse(sent[at + 8 : at + size]) for at in range(0, len(sent), size)]
+    assert [each.topic for each in found] == [f"grown-00000{number % 3}" for number in range(1, 8)]
+    assert [each.number for each in found] == list(range(1, 8))
+
+
 def test_the_last_ack_counts() -> None:
     publisher = Publisher(JOB)
     heard = bytearray(Ack(number=3).serialize() + Ack(number=7).serialize() + Ack(number=9).serialize()[:5])
