@@ -459,7 +459,6 @@ class FileJournal:
             return
         if self._checking is not None and self._checking.running:
             self._checking.stop()
-        self._cancel_sync()
         in_order = self.state is not JournalState.FAILED
         if in_order:
             self.state = JournalState.CLOSED
@@ -473,6 +472,7 @@ class FileJournal:
             self._sync_later = None
 
     def _close(self, in_order: bool) -> Deferred[None]:
+        self._cancel_sync()  # only now: commits that were on their way may have scheduled one
         # If a commit has failed meanwhile, the log must not say that it was closed in order.
         closed = self._call(lambda: self._writer.close(in_order and self.state is not JournalState.FAILED))
         return closed.addErrback(self._not_in_order).addCallback(lambda _: self._unlock())

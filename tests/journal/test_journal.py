@@ -870,6 +870,22 @@ def test_a_closed_journal_checks_nothing_any_more(open_journal) -> None:
     assert not bench.clock.getDelayedCalls()
 
 
+def test_a_commit_during_the_close_leaves_no_sync_behind(open_journal) -> None:
+    worker = Held()
+    bench = open_journal(durability=parse_durability("interval:50"), worker=worker)
+    worker.hold = True
+    bench.append(b"a")
+    closed = bench.journal.close()
+    worker.do(1)
+    assert len(worker.jobs) == 1, "the close"
+    bench.clock.advance(1)
+    assert len(worker.jobs) == 1
+    worker.hold = False
+    worker.do()
+    assert closed.called
+    assert not bench.clock.getDelayedCalls()
+
+
 def test_a_failed_journal_syncs_nothing_any_more(open_journal, logged_errors) -> None:
     files = FaultyFiles()
     bench = open_journal(files, durability=parse_durability("interval:50"))
