@@ -137,25 +137,26 @@ class Writer:
         try:
             self._mark_fd = self.files.open(self.directory / scan.MARK_NAME, os.O_RDWR | os.O_CREAT)
             self._mark_identity = self.files.identity(self._mark_fd)
+            named = self._identity != fmt.UNKNOWN
+            if not named:
+                self._identity = self.files.random(len(fmt.UNKNOWN))
             self._open_segment()
             if self.recovered.gaps:
                 self._control(fmt.Kind.GAP, self.recovered.gaps)
                 self.streams.skip(self.recovered.gaps)
+            if not named and self.recovered.index is not None:
+                # An older version created the journal: the header of the next segment gets its identity.
+                self._roll()
             self.sync()
         except OSError as error:
             raise _no_room(error) from error
 
     def _open_segment(self) -> None:
-        named = self._identity != fmt.UNKNOWN
-        if not named:
-            self._identity = self.files.random(len(fmt.UNKNOWN))
         if self.recovered.index is None:
             self._begin_segment()
             return
         self.base = self.recovered.index.base
         self._fd = self.files.open(scan.path_of(self.directory, self.base), os.O_RDWR)
-        if not named:  # an older version created the journal: the header of the next segment gets its identity
-            self._roll()
 
     def take_rolled(self) -> Rolled | None:
         """Return the roll-over that was not reported yet, if any; it then counts as reported."""

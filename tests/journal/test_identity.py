@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import attrs
 import pytest
 
-from fyrehose.errors import JournalCorrupt
+from fyrehose.errors import JournalCorrupt, JournalError
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.files import Files
@@ -15,6 +16,9 @@ from fyrehose.journal.offline import dump
 from fyrehose.journal.offline.verify import verify
 from fyrehose.journal.offline.view import look
 from fyrehose.journal.quarantine import set_aside
+from fyrehose.journal.settings import durability as parse_durability
+from fyrehose.journal.writer import RESERVE
+from tests.doubles.files import FaultyFiles
 from tests.doubles.formats import Author
 
 OLDER = Path(__file__).with_name("formats") / "1"
@@ -72,6 +76,44 @@ def test_journal_of_an_older_version_gets_an_identity_at_its_next_start(tmp_path
     author.close()
     assert look(tmp_path / "j").identity == identity
     assert not verify(tmp_path / "j").problems
+
+
+def without_identity(directory: Path) -> None:
+    """Write the header of the only segment as an older version wrote it."""
+    (segment,) = scan.segments(directory)
+    data = segment.path.read_bytes()
+    old = attrs.evolve(fmt.SegmentHeader.unpack(data[: fmt.SEGMENT_HEADER.size]), identity=fmt.UNKNOWN).pack()
+    segment.path.write_bytes(old + data[len(old) :])
+
+
+@pytest.mark.parametrize("call", ["write", "sync"])
+def test_reserved_numbers_are_not_used_again_if_the_start_that_gives_an_identity_fails(
+    open_journal, tmp_path: Path, call: str, logged_errors
+) -> None:
+    lazy = {"durability": parse_durability("never")}
+    bench = open_journal(**lazy)
+    bench.append(b"a")
+    bench.crash()
+    (segment,) = scan.segments(bench.directory)
+    data = segment.path.read_bytes()
+    unsynced = data.index(fmt.BATCH_MAGIC, scan.read_mark(bench.directory))
+    segment.path.write_bytes(data[:unsynced].ljust(len(data), b"\0"))  # the power was cut
+    without_identity(bench.directory)
+    shutil.copytree(bench.directory, tmp_path / "kept")
+    failures = 0
+    while True:
+        try:
+            open_journal(FaultyFiles(name=call, nth=failures + 1), **lazy).crash()
+        except JournalError:
+            failures += 1
+        else:
+            break
+        again = open_journal(**lazy)
+        assert again.journal.ends() == {"s": RESERVE + 1}
+        again.crash()
+        shutil.rmtree(bench.directory)
+        shutil.copytree(tmp_path / "kept", bench.directory)
+    assert failures > 3
 
 
 def test_a_segment_of_another_journal_is_refused(tmp_path: Path) -> None:
