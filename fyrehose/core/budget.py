@@ -176,8 +176,6 @@ class Budget:
         """Return the bytes of all parts that are in use."""
         return self.charged + self.granted + self.kept
 
-    # Private.
-
     def _free(self, size: int) -> None:
         """Record that *size* bytes became free, and resume waiting accounts once enough is free."""
         self._freed += size
@@ -324,8 +322,6 @@ class Account:
             budget._serve()
         elif budget._waiting or budget._growing:
             budget._free(size)
-        else:
-            budget._freed += size
         if self._closed:
             self._forget_share()
 

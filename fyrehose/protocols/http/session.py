@@ -195,7 +195,7 @@ class HttpSession(WebSession):
             return self._manage(request, managed)
         if path == ("streams",):
             return self._list(request)
-        if path[0] != "streams" or len(path) < 2 or path[2:] not in ((), ("live",)):
+        if path[0] != "streams" or path[2:] not in ((), ("live",)):
             paths = ", ".join(USAGE)
             return self.refuse(404, "no-such-path", f"unknown path; use one of {paths}; write a slash in NAME as %2F")
         self._stream = path[1]
