@@ -162,10 +162,9 @@ OPTIONS = {
     "eventbus": (),
 }
 #: The same for all protocols: one load maker creates every stream.
-SERVER_OPTIONS = (
-    "server.max-streams=1000000",
-    "server.streams-per-address=1000000",
-    "server.new-streams-burst=1000000",
+SERVER_OPTIONS = tuple(
+    f"server.{name}=200000"
+    for name in ("max-streams", "streams-per-address", "new-streams-burst", "subscriptions-per-address")
 )
 _LOOPBACK = "tcp:0:interface=127.0.0.1"
 _ENDPOINTS = {"backbone": "udp:0:interface=127.0.0.1"}
