@@ -37,6 +37,7 @@ def test_an_event_has_its_size_and_is_json(size: int) -> None:
 def test_events_differ_and_keep_their_size() -> None:
     assert len({varied(event(490), number) for number in range(1, 100)}) == 99
     assert {len(varied(event(490), number)) for number in range(100)} == {490}
+    assert all(json.loads(varied(event(490), number)) for number in range(2_048))
 
 
 @pytest.mark.parametrize("level", [0, 3])
