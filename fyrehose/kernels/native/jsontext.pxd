@@ -3,6 +3,21 @@
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
+cdef extern from *:
+    """
+    /* The place of the first byte, in memory, whose highest bit is set in a word of which one is. */
+    #if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    #define first_high(word) (__builtin_ctzll(word) >> 3)
+    #else
+    static inline int first_high(uint64_t word) {
+        int place = 0;
+        while (!(((unsigned char*)&word)[place] & 0x80)) place++;
+        return place;
+    }
+    #endif
+    """
+    int first_high(uint64_t word) noexcept nogil
+
 cdef enum:
     #: the deepest nesting of lists and objects: one bit each in so many words
     WORDS = 8
@@ -65,31 +80,30 @@ cdef inline const uint8_t* after_escape(const uint8_t* at, const uint8_t* end) n
 
 cdef inline const uint8_t* after_string(const uint8_t* at, const uint8_t* end) noexcept nogil:
     """Return the end of the string whose opening quote is at *at*; NULL if it is invalid."""
-    cdef uint64_t word, quotes, escapes
+    cdef uint64_t word, special
     cdef uint64_t ones = 0x0101010101010101, high = 0x8080808080808080
-    cdef const uint8_t* near
     at += 1
     while at < end:
-        while end - at >= 8:  # Eight bytes at a time, while all of them stand for themselves.
+        if end - at >= 8:  # Eight bytes at a time, up to the first that does not stand for itself.
             memcpy(&word, at, 8)
-            quotes, escapes = word ^ (ones * 0x22), word ^ (ones * 0x5C)
-            if (word | (word - ones * 0x20) | (quotes - ones) | (escapes - ones)) & high:
-                break
-            at += 8
-        near = at + 8 if end - at > 8 else end
-        while at < near:
-            if at[0] == 0x22:
-                return at + 1
-            if at[0] == 0x5C:
-                at = after_escape(at, end)
-            elif at[0] < 0x20:
-                return NULL
-            elif at[0] < 0x80:
-                at += 1
-            else:
-                at = after_character(at, end)
-            if at == NULL:
-                return NULL
+            special = word | (word - ones * 0x20) | ((word ^ (ones * 0x22)) - ones) | ((word ^ (ones * 0x5C)) - ones)
+            special &= high
+            if not special:
+                at += 8
+                continue
+            at += first_high(special)
+        if at[0] == 0x22:
+            return at + 1
+        if at[0] == 0x5C:
+            at = after_escape(at, end)
+        elif at[0] < 0x20:
+            return NULL
+        elif at[0] < 0x80:
+            at += 1
+        else:
+            at = after_character(at, end)
+        if at == NULL:
+            return NULL
     return NULL
 
 
