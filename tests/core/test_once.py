@@ -46,6 +46,20 @@ def test_a_repetition_gets_the_same_number_and_stores_nothing() -> None:
     assert broker.bounds("s") == (1, 4)
 
 
+def test_only_a_follower_reads_keys_from_the_journal_and_only_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = make()
+    read: list[None] = []
+    monkeypatch.setattr(once.PublishedOnce, "follow", lambda self: read.append(None))
+    broker.publish_once([draft(b"x")], "key")
+    broker.durable({STREAM: 2})
+    assert read == [], "a leader knows what it wrote"
+    broker.follows = True
+    broker.durable({"s": 2})
+    assert read == []
+    broker.durable({STREAM: 3})
+    assert read == [None]
+
+
 def test_keys_belong_to_a_stream() -> None:
     broker = make()
     assert broker.publish_once([draft(b"a")], "k").result == 1

@@ -18,7 +18,7 @@ from fyrehose.journal.commits import choose
 from fyrehose.journal.files import Files
 from fyrehose.journal.linger import Fitting, Fixed
 from fyrehose.journal.pace import SMALL, Far, Measured
-from tests.journal.conftest import Bench, Opener
+from tests.journal.conftest import Bench, Observer, Opener
 
 
 class HandWorker:
@@ -123,6 +123,43 @@ def test_large_commit_runs_in_the_writer_thread(bench: Bench, worker: HandWorker
     worker.work()
     assert durable(append) == [True]
     assert not pace.seen, "it says nothing about small ones"
+
+
+def test_pace_and_linger_follow_every_small_commit(
+    open_journal: Opener, worker: HandWorker, pace: Near, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[tuple[int, float]] = []
+    monkeypatch.setattr(Fixed, "committed", lambda self, messages, seconds: noted.append((messages, seconds)))
+    bench = opened(open_journal, worker, pace, linger=0.0)
+    pending = bench.journal._commits.pending
+    sizes = []
+    for payload in (bytes(8), bytes(SMALL - 98)):
+        bench.append(payload)
+        bench.clock.advance(0)
+        worker.work()
+        sizes.append(pending._last)
+    assert sizes == [106, SMALL]
+    assert [messages for messages, _ in noted] == [1, 1]
+    assert [seconds for _, seconds in noted] == pace.seen
+    assert all(0 <= seconds < 60 for seconds in pace.seen)
+    bench.append(b"a", b"b")
+    bench.clock.advance(0)
+    assert noted[-1][0] == 2, "messages, not publishes"
+    bench.close()
+    worker.work()
+
+
+def test_an_observer_that_fails_is_reported(
+    bench: Bench, worker: HandWorker, pace: Near, logged_errors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Observer, "durable", lambda self, ends: 1 // 0)
+    for near in (True, False):
+        pace.near = near
+        bench.append(b"a")
+        bench.clock.advance(0)
+        worker.work()
+        assert [error["log_failure"].type for error in logged_errors.take()] == [ZeroDivisionError]
+    monkeypatch.undo()
 
 
 def test_commit_that_has_become_large_runs_in_the_writer_thread(bench: Bench, worker: HandWorker) -> None:

@@ -63,6 +63,13 @@ def test_large_commits_do_not_wait(linger: Fitting) -> None:
     assert linger.wait() == 0
 
 
+def test_commits_of_eight_messages_wait_and_those_of_nine_are_cheap_enough(linger: Fitting) -> None:
+    feed(linger, 8)
+    assert linger.wait() > 0
+    feed(linger, 9)
+    assert linger.wait() == 0
+
+
 def test_two_waits_in_vain_end_them_for_a_while(linger: Fitting, clock: Clock) -> None:
     feed(linger, 2)
     wait_in_vain(linger)

@@ -67,7 +67,7 @@ def test_appends_stay_pending_in_order_while_the_writer_has_to_wait(pending: Pen
     for payload in (b"a", b"b"):
         pending.add(append(payload))
     waited = commit(pending, writer)
-    assert (waited.appends, waited.result, len(pending.appends)) == ([], None, 2)
+    assert (waited.appends, waited.size, waited.result, len(pending.appends)) == ([], 0, None, 2)
     writer.may = True
     assert len(commit(pending, writer).appends) == 2
     assert writer.payloads == [b"a", b"b"]
