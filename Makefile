@@ -217,12 +217,12 @@ soak: .venv/test.stamp
 
 # `set -f` keeps the shell from expanding the patterns: they match names of cases, not of files.
 bench: .venv/bench.stamp
-	set -f; $(BIN)/python -m benchmarks --install-peers --rounds $(ROUNDS) --json bench.json --plot bench.svg $(BENCH)
+	set -f; $(BIN)/python -m benchmarks --install-peers --touch-memory --rounds $(ROUNDS) --json bench.json --plot bench.svg $(BENCH)
 	$(BIN)/python -m benchmarks.cluster --rounds $(ROUNDS) --jetstream 50000
 
 # Small enough for each night; BEFORE is the JSON of an earlier run on the same machine.
 bench-quick: .venv/bench.stamp
-	set -f; $(BIN)/python -m benchmarks --alone --rounds $(ROUNDS) --scale 0.25 --json bench-quick.json $(QUICK)
+	set -f; $(BIN)/python -m benchmarks --alone --touch-memory --rounds $(ROUNDS) --scale 0.25 --json bench-quick.json $(QUICK)
 	$(if $(BEFORE),$(BIN)/python -m benchmarks --compare $(BEFORE) bench-quick.json)
 
 clean:

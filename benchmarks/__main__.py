@@ -30,6 +30,7 @@ _INPUT = click.Path(path_type=Path, dir_okay=False, exists=True)
 @click.option("--show", "earlier", type=_INPUT, multiple=True, help="Show an earlier JSON instead of measuring.")
 @click.option("--compare", "pair", type=_INPUT, nargs=2, help="Compare two JSON files instead of measuring.")
 @click.option("--markdown", is_flag=True, help="Show the tables as Markdown.")
+@click.option("--touch-memory", is_flag=True, help="First use nine tenths of the free memory once, on a new machine.")
 @click.option("--install-peers", is_flag=True, help="First install the other servers, from apt and PyPI.")
 def main(
     patterns: tuple[str, ...],
@@ -46,6 +47,7 @@ def main(
     earlier: tuple[Path, ...],
     pair: tuple[Path, Path] | None,
     markdown: bool,
+    touch_memory: bool,
     install_peers: bool,
 ) -> None:
     """Measure the server with the cases whose names match PATTERNS, or with all cases.
@@ -59,7 +61,7 @@ def main(
         import numpy as _  # noqa: F401
     except ImportError:
         raise MissingExtra("the benchmarks count with numpy: pip install 'fyrehose[bench]'") from None
-    from benchmarks import command, peers
+    from benchmarks import command, peers, usage
 
     if pair is not None:
         command.compare(*(command.Report.loads(path.read_text(encoding="utf-8")) for path in pair))
@@ -85,6 +87,8 @@ def main(
         )
         # However it is ended, servers and load makers end with it, and what was measured is shown.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+        if touch_memory:
+            usage.touch(usage.free_memory() // 10 * 9)
         with tempfile.TemporaryDirectory(prefix="fyrehose-bench-", dir=directory) as place:
             report = command.measure(cases, Path(place), wanted)
     command.show(report, for_page=markdown)

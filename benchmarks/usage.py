@@ -7,10 +7,13 @@ import time
 from pathlib import Path
 
 import attrs
+import numpy as np
 
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 #: The clock of another process's CPU, all threads, in nanoseconds (include/linux/posix-timers.h).
 _CPUCLOCK_SCHED = 2
+#: Bytes that :func:`touch` allocates at once.
+_PIECE = 1 << 28
 
 
 @attrs.frozen
@@ -41,6 +44,25 @@ def memory(pid: int) -> tuple[int, int]:
         if name in ("VmRSS", "VmHWM"):
             found[name] = int(value.split()[0]) << 10
     return found["VmRSS"], found["VmHWM"]
+
+
+def free_memory() -> int:
+    """Return the bytes that programs can have without others giving anything up but caches."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) << 10
+    return 0
+
+
+def touch(size: int) -> int:
+    """Write to *size* bytes of memory once, and free them again; return how many bytes that were.
+
+    A new virtual machine gets each page of its memory when it is first used.  Until then, filling the page cache takes
+    several times as long.
+    """
+    pieces = [np.ones(min(_PIECE, size - at), dtype=np.uint8) for at in range(0, size, _PIECE)]
+    return sum(piece.nbytes for piece in pieces)
 
 
 def load() -> tuple[float, float, float]:

@@ -25,3 +25,9 @@ def test_memory_now_and_at_its_most() -> None:
 
 def test_load() -> None:
     assert len(usage.load()) == 3
+
+
+def test_memory_is_touched_to_the_last_byte() -> None:
+    assert usage.touch((1 << 28) + 5) == (1 << 28) + 5
+    assert usage.memory(os.getpid())[1] >= 1 << 28
+    assert usage.free_memory() > 1 << 20
