@@ -424,6 +424,20 @@ def test_a_subscription_paused_during_close_ends_when_it_is_resumed(server: Serv
     assert not server.clock.getDelayedCalls()
 
 
+def test_closing_twice_ends_each_subscription_once(server: Server) -> None:
+    reasons: list[Exception] = []
+
+    class Counting(RecordingSink):
+        def ended(self, reason: Exception) -> None:
+            reasons.append(reason)
+
+    server.subscribe(0, sink=Counting())
+    server.publish(b"x")
+    for _ in range(2):
+        server.broker.close()
+    assert len(reasons) == 1
+
+
 def test_small_deliveries_do_not_pile_up(server: Server) -> None:
     for i in range(1000):
         server.publish(b"x", stream=f"s{i}")

@@ -58,6 +58,9 @@ def test_only_a_follower_reads_keys_from_the_journal_and_only_new_ones(monkeypat
     assert read == []
     broker.durable({STREAM: 3})
     assert read == [None]
+    broker.state_changed(JournalState.WRITABLE, "this server leads")
+    assert read == [None, None], "the last ones, before the first publish"
+    assert not broker.follows
 
 
 def test_keys_belong_to_a_stream() -> None:

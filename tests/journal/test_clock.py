@@ -108,6 +108,15 @@ def test_clock_far_ahead_at_the_start_is_followed_and_in_doubt() -> None:
     assert not clock.in_doubt
 
 
+@pytest.mark.parametrize("away", [10 * SECOND, -10 * SECOND, BOUND, -BOUND])
+def test_clock_near_the_last_record_is_followed_at_the_start_without_a_word(away: int) -> None:
+    clocks = Clocks()
+    clock = clocks.record_clock()
+    assert clock.start(NOW + away) == NOW
+    assert clock.messages() == []
+    assert not clock.in_doubt
+
+
 def test_clock_far_behind_at_the_start_is_not_followed() -> None:
     clocks = Clocks()
     clock = clocks.record_clock()

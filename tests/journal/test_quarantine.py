@@ -453,6 +453,20 @@ def test_a_header_that_is_mended_says_what_it_said(open_journal) -> None:
         assert segment.path.read_bytes() == before
 
 
+def test_a_gap_has_no_time_of_its_own(open_journal) -> None:
+    bench = open_journal()
+    bench.append(b"lost")
+    bench.append(b"kept")
+    bench.close()
+    (segment,) = scan.segments(bench.directory)
+    data = bytearray(segment.path.read_bytes())
+    data[data.index(b"lost")] ^= 1
+    segment.path.write_bytes(data)
+    quarantine.set_aside(bench.directory, Files())
+    (gap,) = [header for header, _ in batches(bench) if header.mended]
+    assert (gap.kind, gap.time, gap.clock) == (fmt.Kind.GAP, 0, 0)
+
+
 def test_where_nothing_tells_when_a_segment_was_created_its_file_does(open_journal) -> None:
     bench = open_journal()
     bench.close()

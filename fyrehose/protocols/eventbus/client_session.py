@@ -269,8 +269,12 @@ class EventBusClientSession:
         seq = broadcast.sequence
         if seq <= self.position:
             return
-        if seq == self.position + 1:
+        follows = seq == self.position + 1
+        if follows:
             self.position = seq
+        if seq in self._ahead:
+            return  # another server of the cluster, which was further, has broadcast it before
+        if follows:
             self._out.append(broadcast)
         elif self.options.subtrees:
             self._ahead.add(seq)

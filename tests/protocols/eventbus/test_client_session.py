@@ -224,6 +224,16 @@ class TestGaps:
         assert one.position == 11
         assert one.next_due() >= 1_080, "there is nothing more to check"
 
+    def test_server_of_a_cluster_that_is_behind_hands_out_nothing_a_second_time(self) -> None:
+        one = ready(after=0, subtrees=("/a/",))
+        assert sequences(one.receive_broadcasts([broadcast(1), broadcast(3), broadcast(5)], 1)) == [1, 3, 5]
+        one.disconnected(2)
+        one.connected(2)
+        assert requests(one)[-1] == (ServerPort.SNAPSHOT, 1)
+        assert sequences(one.receive_syncs([end(1, b"/a/")], 2)) == []
+        again = [broadcast(2, b"/b/"), *map(broadcast, range(3, 7))]
+        assert sequences(one.receive_broadcasts(again, 3)) == [4, 6]
+
     @pytest.mark.parametrize(("seen", "recheck"), [([], 60), ([3], 0)])
     def test_without_gaps_or_without_the_option_nothing_is_checked(self, seen: list[int], recheck: float) -> None:
         one = ready(after=0, subtrees=("/a/",), recheck=recheck, quiet=1_000)

@@ -112,6 +112,18 @@ def test_a_link_that_was_used_is_kept_as_long_as_retention_says(make_server: Any
     assert not server.registry.entries, "that was written"
 
 
+def test_the_end_of_a_link_is_written_once(make_server: Any) -> None:
+    server = make_server()
+    used(server, b"x").leave()
+    (entry,) = server.registry.entries.values()
+    before = server.journal.ends()[STREAM]
+    told: list[None] = []
+    for _ in range(2):
+        server.registry.forget(entry, lambda: told.append(None))
+    assert server.journal.ends()[STREAM] == before + 1
+    assert len(told) == 2
+
+
 def test_a_link_with_a_connection_does_not_expire(make_server: Any) -> None:
     server = make_server(retention="40")
     peer = used(server, b"x")

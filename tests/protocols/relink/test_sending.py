@@ -12,8 +12,8 @@ import pytest
 
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.options import build
-from fyrehose.protocols.relink.frames import Ack, Message, Op, Operation
-from fyrehose.protocols.relink.sending import SendChannel
+from fyrehose.protocols.relink.frames import Ack, Message, Op, Operation, nearest
+from fyrehose.protocols.relink.sending import MAX_WINDOW, SendChannel
 from fyrehose.protocols.relink.settings import RelinkSettings
 from fyrehose.protocols.relink.tables import ChannelEvent, Sending
 
@@ -343,4 +343,7 @@ def test_a_channel_agrees_with_what_became_of_each_message(seed: int) -> None:
 
 
 def test_a_window_may_have_half_of_the_numbers() -> None:
-    assert build(RelinkSettings, "relink", {"window": "2147483647"}).limits.window == 2_147_483_647
+    assert build(RelinkSettings, "relink", {"window": "2147483647"}).limits.window == MAX_WINDOW == 2_147_483_647
+    for first in (0, 1 << 31, (1 << 32) - 1):
+        assert nearest(first + MAX_WINDOW & 0xFFFFFFFF, first) == first + MAX_WINDOW
+        assert nearest(first + MAX_WINDOW + 1 & 0xFFFFFFFF, first) != first + MAX_WINDOW + 1

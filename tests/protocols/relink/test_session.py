@@ -337,6 +337,15 @@ def test_incomplete_packet_is_dropped_with_the_connection() -> None:
     assert (session.expected, session.buffered) == (0, 0)
 
 
+def test_a_connection_that_fails_before_it_is_linked_detaches_no_link() -> None:
+    held = listener()
+    assert held.link is not None
+    early = ListenerSession(LinkLimits())
+    early.link = held.link
+    early.fenced()
+    assert held.link.attached
+
+
 def test_packets_behind_the_end_of_a_link_are_ignored() -> None:
     session = listener()
     assert session.link is not None

@@ -114,6 +114,14 @@ def test_the_position_takes_what_was_consumed_before_a_crash_when_the_link_resum
     assert position(server) == 4
 
 
+def test_a_reader_that_consumed_nothing_moves_no_position(make_server: Any) -> None:
+    server = serve(make_server)
+    peer = server.linked("subscribe:s@0?name=n")
+    peer.leave()
+    assert server.linked(old=peer.link).link is peer.link
+    assert position(server) == 0
+
+
 def test_a_second_consumer_is_refused_until_the_first_has_left(make_server: Any) -> None:
     server = serve(make_server)
     first = server.linked("subscribe:s@0?name=n")
