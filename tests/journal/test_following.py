@@ -551,6 +551,71 @@ def test_suspending_and_resuming_say_whether_anything_changed(member: Callable[[
     assert leader.journal.state is JournalState.WRITABLE
 
 
+def test_a_journal_that_has_failed_says_so_whether_it_follows_or_was_suspended(
+    member: Callable[[str], Member], logged_errors: Any
+) -> None:
+    follower = member("a")
+    follower.journal.break_off("the shared log differs")
+    leader = member("b")
+    now(leader.journal.lead())
+    assert leader.journal.suspend("the shared log is silent")
+    leader.journal.break_off("the shared log differs")
+    assert leader.journal.resume()
+    for each in (follower, leader):
+        assert each.journal.state is JournalState.FAILED
+        failures: list[Any] = []
+        each.append(b"x").addErrback(failures.append)
+        assert failures[0].check(Closed)
+    assert len(logged_errors.take()) == 2
+
+
+def test_following_another_leader_is_no_change_of_state(member: Callable[[str], Member]) -> None:
+    follower = member("a")
+    now(follower.journal.follow(0, "c leads"))
+    assert follower.states == []
+    assert now(follower.append(b"x").addErrback(lambda failure: failure.value.args)) == ("c leads",)
+
+
+def test_releases_while_the_disk_is_slow_share_one_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+    monkeypatch.setattr(ReplicaWriter, "write_mark", lambda self: written.append(self.released))
+    worker = SteppedWorker()
+    leader = Member(tmp_path / "a", worker)
+    now(leader.journal.lead())
+    for payload in (b"one", b"two"):
+        leader.append(payload)
+    written.clear()
+    worker.held = True
+    for _ in range(3):
+        leader.journal.release(leader.position())
+    worker.work()
+    assert written == [leader.position()]
+    leader.journal.release(leader.position())
+    worker.held = False
+    worker.settle()
+    assert len(written) == 2, "the next release is noted again"
+    now(leader.journal.follow(leader.position(), "the test is over"))
+    now(leader.journal.close())
+
+
+def test_an_append_that_was_not_committed_when_another_server_leads_is_never_written(tmp_path: Path) -> None:
+    worker = SteppedWorker()
+    leader = Member(tmp_path / "a", worker)
+    now(leader.journal.lead())
+    kept = leader.position()
+    worker.held = True
+    failures: list[Any] = []
+    leader.append(b"too late").addErrback(failures.append)
+    followed = leader.journal.follow(kept, "b leads")
+    worker.held = False
+    worker.settle()
+    now(followed)
+    assert failures[0].check(Unreplicated)
+    assert leader.position() == kept
+    assert not list(leader.directory.glob("torn-*"))
+    now(leader.journal.close())
+
+
 def test_stepping_down_leaves_no_file_open(member: Callable[[str], Member]) -> None:
     leader = member("a")
     now(leader.journal.lead())

@@ -99,6 +99,15 @@ def test_publishers_that_wait_for_their_acknowledgements_are_tried_ever_less_oft
     assert waits <= 2 * (7 + 1000 / LONGEST_REST)
 
 
+def test_each_rest_is_twice_as_long_as_the_last(linger: Fitting, clock: Clock) -> None:
+    feed(linger, 2)
+    for rest in (REST, 2 * REST, 4 * REST, 8 * REST):
+        wait_in_vain(linger)
+        clock.advance(rest - 0.01)
+        assert linger.wait() == 0
+        clock.advance(0.01)
+
+
 def test_company_makes_the_next_rest_short_again(linger: Fitting, clock: Clock) -> None:
     feed(linger, 2)
     for _ in range(8):

@@ -31,6 +31,13 @@ def test_unknown_disk_counts_as_slow_until_several_commits_were_fast(pace: Measu
     assert pace.near
 
 
+def test_first_fast_commits_are_outweighed_by_an_unknown_past(pace: Measured) -> None:
+    feed(pace, 100e-6, 26)
+    assert not pace.near
+    feed(pace, 100e-6, 1)
+    assert pace.near
+
+
 def test_disk_between_the_two_limits_changes_nothing(pace: Measured) -> None:
     between = (FAST + SLOW) / 2
     feed(pace, between)
