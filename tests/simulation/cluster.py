@@ -45,7 +45,7 @@ class Cluster:
         )
         self.fills_itself = dice.random() < 0.7
         self.log = SharedLog(world, self._check_purge)
-        self.lost = False
+        self.lost, self._needed = False, 0
         self.fills = self.wipes = self.freezes = self.faults = 0
         self.names = tuple("abc"[:count])
         self.on_crash: list[Callable[[str], None]] = []
@@ -106,7 +106,7 @@ class Cluster:
             raise Violation(self.history.problems[0])
         self.history.look()
         self.history.check_unconfirmed()
-        if self.lost and self._copies(self.log.left()) == len(self.members):
+        if self.lost and self._copies(max(self.log.left(), self._needed)) == len(self.members):
             self.lost = False
 
     def close(self) -> None:
@@ -127,6 +127,10 @@ class Cluster:
                 f"the shared log is purged up to {position}, and the marks of the servers are "
                 f"{[member.certain_mark() for member in self.members]}"
             )
+
+    def lose(self) -> None:
+        """A machine is being lost with its disk: until it has again what others have, there is one copy less."""
+        self.lost, self._needed = True, max(member.certain_mark() for member in self.members)
 
     def may_lose(self, member: Member) -> bool:
         """Return whether *member* may lose its disk: every other server has what the shared log has not."""

@@ -219,7 +219,7 @@ class Client:
             options=options,
             on_events=self._events,
             on_late=partial(self._events, late=True),
-            on_lost=lambda first, last: side.history.wrong(f"{self.name} is told that {first} to {last} are gone"),
+            on_lost=self._lost,
             on_restart=self._restarted,
             producer=self.name,
             random=Random(world.random.random()),
@@ -236,6 +236,12 @@ class Client:
             self.side.history.wrong(f"{self.name} is told of another journal")
         self.handed.clear()
         self.after = self.highest = 0
+
+    def _lost(self, first: int, last: int) -> None:
+        """It is told that events are gone: a server of a cluster that is being filled may not have them yet."""
+        if len(self.side.server.names) == 1:
+            self.side.history.wrong(f"{self.name} is told that {first} to {last} are gone")
+        self.handed.update(range(first, last + 1))
 
     def publish(self) -> None:
         side, dice = self.side, self.side.world.random

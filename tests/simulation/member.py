@@ -48,11 +48,12 @@ class Others(Protocol):
     replication: ReplicationSettings
     members: list[Member]
     fills_itself: bool
-    lost: bool
     fills: int
     wipes: int
     freezes: int
     faults: int
+
+    def lose(self) -> None: ...
 
     def may_lose(self, member: Member) -> bool: ...
 
@@ -162,7 +163,8 @@ class Member(Server):
         """Somebody looks at the damage: the file is put back, or another server's journal is copied."""
         self.left, self.damage = what_stays(self.files, len(self.files.log)), None
         if self.world.random.random() < 0.5 and self.cluster.may_lose(self):
-            self.left, self.is_behind, self.cluster.lost = Kept(Tree()), True, True
+            self.cluster.lose()
+            self.left, self.is_behind = Kept(Tree()), True
             self.alias += "x"
         else:
             damage.undo(self.left.synced)
@@ -215,7 +217,7 @@ class Member(Server):
     def lose(self) -> None:
         """The machine is lost with its disk; another one takes its place, under a name of its own."""
         self.world.note(f"{self.name} loses its disk")
-        self.cluster.lost = True
+        self.cluster.lose()
         self.cluster.wipes += 1
         self.crash()
         self.left = Kept(Tree())
