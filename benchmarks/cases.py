@@ -180,7 +180,7 @@ def _growth() -> Iterable[Case]:
         window = max(2, min(8_192, (32 << 20) // size))
         yield case(f"size/{size}", max(20, min(M, (1 << 30) // size)), size=size, subscribers=1, window=window)
     # Messages of 16 KiB: the journal in bytes is what counts.
-    for gigabytes in (1, 4, 16, 48):
+    for gigabytes in (1, 4, 16):
         more = {"work": Work.START, "size": LARGE, "ended": "killed", "window": 1_024}
         yield case(f"journal/{gigabytes}", gigabytes * 61_000, **more)
 
