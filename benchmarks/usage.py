@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -12,6 +13,8 @@ import numpy as np
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 #: The clock of another process's CPU, all threads, in nanoseconds (include/linux/posix-timers.h).
 _CPUCLOCK_SCHED = 2
+#: Where the limits of a container are, as it sees them itself.
+_CGROUP = Path("/sys/fs/cgroup")
 #: Bytes that :func:`touch` allocates at once.
 _PIECE = 1 << 28
 
@@ -47,12 +50,13 @@ def memory(pid: int) -> tuple[int, int]:
 
 
 def free_memory() -> int:
-    """Return the bytes that programs can have without others giving anything up but caches."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            return int(value.split()[0]) << 10
-    return 0
+    """Return the bytes that programs can have without others giving anything up but caches; less in a container."""
+    words = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free = int(words["MemAvailable"].split()[0]) << 10
+    with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
+        limit = int((_CGROUP / "memory.max").read_text())
+        free = min(free, limit - int((_CGROUP / "memory.current").read_text()))
+    return max(0, free)
 
 
 def touch(size: int) -> int:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
+
+import pytest
 
 from benchmarks import usage
 
@@ -30,4 +33,14 @@ def test_load() -> None:
 def test_memory_is_touched_to_the_last_byte() -> None:
     assert usage.touch((1 << 28) + 5) == (1 << 28) + 5
     assert usage.memory(os.getpid())[1] >= 1 << 28
-    assert usage.free_memory() > 1 << 20
+
+
+@pytest.mark.parametrize(("limit", "used", "free"), [("max", "5", None), ("1000", "300", 700), ("1000", "2000", 0)])
+def test_free_memory_is_what_a_container_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, used: str, free: int | None
+) -> None:
+    monkeypatch.setattr(usage, "_CGROUP", tmp_path)
+    assert usage.free_memory() > 1 << 20, "no such file"
+    (tmp_path / "memory.max").write_text(limit)
+    (tmp_path / "memory.current").write_text(used)
+    assert usage.free_memory() == free if free is not None else usage.free_memory() > 1 << 20
