@@ -140,6 +140,9 @@ def test_verdicts_are_cached_and_bounded() -> None:
         def rules_for(self, identity: Identity) -> Any:
             return (self,)
 
+        def patterns(self, action: Action) -> tuple[str, ...]:
+            return ("in.*",)
+
         def covers(self, action: Action, stream: str) -> bool:
             asked.append(stream)
             return True
@@ -151,6 +154,17 @@ def test_verdicts_are_cached_and_bounded() -> None:
     for n in range(2 * MOST_VERDICTS):
         world.peer.permits(Action.PUBLISH, f"in.{n}")
     assert all(len(verdicts) <= MOST_VERDICTS for verdicts in world.peer._verdicts.values())
+
+
+def test_a_rule_for_every_stream_allows_any_number_and_not_those_of_the_server() -> None:
+    world = World(LOOPBACK)
+    peer = world.broker.identified(HERE)
+    for _ in range(2):
+        assert all(peer.permits(Action.PUBLISH, f"in.{n}") for n in range(2 * MOST_VERDICTS))
+        assert not peer.permits(Action.PUBLISH, ".own")
+    assert len(peer._verdicts[Action.PUBLISH]) <= MOST_VERDICTS
+    world.broker.guard.change(WRITERS)
+    assert not peer.permits(Action.PUBLISH, "in.0")
 
 
 def test_a_new_policy_holds_at_once_and_ends_forbidden_subscriptions() -> None:
