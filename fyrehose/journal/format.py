@@ -204,9 +204,9 @@ class SegmentHeader:
         return cls(base, created, chain, identity)
 
 
-@attrs.frozen(slots=True)
+@attrs.define(slots=True)
 class BatchHeader:
-    """The first 64 bytes of a batch.
+    """The first 64 bytes of a batch; a value, which nobody changes (it is not frozen for the reason that runs are not).
 
     :ivar end: the position behind the batch
     """
@@ -225,7 +225,7 @@ class BatchHeader:
     end: int = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        object.__setattr__(self, "end", self.position + BATCH_HEADER.size + self.length)
+        self.end = self.position + BATCH_HEADER.size + self.length
 
     def pack(self) -> bytes:
         """Return the header's bytes, with the checksum of the header itself at their end."""

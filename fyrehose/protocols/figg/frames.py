@@ -355,7 +355,7 @@ class DataRun(MessageRun):
     type = FrameType.DATA
 
 
-@attrs.frozen(kw_only=True, slots=True)
+@attrs.define(kw_only=True, slots=True)
 class ReceivedRun(Column):
     """Received PUBLISH frames of one topic, as a column.
 
