@@ -97,6 +97,12 @@ def test_unknown_paths_are_answered_with_404(bench: Any, path: str) -> None:
     assert ask(bench, "GET", path)[0] == 404
 
 
+def test_a_segment_of_which_nothing_is_durable_is_answered_with_404(bench: Any) -> None:
+    last = scan.segments(bench.directory)[-1].base
+    (bench.directory / "MARK").write_bytes(scan.pack_mark(last))
+    assert ask(bench, "GET", f"/segments/{last:016x}")[0] == 404
+
+
 def test_indexes_of_sealed_segments_are_served(bench: Any) -> None:
     base = bench.journal._store.sealed[0][0]
     data = scan.index_path_of(bench.directory, base).read_bytes()
