@@ -118,7 +118,9 @@ def test_read_only_disk_has_no_free_space(tmp_path: Path, monkeypatch: pytest.Mo
     assert Files().free(tmp_path) == 0
 
 
-@pytest.mark.parametrize(("number", "refused"), [(errno.ENOSPC, True), (errno.EOPNOTSUPP, False), (errno.EINVAL, False)])
+@pytest.mark.parametrize(
+    ("number", "refused"), [(errno.ENOSPC, True), (errno.EOPNOTSUPP, False), (errno.EINVAL, False)]
+)
 def test_reserving_space_fails_where_there_is_none_but_not_where_no_space_can_be_reserved(
     monkeypatch: pytest.MonkeyPatch, number: int, refused: bool
 ) -> None:

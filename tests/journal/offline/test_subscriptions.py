@@ -49,6 +49,14 @@ def test_a_journal_without_subscriptions_has_none(open_journal) -> None:
     assert subscriptions(bench.directory) == []
 
 
+def test_records_before_the_last_checkpoint_are_not_needed(open_journal) -> None:
+    """Retention may have deleted those from which they continue."""
+    bench = open_journal()
+    bench.journal.append([Run.of(STREAM, [b"{}"], source=SOURCE)], [1])
+    bench.journal.append([positions.pack({"billing": Position(stream="s", seq=2, time=7)}, None)], [2])
+    assert [each["name"] for each in subscriptions(bench.directory)] == ["billing"]
+
+
 def test_invalid_positions_are_an_error(open_journal) -> None:
     bench = open_journal()
     bench.journal.append([Run.of(STREAM, [b"{}"], source=SOURCE)], [1])
