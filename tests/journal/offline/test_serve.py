@@ -295,6 +295,17 @@ def test_an_answer_says_which_bytes_it_has_and_leaves_no_file_open(
         assert (status, said["content-range"]) == (206, f"bytes {first}-{behind - 1}/{size}")
 
 
+def test_a_request_for_the_size_reads_nothing_of_the_file(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[object] = []
+    resume = serve.FileSending.resumeProducing
+    monkeypatch.setattr(serve.FileSending, "resumeProducing", lambda self: read.append(self) or resume(self))
+    path = f"/segments/{bench.journal._store.sealed[1][0]:016x}"
+    assert ask(bench, "HEAD", path)[0] == 200
+    assert read == []
+    assert ask(bench, "GET", path)[0] == 200
+    assert len(read) == 1
+
+
 @pytest.mark.parametrize("trouble", ["shorter", "unreadable", "abandoned"])
 def test_an_answer_that_cannot_be_finished_ends_the_connection(
     bench: Any, monkeypatch: pytest.MonkeyPatch, trouble: str
