@@ -222,7 +222,7 @@ class Store:
         :raises JournalCorrupt: a batch that had to be read is damaged, or cannot be read
         """
         # Most reads continue where another one stopped, and most of these in the active segment.
-        place = self._places.pop((stream, start), -1)
+        place = self._places.pop((stream, start), 0)
         for base in (self._active.base,) if place > self._active.base else self._segments(stream, start):
             found: list[Run] = []
             scanned = 0
@@ -265,7 +265,7 @@ class Store:
             at = bisect_right(self._bases, before(self._bases[at + 1]), lo=at + 1, key=before) - 1
             yield self._bases[at]
 
-    def batches(self, base: int, stream: str, start: int, place: int = -1) -> Iterator[StoredBatch]:
+    def batches(self, base: int, stream: str, start: int, place: int = 0) -> Iterator[StoredBatch]:
         """Yield the batches of a segment from the one that may have record *start* to the last one of the stream.
 
         :param place: a position before which no such record lies, if it is known from an earlier read

@@ -814,3 +814,13 @@ def test_a_frame_that_shrinks_below_its_grant_releases_the_grant() -> None:
     assert budget.granted == 4 * MIB
     peer.account.expect(MIB, 8)
     assert (budget.granted, budget.used) == (0, 8)
+
+
+def test_a_frame_that_shrinks_below_its_grant_makes_room_for_one_that_waits() -> None:
+    budget = Budget(limit=64 * MIB)
+    first, second = Peer(budget, "a", size=12 * MIB), Peer(budget, "b", size=4 * MIB)
+    first.send(MIB)
+    second.send(MIB)
+    assert (first.account.granted, second.reading) == (12 * MIB, False)
+    first.account.expect(MIB, 8)
+    assert (second.account.granted, second.reading) == (4 * MIB, True)

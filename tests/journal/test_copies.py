@@ -231,6 +231,7 @@ def test_zeros_up_to_the_end_of_a_page_mean_that_it_was_written_while_it_was_cop
     with pytest.raises(JournalCorrupt) as refused:
         recover(directory, Files(), verify=1 << 20)
     assert str(refused.value).startswith(said)
+    assert ("put the copy into an empty directory" in str(refused.value)) == (torn and not copy)
 
 
 class TestTheFront:

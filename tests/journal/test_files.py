@@ -118,6 +118,23 @@ def test_read_only_disk_has_no_free_space(tmp_path: Path, monkeypatch: pytest.Mo
     assert Files().free(tmp_path) == 0
 
 
+@pytest.mark.parametrize(
+    ("number", "refused"), [(errno.ENOSPC, True), (errno.EOPNOTSUPP, False), (errno.EINVAL, False)]
+)
+def test_reserving_space_fails_where_there_is_none_but_not_where_no_space_can_be_reserved(
+    monkeypatch: pytest.MonkeyPatch, number: int, refused: bool
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    if refused:
+        with pytest.raises(OSError, match="No space"):
+            Files().allocate(0, 0, 10)
+    else:
+        Files().allocate(0, 0, 10)
+
+
 def test_reading_goes_on_after_the_system_has_read_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "f"
     path.write_bytes(bytes(range(100)))

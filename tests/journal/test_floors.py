@@ -241,6 +241,17 @@ def test_streams_of_passing_names_do_not_fill_the_memory(
     assert len(asked) == 26
 
 
+def test_the_journal_says_which_records_are_too_old(open_aging: Any, open_journal: Any, time: Time) -> None:
+    bench = open_aging()
+    bench.append(b"a", stream="old.a")
+    (run,) = bench.journal.read("old.a", 1, 100)
+    assert not bench.journal.expired("old.a", run.time)
+    wait(bench, time, 1_000)
+    assert bench.journal.expired("old.a", run.time)
+    bench.close()
+    assert not open_journal().journal.expired("old.a", 0), "without a limit of age"
+
+
 def test_a_record_expires_when_it_is_older_than_its_stream_allows() -> None:
     ages: Any = floors.Floors(None, lambda stream: 100.0 if stream == "s" else 0.0, now=START)
     assert [ages.expired("s", START - 100 * SECOND + by) for by in (-1, 0, 1)] == [True, False, False]

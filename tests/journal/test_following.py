@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -614,6 +615,101 @@ def test_an_append_that_was_not_committed_when_another_server_leads_is_never_wri
     assert leader.position() == kept
     assert not list(leader.directory.glob("torn-*"))
     now(leader.journal.close())
+
+
+def test_a_start_says_what_it_has_set_aside(tmp_path: Path) -> None:
+    leader = Member(tmp_path / "a")
+    now(leader.journal.lead())
+    leader.append(b"kept")
+    leader.journal.release(leader.position())
+    now(leader.journal.note())
+    leader.append(b"lost").addErrback(lambda _: None)
+    leader.journal.replica.close(in_order=False)
+    leader.journal._unlock()
+    again = Member(tmp_path / "a")
+    (note,) = again.journal.report.notes
+    assert note.startswith("set aside ")
+    now(again.journal.close())
+
+
+def test_a_journal_that_cannot_be_opened_leaves_no_file_open(tmp_path: Path) -> None:
+    first = Member(tmp_path / "a")
+    now(first.journal.close())
+    files = FaultyFiles(name="write", nth=1)
+    journal = ReplicaJournal(
+        ThreadedClock(),
+        tmp_path / "a",
+        JournalSettings(min_free=0),
+        files=files,
+        worker=InlineWorker(),
+        member="a",
+        hand_over=lambda *_: None,
+    )
+    before = sorted(path.name for path in Path("/proc/self/fd").iterdir())
+    failures: list[Any] = []
+    journal.open(first).addErrback(failures.append)
+    assert failures
+    assert files.calls["write"] == 1
+    assert sorted(path.name for path in Path("/proc/self/fd").iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "refused", "logged"),
+    [(errno.EIO, JournalState.FAILED, Closed, 1), (errno.ENOSPC, JournalState.READ_ONLY, ReadOnly, 0)],
+)
+def test_an_append_that_the_disk_refuses_fails_once(
+    tmp_path: Path, logged_errors: Any, error: int, state: JournalState, refused: type, logged: int
+) -> None:
+    files = FaultyFiles(error=error)
+    leader = Member(tmp_path / "a", files=files)
+    now(leader.journal.lead())
+    files.name, files.nth = "write", files.calls["write"] + 1
+    failures: list[Any] = []
+    leader.append(b"x").addErrback(failures.append)
+    assert failures[0].check(refused)
+    assert [each for each, _ in leader.states[1:]] == [state]
+    assert len(logged_errors.take()) == logged
+    now(leader.journal.follow(leader.position(), "the test is over"))
+    now(leader.journal.close())
+
+
+def test_where_a_retirement_is_on_the_disk_is_told_at_once(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    now(leader.journal.lead())
+    leader.append(b"one")
+    leader.journal.release(leader.position())
+    told: list[int] = []
+    leader.journal.synced = told.append
+    leader.journal.retire(["s"]).addErrback(lambda _: None)
+    assert told == [leader.position()]
+
+
+def test_a_server_that_steps_down_keeps_nothing_that_it_has_not_handed_over(tmp_path: Path) -> None:
+    worker = SteppedWorker(idle=True)
+    leader = Member(tmp_path / "a", worker)
+    now(leader.journal.lead())
+    worker.held = True
+    accepted = leader.append(b"accepted")
+    worker.work()
+    followed = leader.journal.follow(leader.position(), "another server leads")
+    worker.held = False
+    worker.settle()
+    now(followed)
+    now(accepted)
+    assert leader.journal.replica.take_outgoing() == []
+    now(leader.journal.close())
+
+
+def test_a_server_whose_mark_is_ahead_of_the_shared_log_goes_back_to_it(member: Callable[[str], Member]) -> None:
+    server = member("a")
+    now(server.journal.lead())
+    for payload in (b"kept", b"of another life of the shared log"):
+        server.append(payload)
+        server.journal.release(server.position())
+    assert now(server.journal.note()) == server.position()
+    kept = server.handed[-1][0]
+    now(server.journal.follow(kept, "b leads"))
+    assert (server.position(), scan.read_mark(server.directory)) == (kept, kept)
 
 
 def test_stepping_down_leaves_no_file_open(member: Callable[[str], Member]) -> None:

@@ -380,6 +380,26 @@ class TestFailStop:
         worker.hold = False
         assert logged_errors.take()
 
+    def test_a_disk_that_is_full_after_the_journal_has_failed_changes_nothing(
+        self, open_journal, logged_errors
+    ) -> None:
+        worker, files = Held(), FaultyFiles(error=errno.ENOSPC)
+        bench = open_journal(files=files, worker=worker)
+        bench.append(b"x")
+        worker.hold = True
+        retired = bench.journal.retire(["s"])
+        (bench.directory / "LOCK").unlink()
+        bench.clock.advance(1)
+        assert bench.journal.state is JournalState.FAILED
+        files.name, files.nth = "write", files.calls["write"] + 1
+        worker.do()
+        assert isinstance(failed(retired), Closed)
+        worker.hold = False
+        bench.clock.advance(1)
+        assert bench.journal.state is JournalState.FAILED
+        assert [state for state, _ in bench.observer.states] == [JournalState.FAILED]
+        assert logged_errors.take()
+
     def test_recovered_batches_are_rewritten_before_they_are_served(self, open_journal, logged_errors) -> None:
         """A failed sync leaves pages marked clean, so the next process must not trust the page cache."""
         files = FaultyFiles()

@@ -6,6 +6,7 @@ import pytest
 
 from fyrehose.interfaces import FileLag, Unread
 from fyrehose.journal import scan, subscriptions
+from fyrehose.journal.store import Store
 
 
 def test_reading_continues_while_retention_deletes(open_journal) -> None:
@@ -147,3 +148,16 @@ def test_subscriptions_are_listed_and_deleted(open_journal) -> None:
     assert bench.journal.keeper.delete("lake")
     assert not bench.journal.keeper.delete("lake")
     assert not bench.journal.keeper.delete("../LOCK")
+
+
+def test_the_place_of_a_record_in_a_sealed_segment_is_looked_up_once(open_journal, monkeypatch) -> None:
+    bench = open_journal(segment_size=4096, keep_bytes=10_000)
+    looked = []
+    place = Store.place
+    monkeypatch.setattr(Store, "place", lambda self, *record: looked.append(record) or place(self, *record))
+    for i in range(50):
+        bench.append(b"%03d" % i * 100)
+    bench.journal.keeper.unread = lambda: [Unread("billing", "s", 3, 1_000_000)]
+    for _ in range(3):
+        bench.clock.advance(1)
+    assert looked == [("s", 4)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from pathlib import Path
 from random import Random
 
@@ -320,3 +321,37 @@ def test_bytes_that_were_set_aside_stay_away_after_a_power_cut(tmp_path: Path) -
     assert len(notes) == len(found) - 1 > 1
     for image in images(files, len(files.log), Random(1), 20):
         assert [name for name in image if name.endswith(scan.SUFFIX)] == [found[0].path.name]
+
+
+def test_small_batches_of_a_commit_are_handed_over_together_and_large_ones_one_by_one(tmp_path: Path) -> None:
+    leader = ReplicaWriter(tmp_path, recover(tmp_path, Files()), 1 << 22, True, Files())
+    leader.open(1)
+    leader.lead(1)
+    leader.take_outgoing()
+    number = 0
+    for size, pieces in ((100, 1), (1 << 18, 3)):
+        runs = [Run.of("s", [bytes(size)], source="t").numbered(number + i, 1) for i in (1, 2, 3)]
+        leader.commit([[run] for run in runs], 1, 1)
+        ((_, batches),) = leader.take_outgoing()
+        assert len(batches) == pieces
+        number += 3
+    leader.close(False)
+
+
+def test_a_copy_of_a_replica_is_known_by_its_mark(tmp_path: Path) -> None:
+    replica(tmp_path / "original").close(True)
+    shutil.copytree(tmp_path / "original", tmp_path / "copy")
+    assert [scan.look_at_mark(tmp_path / name, Files()).copied for name in ("original", "copy")] == [False, True]
+
+
+def test_space_is_reserved_for_the_rest_of_a_segment_when_a_server_leads(
+    pair: tuple[ReplicaWriter, ReplicaWriter],
+) -> None:
+    leader, follower = pair
+    commit(leader, 1)
+    follow(leader, follower)
+    (segment,) = scan.segments(follower.directory)
+    with segment.path.open("r+b") as file:
+        file.truncate(follower.position)
+    follower.lead(1)
+    assert segment.path.stat().st_size == SEGMENT

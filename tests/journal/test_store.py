@@ -11,6 +11,7 @@ from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import scan
 from fyrehose.journal import store as stores
 from fyrehose.journal.index import PackedIndex
+from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.offline.verify import verify
 from fyrehose.records import Run
 from tests.doubles.files import FaultyFiles
@@ -141,6 +142,16 @@ def test_entry_larger_than_its_cache_is_kept_until_another_is_used(open_journal,
     for _ in range(3):
         assert next(bench.journal._store.batches(first, "busy", 1))
     assert sorted(made) == ["load", "read"]
+    bench.journal._store.index(bench.journal._store.bases[1])
+    assert len(bench.journal._store._indexes) == 1
+
+
+def test_a_segment_that_was_just_sealed_is_read_before_its_index_is_packed(open_journal, monkeypatch) -> None:
+    monkeypatch.setattr(FileJournal, "_packed", lambda self, *packed: None)
+    bench = open_journal(segment_size=4096)
+    fill(bench, 20)
+    assert len(bench.journal._store._fresh) > 1
+    assert len(bench.payloads("busy")) == 20
 
 
 def test_reading_the_end_of_a_stream_scans_nothing_behind_it(open_journal, monkeypatch) -> None:

@@ -88,6 +88,20 @@ class TestManyStreams:
         assert everything(again) == before
         assert not verify(again.directory).problems
 
+    def test_a_stream_that_is_quiet_after_a_restart_keeps_its_numbers_over_segments(
+        self, bench: Any, open_journal: Any
+    ) -> None:
+        for _ in range(2):
+            for i in range(30):
+                bench.append(b"%d" % i * 100, stream="other")
+            ends = dict(bench.journal.ends())
+            bench.close()
+            bench = open_journal(segment_size=4 << 10)
+            assert dict(bench.journal.ends()) == ends
+        named = [entry.stream for entry in first_batches(bench.directory)[-1][1]]
+        assert "s" in named
+        assert "quiet-0" not in named
+
     def test_numbers_before_a_segment_are_found_without_its_index(self, bench: Any, open_journal: Any) -> None:
         before = everything(bench)
         bench.close()
@@ -160,6 +174,17 @@ class TestManyStreams:
         recover(bench.directory, Files())
         assert scan.snapshots(bench.directory) == kept
 
+    def test_a_start_keeps_all_snapshots_while_the_oldest_segment_does_not_say_which_it_needs(self, bench: Any) -> None:
+        bench.close()
+        oldest = scan.segments(bench.directory)[0].path
+        data = bytearray(oldest.read_bytes())
+        data[fmt.SEGMENT_HEADER.size + 30] ^= 1
+        oldest.write_bytes(data)
+        stray = scan.snapshot_path_of(bench.directory, 8)
+        stray.write_bytes(b"perhaps of the oldest segment")
+        assert recover(bench.directory, Files()).streams.ends == bench.journal.ends()
+        assert stray.exists()
+
     def test_appending_continues_if_a_snapshot_cannot_be_written(self, open_journal: Any) -> None:
         class NoSnapshots(Files):
             def store(self, path: Path, data: Any) -> None:
@@ -203,9 +228,12 @@ class TestDamage:
     @pytest.mark.parametrize("how", ["missing", "flipped", "cut", "another"])
     def test_quarantine_rebuilds_a_snapshot_from_the_segments(self, bench: Any, open_journal: Any, how: str) -> None:
         before = everything(bench)
-        self.harm(bench, how)
+        path = self.harm(bench, how)
+        damaged = path.read_bytes() if path.exists() else None
         again = open_journal(segment_size=4 << 10, quarantine=True)
         assert everything(again) == before
+        aside = [each.read_bytes() for each in again.directory.glob("quarantine-*.streams.bytes")]
+        assert aside == ([] if damaged is None else [damaged])
         assert any("replaced by a snapshot of the" in note for note in again.journal.report.notes)
         again.append(b"new", stream="never seen")
         assert again.records("never seen")[0].seq > 1  # above all that a stream can have had of which nothing tells

@@ -73,6 +73,11 @@ def test_positions_out_of_range_are_refused(tmp_path: Path) -> None:
     assert subscriptions.registered(tmp_path) == []
 
 
+def test_the_last_position_and_the_first_moment_are_kept(tmp_path: Path) -> None:
+    subscriptions.update(tmp_path, "lake", (1 << 63) - 1, now=0)
+    assert subscriptions.registered(tmp_path) == [subscriptions.FileSubscription("lake", (1 << 63) - 1, 0)]
+
+
 def test_number_of_subscriptions_is_limited(tmp_path: Path) -> None:
     for i in range(subscriptions.MAX_SUBSCRIPTIONS):
         subscriptions.update(tmp_path, f"r{i}", 1)

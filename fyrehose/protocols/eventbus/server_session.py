@@ -78,7 +78,7 @@ class EventBusServerSession:
         return None
 
     def receive_request(
-        self, message: Sequence[bytes], count: int, host: str = "", network: str = "", descriptor: int = -1
+        self, message: Sequence[bytes], count: int, host: str, network: str, descriptor: int
     ) -> Requested | RemoteProtocolError:
         """Process a message of SNAPSHOT.
 

@@ -765,6 +765,19 @@ class TestRetention:
         assert not scan.index_path_of(target, 0).exists()
         assert verify(target).problems == []
 
+    def test_mirror_deletes_nothing_while_it_cannot_tell_which_snapshots_are_needed(
+        self, source: Any, tmp_path: Path
+    ) -> None:
+        target = tmp_path / "b"
+        backed_up(source.directory, target, mirror=True)
+        for segment in scan.segments(source.directory)[:3]:
+            segment.path.unlink()
+        before = sorted(target.glob("*.segment"))
+        flip(before[3], fmt.SEGMENT_HEADER.size + 30)
+        with pytest.raises(JournalCorrupt, match=f"{before[3]} is damaged"):
+            backed_up(source.directory, target, mirror=True)
+        assert sorted(target.glob("*.segment")) == before
+
     def test_first_backup_begins_at_the_oldest_kept_segment(self, source: Any, tmp_path: Path) -> None:
         for segment in scan.segments(source.directory)[:3]:
             segment.path.unlink()

@@ -97,6 +97,12 @@ def test_unknown_paths_are_answered_with_404(bench: Any, path: str) -> None:
     assert ask(bench, "GET", path)[0] == 404
 
 
+def test_a_segment_of_which_nothing_is_durable_is_answered_with_404(bench: Any) -> None:
+    last = scan.segments(bench.directory)[-1].base
+    (bench.directory / "MARK").write_bytes(scan.pack_mark(last))
+    assert ask(bench, "GET", f"/segments/{last:016x}")[0] == 404
+
+
 def test_indexes_of_sealed_segments_are_served(bench: Any) -> None:
     base = bench.journal._store.sealed[0][0]
     data = scan.index_path_of(bench.directory, base).read_bytes()
@@ -287,6 +293,17 @@ def test_an_answer_says_which_bytes_it_has_and_leaves_no_file_open(
         assert (status, said["content-range"]) == (416, f"bytes */{size}")
     else:
         assert (status, said["content-range"]) == (206, f"bytes {first}-{behind - 1}/{size}")
+
+
+def test_a_request_for_the_size_reads_nothing_of_the_file(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[object] = []
+    resume = serve.FileSending.resumeProducing
+    monkeypatch.setattr(serve.FileSending, "resumeProducing", lambda self: read.append(self) or resume(self))
+    path = f"/segments/{bench.journal._store.sealed[1][0]:016x}"
+    assert ask(bench, "HEAD", path)[0] == 200
+    assert read == []
+    assert ask(bench, "GET", path)[0] == 200
+    assert len(read) == 1
 
 
 @pytest.mark.parametrize("trouble", ["shorter", "unreadable", "abandoned"])

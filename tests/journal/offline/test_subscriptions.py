@@ -36,10 +36,25 @@ def test_both_kinds_are_read_with_their_lag(open_journal) -> None:
     assert progress[-1][0] == progress[-1][1] > 0
 
 
+def test_a_subscription_that_has_read_everything_has_no_lag(open_journal) -> None:
+    bench = open_journal()
+    bench.append(b"x", b"y")
+    bench.journal.append([positions.pack({"done": Position(stream="s", seq=2, time=7)}, 0)], [1])
+    assert [each["lag"] for each in subscriptions(bench.directory)] == [0]
+
+
 def test_a_journal_without_subscriptions_has_none(open_journal) -> None:
     bench = open_journal()
     bench.append(b"x")
     assert subscriptions(bench.directory) == []
+
+
+def test_records_before_the_last_checkpoint_are_not_needed(open_journal) -> None:
+    """Retention may have deleted those from which they continue."""
+    bench = open_journal()
+    bench.journal.append([Run.of(STREAM, [b"{}"], source=SOURCE)], [1])
+    bench.journal.append([positions.pack({"billing": Position(stream="s", seq=2, time=7)}, None)], [2])
+    assert [each["name"] for each in subscriptions(bench.directory)] == ["billing"]
 
 
 def test_invalid_positions_are_an_error(open_journal) -> None:

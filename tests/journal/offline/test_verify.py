@@ -122,6 +122,19 @@ def test_after_damage_every_stream_may_have_lost_numbers_once(open_journal) -> N
     assert [problem.what for problem in report.problems[1:]] == ["stream 's' skips 5 to 5, and no gap is noted"]
 
 
+def test_a_stream_that_went_on_after_damage_has_lost_nothing_that_it_skips_later(open_journal) -> None:
+    bench = open_journal()
+    bench.append(b"1")
+    bench.append(b"lost", stream="o")
+    forge(bench, run(2, b"x"))
+    forge(bench, run(4, b"y"))
+    bench.close()
+    patch(scan.segments(bench.directory)[0].path, places(bench.directory)[2][1].position + 70, b"damage")
+    report = verify(bench.directory)
+    assert report.gaps == []
+    assert [problem.what for problem in report.problems[1:]] == ["stream 's' skips 3 to 3, and no gap is noted"]
+
+
 def test_number_of_reported_problems_is_limited(open_journal, monkeypatch) -> None:
     monkeypatch.setattr("fyrehose.journal.offline.verify.MAX_PROBLEMS", 3)
     bench = open_journal()
@@ -294,6 +307,15 @@ def test_gaps_account_for_numbers(open_journal) -> None:
     assert "'newer' goes back" in problem
 
 
+def test_numbers_that_are_missing_before_a_gap_are_reported(open_journal) -> None:
+    bench = open_journal()
+    bench.append(b"1", b"2", b"3")
+    forge(bench, kind=fmt.Kind.GAP, entries=[fmt.Entry("s", 6, 9)])
+    forge(bench, run(10, b"x"))
+    (problem,) = problems(bench.directory)
+    assert "stream 's' skips 4 to 5" in problem
+
+
 def test_time_that_goes_back_is_reported(open_journal) -> None:
     bench = open_journal()
     bench.append(b"x")
@@ -362,6 +384,31 @@ def test_segments_that_retention_deletes_meanwhile_are_no_damage(open_journal, m
     report = verify(bench.directory)
     assert report.problems == []
     assert 0 < report.records < 126
+
+
+def test_streams_that_are_gone_behind_segments_that_retention_deletes_meanwhile_are_not_counted(
+    open_journal, monkeypatch
+) -> None:
+    monkeypatch.setattr(streams, "MOST_RETIRED", 1)
+    bench = open_journal(segment_size=4096)
+    for name in ("a", "b"):
+        bench.append(b"x", stream=name)
+    fill(bench, 50)
+    for name in ("a", "b"):
+        bench.journal.retire([name])
+    fill(bench, 100)
+    extent_of = Log.of
+
+    def deleted(directory: Path) -> Log:
+        log = extent_of(directory)
+        for segment in log.segments[1:-1]:
+            segment.path.unlink()
+        return log
+
+    monkeypatch.setattr(Log, "of", deleted)
+    report = verify(bench.directory)
+    assert (report.problems, report.segments) == ([], 2)
+    assert report.streams == 3, "a is forgotten"
 
 
 def test_segment_with_another_chain_is_reported(open_journal) -> None:

@@ -543,6 +543,16 @@ def test_keep_alive_sends_nothing_before_the_first_frame(peer: Make) -> None:
 # Turns
 
 
+def test_frames_that_are_not_compressed_need_no_memory_for_inflating(peer: Make, window: Make) -> None:
+    fed = peer(LumberjackServerSession(LumberjackLimits(turn_events=10)))
+    fed.take(fed.session.receive_data(window(35)))
+    assert fed.session.more_work
+    assert fed.session.needs == 0
+    while fed.session.more_work:
+        fed.take(fed.session.process(0))
+    assert fed.session.needs == 0
+
+
 def test_turns_process_a_limited_number_of_events(peer: Make, window: Make) -> None:
     limits = LumberjackLimits(turn_events=10, turn_bytes=1000)
     data = window(100, compressed=True) + window(35)

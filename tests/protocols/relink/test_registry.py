@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from twisted.internet.defer import fail
 
 from fyrehose.errors import JournalCorrupt, ReadOnly
 from fyrehose.interfaces import JournalState
@@ -246,6 +247,42 @@ def test_a_closed_registry_looks_no_more(make_server: Any) -> None:
     server.registry.close()
     assert not server.clock.getDelayedCalls()
     server.registry.close()
+
+
+def test_a_listener_that_was_stopped_reads_its_links_when_it_is_started_again(make_server: Any) -> None:
+    server = make_server()
+    peer = used(server, b"x")
+    peer.leave()
+    server.factory.stopFactory()
+    server.registry.entries.clear()
+    server.factory.startFactory()
+    assert server.linked(old=peer.link).events[0].resumed
+    assert server.clock.getDelayedCalls(), "and looks for those that have expired"
+
+
+def test_only_a_link_that_could_be_of_this_server_is_counted_as_unknown(make_server: Any) -> None:
+    server = make_server()
+    peer = used(server, b"x")
+    peer.leave()
+    peer.link.epoch += 1
+    assert not server.linked(old=peer.link).events[0].resumed
+    assert server.count("links-unknown") == 0, "its links are lost, so it is not guessed"
+    guessed = server.linked()
+    guessed.leave()
+    guessed.link.id += 100
+    assert not server.linked(old=guessed.link).events[0].resumed
+    assert server.count("links-unknown") == 1
+
+
+def test_a_bug_in_publishing_is_not_taken_for_a_refusal(
+    make_server: Any, logged_errors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = make_server()
+    used(server, b"x").leave()
+    (entry,) = server.registry.entries.values()
+    monkeypatch.setattr(type(server.broker), "publish", lambda *_: fail(ValueError("a bug")))
+    server.registry.discard(entry)
+    assert [error["log_failure"].type for error in logged_errors.take()] == [ValueError]
 
 
 def test_opening_fails_where_the_links_cannot_be_written(make_server: Any) -> None:
