@@ -39,7 +39,7 @@ class Growth:
 
     @property
     def last_slope(self) -> float:
-        """Return the slope between the two largest numbers."""
+        """Return the slope between the two points with the largest numbers."""
         return fitted([(number, cost.median) for number, cost in self.points[-2:]])
 
 

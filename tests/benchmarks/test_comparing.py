@@ -1,4 +1,4 @@
-"""What changed between two runs, and what is noise."""
+"""Comparing two runs: a figure has changed if its rounds do not overlap, and the rest is noise."""
 
 from __future__ import annotations
 
