@@ -153,15 +153,16 @@ def show(report: Report, for_page: bool = False) -> None:
 
 
 def compare(before: Report, after: Report) -> None:
-    """Print which figures of ``after`` differ from those of ``before`` by more than the noise, and the two machines."""
+    """Print the figures that changed from one run to the other by more than the noise, and how the machines differ."""
     console = terminal()
     found, figures = compared(Results(before.measured), Results(after.measured))
     console.print(f"{len(found)} of {figures} figures changed by more than the noise", highlight=False)
     if found:
         console.print(changes(found))
-    for name in before.machine:
-        if before.machine[name] != after.machine.get(name):
-            text = f"{name}: {before.machine[name]} before, {after.machine.get(name, 'unknown')} after"
+    for name, then in before.machine.items():
+        now = after.machine.get(name, "unknown")
+        if now != then:
+            text = f"{name}: {then} before, {now} after"
             console.print(text, style="dim", markup=False, highlight=False)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import attrs
 
-from benchmarks.results import Measured, Results, Spread, unit
+from benchmarks.results import Measured, Results, Spread
 
 #: What is compared: cost, speed, latency, memory.  Others (what load makers cost) say nothing about a server.
 FIGURES = (
@@ -37,10 +37,6 @@ class Change:
     figure: str
     before: Spread
     after: Spread
-
-    @property
-    def unit(self) -> str:
-        return unit(self.figure)
 
     @property
     def times(self) -> float:

@@ -34,7 +34,7 @@ class Growth:
 
     @property
     def slope(self) -> float:
-        """Return the slope over all points; between the last two it is :attr:`last_slope`."""
+        """Return the slope that fits all points best."""
         return fitted([(number, cost.median) for number, cost in self.points])
 
     @property

@@ -47,7 +47,7 @@ def measure(
 
 @contextlib.contextmanager
 def attached(port: int, connections: int) -> Iterator[None]:
-    """Keep ``connections`` open that are attached to a topic without messages.
+    """Hold open so many ``connections`` to the server at ``port``, each attached to a topic without messages.
 
     :raises CannotStart: the system allows fewer descriptors than they take
     """

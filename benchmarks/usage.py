@@ -60,7 +60,7 @@ def free_memory() -> int:
 
 
 def touch(size: int) -> int:
-    """Write to *size* bytes of memory once, and free them again; return how many bytes that were.
+    """Allocate *size* bytes of memory, write to all of them, and free them; return how many bytes that were.
 
     A new virtual machine gets each page of its memory when it is first used.  Until then, filling the page cache takes
     several times as long.

@@ -245,7 +245,7 @@ class Guarded:
     def _judge(self, action: Action, stream: str) -> bool:
         verdicts, rules = self._verdicts[action], self._applying()
         if action in self._everywhere and not stream.startswith("."):
-            # Those that found no room need none: this is nearly as quick.
+            # Streams for which the cache has no room are judged here each time, which is nearly as quick.
             if len(verdicts) < MOST_VERDICTS:
                 verdicts[stream] = True
             return True

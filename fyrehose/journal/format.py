@@ -206,7 +206,10 @@ class SegmentHeader:
 
 @attrs.define(slots=True)
 class BatchHeader:
-    """The first 64 bytes of a batch; a value, which nobody changes (it is not frozen for the reason that runs are not).
+    """The first 64 bytes of a batch.
+
+    Nobody changes a header that was built.  It is not frozen, because that would make building it slow, as with
+    :class:`~fyrehose.records.Column`.
 
     :ivar end: the position behind the batch
     """

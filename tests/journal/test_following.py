@@ -503,9 +503,13 @@ def test_batches_of_the_writer_thread_are_handed_over_before_they_are_synced(tmp
     now(leader.journal.close())
 
 
-def test_a_commit_that_is_accepted_before_it_is_settled_counts_when_another_server_takes_over(tmp_path: Path) -> None:
-    worker = SteppedWorker()
-    leader = Member(tmp_path / "a", worker)
+def deposed_before_its_commit_settled(directory: Path, idle: bool = False) -> Member:
+    """Return a member that led, and whose last commit was accepted and not settled when another server took over.
+
+    :param idle: whether its writer thread looks idle, so that a commit is handed over only when it is settled
+    """
+    worker = SteppedWorker(idle=idle)
+    leader = Member(directory, worker)
     now(leader.journal.lead())
     worker.held = True
     accepted = leader.append(b"accepted")
@@ -515,6 +519,11 @@ def test_a_commit_that_is_accepted_before_it_is_settled_counts_when_another_serv
     worker.settle()
     now(followed)
     now(accepted)
+    return leader
+
+
+def test_a_commit_that_is_accepted_before_it_is_settled_counts_when_another_server_takes_over(tmp_path: Path) -> None:
+    leader = deposed_before_its_commit_settled(tmp_path / "a")
     assert leader.read() == [b"accepted"]
     assert leader.ends == {"s": 1}
     now(leader.journal.close())
@@ -685,17 +694,7 @@ def test_where_a_retirement_is_on_the_disk_is_told_at_once(member: Callable[[str
 
 
 def test_a_server_that_steps_down_keeps_nothing_that_it_has_not_handed_over(tmp_path: Path) -> None:
-    worker = SteppedWorker(idle=True)
-    leader = Member(tmp_path / "a", worker)
-    now(leader.journal.lead())
-    worker.held = True
-    accepted = leader.append(b"accepted")
-    worker.work()
-    followed = leader.journal.follow(leader.position(), "another server leads")
-    worker.held = False
-    worker.settle()
-    now(followed)
-    now(accepted)
+    leader = deposed_before_its_commit_settled(tmp_path / "a", idle=True)
     assert leader.journal.replica.take_outgoing() == []
     now(leader.journal.close())
 

@@ -5,7 +5,7 @@ from libc.string cimport memcmp, memcpy
 
 cdef extern from *:
     """
-    /* The place of the first byte, in memory, whose highest bit is set in a word of which one is. */
+    /* Return the index, in memory, of the first byte whose highest bit is set; the word must have one. */
     #if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
     #define first_high(word) (__builtin_ctzll(word) >> 3)
     #else
