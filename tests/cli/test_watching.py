@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,7 +82,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
         return status()
 
     monkeypatch.setattr(Asker, "status", answer)
-    monkeypatch.setattr(watching.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(watching, "time", SimpleNamespace(sleep=lambda seconds: None))
     return found
 
 
@@ -158,7 +159,7 @@ def test_request_is_repeated_until_rates_are_known(monkeypatch: pytest.MonkeyPat
     answers = [status(), unknown]
     monkeypatch.setattr(Asker, "status", lambda asker, match, limit: answers.pop())
     slept: list[float] = []
-    monkeypatch.setattr(watching.time, "sleep", slept.append)
+    monkeypatch.setattr(watching, "time", SimpleNamespace(sleep=slept.append))
     assert "7.2" in run("streams")
     assert slept == [watching.SECOND]
 
@@ -235,7 +236,7 @@ def test_top_ends_by_ctrl_c(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Asker, "status", lambda asker, match="", limit=200: status())
-    monkeypatch.setattr(watching.time, "sleep", interrupted)
+    monkeypatch.setattr(watching, "time", SimpleNamespace(sleep=interrupted))
     assert "orders" in run("top", "--format", form)
 
 

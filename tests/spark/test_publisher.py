@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from struct import pack, unpack_from
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -60,7 +62,7 @@ class Peer:
 
 @pytest.fixture
 def peer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: None))
     threads: list[threading.Thread] = []
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
@@ -132,9 +134,8 @@ def test_silent_server_is_an_error_after_the_timeout(peer: Any) -> None:
 
 
 def test_rate_limits_publishing(monkeypatch: pytest.MonkeyPatch, peer: Any) -> None:
-    now, slept = [0.0], []
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(module.time, "sleep", slept.append)
+    slept: list[float] = []
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=slept.append))
     _, publisher = peer("acks all")
     publisher.rate, publisher._began = 10.0, 0.0
     for _ in range(4):

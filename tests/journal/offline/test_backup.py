@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -340,7 +341,7 @@ class TestSnapshotsAndReaders:
         target = tmp_path / "b"
         updates: list[int] = []
         clock = [64.0]
-        monkeypatch.setattr(backups.time, "monotonic", lambda: clock[0])
+        monkeypatch.setattr(backups, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
         class Recording(Directory):
             def update_subscription(self, name: str, position: int) -> None:

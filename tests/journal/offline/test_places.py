@@ -206,7 +206,7 @@ def test_missing_or_empty_directory_is_unreachable(tmp_path: Path) -> None:
 
 
 def test_unreachable_server_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr(places, "time", SimpleNamespace(sleep=lambda seconds: None))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(JournalUnreachable, match=r"does not answer.*`fyrehose journal serve` running"):
@@ -232,7 +232,7 @@ def test_unreachable_server_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
 def test_invalid_answers_are_reported(
     answers: list[bytes], outcome: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(places, "time", SimpleNamespace(sleep=lambda seconds: None))
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def answer() -> None:
