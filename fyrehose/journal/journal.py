@@ -26,13 +26,13 @@ from fyrehose.interfaces import IJournal, IJournalObserver, JournalState
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.clock import RecordClock, monotonic_clock, wall_clock
-from fyrehose.journal.commits import Commits, choose
+from fyrehose.journal.commits import Commits
 from fyrehose.journal.copies import refuse_half_restored
 from fyrehose.journal.files import NO_ROOM, Files, lock, owns_lock
 from fyrehose.journal.floors import Floors
 from fyrehose.journal.index import SegmentIndex
 from fyrehose.journal.keeper import Keeper
-from fyrehose.journal.pace import Pace
+from fyrehose.journal.pace import Far, Measured, Pace
 from fyrehose.journal.pending import Commit, Pending, PendingAppend
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.recovery import Recovered, recover
@@ -175,8 +175,10 @@ class FileJournal:
     def _opened(self, writer: Writer) -> Mapping[str, int]:
         assert self._worker is not None
         self._writer, self._pending = writer, Pending(self._clock.now)
-        chosen = choose(self.pace, self.settings.linger, self.worker is None and writer.sync_each)
-        self._commits = Commits(self.reactor, self._pending, writer, self._worker, *chosen, self._settle_commit)
+        # Durations mean something only if each commit is synced, and by the worker that is used in production.
+        pace = self.pace or (Measured() if self.worker is None and writer.sync_each else Far())
+        linger = self.settings.linger
+        self._commits = Commits(self.reactor, self._pending, writer, self._worker, pace, linger, self._settle_commit)
         self._streams = writer.streams.copy()
         rolled = writer.take_rolled()
         index = self.report.index or SegmentIndex(writer.base)

@@ -40,16 +40,14 @@ def durability(text: str) -> Durability:
     return Durability("interval", int(match[1]) / 1000)
 
 
-def linger(text: str) -> float | None:
-    """Parse ``auto`` (None), or a duration of at most :data:`LONGEST_LINGER`, in seconds.
+def linger(text: str) -> float:
+    """Parse a duration of at most :data:`LONGEST_LINGER`, in seconds.
 
-    :raises ValueError: *text* is neither
+    :raises ValueError: *text* is none
     """
-    if text == "auto":
-        return None
     found = duration(text)
     if found > LONGEST_LINGER:
-        raise ValueError(f"auto, or a duration of at most {LONGEST_LINGER:g}s")
+        raise ValueError(f"a duration of at most {LONGEST_LINGER:g}s")
     return found
 
 
@@ -60,9 +58,7 @@ class JournalSettings:
     durability: Durability = option(
         Durability(), durability, "when a message is acknowledged: batch, interval:MS, never"
     )
-    linger: float | None = option(
-        None, linger, "longest wait of the commit of one publish for another: auto, or a duration; 0: none"
-    )
+    linger: float = option(0.0, linger, "longest wait of the commit of one publish for another; 0: none")
     segment_size: int = option(
         64 << 20, size, "size at which a segment file is sealed and the next begins", least=1 << 10
     )

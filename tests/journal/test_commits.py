@@ -6,18 +6,21 @@ And when: with ``journal.linger``, the commit of one append waits for another.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
 
 from fyrehose.errors import ReadOnly
 from fyrehose.interfaces import JournalState
-from fyrehose.journal.commits import choose
+from fyrehose.journal import journal as module
 from fyrehose.journal.files import Files
-from fyrehose.journal.linger import Fitting, Fixed
 from fyrehose.journal.pace import SMALL, Far, Measured
+from fyrehose.journal.settings import Durability, JournalSettings
+from fyrehose.journal.worker import InlineWorker
 from tests.journal.conftest import Bench, Observer, Opener
 
 
@@ -125,12 +128,7 @@ def test_large_commit_runs_in_the_writer_thread(bench: Bench, worker: HandWorker
     assert not pace.seen, "it says nothing about small ones"
 
 
-def test_pace_and_linger_follow_every_small_commit(
-    open_journal: Opener, worker: HandWorker, pace: Near, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    noted: list[tuple[int, float]] = []
-    monkeypatch.setattr(Fixed, "committed", lambda self, messages, seconds: noted.append((messages, seconds)))
-    bench = opened(open_journal, worker, pace, linger=0.0)
+def test_pace_follows_every_small_commit(bench: Bench, worker: HandWorker, pace: Near) -> None:
     pending = bench.journal._commits.pending
     sizes = []
     for payload in (bytes(8), bytes(SMALL - 98)):
@@ -139,14 +137,8 @@ def test_pace_and_linger_follow_every_small_commit(
         worker.work()
         sizes.append(pending._last)
     assert sizes == [106, SMALL]
-    assert [messages for messages, _ in noted] == [1, 1]
-    assert [seconds for _, seconds in noted] == pace.seen
+    assert len(pace.seen) == 2
     assert all(0 <= seconds < 60 for seconds in pace.seen)
-    bench.append(b"a", b"b")
-    bench.clock.advance(0)
-    assert noted[-1][0] == 2, "messages, not publishes"
-    bench.close()
-    worker.work()
 
 
 def test_an_observer_that_fails_is_reported(
@@ -322,22 +314,20 @@ def test_closing_commits_an_append_that_waits_for_another_one(lingering: Bench, 
 
 
 @pytest.mark.parametrize(
-    ("linger", "measured", "where", "when"),
-    [
-        (None, True, Measured, Fitting()),
-        (0.0, True, Measured, Fixed(0.0)),
-        (0.5, True, Measured, Fixed(0.5)),
-        (None, False, Far, Fixed(0.0)),
-        (0.5, False, Far, Fixed(0.5)),
-    ],
+    ("mode", "where"), [("batch", Measured), ("interval", Far), ("never", Far)], ids=("batch", "interval", "never")
 )
-def test_waits_follow_the_traffic_only_where_commits_are_measured(
-    linger: float | None, measured: bool, where: type, when: Any
+def test_disk_is_measured_only_if_each_commit_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, where: type
 ) -> None:
-    pace, chosen = choose(None, linger, measured)
-    assert (type(pace), type(chosen)) == (where, type(when))
-    assert chosen.wait() == when.wait()
+    monkeypatch.setattr(module, "ThreadWorker", lambda call, name: InlineWorker())
+    clock: Any = Clock()
+    clock.callFromThread = None
+    settings = JournalSettings(min_free=0, durability=Durability(mode, 1.0))
+    journal = module.FileJournal(clock, tmp_path, settings)
+    journal.open(Observer())
+    assert type(journal._commits.pace) is where
+    journal.close()
 
 
-def test_given_pace_is_kept_and_nothing_is_measured(pace: Near) -> None:
-    assert choose(pace, None, True) == (pace, Fixed(0.0))
+def test_commits_run_in_a_given_worker(open_journal: Opener) -> None:
+    assert type(open_journal().journal._commits.pace) is Far
