@@ -27,6 +27,8 @@ WEIGHT = 1 / 16
 STALL = 10e-3
 #: After a stall, commits run in the writer thread until there was none for so many seconds.
 CALM = 10.0
+#: A change is logged unless one was in the last so many seconds: on a busy machine there may be one each second.
+QUIET = 60.0
 
 
 class Pace(Protocol):
@@ -61,6 +63,7 @@ class Measured:
     #: Moving average of commits; the disk counts as slow until some fast ones have been seen.
     _average: float = attrs.field(default=2 * SLOW, init=False)
     _calm_at: float = attrs.field(default=float("-inf"), init=False)
+    _log_again_at: float = attrs.field(default=float("-inf"), init=False)
 
     def took(self, seconds: float) -> None:
         """Note that a commit took *seconds*, and decide from the average in which thread the next ones run."""
@@ -72,7 +75,12 @@ class Measured:
             self._calm_at = now + CALM
         if self.near and (seconds > STALL or self._average > SLOW):
             self.near = False
-            log.info("a commit took {ms:.1f} ms; commits run in the writer thread", ms=seconds * 1e3)
+            self._log("a commit took {ms:.1f} ms; commits run in the writer thread", now, seconds)
         elif not self.near and self._average < FAST and now >= self._calm_at:
             self.near = True
-            log.info("commits take {ms:.2f} ms, and run in the reactor's thread", ms=self._average * 1e3)
+            self._log("commits take {ms:.2f} ms, and run in the reactor's thread", now, self._average)
+
+    def _log(self, text: str, now: float, seconds: float) -> None:
+        if now >= self._log_again_at:
+            self._log_again_at = now + QUIET
+            log.info(text, ms=seconds * 1e3)

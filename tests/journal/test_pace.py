@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from twisted.internet.task import Clock
+from twisted.logger import capturedLogs
 
-from fyrehose.journal.pace import CALM, FAST, SLOW, STALL, Measured
+from fyrehose.journal.pace import CALM, FAST, QUIET, SLOW, STALL, Measured
 
 
 @pytest.fixture
@@ -90,3 +91,13 @@ def test_a_few_slow_commits_of_a_fast_disk_change_nothing(pace: Measured) -> Non
         feed(pace, FAST / 2, 3)
         pace.took(0.9 * STALL)
         assert pace.near
+
+
+def test_changes_are_logged_once_a_minute(pace: Measured, clock: Clock) -> None:
+    with capturedLogs() as events:
+        for _ in range(4):
+            feed(pace, FAST / 2)
+            feed(pace, 2 * SLOW)
+            clock.advance(QUIET / 4)
+        feed(pace, FAST / 2)
+    assert [event["log_format"].split()[-3:] for event in events] == [["the", "reactor's", "thread"]] * 2
