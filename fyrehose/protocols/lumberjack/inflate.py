@@ -27,8 +27,9 @@ with suppress(ImportError):  # ISA-L is two and a half times as fast
 
     engine = isal_zlib
 
-#: Largest output of one call of the decompressor, in bytes.
-SLICE = 64 << 10
+#: Largest output of one call of the decompressor, in bytes: what one turn inflates.  It is large because each call of
+#: the decompressor also copies the last 32 KiB of its output.
+SLICE = 256 << 10
 #: Part of a compressed frame that must arrive before inflating starts, in bytes; smaller frames must arrive completely.
 PIECE = 256 << 10
 #: Size of inflated data at which its frames are parsed, in bytes: the content of a usual window.
@@ -37,6 +38,8 @@ WHOLE = 1 << 20
 ENGINE = 96 << 10
 #: Input of one call, in bytes; small, because zlib copies the input that it does not consume.
 _INPUT = 16 << 10
+#: Smallest output that one call may produce, in bytes, even if less than that is left of a turn.
+_OUTPUT = 16 << 10
 _ERRORS: tuple[type[Exception], ...] = (zlib.error, engine.error)
 
 
@@ -46,7 +49,6 @@ class Inflation:
 
     :ivar left: number of bytes of its payload that are not consumed, whether they have arrived or not
     :ivar limit: limit of the inflated size, in bytes
-    :ivar data: inflated bytes that are not parsed yet
     :ivar inflated: number of bytes inflated so far
     :ivar frame_size: size of the frame at the start of ``data``, as far as it is known; 0 between frames
     :ivar done: True if the stream was inflated to its end and its checksum matches
@@ -54,11 +56,14 @@ class Inflation:
 
     left: int
     limit: int
-    data: bytearray = attrs.field(factory=bytearray, init=False)
     inflated: int = attrs.field(default=0, init=False)
     frame_size: int = attrs.field(default=0, init=False)
     done: bool = attrs.field(default=False, init=False)
     _size: int = attrs.field(init=False)
+    _data: bytearray = attrs.field(factory=bytearray, init=False)
+    #: what was inflated since ``data`` was last asked for, and its size in bytes
+    _pieces: list[bytes] = attrs.field(factory=list, init=False)
+    _pieces_size: int = attrs.field(default=0, init=False)
     _tail: bytes = attrs.field(default=b"", init=False)
     _engine: Any = attrs.field(factory=lambda: engine.decompressobj(), init=False)
 
@@ -66,9 +71,23 @@ class Inflation:
         self._size = self.left
 
     @property
+    def data(self) -> bytearray:
+        """The inflated bytes that are not parsed yet; the caller removes those that it has parsed."""
+        if self._pieces:
+            # Joined once: a bytearray that grows piece by piece is copied several times.
+            self._data = bytearray().join((self._data, *self._pieces))
+            self._pieces, self._pieces_size = [], 0
+        return self._data
+
+    @property
+    def unparsed(self) -> int:
+        """Size of ``data`` in bytes."""
+        return len(self._data) + self._pieces_size
+
+    @property
     def full(self) -> bool:
         """True if ``data`` must be parsed before more is inflated."""
-        return self.done or len(self.data) > max(WHOLE, self.frame_size)
+        return self.done or self.unparsed > max(WHOLE, self.frame_size)
 
     @property
     def input_needed(self) -> int:
@@ -77,23 +96,23 @@ class Inflation:
         The rest of an incomplete inner frame is inflated only when the buffered input must contain all of it, so that
         for a peer that falls silent the server holds about as much as it sent, and not a thousand times as much.
         """
-        missing = self.frame_size - len(self.data)
+        missing = self.frame_size - self.unparsed
         return min(self.left, max(PIECE, missing + (missing >> 10) + 64))
 
     @property
     def needs(self) -> int:
         """Size in bytes to which ``data`` may grow before a frame can be parsed."""
         if self.done:
-            return len(self.data)
-        return max(len(self.data), self.frame_size, WHOLE) + PIECE
+            return self.unparsed
+        return max(self.unparsed, self.frame_size, WHOLE) + PIECE
 
     @property
     def held(self) -> int:
         """Memory in use, in bytes."""
-        return len(self.data) + len(self._tail) + (ENGINE if self._engine is not None and self.inflated else 0)
+        return self.unparsed + len(self._tail) + (ENGINE if self._engine is not None and self.inflated else 0)
 
     def inflate(self, source: bytearray, at: int, most: int) -> int:
-        """Inflate about *most* bytes (accurate to one slice) of the payload in *source* from *at* on.
+        """Inflate about *most* bytes of the payload in *source* from *at* on.
 
         :return: the position of the payload that was not consumed
         :raises RemoteProtocolError: the payload is no zlib stream, ends early, or exceeds ``limit``
@@ -108,11 +127,12 @@ class Inflation:
                 self.left -= size
                 at += size
             try:
-                piece = self._engine.decompress(self._tail, SLICE)
+                piece = self._engine.decompress(self._tail, min(SLICE, max(_OUTPUT, stop - self.inflated)))
             except _ERRORS as error:
                 raise RemoteProtocolError("bad-compression", str(error)) from None
             self._tail = self._engine.unconsumed_tail
-            self.data += piece
+            self._pieces.append(piece)
+            self._pieces_size += len(piece)
             self.inflated += len(piece)
             if self.inflated > self.limit:
                 raise RemoteProtocolError(

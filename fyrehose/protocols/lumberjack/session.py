@@ -285,9 +285,10 @@ class LumberjackServerSession:
         return at, True
 
     def _parse_inflated(self, inflation: Inflation) -> None:
-        used = self._parse(inflation.data, 0, inflation)
+        data = inflation.data
+        used = self._parse(data, 0, inflation)
         inflation.frame_size, self.expected = self.expected, 0
-        del inflation.data[:used]
+        del data[:used]
         if (
             len(self._windows.unsealed) >= self.limits.max_windows
         ):  # these windows cannot be acknowledged before the frame ends
@@ -295,7 +296,7 @@ class LumberjackServerSession:
 
     def _finish(self, inflation: Inflation, at: int) -> tuple[int, bool]:
         """Skip the bytes after the zlib stream; when all arrived, seal the windows of the compressed frame."""
-        if inflation.data or self._document is not None:
+        if inflation.unparsed or self._document is not None:
             raise RemoteProtocolError("partial-frame", "a compressed frame ends within a frame")
         at += inflation.skip(len(self._buffer) - at)
         if inflation.left:

@@ -92,9 +92,9 @@ def test_large_content_is_parsed_before_the_checksum_is_verified() -> None:
         assert full == early
     inflation = Inflation(100, 1 << 30)
     inflation.frame_size = 3 * WHOLE
-    inflation.data += bytes(3 * WHOLE)
+    inflation.data.extend(bytes(3 * WHOLE))
     assert not inflation.full
-    inflation.data += b"x"
+    inflation.data.extend(b"x")
     assert inflation.full
 
 
@@ -102,7 +102,7 @@ def test_inner_frame_is_inflated_when_enough_input_arrived() -> None:
     inflation = Inflation(100 << 20, 1 << 30)
     inflation.frame_size = 16 << 20
     assert 16 << 20 < inflation.input_needed < 17 << 20
-    inflation.data += bytes(10 << 20)
+    inflation.data.extend(bytes(10 << 20))
     assert 6 << 20 < inflation.input_needed < 7 << 20
     assert inflation.needs == (16 << 20) + PIECE
     inflation.left = 100
