@@ -317,6 +317,52 @@ def test_a_document_with_one_byte_changed_is_judged_as_by_the_json_module(
         assert is_json(kernel, changed) == parses(changed)
 
 
+#: Values whose JSON is ASCII without escapes, which the native kernel checks 64 bytes at a time.
+ORDINARY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text("az ,:{}[]", max_size=80),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text("ab:, ", max_size=12), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(
+    ORDINARY,
+    st.sampled_from([(",", ":"), (", ", ": ")]),
+    st.integers(0, 70),
+    st.integers(0, 400),
+    st.sampled_from([bytes([byte]) for byte in b'"\\{}[]:, 1a\n\x1f\x7f\xc3'] + [b"", b'""', b"{}", b"tru"]),
+)
+@settings(max_examples=1_500, deadline=None)
+def test_ordinary_documents_are_judged_as_by_the_json_module_wherever_blocks_end(
+    value: object, separators: tuple[str, str], blanks: int, at: int, change: bytes
+) -> None:
+    document = b" " * blanks + json.dumps(value, separators=separators).encode()
+    at %= len(document)
+    for changed in (document[:at] + change + document[at + 1 :], document[:at], document[:at] + change + document[at:]):
+        for kernel in (pure, native or pure):
+            assert is_json(kernel, document)
+            assert is_json(kernel, changed) == parses(changed), changed
+
+
+@pytest.mark.parametrize("size", [*range(55, 75), 127, 128, 129])
+def test_strings_and_numbers_may_cross_the_ends_of_blocks(kernel: ModuleType, size: int) -> None:
+    for document in (b'"%s"' % (b"x" * size), b"1" * size, b"[" * 30 + b'"%s"' % (b" " * size) + b"]" * 30):
+        assert is_json(kernel, document)
+        assert is_json(kernel, document + b" ")
+        assert not is_json(kernel, document[:-1] + b"{")
+        assert not is_json(kernel, document + b"1 1")
+        assert not is_json(kernel, document + b'"')
+
+
+@pytest.mark.parametrize("depth", [62, 63, 64, 65, 511, 512])
+def test_nesting_is_followed_however_deep(kernel: ModuleType, depth: int) -> None:
+    lists, mixed = b"[" * depth, b'{"a":' + b"[" * (depth - 1)
+    assert is_json(kernel, lists + b"]" * depth)
+    assert is_json(kernel, mixed + b"]" * (depth - 1) + b"}")
+    assert not is_json(kernel, lists + b"]" * (depth - 1) + b"}")
+    assert not is_json(kernel, mixed + b"]" * depth)
+
+
 @pytest.mark.parametrize(("lengths", "payload"), [(b"123", b""), (column(1), b""), (column(1), b"ab")])
 def test_columns_that_do_not_add_up_are_refused_by_split(kernel: ModuleType, lengths: bytes, payload: bytes) -> None:
     with pytest.raises(ValueError, match="add up"):
@@ -368,7 +414,12 @@ def test_native_scan_equals_pure_scan(data: bytes, largest: int, most: int, most
 
 @only_native
 @given(
-    st.lists(st.text('{}[]":,\\ab ', max_size=30).map(str.encode) | st.binary(max_size=10), max_size=6),
+    st.lists(
+        st.text('{}[]":,\\ab ', max_size=30).map(str.encode)
+        | st.binary(max_size=10)
+        | st.text('x"\\', max_size=30).map(lambda text: b'{"%s":0,"a":"%s"}' % (text.encode(), text.encode())),
+        max_size=6,
+    ),
     st.sampled_from([(), (b"a",), (b"a", b"b"), (b"",)]),
     st.integers(0, 40),
 )

@@ -5,6 +5,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
+from fyrehose.kernels.native.jsonblocks cimport is_ordinary_json
 from fyrehose.kernels.native.jsontext cimport is_json
 from fyrehose.kernels.native.wire cimport get32, put32
 
@@ -236,7 +237,7 @@ def split(lengths, payload, tuple path not None, Py_ssize_t most):
         found_size = 0
         if path and size:
             found = locate(at, at + min(<Py_ssize_t>size, most), path, &found_size)
-        alike = is_json(at, at + size)
+        alike = is_ordinary_json(at, at + size) or is_json(at, at + size)
         if held and (
             alike != parses
             or (found == NULL) == present
