@@ -29,7 +29,7 @@ import attrs
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
-from deltalake.transaction import AddAction
+from deltalake.transaction import AddAction, PostCommitHookProperties
 
 from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalLocked
 from fyrehose.journal.format import UNKNOWN
@@ -48,8 +48,10 @@ OLD_DATA = "data"
 _LOST = pa.schema(
     [("server", pa.string()), ("stream", pa.string()), ("first", pa.int64()), ("last", pa.int64()), ("at", pa.int64())]
 )
+#: Property of the table: how many commits there are from one checkpoint of the log to the next.
+_INTERVAL = "delta.checkpointInterval"
 _SETTINGS = {
-    "delta.checkpointInterval": "100",
+    _INTERVAL: "100",
     "delta.logRetentionDuration": "interval 1 days",
     "delta.deletedFileRetentionDuration": "interval 1 days",
     "delta.dataSkippingStatsColumns": "server,stream,seq,time",
@@ -310,7 +312,12 @@ class Lake:
             try:
                 with self.store.explained():
                     table.create_write_transaction(
-                        list(files), "append", table.schema(), [PARTITION], commit_properties=properties
+                        list(files),
+                        "append",
+                        table.schema(),
+                        [PARTITION],
+                        commit_properties=properties,
+                        post_commithook_properties=_hooks(table),
                     )
             except CommitFailedError as failed:  # Another archive has committed, or has changed the table.
                 error = failed
@@ -425,6 +432,16 @@ def _opened(store: LakeStore) -> DeltaTable | None:
         if not DeltaTable.is_deltatable(store.uri, store.options):
             return None
         return DeltaTable(store.uri, storage_options=store.options)
+
+
+def _hooks(table: DeltaTable) -> PostCommitHookProperties:
+    """Return what delta-rs does after the next commit: remove old entries of the log only together with a checkpoint.
+
+    It looks at each entry of the log for that, so a commit would take longer with every entry that is kept.
+    """
+    interval = int(table.metadata().configuration.get(_INTERVAL) or _SETTINGS[_INTERVAL])
+    makes_checkpoint = (table.version() + 2) % interval == 0
+    return PostCommitHookProperties(cleanup_expired_logs=None if makes_checkpoint else False)
 
 
 def _sync(store: LakeStore, table: DeltaTable | None, version: int) -> None:

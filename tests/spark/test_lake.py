@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -69,6 +70,24 @@ def test_progress_outlives_the_old_entries_of_the_log(tmp_path: Path) -> None:
     assert (again.progress(ONE), again.progress(OTHER)) == (at(102), at(99, "other"))
     assert len(again.files()) == 3
     again.commit(ONE, at(102), at(103), [])
+
+
+def test_old_entries_of_the_log_are_removed_with_a_checkpoint(tmp_path: Path) -> None:
+    lake, before, log = opened(tmp_path), None, tmp_path / "_delta_log"
+    lake.set_properties({"delta.checkpointInterval": "10"})
+    numbers = []
+    for position in range(1, 36):
+        lake.commit(ONE, before, at(position), [file(tmp_path, str(position))])
+        before = at(position)
+        assert lake.table is not None
+        numbers.append((lake.table.version(), len(list(log.glob("*.json")))))
+        if lake.table.version() in (14, 25):
+            for entry in log.iterdir():
+                os.utime(entry, (0, 0))
+    kept = [(version, count) for version, count in numbers if version in (14, 18, 19, 25, 28, 29)]
+    assert kept == [(14, 15), (18, 19), (19, 11), (25, 17), (28, 20), (29, 11)]
+    again = Lake.existing(tmp_path)
+    assert (again.progress(ONE), len(again.files())) == (at(35), 35)
 
 
 def test_second_archive_of_a_journal_cannot_commit_the_same_round(tmp_path: Path) -> None:
