@@ -105,6 +105,8 @@ class Lake:
 
     store: LakeStore
     _table: DeltaTable | None = attrs.field(default=None, init=False)
+    #: The last progress that was read or committed: the table's version, the journal's identity, and the progress.
+    _known: tuple[int, bytes, Progress | None] | None = attrs.field(default=None, init=False)
 
     @classmethod
     def at(cls, location: str | Path) -> Lake:
@@ -188,12 +190,22 @@ class Lake:
         return None if self.table is None else self.table.metadata().configuration.get(UPGRADED)
 
     def progress(self, identity: bytes) -> Progress | None:
-        """Return how far a journal is in the lake; None if it is not in it."""
-        position = None if self.table is None else self.table.transaction_version(identity.hex())
+        """Return how far a journal is in the lake; None if it is not in it.
+
+        The log is read again only if the table has changed, because delta-rs opens every entry since the checkpoint.
+        """
+        if self.table is None:
+            return None
+        version = self.table.version()
+        if self._known is None or self._known[:2] != (version, identity):
+            self._known = version, identity, self._read_progress(self.table, identity)
+        return self._known[2]
+
+    def _read_progress(self, table: DeltaTable, identity: bytes) -> Progress | None:
+        position = table.transaction_version(identity.hex())
         if position is None:
             return None
-        assert self._table is not None
-        chain = self._table.transaction_version(_chain_of(identity))
+        chain = table.transaction_version(_chain_of(identity))
         server = self.servers()[identity.hex()]
         return Progress(server=server, position=position, chain=chain if chain is not None and chain >= 0 else None)
 
@@ -322,7 +334,10 @@ class Lake:
             except CommitFailedError as failed:  # Another archive has committed, or has changed the table.
                 error = failed
             else:
-                _sync(self.store, self.refresh(), version)
+                committed = self.refresh()
+                _sync(self.store, committed, version)
+                if committed is not None and committed.version() == version + 1:  # No other commit came between.
+                    self._known = version + 1, identity, after
                 return
         self._failed(error)
 

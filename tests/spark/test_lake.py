@@ -72,6 +72,24 @@ def test_progress_outlives_the_old_entries_of_the_log(tmp_path: Path) -> None:
     again.commit(ONE, at(102), at(103), [])
 
 
+def test_progress_is_read_again_only_after_commits_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake, other, before = opened(tmp_path), opened(tmp_path, OTHER, "other"), None
+    original, asked = DeltaTable.transaction_version, list[str]()
+    monkeypatch.setattr(
+        DeltaTable, "transaction_version", lambda table, name: asked.append(name) or original(table, name)
+    )
+    for position in range(1, 10):
+        assert lake.progress(ONE) == before
+        lake.commit(ONE, before, at(position), [])
+        before = at(position)
+    assert len(asked) <= 4
+    del asked[:]
+    other.commit(OTHER, None, at(99, "other"), [])
+    lake.refresh()
+    assert (lake.progress(ONE), lake.progress(OTHER)) == (before, at(99, "other"))
+    assert ONE.hex() in asked
+
+
 def test_old_entries_of_the_log_are_removed_with_a_checkpoint(tmp_path: Path) -> None:
     lake, before, log = opened(tmp_path), None, tmp_path / "_delta_log"
     lake.set_properties({"delta.checkpointInterval": "10"})
