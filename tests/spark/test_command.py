@@ -99,6 +99,23 @@ def test_archive_and_maintenance_without_spark(
     assert (said.exit_code, len(said.output.splitlines())) == (1, 1), said.output
 
 
+def test_only_the_archive_starts_a_jvm_that_compiles_little(
+    spark: Any, written: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, asked = written(), list[bool]()
+    journal.fill(3)
+
+    def session(*words: object, quick: bool, **options: object) -> Any:
+        asked.append(quick)
+        return spark
+
+    monkeypatch.setattr("fyrehose.spark.sessions.session", session)
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    assert run("archive", journal.directory, tmp_path / "lake").exit_code == 0
+    assert run("table", "--lake", tmp_path / "lake").exit_code == 0
+    assert asked == [True, False]
+
+
 def test_archive_that_cannot_begin_is_refused_before_spark_starts(
     written: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
