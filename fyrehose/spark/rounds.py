@@ -22,6 +22,7 @@ from deltalake.transaction import AddAction
 from pyarrow import compute, parquet
 
 from fyrehose.journal.offline.places import Place
+from fyrehose.spark import memory
 from fyrehose.spark.columns import COLUMNS, ENCODED, Pieces, arrow_schema
 from fyrehose.spark.lake import PARTITION
 from fyrehose.spark.plan import Part
@@ -66,12 +67,18 @@ Engine = Callable[[list[Task]], Iterable[list[AddAction]]]
 
 def local(tasks: list[Task]) -> Iterator[list[AddAction]]:
     """Run tasks in this process, one after another."""
-    return map(write, tasks)
+    with memory.kept():
+        yield from map(write, tasks)
 
 
 def on(spark: SparkSession) -> Engine:
     """Return the engine that runs tasks by Spark."""
-    return lambda tasks: spark.sparkContext.parallelize(tasks, len(tasks)).map(write).collect()
+    return lambda tasks: spark.sparkContext.parallelize(tasks, len(tasks)).map(_write_in_worker).collect()
+
+
+def _write_in_worker(task: Task) -> list[AddAction]:
+    memory.prepare_worker()
+    return write(task)
 
 
 def write(task: Task) -> list[AddAction]:

@@ -1,0 +1,56 @@
+"""Keep freed memory in the process for the next part of a journal, instead of returning it to the system.
+
+glibc asks the system for each large buffer, and returns it when it is freed.  The system then has to clear all pages
+again for the next part, which takes a fifth of the CPU time of a round.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+#: Parameters of glibc's ``mallopt``.
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
+#: Free memory that a process keeps, in bytes: as much as a part needs.
+_KEPT = 256 << 20
+#: The defaults of glibc.
+_DEFAULT_TRIM_THRESHOLD, _DEFAULT_MMAP_MAX = 128 << 10, 65536
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Keep freed memory until the context ends, and return it to the system then."""
+    _limit(_KEPT, 0)
+    try:
+        yield
+    finally:
+        _limit(_DEFAULT_TRIM_THRESHOLD, _DEFAULT_MMAP_MAX)
+        if (libc := _glibc()) is not None:
+            libc.malloc_trim(0)
+
+
+@cache
+def prepare_worker() -> None:
+    """Let a Python worker of Spark keep its memory; it ends after a minute without tasks.
+
+    Spark also collects garbage after each task, for which Python would look at every object of all imported modules.
+    """
+    _limit(_KEPT, 0)
+    gc.freeze()
+
+
+def _limit(trim_threshold: int, mmap_max: int) -> None:
+    """Set how much free memory is kept, and how many buffers may be mappings of their own."""
+    if (libc := _glibc()) is not None:
+        libc.mallopt(_TRIM_THRESHOLD, trim_threshold)
+        libc.mallopt(_MMAP_MAX, mmap_max)
+
+
+@cache
+def _glibc() -> ctypes.CDLL | None:
+    """Return the C library; None if it is another one, whose allocator has no such parameters."""
+    libc = ctypes.CDLL(None)
+    return libc if hasattr(libc, "gnu_get_libc_version") else None

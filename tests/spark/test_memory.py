@@ -1,0 +1,34 @@
+"""Memory of a round: the next part uses it again, and the system gets it back in the end."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from fyrehose.spark import memory
+
+pytestmark = pytest.mark.skipif(memory._glibc() is None, reason="needs glibc's allocator")
+
+SIZE = 64 << 20
+PAGES = SIZE // resource.getpagesize()
+
+
+def faults_of_a_buffer() -> int:
+    """Allocate a large buffer and free it; return how many pages the system had to clear for that."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    bytearray(b"x") * SIZE
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1])
+
+
+def test_freed_memory_is_used_again_until_the_end() -> None:
+    with memory.kept():
+        faults_of_a_buffer()
+        assert [faults_of_a_buffer() < PAGES // 10 for _ in range(3)] == [True] * 3
+        most = resident()
+    assert resident() < most - PAGES // 2
