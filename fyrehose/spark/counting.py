@@ -12,7 +12,7 @@ import attrs
 
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
-from fyrehose.journal.offline.places import CHUNK, Missing, Place
+from fyrehose.journal.offline.places import Missing, Place
 from fyrehose.journal.offline.view import View
 from fyrehose.journal.scan import SegmentReader
 from fyrehose.spark.lake import Gap
@@ -153,7 +153,7 @@ def _headers(source: Place, view: View, start: int, stop: int) -> Iterator[tuple
             reader = source.open(extent.base, min(extent.end, stop))
         except Missing as error:
             raise missing(source, view, position, f"{error} was deleted before it was archived") from None
-        reader.ahead = CHUNK
+        reader.ahead = source.for_headers
         try:
             for header in walk(reader, position, min(extent.end, stop)):
                 yield header, reader

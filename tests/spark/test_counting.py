@@ -9,7 +9,9 @@ from typing import Any
 import attrs
 import pytest
 
+from fyrehose.journal.files import Files
 from fyrehose.journal.offline.places import place
+from fyrehose.records import Run
 from fyrehose.spark import counting
 from fyrehose.spark.counting import Ahead, account_of
 from fyrehose.spark.jobs.archive import archive
@@ -88,3 +90,21 @@ def test_lag_is_counted_from_where_the_archive_is(written: Opener) -> None:
     assert later.start > view.start
     found = ahead.behind(later, view.start)
     assert (found.records, found.size, found.since) == (0, view.mark - view.start, None), "retention deleted it"
+
+
+def test_bodies_of_large_batches_are_not_read_to_be_counted(written: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = written(segment_size=4 << 20)
+    for _ in range(20):
+        journal.append(Run.of("s", [bytes(500_000)], source="test"))
+    sizes: list[int] = []
+    read = Files.read
+
+    def counted(files: Files, fd: int, size: int, offset: int) -> bytes:
+        sizes.append(size)
+        return read(files, fd, size, offset)
+
+    source = place(str(journal.directory))
+    view = source.view()
+    monkeypatch.setattr(Files, "read", counted)
+    assert account_of(source, view, view.start, view.mark, 1 << 30).rows == 20
+    assert sum(sizes) < (view.mark - view.start) // 4

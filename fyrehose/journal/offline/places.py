@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPSConnection, InvalidURL
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 from urllib.parse import urlsplit
 
 import attrs
@@ -30,6 +30,8 @@ from fyrehose.web.tokens import authorization, read_token
 
 #: How many bytes are read at a time; smaller ranges would cost more requests over HTTP.
 CHUNK = 4 << 20
+#: How many bytes of a file are read for the headers of batches: less than a large batch, whose body is not needed.
+HEADERS = 64 << 10
 #: Timeout of a request, in seconds.
 TIMEOUT = 30.0
 #: The environment variable that names the file with a server's token.
@@ -43,7 +45,12 @@ class Missing(Exception):
 
 
 class Place(Protocol):
-    """A place where a journal can be read; can be pickled."""
+    """A place where a journal can be read; can be pickled.
+
+    :ivar for_headers: how many bytes to read at a time if only the headers of batches are needed
+    """
+
+    for_headers: ClassVar[int]
 
     def view(self) -> View:
         """Return which part of the journal is present and durable.
@@ -106,6 +113,7 @@ class Directory:
     """A journal's directory, on this machine or on a shared file system; see :class:`Place` for the methods."""
 
     path: Path
+    for_headers: ClassVar[int] = HEADERS
 
     def __str__(self) -> str:
         return str(self.path)
@@ -159,6 +167,7 @@ class RemoteJournal:
 
     url: str
     token: str | None = attrs.field(default=None, repr=False)
+    for_headers: ClassVar[int] = CHUNK  # Each read is a request.
 
     def __str__(self) -> str:
         return self.url
