@@ -95,12 +95,25 @@ def _names(
 
     :return: the bits of the optional strings that are present, the lengths, and the padded bytes
     """
+    has, sizes, behind = _others(source, producer, topic, content_type)
+    first = stream.encode()
+    strings = first + behind
+    return has, (*sizes[:3], len(first), sizes[3]), strings + PADDING[-len(strings) % 8]
+
+
+@lru_cache(maxsize=4096)
+def _others(
+    source: str, producer: str | None, topic: str | None, content_type: str | None
+) -> tuple[int, tuple[int, ...], bytes]:
+    """Encode the strings behind the name of the stream; many streams have the same, even if :func:`_names` forgets.
+
+    :return: the bits of the optional strings that are present, the lengths of these and of *source*, and the bytes
+    """
     optional = {Has.PRODUCER: producer, Has.TOPIC: topic, Has.CONTENT_TYPE: content_type}
     has = sum(bit for bit, name in optional.items() if name is not None)
     names = [name.encode(errors="backslashreplace") if name else b"" for name in optional.values()]
-    first = [stream.encode(), source.encode()]
-    strings = b"".join((*first, *names))
-    return has, tuple(map(len, (*names, *first))), strings + PADDING[-len(strings) % 8]
+    first = source.encode()
+    return has, tuple(map(len, (*names, first))), first + b"".join(names)
 
 
 def _pack_run(run: Run, pieces: list[Buffer]) -> None:
