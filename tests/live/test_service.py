@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -292,7 +293,8 @@ def test_a_sync_that_fails_is_the_end(start: Any) -> None:
     server.directory.joinpath("refuse-sync").touch()
     with connect(server.port("lines")) as peer:
         peer.sendall(b"+log lost\n+log lost\n")
-        assert receive(peer, 1) == b"", "nothing is acknowledged"
+        with suppress(ConnectionResetError):  # The server may end before it has read the second line.
+            assert receive(peer, 1) == b"", "nothing is acknowledged"
     assert server.ended() == 4
     assert "Input/output error" in one_line(server.errors)
     assert not server.directory.joinpath("twistd.pid").exists()

@@ -149,9 +149,11 @@ def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
 @pytest.fixture(scope="session")
 def store_url() -> Iterator[str]:
     """Where the object store of the tests will be; the environment directs delta-rs there, also in Spark's workers."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with pytest.MonkeyPatch.context() as patched:
+    with socket.socket() as taken, pytest.MonkeyPatch.context() as patched:
+        # Bound to the end of the session, so that no other test gets the port before the store listens there.
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         patched.setenv("AWS_ENDPOINT_URL", url)
         patched.setenv("AWS_ALLOW_HTTP", "true")
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
