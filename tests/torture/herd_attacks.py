@@ -225,13 +225,24 @@ def zmtp(port: int, address: str, kind: bytes, receive_buffer: int = 4096) -> so
     )
     try:
         peer.sendall(GREETING + b"\x04" + bytes((6 + len(properties),)) + b"\x05READY" + properties)
-        peer.recv(64, socket.MSG_WAITALL)
-        head = peer.recv(2, socket.MSG_WAITALL)
-        peer.recv(head[1], socket.MSG_WAITALL)
-    except (OSError, IndexError):
+        # All of it: a message that is sent before the server's READY ends the connection.
+        exactly(peer, 64)
+        exactly(peer, exactly(peer, 2)[1])
+    except OSError:
         peer.close()
         return None
     return peer
+
+
+def exactly(peer: socket.socket, size: int) -> bytes:
+    """The next ``size`` bytes; MSG_WAITALL may return fewer from a socket with a timeout."""
+    data = b""
+    while len(data) < size:
+        more = peer.recv(size - len(data))
+        if not more:
+            raise ConnectionError("the server has closed the connection")
+        data += more
+    return data
 
 
 def zmtp_message(frames: list[bytes]) -> bytes:
