@@ -42,7 +42,7 @@ ENGINES = "local", "spark"
 
 @contextmanager
 def running(words: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command, with its output in a file, and stop it in the end."""
+    """Run a command for as long as the context lasts, and write its output to the file *log*."""
     with log.open("wb") as file:
         process = subprocess.Popen(words, stdout=file, stderr=file)
     try:
@@ -57,7 +57,7 @@ def running(words: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 @contextmanager
 def server(directory: Path) -> Iterator[tuple[str, int]]:
-    """Run a server with the journal ``directory/journal``, and yield where its Figg listener is."""
+    """Run a server with the journal ``directory/journal``; yield the address of its Figg listener."""
     log = directory / "server.log"
     words = [str(Path(sys.executable).with_name("twistd")), "-n", "--pidfile", "", "fyrehose"]
     words += ["--data-dir", str(directory / "journal"), "--listen", "figg=tcp:0:interface=127.0.0.1"]
@@ -92,7 +92,7 @@ class Watch:
         self.seen: list[tuple[float, Path]] = []
 
     def until(self, deadline: float, archive: subprocess.Popen[bytes], versions: int | None = None) -> None:
-        """Look until a time of the monotonic clock, or until so many versions were seen."""
+        """Look until the monotonic clock reaches *deadline*, or until *versions* versions were seen."""
         while time.monotonic() < deadline and (versions is None or len(self.seen) < versions):
             path = self._lake / "_delta_log" / f"{self._next:020}.json"
             if path.exists():

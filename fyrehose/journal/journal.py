@@ -1,9 +1,8 @@
 """The journal on disk: group commit, and the states of the journal.
 
-    append -> pending -> a commit (one at a time, in the writer thread) -> durable -> the observer, then the Deferreds
+    append -> pending -> a commit (one at a time, see commits.py) -> durable -> the observer, then the Deferreds
 
-While one commit is under way, the next one fills (see pending.py): batches grow with the load, a single append is
-committed at once, and the disk does not wait for the reactor.
+While one commit is under way, the next one fills (see pending.py), so batches grow with the load.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from fyrehose.journal.files import NO_ROOM, Files, lock, owns_lock
 from fyrehose.journal.floors import Floors
 from fyrehose.journal.index import SegmentIndex
 from fyrehose.journal.keeper import Keeper
-from fyrehose.journal.pace import Far, Measured, Pace
+from fyrehose.journal.pace import Pace, chosen
 from fyrehose.journal.pending import Commit, Pending, PendingAppend
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.recovery import Recovered, recover
@@ -175,8 +174,7 @@ class FileJournal:
     def _opened(self, writer: Writer) -> Mapping[str, int]:
         assert self._worker is not None
         self._writer, self._pending = writer, Pending(self._clock.now)
-        # Durations mean something only if each commit is synced, and by the worker that is used in production.
-        pace = self.pace or (Measured() if self.worker is None and writer.sync_each else Far())
+        pace = self.pace or chosen(self.worker is None and writer.sync_each)
         linger = self.settings.linger
         self._commits = Commits(self.reactor, self._pending, writer, self._worker, pace, linger, self._settle_commit)
         self._streams = writer.streams.copy()

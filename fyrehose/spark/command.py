@@ -233,8 +233,7 @@ def archive(
                 monitor=monitor,
                 stop=lambda: bool(signals),
             )
-    seconds = time.monotonic() - began
-    rows = [(done.rounds, done.rows, shown_size(done.size), done.position, done.gaps, seconds)]
+    rows = [(done.rounds, done.rows, shown_size(done.size), done.position, done.gaps, time.monotonic() - began)]
     columns = ("rounds", "records", "Parquet", "position", "lost", "seconds")
     showing.table(f"archived {journal} into {lake}", columns, rows)
 

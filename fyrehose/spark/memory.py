@@ -34,7 +34,7 @@ def kept() -> Iterator[None]:
 
 @cache
 def prepare_worker() -> None:
-    """Let a Python worker of Spark keep its memory; it ends after a minute without tasks.
+    """Let a Python worker of Spark keep freed memory until it ends, which it does after a minute without tasks.
 
     Spark also collects garbage after each task, for which Python would look at every object of all imported modules.
     """

@@ -45,7 +45,7 @@ class Missing(Exception):
 
 
 class Place(Protocol):
-    """A place where a journal can be read; can be pickled.
+    """A place where a journal can be read.  Places can be pickled, so Spark can send them to its workers.
 
     :ivar for_headers: how many bytes to read at a time if only the headers of batches are needed
     """
