@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -164,6 +166,45 @@ def test_a_peer_may_not_use_up_the_limit_with_a_pattern() -> None:
     world = World(named_subscriptions=4)
     assert isinstance(refusal(world.table.create("n", "logs.*", {"logs.a": 0, "logs.b": 0}, "10.0.0.1")), Exception)
     assert world.table.create("n", "logs.*", {"logs.a": 0}, "10.0.0.1").result
+
+
+def calls(action: Callable[[], object]) -> int:
+    """Return how many functions *action* calls."""
+    count = 0
+
+    def called(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(called)
+    try:
+        action()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def subscribed(count: int, pattern: str) -> World:
+    """Return a world with *count* subscriptions of patterns; ``{}`` is the number of each."""
+    world = World(named_subscriptions=10_000)
+    for number in range(count):
+        world.open(None, pattern.format(number), f"n{number}")
+    return world
+
+
+@pytest.mark.xfail(strict=True, reason="the room of all is summed for each subscription whose pattern matches")
+def test_a_new_stream_costs_a_few_calls_for_each_subscription_whose_pattern_matches() -> None:
+    world = subscribed(1_000, "x*")
+    assert calls(lambda: world.table.stream_created("x.1")) < 15_000
+    assert len(world.table.entries["n999"].places) == 1
+
+
+@pytest.mark.xfail(strict=True, reason="each new stream is compared with every pattern")
+def test_a_new_stream_costs_nothing_for_patterns_of_other_names() -> None:
+    few, many = subscribed(10, "logs-{}.*"), subscribed(1_000, "logs-{}.*")
+    costs = [calls(lambda world=world: world.table.stream_created("orders")) for world in (few, many)]
+    assert costs[1] < costs[0] + 10
 
 
 def test_a_position_in_the_journal_is_kept_even_above_the_limit() -> None:

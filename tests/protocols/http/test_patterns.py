@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from twisted.internet.error import ConnectionDone
@@ -70,6 +71,23 @@ def test_streams_are_listed_with_their_bounds_size_and_ages() -> None:
         200,
         {"matching": 2, "page": 1, "streams": [listed]},
     )
+
+
+PATHS = pytest.mark.parametrize("path", ["/streams?", "/streams/*/live?", "/streams/*?subscription=a&"])
+
+
+@PATHS
+@pytest.mark.parametrize("pattern", ["*a" * 8, "a" * 255])
+def test_a_pattern_may_have_8_stars_and_255_bytes(path: str, pattern: str) -> None:
+    assert World().ask(f"GET {path}match={quote(pattern)}").hear().startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.xfail(strict=True, reason="a peer's pattern has no bound, and becomes a regular expression")
+@PATHS
+@pytest.mark.parametrize("pattern", ["*a" * 9, "a" * 256, "é" * 128])
+def test_a_pattern_with_more_stars_or_bytes_is_refused(path: str, pattern: str) -> None:
+    status, answer = World().ask(f"GET {path}match={quote(pattern)}").answer()
+    assert (status, answer["error"].split(":")[0]) == (400, "invalid pattern")
 
 
 def test_streams_of_the_server_are_not_listed() -> None:
