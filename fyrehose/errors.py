@@ -22,6 +22,7 @@
     ├── StreamError                a stream cannot be administered
     │   ├── NoSuchStream             the stream does not exist
     │   └── StreamInUse              a listener is bound to the stream, or the server uses it itself
+    ├── InvalidPattern             a peer's pattern is empty, too long, or has too many stars
     ├── SubscriptionError          a named subscription cannot be used
     │   ├── NoSuchSubscription       the subscription does not exist
     │   ├── SubscriptionInUse        another consumer has the subscription, or had it last
@@ -171,6 +172,10 @@ class NoSuchStream(StreamError):
 
 class StreamInUse(StreamError):
     """A listener is bound to the stream by its settings, or the stream belongs to the server."""
+
+
+class InvalidPattern(FyrehoseError):
+    """The pattern of a peer is empty, longer than 255 bytes, or has more than 8 stars."""
 
 
 class SubscriptionError(FyrehoseError):

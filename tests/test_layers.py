@@ -25,6 +25,7 @@ SANS_IO = (
     "fyrehose.records",
     "fyrehose.errors",
     "fyrehose.options",
+    "fyrehose.patterns",
     "fyrehose.journal.format",
     "fyrehose.kernels*",
     "fyrehose.ndjson",
@@ -170,7 +171,7 @@ def test_only_programs_import_the_reactor(module: str) -> None:
 #: such as the command line, may import everything.
 LAYERS = (
     ("kernels", "lazy"),
-    ("errors", "extras", "records", "options", "identity", "interfaces", "ndjson", "ownlog", "observe"),
+    ("errors", "extras", "records", "options", "identity", "interfaces", "patterns", "ndjson", "ownlog", "observe"),
     ("journal", "core"),
     ("net",),
     ("web",),

@@ -24,7 +24,7 @@ from fyrehose.errors import ConfigError, FyrehoseError, JournalGap, MissingExtra
 from fyrehose.extras import ARROW
 from fyrehose.journal.offline.walk import Batch, Damaged, Log, walk
 from fyrehose.records import Run
-from fyrehose.spark.selection import EVERY, Selection, bounds
+from fyrehose.spark.selection import Selection, bounds
 
 #: Formats by the suffix of the file's name.
 FORMATS = {".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ndjson": "ndjson", ".jsonl": "ndjson"}
@@ -55,7 +55,7 @@ def selected(streams: tuple[str, ...], start: str | None, end: str | None) -> Se
     begin, stop = bounds(start, "--from"), bounds(end, "--to")
     if stop.time is not None:  # The bound excludes its time, but a selection includes it.
         stop = attrs.evolve(stop, time=stop.time - 1)
-    return Selection(patterns=streams or (EVERY,), start=begin, end=stop)
+    return Selection(patterns=streams or None, start=begin, end=stop)
 
 
 def format_of(path: Path, form: str | None) -> str:

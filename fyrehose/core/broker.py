@@ -25,7 +25,7 @@ from fyrehose.core.guard import Guard
 from fyrehose.core.named import NamedSubscriptions
 from fyrehose.core.once import STREAM as KEYS
 from fyrehose.core.once import PublishedOnce
-from fyrehose.core.quotas import STREAMS, NewStreams, PeerLimits, Subscriptions
+from fyrehose.core.quotas import STREAMS, NamedRoom, NewStreams, PeerLimits, Subscriptions
 from fyrehose.core.streams import UNLIMITED, StreamRules
 from fyrehose.errors import (
     Closed,
@@ -155,7 +155,8 @@ class Broker:
         self.subscriptions = Subscriptions(self.budget, self.limits.subscriptions)
         most = self.limits.streams or min(STREAMS, max(1, self.max_streams // 2))
         self._new_streams = NewStreams(self.limits, most, self.clock.seconds)
-        self.table = NamedSubscriptions(self.clock, self.journal, self.publish, self.budget, self.named_subscriptions)
+        room = NamedRoom(self.budget, self.named_subscriptions)
+        self.table = NamedSubscriptions(self.clock, self.journal, self.publish, room)
         self.once = PublishedOnce(self.journal, self.sequencer, self.budget)
         self.table.now = getattr(self.journal, "now", self.table.now)
         self.table.exists = lambda stream: stream in self._largest

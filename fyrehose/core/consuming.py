@@ -14,13 +14,14 @@ import attrs
 from twisted.internet.defer import Deferred, fail
 from zope.interface import implementer
 
-from fyrehose.core.named import NamedSubscriptions, matches
+from fyrehose.core.named import NamedSubscriptions
 from fyrehose.core.policy import EVERY
-from fyrehose.core.positions import Position
+from fyrehose.core.positions import Position, takes
 from fyrehose.core.subscription import Consumer, Named
 from fyrehose.errors import Forbidden, FyrehoseError, NoSuchSubscription, SubscriptionConflict
 from fyrehose.identity import Action
 from fyrehose.interfaces import FileLag, INamedSubscriptions
+from fyrehose.patterns import Pattern
 
 
 class PeerBroker(Protocol):
@@ -106,8 +107,8 @@ class Consuming:
             except NoSuchSubscription:
                 begin: int | Mapping[str, int] = self._begin(stream, after)
                 if pattern:
-                    matching = [each for each in self.table.journal.ends() if matches(stream, each)]
-                    begin = {each: self._begin(each, after) for each in matching}
+                    matching, ends = Pattern.of_peer(stream), self.table.journal.ends()
+                    begin = {each: self._begin(each, after) for each in ends if takes(matching, each)}
                 created = self.table.create(name, stream, begin, self.network)
                 return created.addCallback(lambda _: self.find(name, stream, pattern))
         except FyrehoseError as refusal:

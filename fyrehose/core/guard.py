@@ -22,7 +22,7 @@ from fyrehose.core.consuming import Consuming
 from fyrehose.core.fanout import Cursor, Owner
 from fyrehose.core.named import NamedSubscriptions
 from fyrehose.core.once import PublishedOnce
-from fyrehose.core.policy import EVERY, OPEN, Policy, Rule, covers
+from fyrehose.core.policy import OPEN, Policy, Rule
 from fyrehose.core.quotas import Subscriptions
 from fyrehose.errors import Forbidden
 from fyrehose.identity import Action, Identity, network_of
@@ -203,9 +203,10 @@ class Guarded:
         self.broker.subscriptions.release(self._network)
 
     def streams(self) -> Collection[str]:
-        patterns = [pattern for rule in self._applying() for pattern in rule.patterns(Action.SUBSCRIBE)]
-        every = self.broker.streams()
-        return every if EVERY in patterns else [stream for stream in every if covers(patterns, stream)]
+        rules, every = self._applying(), self.broker.streams()
+        if Action.SUBSCRIBE in self._everywhere:
+            return every
+        return [stream for stream in every if any(rule.covers(Action.SUBSCRIBE, stream) for rule in rules)]
 
     def watch_streams(self, created: Callable[[str], None]) -> Callable[[], None]:
         def permitted(stream: str) -> None:
@@ -258,7 +259,7 @@ class Guarded:
         """Return the rules of the policy that apply to this identity."""
         if self._rules is None:
             self._rules = self._guard.policy.rules_for(self.identity)
-            allowed = [action for action in Action if any(EVERY in rule.patterns(action) for rule in self._rules)]
+            allowed = [action for action in Action if any(rule.covers_every(action) for rule in self._rules)]
             self._everywhere = frozenset(allowed)
         return self._rules
 

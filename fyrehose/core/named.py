@@ -6,14 +6,14 @@ A position moves when that is durable, and not before.  While one change of a su
 ones wait and are written together.  Retention keeps what subscriptions have not acknowledged, see :meth:`unread`.
 
 A subscription of a pattern has one position in each stream that matches.  Streams that are created later are added, and
-their positions begin at 0, so a position is written only when it moves.
+their positions begin at 0, so a position is written only when it moves.  Each of them finds its subscriptions by an
+index, and room for it is counted, not summed.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,10 +25,9 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.core import positions
-from fyrehose.core.budget import Budget
 from fyrehose.core.lags import SubscriptionLags
-from fyrehose.core.policy import covers
 from fyrehose.core.positions import STREAM, Position
+from fyrehose.core.quotas import NamedRoom
 from fyrehose.core.subscription import Consumer, Named
 from fyrehose.errors import (
     FyrehoseError,
@@ -41,14 +40,13 @@ from fyrehose.errors import (
     TooManyNamedSubscriptions,
 )
 from fyrehose.interfaces import IJournal, JournalState, Unread
+from fyrehose.patterns import Pattern, PatternIndex
 from fyrehose.records import Run
 
 log = Logger()
 
 #: The largest valid ``named-subscriptions``: a checkpoint with all of them is one record.
 MOST_NAMED = 10_000
-#: The charges of a subscription, and of each stream of one of a pattern, to the memory budget, in bytes.
-ENTRY, PLACE = 2 << 10, 1 << 10
 #: Seconds between two looks at checkpoints and lags.
 CHECK = 1.0
 #: A checkpoint is written when the records behind the last one exceed this many bytes, and four times its own size.
@@ -62,7 +60,7 @@ class NamedSubscriptions:
     """All named subscriptions of a server.
 
     :ivar publish: publishes records of the server's own
-    :ivar most: the most subscriptions, and streams of subscriptions of patterns; one network may create half of them
+    :ivar room: counts subscriptions, and the streams of those of patterns
     :ivar exists: whether a stream exists, or is being created
     :ivar now: the wall clock, in microseconds since 1970 UTC
     """
@@ -70,12 +68,12 @@ class NamedSubscriptions:
     clock: IReactorTime
     journal: IJournal
     publish: Callable[[Sequence[Run]], Deferred[Any]]
-    budget: Budget
-    most: int = 1_000
+    room: NamedRoom
     exists: Callable[[str], bool] = attrs.field(default=lambda stream: False, kw_only=True)
     now: Callable[[], int] = attrs.field(default=lambda: time.time_ns() // 1000, kw_only=True)
     entries: dict[str, Named] = attrs.field(factory=dict, init=False)
     lags: SubscriptionLags = attrs.field(init=False)
+    _patterns: PatternIndex[Named] = attrs.field(factory=PatternIndex, init=False)
     _checkpoint: int = attrs.field(default=0, init=False)
     _checkpoint_size: int = attrs.field(default=0, init=False)
     _bytes_since: int = attrs.field(default=0, init=False)
@@ -101,11 +99,11 @@ class NamedSubscriptions:
             raise JournalCorrupt(f"the positions of named subscriptions cannot be read: {damage}") from damage
         now = self.now()
         for name, position in found.positions.items():
-            named = self.entries[name] = Named(name, position, position, position, active=now)
-            named.members = None if position.streams is None else set()
-            self._charge(named)
-        for stream in () if all(named.members is None for named in self.entries.values()) else self.journal.ends():
-            self.stream_created(stream)
+            members: set[str] | None = None if position.streams is None else set()
+            self._add(Named(name, position, position, position, active=now, members=members))
+        if any(named.pattern for named in self.entries.values()):
+            for stream in self.journal.ends():
+                self.stream_created(stream)
         self._checkpoint = found.checkpoint
         if found.missing:
             log.warn(
@@ -162,41 +160,59 @@ class NamedSubscriptions:
         named = self.entries.get(name)
         try:
             self._check_name(name)
-            self._check_room(name, creator, 1 + len(members or ()))
+            self.room.check(name, creator, 1 + len(members or ()))
             if named is not None and named.wanted is None and (members, named.members) != (None, None):
                 raise SubscriptionInUse(f"subscription {name!r} is being deleted; ask again")
         except FyrehoseError as refusal:
             return fail(refusal)
         if named is None:
-            named = self.entries[name] = Named(name, position, members=members)
-            self._charge(named)
+            named = self._add(Named(name, position, members=members))
         elif named.wanted is None:  # It is being deleted.
             named.wanted = position
+            self.room.count(named)
         named.active = self.now()
         self._start()
         return self._store(named).addCallback(lambda _: named)
 
+    def _add(self, named: Named) -> Named:
+        """Add *named* to the table."""
+        self.entries[named.name] = named
+        if named.members is not None and named.wanted is not None:
+            # A journal may have patterns beyond the bounds of peers, which cost no more than those of operators.
+            named.pattern = Pattern(named.wanted.stream)
+            self._patterns.add(named.pattern, named)
+        self.room.count(named)
+        return named
+
     def stream_created(self, stream: str) -> None:
         """Add *stream* to the subscriptions whose pattern it matches; their positions in it are 0."""
-        for named in self.entries.values():
+        if stream.startswith("."):
+            return  # see positions.takes
+        for named in self._patterns.covering(stream):
             wanted, members = named.wanted, named.members
-            if wanted is None or members is None or stream in members or not matches(wanted.stream, stream):
+            if wanted is None or members is None or stream in members:
                 continue
-            try:
-                if not wanted.last(stream):  # A position in the journal is not given up.
-                    self._check_room(named.name, wanted.creator, 1)
-            except TooManyNamedSubscriptions as refusal:
-                if not named.full:
-                    log.warn(
-                        "subscription {name!r} leaves out stream {stream!r}, and perhaps others: {why}",
-                        name=named.name,
-                        stream=stream,
-                        why=str(refusal),
-                    )
-                named.full = True
-                continue
-            members.add(stream)
-            self._charge(named)
+            # A position in the journal is not given up.
+            if wanted.last(stream) or self.room.has(wanted.creator, 1):
+                members.add(stream)
+                self.room.count(named)
+            else:
+                self._leave_out(named, wanted, stream)
+
+    def _leave_out(self, named: Named, wanted: Position, stream: str) -> None:
+        """Log that *named*, which has no room for *stream*, leaves it out, unless it has left out another one."""
+        if named.full:
+            return
+        named.full = True
+        try:
+            self.room.check(named.name, wanted.creator, 1)
+        except TooManyNamedSubscriptions as refusal:
+            log.warn(
+                "subscription {name!r} leaves out stream {stream!r}, and perhaps others: {why}",
+                name=named.name,
+                stream=stream,
+                why=str(refusal),
+            )
 
     def _check_name(self, name: str) -> None:
         if not _NAME.fullmatch(name) or name.endswith(".new"):
@@ -206,35 +222,6 @@ class NamedSubscriptions:
             )
         if name in {each.name for each in self.journal.keeper.subscriptions()}:
             raise SubscriptionInUse(f"a program that reads the journal's files has registered the name {name!r}")
-
-    def _check_room(self, name: str, creator: str, count: int) -> None:
-        """Check that *creator* may have *count* subscriptions more, or streams of subscriptions of patterns.
-
-        :raises TooManyNamedSubscriptions: it may not
-        """
-        used: Counter[str] = Counter()
-        for named in self.entries.values():
-            used["" if named.wanted is None else named.wanted.creator] += named.size
-        total = used.total()
-        if total + count > self.most or (creator and 2 * (used[creator] + count - 1) >= self.most):
-            raise TooManyNamedSubscriptions(
-                f"subscription {name!r} needs {count} more: the server has {total}, {used[creator]} of them by "
-                f"{creator or 'itself'}, where one of a pattern counts each of its streams, too; the limit is "
-                f"{self.most}, half of that for one address; delete some, or raise server.named-subscriptions"
-            )
-        if 2 * (self.budget.kept + ENTRY * count) > self.budget.limit:
-            raise TooManyNamedSubscriptions(
-                f"the memory budget has no room for subscription {name!r}; raise server.memory"
-            )
-
-    def _charge(self, named: Named) -> None:
-        """Charge the memory budget for *named*, as long as the budget has room."""
-        wanted = ENTRY + PLACE * (named.size - 1)
-        if wanted < named.charged:
-            self.budget.forget(named.charged - wanted)
-            named.charged = wanted
-        elif self.budget.keep(wanted - named.charged):
-            named.charged = wanted
 
     def settled(self, named: Named) -> Deferred[None]:
         """Return a Deferred that fires when no change of *named* is being written."""
@@ -413,12 +400,16 @@ class NamedSubscriptions:
         named.writing, named.wanted, named.appended = False, named.stored, named.stored
         if named.stored is None:
             self._forget(named)
+        else:
+            self.room.count(named)
         for each in waiting:
             each.errback(failure)
 
     def _forget(self, named: Named) -> None:
         if self.entries.pop(named.name, None) is not None:
-            self.budget.forget(named.charged)
+            self.room.forget(named)
+            if named.pattern is not None:
+                self._patterns.remove(named.pattern, named)
 
     def _not_noted(self, failure: Failure) -> None:
         failure.trap(PublishError)
@@ -450,7 +441,7 @@ class NamedSubscriptions:
         if gone and named.members is not None:
             named.members -= gone
             named.full = False
-            self._charge(named)
+            self.room.count(named)
             named.wanted = named.wanted and named.wanted.without(gone)
             named.stored = named.stored and named.stored.without(gone)
 
@@ -473,8 +464,3 @@ class NamedSubscriptions:
             log.warn("the positions of named subscriptions were not written: {why}", why=failure.getErrorMessage())
 
         self.publish([record]).addCallbacks(durable, refused)
-
-
-def matches(pattern: str, stream: str) -> bool:
-    """Return whether a subscription of *pattern* has a position in *stream*; it has none in the server's own."""
-    return not stream.startswith(".") and covers((pattern,), stream)

@@ -18,7 +18,7 @@
 
 A rule applies to a peer that meets all of its conditions; of a list, one match is enough.  Rules only allow; whatever
 no rule allows is refused.  In names and streams a ``*`` matches any text.  A stream whose name begins with a dot
-belongs to the server; it matches only patterns that begin with a dot, too.
+belongs to the server; it matches only patterns that begin with a dot, too (fyrehose/patterns.py).
 
     a file, an identity, an action, a stream -> allowed or not
 """
@@ -26,7 +26,7 @@ belongs to the server; it matches only patterns that begin with a dot, too.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from pathlib import Path
@@ -37,8 +37,9 @@ import attrs
 from fyrehose.errors import ConfigError
 from fyrehose.identity import Action, Identity
 from fyrehose.options import Network, read_toml
+from fyrehose.patterns import Pattern, compiled
 
-#: The pattern of all streams but the server's own.
+#: The pattern of all streams but the server's own; among keys, every key.
 EVERY = "*"
 #: The most rules: each is compared with each new peer, and more are probably a mistake.
 MAX_RULES = 1_000
@@ -53,13 +54,13 @@ class Rule:
     """Patterns of streams, and the conditions for peers to use them; an empty condition is always met."""
 
     networks: tuple[Network, ...] = ()
-    certificates: tuple[str, ...] = ()
+    certificates: tuple[Pattern, ...] = attrs.field(default=(), converter=compiled)
     keys: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()
-    publish: tuple[str, ...] = ()
-    subscribe: tuple[str, ...] = ()
-    consume: tuple[str, ...] = ()
-    administer: tuple[str, ...] = ()
+    publish: tuple[Pattern, ...] = attrs.field(default=(), converter=compiled)
+    subscribe: tuple[Pattern, ...] = attrs.field(default=(), converter=compiled)
+    consume: tuple[Pattern, ...] = attrs.field(default=(), converter=compiled)
+    administer: tuple[Pattern, ...] = attrs.field(default=(), converter=compiled)
 
     def meets(self, identity: Identity, proofs: Collection[str] = ()) -> bool:
         """Return whether *identity* meets all conditions; the cheapest conditions are checked first.
@@ -72,19 +73,23 @@ class Rule:
             return False
         certified = not self.certificates or "certificate" in proofs
         if not certified and not any(
-            _pattern(pattern).fullmatch(name) for pattern in self.certificates for name in identity.certificates
+            pattern.matches(name) for pattern in self.certificates for name in identity.certificates
         ):
             return False
         return not self.networks or in_networks(identity.host, self.networks)
 
     def covers(self, action: Action, stream: str) -> bool:
         """Return whether the rule allows *action* on *stream*."""
-        return covers(self.patterns(action), stream)
+        return any(pattern.covers(stream) for pattern in self.patterns(action))
 
-    def patterns(self, action: Action) -> tuple[str, ...]:
+    def covers_every(self, action: Action) -> bool:
+        """Return whether the rule allows *action* on every stream but the server's own."""
+        return any(pattern.everything for pattern in self.patterns(action))
+
+    def patterns(self, action: Action) -> tuple[Pattern, ...]:
         """Return the patterns of the streams on which the rule allows *action*."""
-        patterns: tuple[str, ...] = getattr(self, action.value)
-        return patterns
+        found: tuple[Pattern, ...] = getattr(self, action.value)
+        return found
 
 
 @attrs.frozen
@@ -107,7 +112,7 @@ class Policy:
 
     def allows_every(self, identity: Identity, action: Action) -> bool:
         """Return whether one rule allows *identity* to do *action* on every stream but the server's own."""
-        return any(EVERY in rule.patterns(action) for rule in self.rules_for(identity))
+        return any(rule.covers_every(action) for rule in self.rules_for(identity))
 
     def rules_for(self, identity: Identity) -> tuple[Rule, ...]:
         """Return the rules whose conditions *identity* meets."""
@@ -131,12 +136,6 @@ LOOPBACK = Policy(
 )
 
 
-def covers(patterns: Sequence[str], stream: str) -> bool:
-    """Return whether *stream* matches one of *patterns*; if it begins with a dot, the pattern must, too."""
-    own = stream.startswith(".")
-    return any((not own or pattern.startswith(".")) and _pattern(pattern).fullmatch(stream) for pattern in patterns)
-
-
 def in_networks(host: str, networks: tuple[Network, ...]) -> bool:
     """Return whether the address *host* is in one of *networks*."""
     address = _address(host)
@@ -150,11 +149,6 @@ def _address(host: str) -> IPv4Address | IPv6Address | None:
     except ValueError:
         return None
     return getattr(address, "ipv4_mapped", None) or address
-
-
-@lru_cache(4096)
-def _pattern(pattern: str) -> re.Pattern[str]:
-    return re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL)
 
 
 def load(path: Path) -> Policy:

@@ -20,6 +20,7 @@ from typing import Any
 import attrs
 
 from fyrehose import ownlog
+from fyrehose.patterns import Pattern
 from fyrehose.records import LAST_SEQ, Run
 
 #: The stream of the positions, and the source of its records.
@@ -86,6 +87,11 @@ class SavedPositions:
     positions: dict[str, Position]
     checkpoint: int = 0
     missing: int = 0
+
+
+def takes(pattern: Pattern, stream: str) -> bool:
+    """Return whether a subscription of *pattern* has a position in *stream*; it has none in the server's own."""
+    return not stream.startswith(".") and pattern.covers(stream)
 
 
 def pack(changes: Mapping[str, Position | None], since: int | None) -> Run:

@@ -1,9 +1,10 @@
 """Quotas of peers: the streams that one peer may create, and the subscriptions that one address may have.
 
-    publish into new streams  -> NewStreams.charge              -> TooManyStreamsFromPeer, NewStreamRateExceeded
-    subscribe, unsubscribe    -> Subscriptions.take, .release   -> TooManySubscriptions
+    publish into new streams     -> NewStreams.charge              -> TooManyStreamsFromPeer, NewStreamRateExceeded
+    subscribe, unsubscribe       -> Subscriptions.take, .release   -> TooManySubscriptions
+    create named subscriptions   -> NamedRoom.check, .count        -> TooManyNamedSubscriptions
 
-Both count an address by its network (:func:`~fyrehose.identity.network_of`).  The server itself has no quota.  Nor do
+All count an address by its network (:func:`~fyrehose.identity.network_of`).  The server itself has no quota.  Nor do
 the backbone and the event bus, which use one stream for all of their peers.
 """
 
@@ -16,7 +17,13 @@ from math import ceil
 import attrs
 
 from fyrehose.core.budget import Budget
-from fyrehose.errors import NewStreamRateExceeded, TooManyStreamsFromPeer, TooManySubscriptions
+from fyrehose.core.subscription import Named
+from fyrehose.errors import (
+    NewStreamRateExceeded,
+    TooManyNamedSubscriptions,
+    TooManyStreamsFromPeer,
+    TooManySubscriptions,
+)
 from fyrehose.identity import Identity, network_of
 
 #: The most streams that one peer may create, unless half of ``max_streams`` is less.
@@ -25,6 +32,8 @@ STREAMS = 10_000
 MOST_PEERS = 10_000
 #: The charge of one subscription to the memory budget, in bytes; measured with Figg, including the topic's name.
 SUBSCRIPTION = 768
+#: The charges of a named subscription, and of each stream of one of a pattern, in bytes.
+ENTRY, PLACE = 2 << 10, 1 << 10
 
 
 @attrs.frozen(kw_only=True)
@@ -154,6 +163,76 @@ class Subscriptions:
         self._counts[network] -= 1
         if not self._counts[network]:
             del self._counts[network]
+
+
+@attrs.define(eq=False)
+class NamedRoom:
+    """Counts named subscriptions and the streams of those of patterns, and charges them to the memory budget.
+
+    Every change is counted when it happens, so that nothing is ever summed.
+
+    :ivar most: the most of both together; one network may create half of them
+    """
+
+    budget: Budget
+    most: int
+    total: int = attrs.field(default=0, init=False)
+    _counts: dict[str, int] = attrs.field(factory=dict, init=False)
+
+    def has(self, creator: str, count: int) -> bool:
+        """Return whether *creator* may have *count* more.
+
+        :param creator: a network; empty: the server itself
+        """
+        if self.total + count > self.most or 2 * (self.budget.kept + ENTRY * count) > self.budget.limit:
+            return False
+        return not creator or 2 * (self._counts.get(creator, 0) + count - 1) < self.most
+
+    def check(self, name: str, creator: str, count: int) -> None:
+        """Check that *creator* may have *count* more, which subscription *name* needs.
+
+        :raises TooManyNamedSubscriptions: it may not
+        """
+        if self.has(creator, count):
+            return
+        if self.has("", count) or self.total + count > self.most:
+            raise TooManyNamedSubscriptions(
+                f"subscription {name!r} needs {count} more: the server has {self.total}, "
+                f"{self._counts.get(creator, 0)} of them by {creator or 'itself'}, where one of a pattern counts each "
+                f"of its streams, too; the limit is {self.most}, half of that for one address; delete some, or raise "
+                "server.named-subscriptions"
+            )
+        raise TooManyNamedSubscriptions(f"the memory budget has no room for subscription {name!r}; raise server.memory")
+
+    def count(self, named: Named) -> None:
+        """Count *named* as it is now, and charge the memory budget for it, as long as the budget has room.
+
+        A subscription that is being deleted counts for its creator until it is forgotten.
+        """
+        if named.wanted is not None and named.wanted.creator != named.creator:
+            self._add(named.creator, -named.counted)
+            named.creator, named.counted = named.wanted.creator, 0
+        size = named.size
+        self._add(named.creator, size - named.counted)
+        named.counted = size
+        wanted = ENTRY + PLACE * (size - 1)
+        if wanted < named.charged:
+            self.budget.forget(named.charged - wanted)
+            named.charged = wanted
+        elif self.budget.keep(wanted - named.charged):
+            named.charged = wanted
+
+    def forget(self, named: Named) -> None:
+        """Forget *named*, which was deleted."""
+        self._add(named.creator, -named.counted)
+        self.budget.forget(named.charged)
+        named.counted = named.charged = 0
+
+    def _add(self, creator: str, count: int) -> None:
+        self.total += count
+        left = self._counts[creator] = self._counts.get(creator, 0) + count
+        if not left:
+            del self._counts[creator]
 
 
 def _keys(identity: Identity) -> list[tuple[str, str]]:

@@ -19,8 +19,8 @@ from typing import Any
 
 import attrs
 
-from fyrehose.core.policy import covers
 from fyrehose.options import LONGEST, duration, size
+from fyrehose.patterns import Pattern, compiled
 from fyrehose.records import MAX_PAYLOAD
 
 #: The most tables: each is compared with the name of each new stream, and more are probably a mistake.
@@ -40,14 +40,14 @@ class StreamRule:
     :ivar new_streams: True if peers may create such a stream; None: not set
     """
 
-    names: tuple[str, ...]
+    names: tuple[Pattern, ...] = attrs.field(converter=compiled)
     keep_age: float | None = None
     max_payload: int | None = None
     new_streams: bool | None = None
 
     def covers(self, stream: str) -> bool:
         """Return whether one of the patterns matches *stream*."""
-        return covers(self.names, stream)
+        return any(pattern.covers(stream) for pattern in self.names)
 
 
 @attrs.frozen

@@ -10,6 +10,7 @@ from twisted.internet.defer import Deferred
 
 from fyrehose.core.positions import Position
 from fyrehose.errors import NoSuchSubscription, SubscriptionError
+from fyrehose.patterns import Pattern
 
 
 class Consumer(Protocol):
@@ -28,6 +29,7 @@ class Named:
     :ivar appended: the state that was passed to the journal last
     :ivar consumer: the present consumer; None: there is none
     :ivar active: when a consumer last used it or had nothing left to read, in microseconds since 1970 UTC
+    :ivar pattern: the pattern of its streams; None: it is one of a single stream
     :ivar members: the streams that match its pattern; None: it is one of a single stream
     :ivar oldest: number and time of the oldest record that is not acknowledged, by stream, when it was last looked up
     """
@@ -38,10 +40,14 @@ class Named:
     appended: Position | None = None
     consumer: Consumer | None = None
     active: int = 0
+    pattern: Pattern | None = None
     members: set[str] | None = None
     oldest: dict[str, tuple[int, int]] = attrs.field(factory=dict)
     writing: bool = False
-    #: what the memory budget was charged for it, in bytes
+    #: the network that it counts for, its size when it was counted last, and what the memory budget was charged for it,
+    #: in bytes (see NamedRoom)
+    creator: str = ""
+    counted: int = 0
     charged: int = 0
     #: whether a stream that matches was left out, because there are too many
     full: bool = False

@@ -155,8 +155,9 @@ class Planner:
         """Return the selected streams of a segment; None if they are more than :data:`FOLLOWED`."""
         selected = self.selection.streams
         named = sorted(selected) if selected is not None else None
-        if named is None and all(not set("*?[") & set(pattern) for pattern in self.selection.patterns):
-            named = sorted(set(self.selection.patterns))
+        patterns = self.selection.patterns
+        if named is None and patterns is not None and all(pattern.exact for pattern in patterns):
+            named = sorted({pattern.text for pattern in patterns})
         streams: list[str] = []
         for stream in index.streams() if named is None else named:
             if self.selection.wants(stream):

@@ -1,6 +1,6 @@
 """Selection of records by streams, numbers and times, parsed from the options of the data source.
 
-streams    a shell pattern (``log.*``), or a JSON list of patterns
+streams    a pattern (``log.*``), or a JSON list of patterns; without it, all streams, also the server's own
 start      ``earliest``, ``latest``, a number, {"stream": number, "*": number}, or a time
 end        the same; a number is included, a time is excluded
 """
@@ -8,17 +8,16 @@ end        the same; a number is included, a time is excluded
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from fnmatch import translate
-from functools import lru_cache
 
 import attrs
 
 from fyrehose.errors import ConfigError
+from fyrehose.patterns import Pattern, compiled
 from fyrehose.records import LAST_SEQ
 
+#: The number of this name is for all streams that are not named.
 EVERY = "*"
 #: Most digits of a number; longer texts are not parsed as numbers.
 _DIGITS = 20
@@ -40,11 +39,11 @@ class Bounds:
 class Selection:
     """The selected records; by default all.
 
-    :ivar patterns: a stream must match one of them
+    :ivar patterns: one of them must cover a stream; None: all streams are selected, also the server's own
     :ivar streams: if set, a stream must also be one of these
     """
 
-    patterns: tuple[str, ...] = (EVERY,)
+    patterns: tuple[Pattern, ...] | None = attrs.field(default=None, converter=attrs.converters.optional(compiled))
     streams: frozenset[str] | None = None
     start: Bounds = attrs.field(factory=Bounds)
     end: Bounds = attrs.field(factory=Bounds)
@@ -52,13 +51,13 @@ class Selection:
     @property
     def everything(self) -> bool:
         """Return True if all streams are selected."""
-        return self.streams is None and EVERY in self.patterns
+        return self.streams is None and self.patterns is None
 
     def wants(self, stream: str) -> bool:
         """Return True if ``stream`` is selected."""
         if self.streams is not None and stream not in self.streams:
             return False
-        return EVERY in self.patterns or any(_pattern(pattern).match(stream) for pattern in self.patterns)
+        return self.patterns is None or any(pattern.covers(stream) for pattern in self.patterns)
 
     def seqs(self, stream: str) -> tuple[int, int]:
         """Return the first and the last selected number of ``stream``."""
@@ -89,13 +88,13 @@ def selection(streams: str | None, start: str | None, end: str | None) -> Select
     return Selection(patterns=patterns(streams), start=bounds(start, "start"), end=after)
 
 
-def patterns(text: str | None) -> tuple[str, ...]:
-    """Parse the option ``streams``.
+def patterns(text: str | None) -> tuple[str, ...] | None:
+    """Parse the option ``streams``; None stands for all streams.
 
     :raises ConfigError: the option is a list, but not of patterns
     """
     if not text:
-        return (EVERY,)
+        return None
     if not text.startswith("["):
         return (text,)
     try:
@@ -135,8 +134,3 @@ def microseconds(when: datetime) -> int:
     """Return a time in microseconds since 1970 UTC; a time without a zone is UTC."""
     since = (when if when.tzinfo else when.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
     return since.days * 86_400_000_000 + since.seconds * 1_000_000 + since.microseconds
-
-
-@lru_cache(1024)
-def _pattern(pattern: str) -> re.Pattern[str]:
-    return re.compile(translate(pattern), re.DOTALL)

@@ -193,8 +193,10 @@ def of_journal(
     if stop is not None:
         reader = reader.option("endPosition", stop)
     if streams is not None:
-        reader = reader.option("streams", json.dumps([escaped(stream) for stream in streams]))
-    return reader.load(journal).withColumns({"server": f.lit(server), "date": day("time")}).select(*COLUMNS)
+        reader = reader.option("streams", json.dumps(streams))
+    found = reader.load(journal).withColumns({"server": f.lit(server), "date": day("time")}).select(*COLUMNS)
+    # A star in a name stands for any text in a pattern, so others may match.
+    return found.where(f.col("stream").isin(list(streams))) if streams and "*" in "".join(streams) else found
 
 
 def day(time: str) -> Column:
@@ -202,8 +204,3 @@ def day(time: str) -> Column:
     from pyspark.sql import functions as f
 
     return f.expr(f"date_from_unix_date(cast(unix_micros(`{time}`) div 86400000000 as int))")
-
-
-def escaped(stream: str) -> str:
-    """Return a pattern that matches this name and no other."""
-    return "".join(f"[{c}]" if c in "*?[" else c for c in stream)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fyrehose.errors import ConfigError
 from fyrehose.journal.offline.places import place
+from fyrehose.patterns import Pattern
 from fyrehose.spark import tables
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ def catalog(
     other characters than letters, digits and ``_`` need backquotes: ``streams.`web.access```.
 
     :param lake, journal, gaps: as in :func:`fyrehose.spark.table`
-    :param match: a shell pattern of streams; the server's own, whose names begin with a dot, have to be matched by it
-        with their dot
+    :param match: a pattern of streams, in which ``*`` stands for any text; the server's own, whose names begin with a
+        dot, match only a pattern that begins with a dot, too
     :return: the names of the streams that have a view
     :raises ConfigError: the session has another name for the database of such views
     :raises JournalError: the lake does not exist, or its log is damaged
@@ -53,7 +53,7 @@ def catalog(
     names = set() if target is None else target.streams()
     if journal is not None:
         names |= streams_of(place(journal))
-    names = {name for name in names if fnmatchcase(name, match) and name.startswith(".") == match.startswith(".")}
+    names = set(filter(Pattern(match).covers, names))
     # Spark compares names of views without regard to case.
     same = Counter(name.lower() for name in names)
     doubtful = sorted(name for name in names if same[name.lower()] > 1)

@@ -140,8 +140,8 @@ def test_verdicts_are_cached_and_bounded() -> None:
         def rules_for(self, identity: Identity) -> Any:
             return (self,)
 
-        def patterns(self, action: Action) -> tuple[str, ...]:
-            return ("in.*",)
+        def covers_every(self, action: Action) -> bool:
+            return False
 
         def covers(self, action: Action, stream: str) -> bool:
             asked.append(stream)

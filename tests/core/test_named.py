@@ -9,8 +9,9 @@ import pytest
 from twisted.internet.task import Clock
 
 from fyrehose.core.broker import Broker
-from fyrehose.core.named import CHECK, CHECKPOINT, ENTRY
+from fyrehose.core.named import CHECK, CHECKPOINT
 from fyrehose.core.positions import STREAM
+from fyrehose.core.quotas import ENTRY
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.core.subscription import Named
 from fyrehose.errors import (

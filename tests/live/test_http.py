@@ -153,6 +153,19 @@ def test_tail_by_http_continues_a_named_subscription(start: Any) -> None:
     assert json.loads(shown)["position"] == 100
 
 
+def test_a_pattern_that_would_never_end_is_refused_and_the_server_goes_on(start: Any) -> None:
+    server = start(*HTTP)
+    url = f"http://127.0.0.1:{server.port('http')}/streams"
+    curl("-d", "x", f"{url}/logs.web")
+    for asked in ("?", "/*/live?", "/*?subscription=s&"):
+        status = curl("-o", os.devnull, "-w", "%{http_code}", f"{url}{asked}match={'*' * 1_000}!")
+        assert status == b"400"
+        followed = curl("-g", "-I", f"{url}{asked}match={'*l' * 8}!")
+        assert followed.startswith(b"HTTP/1.1 200 ")
+    assert lines(curl(f"{url}/logs.web"))[0]["payload"] == "x"
+    assert server.stop() == 0
+
+
 def test_tail_of_a_pattern_follows_streams_that_are_created_later(start: Any) -> None:
     server = start(*HTTP)
     url = f"http://127.0.0.1:{server.port('http')}/streams"

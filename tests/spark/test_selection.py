@@ -12,14 +12,14 @@ from fyrehose.spark.selection import Bounds, Selection, bounds, patterns, select
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (None, ("*",)),
-        ("", ("*",)),
+        (None, None),
+        ("", None),
         ("log.*", ("log.*",)),
         ("[ab]*", ("[ab]*",)),
         ('["log.*", "audit"]', ("log.*", "audit")),
     ],
 )
-def test_patterns(text: str | None, expected: tuple[str, ...]) -> None:
+def test_patterns(text: str | None, expected: tuple[str, ...] | None) -> None:
     assert patterns(text) == expected
 
 
@@ -69,3 +69,10 @@ def test_a_stream_has_to_match_and_to_be_named() -> None:
     assert Selection().everything
     assert not chosen.everything
     assert Selection(patterns=("x*",)).wants("x\ny")
+    assert not Selection(patterns=("[x]",)).wants("x")
+
+
+def test_without_patterns_all_streams_are_selected_and_with_them_not_those_of_the_server() -> None:
+    for chosen, wanted in ((selection(None, None, None), True), (selection("*", None, None), False)):
+        assert (chosen.wants(".own"), chosen.wants("x"), chosen.everything) == (wanted, True, wanted)
+    assert selection('["a", ".*"]', None, None).wants(".own")

@@ -9,6 +9,7 @@
     deaf-subs      subscribers of the event bus that never read, of events of 1 MiB
     deaf-dealers   clients of the event bus that ask for everything and never read it
     refusals       connections that are refused for what they say, and come back at once
+    patterns       named subscriptions of patterns, lists by the worst patterns, and streams that nearly match them
 
 An attack says what it did, and what it may not have been able to do.
 """
@@ -25,6 +26,7 @@ import struct
 import time
 import uuid
 from collections.abc import Callable
+from http.client import HTTPConnection
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -348,6 +350,31 @@ def refusals(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
     )
 
 
+def patterns(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
+    peer = HTTPConnection("127.0.0.1", ports["http"], timeout=PATIENCE, source_address=(address, 0))
+    counts: dict[int, int] = {}
+
+    def ask(method: str, target: str, body: bytes | None = None) -> int:
+        peer.request(method, target, body)
+        answer = peer.getresponse()
+        answer.read()
+        counts[answer.status] = counts.get(answer.status, 0) + 1
+        return answer.status
+
+    wrong: list[str] = []
+    number = 0
+    while not stopped(0):
+        ask("POST", f"/streams/{'a' * 200}.{number}", b"x")
+        ask("GET", f"/streams/*?match={'a*' * (1 + number % 7)}&subscription=near{number}&limit=0")
+        ask("GET", f"/streams/*?match={'*a' * (1 + number % 7)}{number}!&subscription=far{number}&limit=0")
+        ask("GET", f"/streams?match={'*a' * 8}b&limit=1")
+        if ask("GET", f"/streams?match={'*' * 1_000}!") != 400:
+            wrong = ["a pattern beyond the bounds was not refused"]
+        number += 1
+    peer.close()
+    return f"answers by status: {counts}", wrong
+
+
 ATTACKS: dict[str, Callable[[dict[str, int], str, Stopped], Said]] = {
     "trickle": trickle,
     "streams": streams,
@@ -358,4 +385,5 @@ ATTACKS: dict[str, Callable[[dict[str, int], str, Stopped], Said]] = {
     "deaf-subs": deaf_subs,
     "deaf-dealers": deaf_dealers,
     "refusals": refusals,
+    "patterns": patterns,
 }

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fyrehose.core import positions
-from fyrehose.core.policy import covers
-from fyrehose.core.positions import STREAM, Position
+from fyrehose.core.positions import STREAM, Position, takes
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal.offline.dump import batches
 from fyrehose.journal.offline.view import look
 from fyrehose.journal.subscriptions import registered
+from fyrehose.patterns import Pattern
 from fyrehose.records import Run
 
 
@@ -55,7 +55,8 @@ def _described(name: str, position: Position, ends: Mapping[str, int]) -> dict[s
     streams = [position.stream]
     place: dict[str, object] = {"kind": "stream", "position": position.seq}
     if position.streams is not None:
-        streams = [each for each in ends if not each.startswith(".") and covers((position.stream,), each)]
+        pattern = Pattern(position.stream)
+        streams = [each for each in ends if takes(pattern, each)]
         place = {"kind": "pattern", "streams": len(streams)}
     lag = sum(max(0, ends.get(each, 0) - position.last(each)) for each in streams)
     return {"name": name, "stream": position.stream, **place, "lag": lag, "active": position.time}

@@ -16,9 +16,9 @@ from twisted.logger import Logger
 from zope.interface import implementer
 
 from fyrehose import ndjson
-from fyrehose.core.policy import covers
 from fyrehose.errors import Closed, Forbidden
 from fyrehose.interfaces import ISink, ISubscription
+from fyrehose.patterns import Pattern
 from fyrehose.protocols.http.answers import AnsweredConnection, LiveAnswer
 from fyrehose.protocols.http.session import EVENTS, PROTOCOL
 from fyrehose.records import Delivery, Run
@@ -60,7 +60,7 @@ class _Part:
 class PatternAnswer(LiveAnswer):
     """Sends the new records of every stream that matches *pattern*; it is its own subscription to all of them."""
 
-    def __init__(self, connection: AnsweredConnection, pattern: str) -> None:
+    def __init__(self, connection: AnsweredConnection, pattern: Pattern) -> None:
         super().__init__(connection, unnumbered)
         self._pattern = pattern
         self._place: Callable[[str], int | None] | None = None
@@ -82,7 +82,7 @@ class PatternAnswer(LiveAnswer):
         broker = self.connection.broker
         self._place = place
         try:
-            for stream in [name for name in broker.streams() if covers((self._pattern,), name)]:
+            for stream in list(filter(self._pattern.covers, broker.streams())):
                 self._add(stream, None)
         except Forbidden:
             self._end_parts()
@@ -117,7 +117,7 @@ class PatternAnswer(LiveAnswer):
     # Internals.
 
     def _created(self, stream: str) -> None:
-        if stream in self._parts or not covers((self._pattern,), stream):
+        if stream in self._parts or not self._pattern.covers(stream):
             return
         try:
             self._add(stream, 0)

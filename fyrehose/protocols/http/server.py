@@ -23,7 +23,6 @@ from twisted.python.failure import Failure
 
 from fyrehose import errors
 from fyrehose.core.ends import Ends
-from fyrehose.core.policy import covers
 from fyrehose.errors import FyrehoseError
 from fyrehose.identity import digest
 from fyrehose.interfaces import IBroker
@@ -62,6 +61,7 @@ from fyrehose.web.session import RequestHead, RequestRefused
 #: The HTTP status for each error of the broker; 503 for all others.
 _STATUS: dict[type[FyrehoseError], int] = {
     errors.InvalidName: 400,
+    errors.InvalidPattern: 400,
     errors.PayloadTooLarge: 413,
     errors.Forbidden: 403,
     errors.TooManyStreams: 507,
@@ -215,7 +215,7 @@ class HttpProtocol(WebProtocol):
     def on_list(self, event: List) -> None:
         """List streams in the order of their creation, those that the peer may read."""
         self._authenticate(event.request)
-        matching = [stream for stream in self.broker.streams() if covers((event.pattern,), stream)]
+        matching = list(filter(event.pattern.covers, self.broker.streams()))
         names = matching[event.page * event.limit : (event.page + 1) * event.limit]
         listing = Listing(self.broker, self.timers, self.ends, names, self.now).start()
 
@@ -337,7 +337,7 @@ class HttpProtocol(WebProtocol):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         """Answer with the events of all streams that match, see :meth:`PatternAnswer.follow`."""
-        answer = PatternAnswer(self, event.stream)
+        answer = PatternAnswer(self, event.pattern)
         answer.follow(place, headers)
         self._streamed = answer
         self.proceed()

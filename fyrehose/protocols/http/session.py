@@ -20,6 +20,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
+from fyrehose.errors import InvalidPattern
+from fyrehose.patterns import Pattern
 from fyrehose.protocols.http.bodies import Body, LineBody, TooLarge, Whole
 from fyrehose.protocols.http.managing import LARGEST, Manage, allowed, manage, with_body
 from fyrehose.records import LAST_SEQ, MAX_NAME
@@ -127,14 +129,14 @@ class List:
     """List the streams that match *pattern*: page *page* (from 0) of *limit* streams."""
 
     request: RequestHead
-    pattern: str
+    pattern: Pattern
     limit: int
     page: int
 
 
 @attrs.frozen(slots=True, kw_only=True)
 class Follow:
-    """Follow all streams that match the pattern *stream*, from now on, or behind the positions of a subscription.
+    """Follow all streams that match *pattern*, from now on, or behind the positions of a subscription.
 
     :ivar after: where the subscription begins in each stream if it is new; None: with new records
     :ivar subscription: the named subscription; None: none
@@ -142,10 +144,15 @@ class Follow:
     """
 
     request: RequestHead
-    stream: str
+    pattern: Pattern
     after: int | None = None
     subscription: str | None = None
     takeover: bool = False
+
+    @property
+    def stream(self) -> str:
+        """The text of the pattern, by which its subscription is known."""
+        return self.pattern.text
 
 
 @attrs.frozen(slots=True, kw_only=True)
@@ -318,15 +325,15 @@ class HttpSession(WebSession):
             return self._refuse_body(request)
         try:
             numbers = _numbers(request, {"limit": MOST_LISTED, "page": MOST_PAGES}, ("match",))
-        except ValueError as error:
+            pattern = Pattern.of_peer(request.query.get("match", "*"))
+        except (ValueError, InvalidPattern) as error:
             return self.refuse(400, "bad-query", str(error))
-        pattern = request.query.get("match", "*")
         limit, page = numbers.get("limit", MOST_LISTED), numbers.get("page", 0)
         return (List(request=request, pattern=pattern, limit=limit, page=page),)
 
     def _get_matching(self, request: RequestHead, live: bool) -> Iterable[object]:
-        pattern, subscription = request.query["match"], request.query.get("subscription")
-        if self._stream != "*" or not pattern or not (live or subscription):
+        subscription = request.query.get("subscription")
+        if self._stream != "*" or not request.query["match"] or not (live or subscription):
             detail = (
                 "match needs a pattern such as logs.*, and the path /streams/*/live, or /streams/* and subscription"
             )
@@ -335,16 +342,19 @@ class HttpSession(WebSession):
         known |= {} if live else {"limit": MOST_RECORDS, "wait": LONGEST_WAIT}
         try:
             numbers = _numbers(request, known, ("match", "subscription"))
-        except ValueError as error:
+            pattern = Pattern.of_peer(request.query["match"])
+        except (ValueError, InvalidPattern) as error:
             return self.refuse(400, "bad-query", str(error))
         takeover = bool(numbers.get("takeover"))
         if live:
             after = max(0, numbers["from"] - 1) if "from" in numbers else None
-            return (Follow(request=request, stream=pattern, after=after, subscription=subscription, takeover=takeover),)
+            return (
+                Follow(request=request, pattern=pattern, after=after, subscription=subscription, takeover=takeover),
+            )
         return (
             Read(
                 request=request,
-                stream=pattern,
+                stream=pattern.text,
                 first=numbers.get("from", 0),
                 limit=numbers.get("limit", RECORDS),
                 subscription=subscription,

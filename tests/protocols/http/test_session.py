@@ -173,7 +173,7 @@ def test_get_reads_records(target: str, first: int, limit: int) -> None:
 def test_get_lists_streams() -> None:
     (listed,) = make().receive_data(request("GET /streams?limit=1000&page=10000000&match=a*"))
     assert isinstance(listed, List)
-    assert (listed.pattern, listed.limit, listed.page) == ("a*", 1_000, 10_000_000)
+    assert (listed.pattern.text, listed.limit, listed.page) == ("a*", 1_000, 10_000_000)
 
 
 @pytest.mark.parametrize(
