@@ -237,6 +237,11 @@ def test_target_in_absolute_form_replaces_the_host_header(target: str) -> None:
         ("GET /?%ff=1 HTTP/1.1\r\nHost: x", 400),
         ("GET /?" + "&".join("a" * 30) + " HTTP/1.1\r\nHost: x", 400),
         ("GET / HTTP/1.1\r\nHost: x\r\nAuthorization: a\r\nAuthorization: b", 400),
+        pytest.param(
+            "POST / HTTP/1.1\r\nHost: x\r\nIdempotency-Key: a\r\nidempotency-key: b",
+            400,
+            marks=pytest.mark.xfail(strict=True, reason="the last key counts"),
+        ),
         ("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked", 400),
         ("GET / HTTP/1.1\r\nHost: x\r\nX: " + "y" * MAX_HEAD, 431),
         ("GET /" + "y" * MAX_HEAD + " HTTP/1.1\r\nHost: x", 431),
@@ -272,6 +277,58 @@ def test_invalid_http_breaks_the_connection(data: bytes, status: int) -> None:
     assert session.over
     assert session.receive_data(GET) == []
     assert session.expected == 0
+
+
+#: Heads that two parsers may read differently, and what is wrong with each.
+AMBIGUOUS = {
+    b"GET / HTTP/1.1\nHost: x\r\n\r\n": "bare LF",
+    b"GET / HTTP/1.1\r\nHost: x\n\r\n": "bare LF",
+    b"GET / HTTP/1.1\r\nHost: x\r\n\n": "bare LF",
+    b"GET / HTTP/1.1\r\nHost: x\r\nA: b\nContent-Length: 3\r\n\r\nabc": "bare LF",
+    b"GET / HTTP/1.1\r\nHost: x\r\nA: b\r\n c\r\n\r\n": "continues the line before it",
+    b"GET / HTTP/1.1\r\nHost: x\r\nA:\r\n\tb\r\n\r\n": "continues the line before it",
+    b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length:\r\n 3\r\n\r\nabc": "continues the line before it",
+}
+
+
+@pytest.mark.xfail(strict=True, reason="h11 accepts LF alone as the end of a line, and lines that are folded")
+@pytest.mark.parametrize("data", AMBIGUOUS)
+@pytest.mark.parametrize("before", [b"", POST], ids=["first", "second"])
+def test_a_head_that_parsers_read_differently_is_refused_however_it_is_cut(data: bytes, before: bytes) -> None:
+    for chunks in every_chunking(before + data):
+        session, events = Echo(), []
+        for chunk in chunks:
+            events += session.receive_data(chunk)
+            while session.between_requests:
+                events += session.next_events()
+        assert isinstance(events[-1], Broken)
+        assert sum(isinstance(event, RequestHead) for event in events) == bool(before)
+        said = sent(session).split(b"HTTP/1.1 ")[-1]
+        assert said.startswith(b"400 ")
+        assert AMBIGUOUS[data].encode() in said
+        assert session.over
+
+
+def test_lines_of_a_body_may_end_in_any_way() -> None:
+    body = b"a\nb\r\n c\n\td\n\n"
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    for chunks in every_chunking(head + body):
+        session = Echo()
+        events = [event for chunk in chunks for event in session.receive_data(chunk)]
+        assert events[-1] == body
+
+
+@pytest.mark.xfail(strict=True, reason="h11 reads chunks of HTTP/1.0, which does not have them")
+@pytest.mark.parametrize("headers", ["", "Connection: keep-alive\r\n"])
+def test_a_chunked_body_of_http_1_0_is_refused_and_not_read(headers: str) -> None:
+    session = Echo()
+    head = f"POST / HTTP/1.0\r\nHost: x\r\n{headers}Transfer-Encoding: chunked\r\n\r\n".encode()
+    (event,) = session.receive_data(head + b"3\r\nabc\r\n0\r\n\r\n" + GET)
+    assert isinstance(event, RequestRefused)
+    assert event.status == 400
+    assert answer(session)[0] == 400
+    assert session.over
+    assert session.next_events() == []
 
 
 def test_truncated_body_breaks_the_connection() -> None:
