@@ -9,6 +9,7 @@ A refusal is an answer with a status and ``{"error": ...}``.  If it leaves a bod
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from urllib.parse import parse_qsl, unquote_to_bytes
@@ -27,6 +28,12 @@ MAX_AHEAD = 64 << 10
 MOST_EVENTS = 256
 #: The most parameters that a query may have.
 MAX_PARAMETERS = 20
+
+#: In the head of a request: LF without CR, and a line that continues the one before it.  h11 accepts both, but a proxy
+#: in front of the server may see another request (RFC 9112, 2.2 and 5.2, lets a server refuse them).
+_AMBIGUOUS = re.compile(rb"(?<!\r)\n|\n[ \t]")
+#: Headers that a request has once, because the server would use one of several.
+_SINGLE = frozenset({"host", "content-type", "authorization", "content-encoding", "origin", "idempotency-key"})
 
 #: Headers of every answer: browsers must neither cache it nor guess its type.
 _ALWAYS = ((b"Cache-Control", b"no-store"), (b"X-Content-Type-Options", b"nosniff"))
@@ -81,6 +88,8 @@ class WebSession:
     _h11: h11.Connection = attrs.field(init=False)
     _out: list[bytes] = attrs.field(factory=list, init=False)
     _ahead: bytearray = attrs.field(factory=bytearray, init=False)
+    #: the last bytes of the head that is being received; None: it is complete
+    _head: bytes | None = attrs.field(default=b"", init=False)
     _eof: bool = attrs.field(default=False, init=False)
     _broken: bool = attrs.field(default=False, init=False)
     _refused: RequestRefused | None = attrs.field(default=None, init=False)
@@ -136,8 +145,7 @@ class WebSession:
         if self._behind:
             self._ahead += data
             return []
-        self._h11.receive_data(data)
-        return self._pull()
+        return self._receive(data, data) + self._pull()
 
     def receive_eof(self) -> list[object]:
         """Return the events caused by the end of input: the peer will not send more."""
@@ -148,15 +156,15 @@ class WebSession:
 
     def next_events(self) -> list[object]:
         """Return further events of bytes that were received already; call it while :attr:`more` is true."""
+        events: list[object] = []
         if not self.more:
-            return []
+            return events
         if self.between_requests:
             self._h11.start_next_cycle()
-            self._without_body = False
+            self._without_body, self._head = False, b""
             data, self._ahead = bytes(self._ahead), bytearray()
-            if data:
-                self._h11.receive_data(data)
-        events = self._pull()
+            events = self._receive(data, self._h11.trailing_data[0] + data)
+        events += self._pull()
         if self._eof and not (self._stopped or self._behind or self.over):
             events += self._end_of_input()
         return events
@@ -290,10 +298,30 @@ class WebSession:
         if data:
             self._out.append(data)
 
+    def _receive(self, data: bytes, unparsed: bytes) -> list[object]:
+        """Pass *data* to h11, and return the events of a head that is ambiguous.
+
+        :param unparsed: the bytes that follow those that were checked last; *data* is their end
+        """
+        if self._head is not None:
+            text, searched = self._head + unparsed, max(0, len(self._head) - 1)
+            end = text.find(b"\r\n\r\n")
+            found = _AMBIGUOUS.search(text, searched, len(text) if end < 0 else end + 4)
+            self._head = text[-3:] if end < 0 else None
+            if found is not None:
+                folded = "a line of the head continues the line before it; write both as one line"
+                bare = "a line of the head ends with a bare LF; end each with CR LF"
+                return self._break(h11.RemoteProtocolError(folded if len(found[0]) > 1 else bare))
+        if data:
+            self._h11.receive_data(data)
+        return []
+
     def _pull(self) -> list[object]:
         """Return the events up to the end of the request, of the bytes received, or of :data:`MOST_EVENTS`."""
         events: list[object] = []
         self._stopped = False
+        if self._broken:
+            return events
         for _ in range(MOST_EVENTS):
             try:
                 event = self._h11.next_event()
@@ -354,10 +382,12 @@ def _parse(head: h11.Request) -> RequestHead:
     headers: dict[str, str] = {}
     for name, value in head.headers:
         key = name.decode("latin-1").lower()
-        if key in ("host", "content-type", "authorization", "content-encoding", "origin") and key in headers:
+        if key in _SINGLE and key in headers:
             raise ValueError(f"duplicate {key} header")
         headers[key] = value.decode("latin-1")
     chunked = "transfer-encoding" in headers
+    if chunked and head.http_version < b"1.1":
+        raise ValueError("Transfer-Encoding in a request of HTTP/1.0, which has none; send Content-Length, or HTTP/1.1")
     if chunked and "content-length" in headers:
         raise ValueError("both Content-Length and Transfer-Encoding are present; send one of them")
     target = head.target.decode("latin-1")

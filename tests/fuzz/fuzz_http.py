@@ -130,6 +130,18 @@ def raw(data: bytes) -> None:
         assert said([data], limits) == said([data[:3], data[3:]], limits)
 
 
+def ambiguous(data: bytes) -> None:
+    """A head in which one line ends without CR, or continues the one before it: refused, and nothing comes of it."""
+    dice = harness.Dice(data)
+    head, end, content = request(dice).partition(b"\r\n\r\n")
+    lines = (head + end).split(b"\r\n")[:-1]
+    at = dice.below(len(lines))
+    ends = [b"\r\n"] * len(lines)
+    ends[at] = dice.choice((b"\n", b"\r\n ", b"\r\n\t")) if at < len(lines) - 1 else b"\n"
+    wire = b"".join(line + end for line, end in zip(lines, ends, strict=True)) + content
+    assert said(dice.pieces(wire)) == said([wire]) == ["bad-http"]
+
+
 def limits(data: bytes) -> None:
     """A message, a line and a body at their limits, by default settings: refused if, and only if, it is above."""
     largest = DEFAULTS.message
@@ -166,7 +178,7 @@ def bodies(data: bytes) -> None:
         assert results[0] == results[1]
 
 
-DECODERS = {"requests": requests, "limits": limits, "raw": raw, "bodies": bodies}
+DECODERS = {"requests": requests, "limits": limits, "raw": raw, "bodies": bodies, "ambiguous": ambiguous}
 
 if __name__ == "__main__":
     sys.exit(harness.main(__file__, DECODERS))
