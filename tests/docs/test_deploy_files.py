@@ -6,11 +6,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
 
 import yaml
+from packaging.requirements import Requirement
 
 from fyrehose.cli.backup import backup
 from fyrehose.errors import JournalCorrupt
@@ -19,6 +21,7 @@ from fyrehose.spark.command import archive, optimize
 from fyrehose.spark.stores import LakeStore
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+DOCKERFILE = DEPLOY / "docker" / "Dockerfile"
 
 
 def unit(name: str) -> ConfigParser:
@@ -129,10 +132,63 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
 
 
 def test_the_image_copies_existing_files_and_runs_as_its_own_user() -> None:
-    text = (DEPLOY / "docker" / "Dockerfile").read_text()
+    text = DOCKERFILE.read_text()
     last = text.rpartition("\nFROM ")[2]
     assert re.search(r"^USER fyrehose$", last, re.MULTILINE)
     copied = re.findall(r"^COPY (?!--from)(.*) \S+$", last, re.MULTILINE)
     files = [name for words in copied for name in words.split()]
     assert files
     assert all((DEPLOY.parent / name).is_file() for name in files)
+
+
+def locked(name: str) -> dict[str, str]:
+    """Return the versions that a requirements file of the image pins, after checking that each has a hash."""
+    text = (DEPLOY / "docker" / name).read_text()
+    lines = [line for line in text.replace("\\\n", " ").splitlines() if line and not line.startswith("#")]
+    found = {}
+    for line in lines:
+        match = re.fullmatch(r"([a-z0-9-]+)==(\S+)(?: ;[^#]*?)?((?:\s+--hash=sha256:[0-9a-f]{64})+)\s*", line)
+        assert match, f"{name} has a line without a version or a hash: {line[:80]}"
+        found[match[1]] = match[2]
+    return found
+
+
+def missing(requirements: list[str], versions: dict[str, str]) -> list[str]:
+    """Return the *requirements* that the pinned *versions* do not satisfy."""
+    found = map(Requirement, requirements)
+    pinned = {each: versions.get(re.sub(r"[-_.]+", "-", each.name).lower()) for each in found}
+    return [str(each) for each, version in pinned.items() if version is None or version not in each.specifier]
+
+
+def listed(text: str) -> list[str]:
+    """Return the requirements of an option of setup.cfg."""
+    return [line for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def test_the_image_installs_versions_that_satisfy_the_package_and_every_hash_is_checked() -> None:
+    text = DOCKERFILE.read_text()
+    files = re.findall(r"pip install --no-cache-dir --require-hashes -r deploy/docker/(\S+)", text)
+    assert sorted(files) == ["build-requirements.txt", "requirements.txt"]
+    others = [line for line in re.findall(r"pip (?:install|wheel) (.*)", text) if "--require-hashes" not in line]
+    assert all("--no-deps" in line for line in others), "nothing else is taken from an index"
+    setup = ConfigParser()
+    setup.read(DEPLOY.parent / "setup.cfg")
+    makefile = (DEPLOY.parent / "Makefile").read_text()
+    extras = re.findall(r"--extra (\S+)", makefile)
+    assert extras == ["admin", "eventbus", "lumberjack"]
+    wanted = listed(setup["options"]["install_requires"])
+    wanted += [each for extra in extras for each in listed(setup["options.extras_require"][extra])]
+    assert missing(wanted, locked("requirements.txt")) == []
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
+    assert missing(project["build-system"]["requires"], locked("build-requirements.txt")) == []
+
+
+def test_a_lock_that_is_too_old_is_noticed() -> None:
+    assert missing(["h11 >= 0.16", "zope.interface >= 6"], {"h11": "0.14.0"}) == ["h11>=0.16", "zope.interface>=6"]
+    assert missing(["Twisted[tls] >= 26.4"], {"twisted": "26.10.0"}) == []
+
+
+def test_the_requirements_of_the_image_name_no_index() -> None:
+    for name in ("requirements.txt", "build-requirements.txt"):
+        text = (DEPLOY / "docker" / name).read_text()
+        assert not re.search(r"://|--(extra-)?index-url|--find-links|--trusted-host|@ ", text)
