@@ -1,11 +1,13 @@
-"""The answer to a request for a list of streams: bounds, size and ages, looked up in several turns of the reactor.
+"""The answer to a request for a list of streams, made in several turns of the reactor.
 
-names -> a turn: the bounds, and the two ends of some streams -> ... -> one JSON object for each stream
+all names -> a turn: some are compared with the pattern -> ... -> the names that match
+names     -> a turn: the bounds, and the two ends of some streams -> ... -> one JSON object for each stream
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import attrs
@@ -14,6 +16,40 @@ from twisted.internet.defer import Deferred
 from fyrehose.core.ends import Ends
 from fyrehose.interfaces import IBroker
 from fyrehose.net.lifecycle import Timers
+from fyrehose.patterns import Pattern
+
+#: The most names that are compared with a pattern in one turn: the worst pattern of a peer needs about 1 us for each.
+MOST_COMPARED = 2_000
+
+
+@attrs.define(eq=False)
+class Matching:
+    """Finds the streams that a pattern covers.
+
+    :ivar streams: all names, which do not change meanwhile
+    """
+
+    timers: Timers
+    pattern: Pattern
+    streams: Collection[str]
+    _left: Iterator[str] = attrs.field(init=False)
+    _compared: int = attrs.field(default=0, init=False)
+    _found: list[str] = attrs.field(factory=list, init=False)
+    _done: Deferred[list[str]] = attrs.field(factory=Deferred, init=False)
+
+    def start(self) -> Deferred[list[str]]:
+        """Return a Deferred that fires with the names that match, in their order."""
+        self._left = iter(self.streams)
+        self._turn()
+        return self._done
+
+    def _turn(self) -> None:
+        self._found += filter(self.pattern.covers, islice(self._left, MOST_COMPARED))
+        self._compared += MOST_COMPARED
+        if self._compared < len(self.streams):
+            self.timers.start(0, self._turn)
+        else:
+            self._done.callback(self._found)
 
 
 @attrs.define(eq=False)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import attrs
-from twisted.internet.defer import maybeDeferred
+from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.interfaces import ISSLTransport
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -34,7 +34,7 @@ from fyrehose.options import option, size
 from fyrehose.protocols.http.answers import LiveAnswer, ReadAnswer
 from fyrehose.protocols.http.consuming import Consumption
 from fyrehose.protocols.http.documents import by_content_type
-from fyrehose.protocols.http.listing import Listing
+from fyrehose.protocols.http.listing import Listing, Matching
 from fyrehose.protocols.http.managing import Manage
 from fyrehose.protocols.http.patterns import PatternAnswer
 from fyrehose.protocols.http.session import (
@@ -215,14 +215,14 @@ class HttpProtocol(WebProtocol):
     def on_list(self, event: List) -> None:
         """List streams in the order of their creation, those that the peer may read."""
         self._authenticate(event.request)
-        matching = list(filter(event.pattern.covers, self.broker.streams()))
-        names = matching[event.page * event.limit : (event.page + 1) * event.limit]
-        listing = Listing(self.broker, self.timers, self.ends, names, self.now).start()
 
-        def answer(listed: list[dict[str, Any]]) -> None:
-            self._managed({"matching": len(matching), "page": event.page, "streams": listed})
+        def listing(matching: list[str]) -> Deferred[dict[str, object]]:
+            names = matching[event.page * event.limit : (event.page + 1) * event.limit]
+            listed = Listing(self.broker, self.timers, self.ends, names, self.now).start()
+            return listed.addCallback(lambda each: {"matching": len(matching), "page": event.page, "streams": each})
 
-        self.in_flight.track(listing, answer, self.refuse_call)
+        matching = Matching(self.timers, event.pattern, self.broker.streams()).start()
+        self.in_flight.track(matching.addCallback(listing), self._managed, self.refuse_call)
 
     def on_follow(self, event: Follow) -> None:
         """Subscribe to all streams that match a pattern, and start the answer."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 from twisted.internet.task import Clock
 
 from fyrehose.core.broker import Broker
 from fyrehose.core.ends import READS, Ends
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.net.lifecycle import Timers
-from fyrehose.protocols.http.listing import Listing
+from fyrehose.patterns import Pattern
+from fyrehose.protocols.http.listing import MOST_COMPARED, Listing, Matching
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal
 
@@ -29,6 +32,31 @@ def broker_with(count: int) -> Broker:
     for number in range(count):
         broker.publish([Run.of(f"s{number}", [b"abc"] * 2, source="test")])
     return broker
+
+
+@pytest.mark.parametrize(
+    ("count", "turns"), [(0, 1), (1, 1), (MOST_COMPARED, 1), (MOST_COMPARED + 1, 2), (10 * MOST_COMPARED, 10)]
+)
+def test_many_names_are_compared_with_a_pattern_in_several_turns(count: int, turns: int) -> None:
+    clock, names = Clock(), [f"{number}.{number % 3}" for number in range(count)]
+    compared: list[int] = []
+
+    class Counted(Pattern):
+        def covers(self, stream: str) -> bool:
+            compared[-1] += 1
+            return super().covers(stream)
+
+    class Turns(Timers):
+        def start(self, seconds: float, call: Callable[[], object]) -> None:
+            compared.append(0)
+            super().start(seconds, call)
+
+    compared.append(0)
+    matching = Matching(Turns(clock), Counted("*.1"), names).start()
+    clock.advance(0)
+    assert matching.result == [name for name in names if name.endswith(".1")]
+    assert (len(compared), sum(compared)) == (turns, count)
+    assert max(compared) <= MOST_COMPARED
 
 
 def test_a_long_list_is_looked_up_in_several_turns_and_is_complete() -> None:
