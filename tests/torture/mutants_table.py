@@ -373,7 +373,7 @@ MUTANTS = (
         "fyrehose/protocols/lumberjack/server.py",
         "        self.session.conclude()",
         "        pass",
-        "tests/protocols/lumberjack/test_refusals.py",
+        "tests/protocols/lumberjack/test_refused.py",
     ),
     Mutant(
         "lumberjack: a part is acknowledged again",
