@@ -179,7 +179,6 @@ main()
 """
 
 
-@pytest.mark.xfail(strict=True, reason="nothing notices that a turn of the reactor takes long")
 def test_a_stalled_reactor_is_logged_with_its_stack_and_peer_and_counted(
     start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,19 +199,20 @@ def test_a_stalled_reactor_is_logged_with_its_stack_and_peer_and_counted(
                 health = json.loads(get(f"{admin}/health")[1])
                 assert (health["ok"], health["stalls"]) == (True, count)
                 assert health["longest_turn"] > 2
-                assert b"a turn of the reactor takes more than" in manager.recv(1000)
-                assert manager.recv(1000) == b"STATUS=serving"
+                status = manager.recv(1000)
+                if call == "sleep" or status != b"STATUS=serving":  # the thread may run too late to see the call in C
+                    assert (
+                        status == b"STATUS=a turn of the reactor takes more than 2 s, serving lines " + address.encode()
+                    )
+                    assert manager.recv(1000) == b"STATUS=serving"
         assert f"fyrehose_reactor_stalls_total {2.0}" in get(f"{admin}/metrics")[1].decode()
-    first, second = server.log.split("a turn of the reactor takes more than 2 s, serving lines ")[1:]
-    assert first.startswith(address)
-    assert "in published\n" in first
-    assert "time.sleep(4)" in server.log or "<string>" in first
-    assert "in published\n" in second
-    assert "a turn of the reactor took " in second
+    first, _, rest = server.log.partition("a turn of the reactor took ")
+    assert f"a turn of the reactor takes more than 2 s, serving lines {address}; nobody else is served" in first
+    assert ", in published\n" in first, "the stack"
+    assert "a turn of the reactor took " in rest
     assert server.stop() == 0
 
 
-@pytest.mark.xfail(strict=True, reason="nothing notices that the process did not run")
 def test_a_suspended_process_is_no_stall(start: Any) -> None:
     server = start("--listen", LINES, "--listen", "admin=tcp:0:interface=127.0.0.1")
     server.process.send_signal(signal.SIGSTOP)
@@ -223,6 +223,15 @@ def test_a_suspended_process_is_no_stall(start: Any) -> None:
     assert "a turn of the reactor" not in server.log
     health = json.loads(get(f"http://127.0.0.1:{server.port('admin')}/health")[1])
     assert (health["ok"], health["stalls"]) == (True, 0)
+
+
+def test_aborted_server_writes_the_stacks_of_its_threads(start: Any) -> None:
+    """systemd aborts a server whose reactor hangs."""
+    server = start("--listen", LINES)
+    assert server.stop(signal.SIGABRT) == -signal.SIGABRT
+    assert "Fatal Python error: Aborted" in server.errors
+    assert "watchdog.py" in server.errors
+    assert " in mainLoop" in server.errors
 
 
 def test_ctrl_c_is_a_stop_like_any_other(start: Any) -> None:

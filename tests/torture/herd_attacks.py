@@ -9,6 +9,7 @@
     deaf-subs      subscribers of the event bus that never read, of events of 1 MiB
     deaf-dealers   clients of the event bus that ask for everything and never read it
     refusals       connections that are refused for what they say, and come back at once
+    bombs          a large compressed frame of lumberjack that is refused near its end, again and again
 
 An attack says what it did, and what it may not have been able to do.
 """
@@ -24,6 +25,7 @@ import socket
 import struct
 import time
 import uuid
+import zlib
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
@@ -348,6 +350,27 @@ def refusals(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
     )
 
 
+def bombs(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
+    """What is stored of the frame is acknowledged once; after that, it is not even inflated for a minute."""
+    events = b"".join(b"2J" + struct.pack(">II", number, 1000) + b"x" * 1000 for number in range(1, 513))
+    body = zlib.compress(events + b"2A" + bytes(4), 0)
+    frame = b"2W" + struct.pack(">I", 1000) + b"2C" + struct.pack(">I", len(body)) + body
+    sent = acknowledged = 0
+    began = time.monotonic()
+    while not stopped(0):
+        peer = connect(ports["lumberjack"], address)
+        if peer is None:
+            continue
+        with contextlib.suppress(OSError), peer:
+            sent += 1
+            peer.sendall(frame)
+            while answer := peer.recv(6, socket.MSG_WAITALL):
+                acknowledged += answer[2:] != bytes(4)
+    most = 1 + int((time.monotonic() - began) / 60)
+    wrong = f"{acknowledged} of {sent} frames were stored and acknowledged; expected 1 to {most}"
+    return f"sent {sent} frames, {acknowledged} acknowledged", [wrong] * (not 1 <= acknowledged <= most)
+
+
 ATTACKS: dict[str, Callable[[dict[str, int], str, Stopped], Said]] = {
     "trickle": trickle,
     "streams": streams,
@@ -358,4 +381,5 @@ ATTACKS: dict[str, Callable[[dict[str, int], str, Stopped], Said]] = {
     "deaf-subs": deaf_subs,
     "deaf-dealers": deaf_dealers,
     "refusals": refusals,
+    "bombs": bombs,
 }
