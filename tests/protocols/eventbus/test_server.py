@@ -362,7 +362,6 @@ class TestSnapshots:
         world.pass_time(1)
         assert [frames[0] for frames in world.snapshot.take()] == [b"c", b"c"]
 
-    @pytest.mark.xfail(strict=True, reason="it is logged once in the life of the server, with one of two options")
     def test_dialect_mismatch_is_logged_once_for_each_client(
         self, make_world: Any, world: World, log_lines: list[str]
     ) -> None:
@@ -386,7 +385,6 @@ class TestSnapshots:
         decimal.ask(b"SYNCSTART", b"", b"0")
         assert decimal.count("decimal-requests") == 0
 
-    @pytest.mark.xfail(strict=True, reason="the log names no option that helps")
     def test_refused_subtree_is_logged_with_the_options_that_help(
         self, make_world: Any, world: World, log_lines: list[str]
     ) -> None:
