@@ -123,10 +123,18 @@ class Inflation:
         """True if a refusal may follow after many of its events were stored: it is large, or may be a bomb."""
         return self._size > PIECE or self._size * RATIO > self.limit
 
-    def digest_of(self, source: bytearray, at: int) -> bytes:
-        """Return a digest of the frame, from its size and its first PIECE bytes, which *source* contains from *at*."""
-        size = min(self._size, PIECE)
-        return sha256(b"%d:" % self._size + memoryview(source)[at : at + size]).digest()
+    def digest_of(self, source: bytearray, at: int, version: int) -> bytes:
+        """Return a digest of the frame of *version*, from its size and its beginning.
+
+        :param source: contains the first PIECE bytes of the payload from *at* on
+        """
+        beginning = memoryview(source)[at : at + min(self._size, PIECE)]
+        return sha256(b"%d:%d:" % (version, self._size) + beginning).digest()
+
+    @property
+    def digest_is_whole(self) -> bool:
+        """True if the digest covers the whole frame, so that a frame with the same digest has the same content."""
+        return self._size <= PIECE
 
     def inflate(self, source: bytearray, at: int, most: int) -> int:
         """Inflate about *most* bytes of the payload in *source* from *at* on, and at the most ``limit`` in all.

@@ -72,13 +72,13 @@ class Refusal:
 
     :ivar missing: number of bytes of the frame that have not arrived
     :ivar digest: identifies the frame; empty: none is remembered
-    :ivar hopeless: True if no event of the frame can be acknowledged
+    :ivar hopeless: True if the same frame will bring nothing when it comes again
     """
 
     error: RemoteProtocolError
-    missing: int
-    digest: bytes
-    hopeless: bool
+    missing: int = 0
+    digest: bytes = b""
+    hopeless: bool = False
 
 
 @attrs.define(eq=False)
@@ -113,8 +113,7 @@ class LumberjackServerSession:
     _free_runs: int = attrs.field(init=False)
     _broken: bool = attrs.field(default=False, init=False)
     _refusal: Refusal | None = attrs.field(default=None, init=False)
-    #: bytes of the compressed frame that have not arrived
-    _missing: int = attrs.field(default=0, init=False)
+    _missing: int = attrs.field(default=0, init=False)  #: bytes of the compressed frame that have not arrived
     #: True if a compressed frame was damaged: what it contained may not be what the writer sent
     _damaged: bool = attrs.field(default=False, init=False)
 
@@ -254,10 +253,12 @@ class LumberjackServerSession:
     def _refuse(self, error: RemoteProtocolError) -> list[Event]:
         """Stop parsing; return Broken, or nothing if the rest of a compressed frame must arrive before."""
         self._damaged = error.cause == "bad-compression"
-        hopeless = self.version == 1 or self._damaged or not self._windows.unverified
-        refusal = Refusal(error, 0, b"", hopeless)
+        refusal = Refusal(error)
         if self._inflation is not None:
-            refusal.digest = self._inflation.digest
+            # A frame that was damaged on its way has the same beginning when it comes again.
+            same = self._inflation.digest_is_whole or error.cause == "decompression-bomb"
+            told = self.version == 2 and not self._damaged and self._windows.unverified > 0
+            refusal.digest, refusal.hopeless = self._inflation.digest, same and not told
             refusal.missing = 0 if self.version == 1 or error.cause == "refused-before" else self._missing
         self._buffer.clear()
         self._inflation = self._fields = self._document = None
@@ -324,7 +325,7 @@ class LumberjackServerSession:
         """Refuse a compressed frame that was refused before; its first bytes are in the buffer from *at* on."""
         if self.refused is None or not inflation.may_be_refused_late:
             return
-        digest = inflation.digest_of(self._buffer, at)
+        digest = inflation.digest_of(self._buffer, at, self.version)
         reason = self.refused.reason(digest)
         if reason:
             raise RemoteProtocolError("refused-before", f"the same frame came before, and is not inflated: {reason}")

@@ -157,13 +157,15 @@ def test_frames_that_may_be_refused_late_have_a_digest_of_their_beginning() -> N
         assert Inflation(size, limit).may_be_refused_late is late
     assert Inflation(100, 103_199).may_be_refused_late
     buffer = bytearray(random.Random(1).randbytes(2 * PIECE))
-    digest = Inflation(PIECE + 9, 1 << 30).digest_of(buffer, 7)
+    digest = Inflation(PIECE + 9, 1 << 30).digest_of(buffer, 7, 2)
     for at, size, same in ((7, PIECE + 9, True), (8, PIECE + 9, False), (7, PIECE + 10, False)):
-        assert (Inflation(size, 1 << 30).digest_of(buffer, at) == digest) is same
+        assert (Inflation(size, 1 << 30).digest_of(buffer, at, 2) == digest) is same
+    assert Inflation(PIECE + 9, 1 << 30).digest_of(buffer, 7, 1) != digest
+    assert [Inflation(size, 1 << 30).digest_is_whole for size in (PIECE, PIECE + 1)] == [True, False]
     buffer[7 + PIECE] ^= 1
-    assert Inflation(PIECE + 9, 1 << 30).digest_of(buffer, 7) == digest, "the rest may not have arrived yet"
+    assert Inflation(PIECE + 9, 1 << 30).digest_of(buffer, 7, 2) == digest, "the rest may not have arrived yet"
     buffer[6 + PIECE] ^= 1
-    assert Inflation(PIECE + 9, 1 << 30).digest_of(buffer, 7) != digest
+    assert Inflation(PIECE + 9, 1 << 30).digest_of(buffer, 7, 2) != digest
 
 
 @either

@@ -168,6 +168,33 @@ def test_first_event_beyond_the_limit_stores_nothing(server: Make) -> None:
     assert made.count("decompression-bomb") == 1
 
 
+@both
+def test_large_frame_that_was_damaged_on_its_way_is_accepted_later(server: Make, version: int) -> None:
+    """It has the same size and the same beginning when the writer sends it again."""
+    made = server()
+    good = docs([b"%d" % n * 1_000 for n in range(10_000, 10_100)], version)
+    wire = announce(100, version) + Compressed(version=version, payload=zlib.compress(good, 0)).serialize()
+    for damaged in (wire[:-1] + b"!", wire[:-5_000] + bytes(4_990) + wire[-10:]):
+        assert exchange(made, damaged) == []
+        made.clock.advance(2 * FIRST)
+    made.clock.advance(2 * FIRST)
+    assert exchange(made, wire) == [(version, 100)]
+
+
+def test_small_frame_with_a_wrong_checksum_is_stored_once(server: Make) -> None:
+    made = server(max_inflated=8 << 20)
+    payload = bytearray(zlib.compress(docs([b"%d" % n * 1_000 for n in range(1_000, 2_000)]), 9))
+    payload[-1] ^= 1
+    assert len(payload) < PIECE
+    stored = []
+    for _ in range(3):
+        assert exchange(made, announce(1_000) + Compressed(payload=bytes(payload)).serialize()) == []
+        stored.append(len(made.payloads))
+        made.clock.advance(1e6)
+    assert stored[0] > 0
+    assert stored == stored[:1] * 3
+
+
 # What is stored is acknowledged before the writer is refused
 
 LARGE = [b"%d" % n * 1_000 for n in range(10_000, 10_600)]
