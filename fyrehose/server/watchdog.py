@@ -35,6 +35,8 @@ log = Logger()
 LONGEST_TURN = 2.0
 #: Interval of the reactor's beats and of the thread's looks, in seconds.
 BEAT = LOOK = 0.5
+#: How long a stop waits for the thread, which may be writing to the log, in seconds.
+LAST_LOOK = 1.0
 #: The most calls of the stack that are logged.
 CALLS = 40
 
@@ -116,7 +118,7 @@ class Watchdog:
             timer.cancel()
         self._stopping.set()
         if self._thread is not None:
-            self._thread.join(LOOK)
+            self._thread.join(LAST_LOOK)
             self._thread = None
 
     # In the reactor's thread.

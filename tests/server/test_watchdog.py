@@ -10,9 +10,11 @@ from typing import Any
 import attrs
 import pytest
 from twisted.internet.task import Clock
+from zope.interface import implementer
 
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
+from fyrehose.interfaces import ISink
 from fyrehose.observe.stalls import Stalls
 from fyrehose.protocols.figg.frames import Attach, Publish
 from fyrehose.protocols.figg.server import FiggFactory
@@ -135,6 +137,28 @@ def test_call_that_lets_no_other_thread_run_is_a_stall(
     assert 28 <= machine.stalls[1] <= 30
 
 
+def test_duration_of_a_stall_is_exact(machine: Machine, logged_errors: Any) -> None:
+    machine.run(3)
+    machine.run(5, reactor=False)
+    machine.now += 0.2
+    machine.turn_ends()
+    assert machine.stalls == (1, pytest.approx(5.2 - BEAT))
+    assert len(logged_errors.take()) == 2
+
+
+def test_looks_in_quick_succession_count_their_own_time_only(
+    machine: Machine, log_lines: list[str], logged_errors: Any
+) -> None:
+    machine.run(3)
+    for looks in range(1, 40):
+        machine.now += 0.125
+        machine.dog.look()
+        assert bool(log_lines) is (looks * 0.125 >= BEAT + LONGEST_TURN), looks
+    assert len(logged_errors.take()) == 1
+    machine.turn_ends()
+    assert machine.stalls == (1, pytest.approx(39 * 0.125 - BEAT))
+
+
 def test_part_of_a_long_turn_in_which_the_process_was_stopped_does_not_count(
     machine: Machine, logged_errors: Any
 ) -> None:
@@ -176,16 +200,51 @@ def test_log_names_the_peer_that_is_served(monkeypatch: pytest.MonkeyPatch) -> N
     other.leave()
 
 
+@implementer(ISink)
+class Nameless:
+    """A sink that does not say whom it serves."""
+
+    def deliver(self, delivery: Any) -> str:
+        return watchdog.served(sys._getframe())
+
+
+def test_sink_without_a_name_does_not_hide_who_called_it() -> None:
+    class Named(Nameless):
+        subscriber = ("figg", "10.0.0.1:5")
+
+        def deliver(self, delivery: Any) -> str:
+            return Nameless().deliver(delivery)
+
+    assert Nameless().deliver(None) == ""
+    assert Named().deliver(None) == "figg 10.0.0.1:5"
+
+
+def test_thread_looks_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "LOOK", 0.001)
+    clock, machine, looks, enough = Clock(), Machine(), [0], threading.Event()
+
+    class Counted(Watchdog):
+        def look(self) -> None:
+            looks[0] += 1
+            if looks[0] == 3:
+                enough.set()
+
+    dog = Counted(clock, Stalls(), machine)
+    dog.start()
+    assert enough.wait(60)
+    dog.stop()
+    machine.dog.stop()
+
+
 def test_thread_runs_from_start_to_stop(logged_errors: Any) -> None:
     clock, statuses = Clock(), Machine()
     dog = Watchdog(clock, Stalls(), statuses)
-    before = threading.active_count()
     dog.start()
     assert [thread.daemon for thread in threading.enumerate() if thread.name == "watchdog"] == [True]
     assert dog._watched.cpu() > 0
     assert dog._watched.frame() is not None
     dog.stop()
     dog.stop()
-    assert threading.active_count() == before
+    assert not [thread for thread in threading.enumerate() if thread.name == "watchdog"]
     assert not clock.getDelayedCalls()
     statuses.dog.stop()
