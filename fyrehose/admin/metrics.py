@@ -92,6 +92,9 @@ class Exporter:
         )
         yield _gauge("fyrehose_memory_budget_bytes", "Limit of the memory budget.", budget.limit)
         yield _histogram("fyrehose_reactor_lag_seconds", "Delay of timers in the reactor.", self.status.sampler.lag)
+        stalls = CounterMetricFamily("fyrehose_reactor_stalls", "Turns of the reactor that took more than 2 s.")
+        stalls.add_metric((), self.broker.stalls.count)
+        yield stalls
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing, so that registering does not collect the metrics to learn their names."""

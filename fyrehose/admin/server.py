@@ -2,7 +2,7 @@
 
     GET /                           the page, and its style, scripts and icon
     GET /metrics                    metrics for Prometheus
-    GET /health                     200, or 503 if the journal has failed
+    GET /health                     200, or 503 if the journal has failed; how often the reactor stalled
     GET /ready                      200 while the server accepts messages and does not stop soon, else 503
     GET /ready?for=read             200 while readers find what was acknowledged, else 503
     GET /api/status?match=&limit=   the status as JSON
@@ -187,6 +187,9 @@ class AdminProtocol(WebProtocol):
         ready, state = status.ready_for_readers() if whom == "read" else status.ready()
         passed = ready if check == "ready" else self.admin.broker.journal.state is not JournalState.FAILED
         answer = {"ok": passed, "journal": state, "draining": self.admin.broker.draining}
+        if check == "health":
+            stalls = self.admin.broker.stalls
+            answer |= {"stalls": stalls.count, "longest_turn": round(stalls.longest, 1)}
         self.session.respond(200 if passed else 503, json.dumps(answer).encode() + b"\n")
 
     def _metrics(self, request: RequestHead) -> None:

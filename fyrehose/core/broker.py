@@ -54,6 +54,7 @@ from fyrehose.interfaces import (
 from fyrehose.observe.counters import Counters
 from fyrehose.observe.listeners import Listener
 from fyrehose.observe.meters import SECONDS, Histogram
+from fyrehose.observe.stalls import Stalls
 from fyrehose.records import MAX_NAME, MAX_PAYLOAD, MAX_PUBLISH, Run
 
 log = Logger()
@@ -124,6 +125,8 @@ class Broker:
     watch: Callable[[JournalState, str], None] = attrs.field(default=lambda state, reason: None, kw_only=True)
     #: whether the server will stop soon, so that new clients should go elsewhere; it still serves everything
     draining: bool = attrs.field(default=False, init=False)
+    #: turns of the reactor that took too long; the server's watchdog counts them
+    stalls: Stalls = attrs.field(factory=Stalls, init=False)
     #: open listeners, for operators
     listeners: list[Listener] = attrs.field(factory=list, init=False)
     #: totals by source; a publish counts for the source of its first run

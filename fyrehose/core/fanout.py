@@ -124,7 +124,7 @@ class Cursor:
     @property
     def subscriber(self) -> tuple[str, str]:
         """Return the name of the protocol, and the peer; empty where the sink has none."""
-        return _subscriber(self.sink)
+        return subscriber_of(self.sink)
 
     @property
     def audience(self) -> int:
@@ -185,7 +185,7 @@ class Fanout:
         :param position: the number after which the cursor delivers
         :param last: the last durable number of the stream
         """
-        protocol = _subscriber(sink)[0]
+        protocol = subscriber_of(sink)[0]
         tally = self.tallies.get(protocol)
         if tally is None:
             tally = self.tallies[protocol] = Tally(protocol)
@@ -374,6 +374,7 @@ class Fanout:
             cursor.owner.unsubscribed()
 
 
-def _subscriber(sink: ISink) -> tuple[str, str]:
+def subscriber_of(sink: ISink) -> tuple[str, str]:
+    """Return the name of the protocol, and the peer, that *sink* serves; empty where it names none."""
     subscriber: tuple[str, str] = getattr(sink, "subscriber", ("", ""))
     return subscriber

@@ -41,6 +41,7 @@ class ServiceManager:
     interval: float = 0.0
     _watchdog: LoopingCall | None = attrs.field(default=None, init=False)
     _failing: bool = attrs.field(default=False, init=False)
+    _status: str = attrs.field(default="starting", init=False)
 
     @classmethod
     def from_environment(cls, clock: IReactorTime, environment: Mapping[str, str]) -> ServiceManager:
@@ -53,6 +54,7 @@ class ServiceManager:
 
     def ready(self, status: str) -> None:
         """Notify that the server is ready, after its start or a reload, and start the watchdog."""
+        self._status = status
         self._notify("READY=1", f"STATUS={status}")
         if self.address and self.interval and self._watchdog is None:
             self._watchdog = LoopingCall(self._notify, "WATCHDOG=1")
@@ -70,7 +72,19 @@ class ServiceManager:
         watchdog, self._watchdog = self._watchdog, None
         if watchdog is not None:
             watchdog.stop()
+        self._status = status
         self._notify("STOPPING=1", f"STATUS={status}")
+
+    def stalled(self, status: str) -> None:
+        """Show *status* until :meth:`recovered`, because the reactor hangs; another thread calls this.
+
+        The watchdog is not notified: only the reactor does that, so that one that hangs for good is killed.
+        """
+        self._notify(f"STATUS={status}")
+
+    def recovered(self) -> None:
+        """Show the status again that preceded :meth:`stalled`."""
+        self._notify(f"STATUS={self._status}")
 
     def _notify(self, *lines: str) -> None:
         if not self.address:

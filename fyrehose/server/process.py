@@ -7,6 +7,7 @@ the signal after SIGTERM.  The server promises 0 after SIGTERM, and a distinct s
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import gc
 import logging
 import os
@@ -96,6 +97,16 @@ def say(line: str) -> None:
     if sys.__stderr__ is not None:
         sys.__stderr__.write(f"{line}\n")
         sys.__stderr__.flush()
+
+
+def dump_stacks_on_abort() -> None:
+    """Make the process write the stacks of all threads to standard error when a signal such as SIGABRT ends it.
+
+    systemd sends SIGABRT to a server whose reactor hangs.  ``faulthandler`` needs no Python code to run, so it works
+    even if a call in C never returns.
+    """
+    if sys.__stderr__ is not None and not faulthandler.is_enabled():
+        faulthandler.enable(sys.__stderr__)
 
 
 def reduce_garbage_collection() -> None:

@@ -51,6 +51,7 @@ from fyrehose.server.filling import copy_journal
 from fyrehose.server.idle import IdleStreams
 from fyrehose.server.notify import ServiceManager, waits_for_stop
 from fyrehose.server.service import Fyrehose
+from fyrehose.server.watchdog import Watchdog
 from fyrehose.web.hosts import is_local
 
 log = Logger()
@@ -250,6 +251,7 @@ class ServerProcess(Service):
             on_failure=self._end_process,
         )
         self.manager = ServiceManager.from_environment(reactor, os.environ)
+        self.watchdog = Watchdog(reactor, self.fyrehose.broker.stalls, self.manager)
         #: log lines of the start: deviations from the configuration, and reduced defaults
         self.warnings: list[str] = []
         self.remarks: list[str] = []
@@ -297,6 +299,7 @@ class ServerProcess(Service):
     def stopService(self) -> Deferred[None]:
         Service.stopService(self)
         self._serving = False
+        self.watchdog.stop()
         self.manager.stopping()
         return self.fyrehose.stopService()
 
@@ -330,6 +333,7 @@ class ServerProcess(Service):
         log.info("policy {file}: {ended} subscriptions ended", file=self.config.policy_file, ended=ended)
 
     def _run(self) -> None:
+        process.dump_stacks_on_abort()
         process.reduce_garbage_collection()
         process.stop_on_signals(self.reactor, self._drain)
         process.reload_on_hangup(self.reactor, self.reload)
@@ -379,6 +383,7 @@ class ServerProcess(Service):
             log.info("serving")
             self._serving = True
             self.manager.ready("serving")
+            self.watchdog.start()
 
     def _failed(self, failure: Failure) -> None:
         error = failure.value

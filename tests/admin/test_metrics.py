@@ -83,6 +83,9 @@ def test_metrics_of_the_process_and_the_reactor(watched: Any) -> None:
     samples = scraped(watched.status)
     assert labelled(samples, "process_resident_memory_bytes")[()] > 1 << 20
     assert labelled(samples, "fyrehose_reactor_lag_seconds_count")[()] == watched.sampler.lag.count > 0
+    assert labelled(samples, "fyrehose_reactor_stalls_total") == {(): 0}
+    watched.broker.stalls.add(2.5)
+    assert labelled(scraped(watched.status), "fyrehose_reactor_stalls_total") == {(): 1}
     assert ("fyrehose_build_info", ()) not in samples
     assert [value for (name, _), value in samples.items() if name == "fyrehose_build_info"] == [1]
 

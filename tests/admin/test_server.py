@@ -170,6 +170,15 @@ def test_health_and_readiness_follow_the_journal_and_need_no_token(
     assert peer.json("/ready") == {"ok": ready == 200, "journal": state.value, "draining": False}
 
 
+def test_health_counts_stalls_and_stays_healthy(connect: Connect, watched: Any) -> None:
+    expected = {"ok": True, "journal": "writable", "draining": False, "stalls": 0, "longest_turn": 0.0}
+    peer = connect(token=TOKEN)
+    assert peer.json("/health") == expected
+    watched.broker.stalls.add(3.26)
+    watched.broker.stalls.add(2.5)
+    assert peer.json("/health") == expected | {"stalls": 2, "longest_turn": 3.3}
+
+
 def test_a_draining_server_is_healthy_but_not_ready(connect: Connect, watched: Any) -> None:
     watched.broker.draining = True
     peer = connect(token=TOKEN)

@@ -26,8 +26,10 @@ with harness.instrumented("fyrehose.protocols.lumberjack", "fyrehose.kernels.pur
     from fyrehose.protocols.lumberjack import frames, inflate
     from fyrehose.protocols.lumberjack.client_session import LumberjackWriterSession
     from fyrehose.protocols.lumberjack.inflate import ENGINE, PIECE, WHOLE
+    from fyrehose.protocols.lumberjack.limits import LumberjackLimits
+    from fyrehose.protocols.lumberjack.refused import RefusedFrames, RefusedFramesOf
     from fyrehose.protocols.lumberjack.server import LumberjackSettings
-    from fyrehose.protocols.lumberjack.session import LumberjackLimits, LumberjackServerSession
+    from fyrehose.protocols.lumberjack.session import LumberjackServerSession
     from fyrehose.records import Run
 
 #: What the inputs of the reader's session have around what is to be compressed: byte noise makes no zlib streams.
@@ -36,10 +38,10 @@ JSON = (b"{}", b'{"@metadata":{"beat":"x"}}', b'{"@metadata":{"beat":[1,"\\u00fc
 
 
 def session_of(
-    limits: LumberjackLimits, chunks: list[bytes]
+    limits: LumberjackLimits, chunks: list[bytes], refused: RefusedFramesOf | None = None
 ) -> tuple[list[tuple[bytes, int, str | None, str]], str | None]:
     """The events that a session makes of ``chunks``, one by one, and what broke it."""
-    session, events, cause, turns = LumberjackServerSession(limits), [], None, 0
+    session, events, cause, turns = LumberjackServerSession(limits, refused), [], None, 0
     total = sum(map(len, chunks))
     made: list[Any] = []
 
@@ -72,6 +74,8 @@ def session_of(
         seqs = run.producer_seqs() or ()
         for payload, seq in zip(run.payloads(), seqs, strict=True):
             events.append((bytes(payload), seq, event.topic, event.content_type))
+    session.conclude()
+    assert not session.ack_pending or session.version == 1 or cause == "bad-compression", "what is stored is said"
     return events, cause
 
 
@@ -130,6 +134,11 @@ def read(stream: bytes, size: int, events: int) -> None:
     assert found == wanted, (found, wanted)
     with streaming(size):
         events_found, cause = session_of(LumberjackLimits(max_inflated=1 << 20), chunks)
+        refused = RefusedFrames(lambda: 0.0).of("10.0.0.1")
+        small = LumberjackLimits(max_inflated=64 * events)
+        once, again = (session_of(small, chunks, refused) for _ in range(2))
+        assert again[0] == once[0][: len(again[0])], "a repeated frame brings nothing new"
+        assert (again[1] is None) is (once[1] is None), (once, again)
     # Of a compressed frame that turns out to be wrong, or is not all there, events may have been published.
     assert cause is not None or wanted[1] is None, wanted
     assert events_found[: len(wanted[0])] == wanted[0], (events_found, wanted)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import zlib
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from struct import pack
@@ -239,19 +240,21 @@ def test_a_bomb_of_1_gib_costs_less_than_70_mib(start: Any) -> None:
 def test_a_bomb_of_frames_is_stopped_at_the_limit_within_little_memory(start: Any) -> None:
     place = Place(start("--listen", f"lumberjack={LOOPBACK}", "--option", "lumberjack.max-inflated=64MiB"))
     bomb = compressed([b"\0" * ((1 << 20) - 10)] * 128, 9, 2)
+    told: list[bytes] = []
     before = resident(place.server.process.pid)
     for _ in range(3):
         with raw_socket(place) as peer:
             with suppress(ConnectionError):
                 peer.sendall(bomb)
-            assert peer.recv(6) == b"", "closed, and not acknowledged"
+            told.append(peer.recv(6))
+    assert told == [b"2A" + pack(">I", 64), b"", b""], "what is stored is acknowledged, once"
     grown = resident(place.server.process.pid) - before
     assert grown < 100 << 20, f"{grown >> 20} MiB"
     assert "decompression-bomb from 127.0.0.1" in place.server.log
     assert "raise the option lumberjack.max-inflated" in place.server.log
 
 
-def compressed(documents: list[bytes], level: int, version: int) -> bytes:
+def compressed(documents: Sequence[bytes], level: int, version: int) -> bytes:
     """Return a window of *documents* in one compressed frame, as Filebeat sends it."""
     squeeze = zlib.compressobj(level)
     parts = [
@@ -261,6 +264,87 @@ def compressed(documents: list[bytes], level: int, version: int) -> bytes:
     body = b"".join([*parts, squeeze.flush()])
     head = b"%dW" % version + pack(">I", len(documents)) + b"%dC" % version + pack(">I", len(body))
     return head + body
+
+
+@attrs.frozen
+class Lines(Sequence[bytes]):
+    """Events of Filebeat with lines of *size* NULs, which are made one by one, because together they take gigabytes."""
+
+    numbers: range
+    size: int
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, which: Any) -> Any:
+        if isinstance(which, slice):
+            return Lines(self.numbers[which], self.size)
+        return b'{"n":%d,"message":"' % self.numbers[which] + b"\\u0000" * self.size + b'"}'
+
+
+def as_filebeat(place: Place, documents: Sequence[bytes]) -> list[int]:
+    """Send *documents* by the rule of Filebeat and go-lumber; return how many each attempt had acknowledged.
+
+    The writer writes the whole window, then reads acknowledgements.  If the connection ends before the last one, it
+    connects again and sends what was not acknowledged.  If writing fails, it does not read any.
+    """
+    told: list[int] = []
+    left = documents
+    while left:
+        assert len(told) < 20, told
+        acknowledged = 0
+        with raw_socket(place) as peer, suppress(ConnectionError):
+            peer.sendall(compressed(left, 3, 2))
+            while acknowledged < len(left) and (answer := peer.recv(6, socket.MSG_WAITALL)):
+                acknowledged = max(acknowledged, int.from_bytes(answer[2:], "big"))
+        told.append(acknowledged)
+        left = left[acknowledged:]
+    return told
+
+
+def test_20_events_of_1_mb_beyond_the_limit_arrive_once_each(start: Any) -> None:
+    place = Place(
+        start("--listen", f"lumberjack={LOOPBACK}", "--listen", FIGG, "--option", "lumberjack.max-inflated=16MiB")
+    )
+    dice = random.Random(7)
+    documents = [b"%02d" % n + dice.randbytes(500_000).hex().encode()[:999_998] for n in range(20)]
+    assert as_filebeat(place, documents) == [16, 4]
+    stored = place.tail("figg", 20, "--stream", "lumberjack")
+    assert stored == b"".join(documents)
+    assert place.server.stop() == 0
+    assert "20 records" in verified(place)
+
+
+@pytest.mark.timeout(900)
+def test_lines_of_nuls_beyond_the_limit_arrive_once_each(start: Any, ladder: Any) -> None:
+    """In full, 2,048 lines of 300 KB of NULs at the default limit of 1 GiB, which are 3.7 GB of JSON."""
+    size = ladder(3_000, 300_000)
+    option = ("--option", "lumberjack.max-inflated=10MiB") if size == 3_000 else ()
+    place = Place(start("--listen", f"lumberjack={LOOPBACK}", "--listen", FIGG, *option))
+    assert len(as_filebeat(place, Lines(range(2_048), size))) == 4
+    assert place.server.stop() == 0
+    assert "2048 records" in verified(place).replace(",", "")
+
+
+def test_writer_of_version_1_stores_the_same_bomb_once(start: Any) -> None:
+    place = Place(
+        start("--listen", f"lumberjack={LOOPBACK}", "--listen", FIGG, "--option", "lumberjack.max-inflated=4MiB")
+    )
+    bomb = compressed([b"%d" % n + b"x" * 99_998 for n in range(10, 90)], 3, 1)
+    for _ in range(4):
+        with raw_socket(place) as peer:
+            with suppress(ConnectionError):
+                peer.sendall(bomb)
+            assert peer.recv(6) == b"", "closed, and not acknowledged"
+    assert "refused-before from 127.0.0.1" in place.server.log
+    assert place.server.stop() == 0
+    assert "41 records" in verified(place)
+
+
+def verified(place: Place) -> str:
+    """Return what ``journal verify`` says about the journal of a server that has stopped."""
+    words = [FYREHOSE, "journal", "verify", place.server.directory / "data"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
 
 def poison() -> dict[str, list[bytes]]:

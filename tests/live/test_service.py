@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -150,6 +151,87 @@ def test_a_draining_server_serves_everything_until_it_stops(start: Any) -> None:
     events = reader.read()
     assert b"while it drains" in events
     assert b"event: ended\ndata: " in events
+
+
+#: Runs ``fyrehose serve`` with a plugin whose messages "sleep" and "compute" occupy the reactor for seconds; the second
+#: one is a single call in C, during which no other thread runs.
+STALLING = """
+import sys, time
+from fyrehose.cli import main
+from lines.server import LineProtocol
+from lines.session import Published
+
+def published(self, event):
+    if event.payload == b"sleep":
+        time.sleep(4)
+    elif event.payload == b"compute":
+        began = time.thread_time()
+        size = 1_000_000
+        while time.thread_time() - began < 1:
+            began = time.thread_time()
+            sum(range(size := 2 * size))
+        sum(range(5 * size))
+    LineProtocol.published(self, event)
+
+LineProtocol.handlers = {**LineProtocol.handlers, Published: published}
+sys.argv[:] = ["fyrehose", "serve", *sys.argv[2:]]
+main()
+"""
+
+
+def test_a_stalled_reactor_is_logged_with_its_stack_and_peer_and_counted(
+    start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(60)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        words = ("--listen", LINES, "--listen", "admin=tcp:0:interface=127.0.0.1", "--option", "server.drain=0s")
+        server = start(*words, command=(sys.executable, "-c", STALLING), before=(), name=())
+        admin = f"http://127.0.0.1:{server.port('admin')}"
+        assert json.loads(get(f"{admin}/health")[1])["stalls"] == 0
+        assert manager.recv(1000).splitlines()[1] == b"STATUS=serving"
+        with connect(server.port("lines")) as peer:
+            address = f"127.0.0.1:{peer.getsockname()[1]}"
+            for count, call in enumerate(("sleep", "compute"), 1):
+                peer.sendall(b"+log %b\n" % call.encode())
+                assert receive(peer, 4)
+                health = json.loads(get(f"{admin}/health")[1])
+                assert (health["ok"], health["stalls"]) == (True, count)
+                assert health["longest_turn"] > 2
+                status = manager.recv(1000)
+                if call == "sleep" or status != b"STATUS=serving":  # the thread may run too late to see the call in C
+                    assert (
+                        status == b"STATUS=a turn of the reactor takes more than 2 s, serving lines " + address.encode()
+                    )
+                    assert manager.recv(1000) == b"STATUS=serving"
+        assert f"fyrehose_reactor_stalls_total {2.0}" in get(f"{admin}/metrics")[1].decode()
+    first, _, rest = server.log.partition("a turn of the reactor took ")
+    assert f"a turn of the reactor takes more than 2 s, serving lines {address}; nobody else is served" in first
+    assert ", in published\n" in first, "the stack"
+    assert "a turn of the reactor took " in rest
+    assert server.stop() == 0
+
+
+def test_a_suspended_process_is_no_stall(start: Any) -> None:
+    server = start("--listen", LINES, "--listen", "admin=tcp:0:interface=127.0.0.1")
+    server.process.send_signal(signal.SIGSTOP)
+    time.sleep(4)
+    server.process.send_signal(signal.SIGCONT)
+    publish(server.port("lines"), b"one")
+    server.wait_for("the process did not run for ")
+    assert "a turn of the reactor" not in server.log
+    health = json.loads(get(f"http://127.0.0.1:{server.port('admin')}/health")[1])
+    assert (health["ok"], health["stalls"]) == (True, 0)
+
+
+def test_aborted_server_writes_the_stacks_of_its_threads(start: Any) -> None:
+    """systemd aborts a server whose reactor hangs."""
+    server = start("--listen", LINES)
+    assert server.stop(signal.SIGABRT) == -signal.SIGABRT
+    assert "Fatal Python error: Aborted" in server.errors
+    assert "watchdog.py" in server.errors
+    assert " in mainLoop" in server.errors
 
 
 def test_ctrl_c_is_a_stop_like_any_other(start: Any) -> None:

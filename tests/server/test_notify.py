@@ -71,6 +71,17 @@ def test_without_a_watchdog_nothing_is_sent_regularly(environment: dict[str, str
         assert not clock.getDelayedCalls()
 
 
+def test_stall_is_shown_until_it_has_ended(listening: tuple[str, socket.socket]) -> None:
+    address, manager = listening
+    told = ServiceManager.from_environment(Clock(), {"NOTIFY_SOCKET": address})
+    for announce, status in ((told.ready, "serving"), (told.stopping, "draining")):
+        announce(status)
+        heard(manager)
+        told.stalled("a turn takes long")
+        told.recovered()
+        assert heard(manager) == [["STATUS=a turn takes long"], [f"STATUS={status}"]], "and no WATCHDOG=1"
+
+
 def test_without_a_manager_nothing_happens(log_lines: list[str]) -> None:
     clock = Clock()
     told = ServiceManager.from_environment(clock, {"WATCHDOG_USEC": "1000000"})

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -508,6 +509,17 @@ def test_the_service_manager_is_notified(ending: list[Any], tmp_path: Path, monk
         assert manager.recv(1000) == b"STOPPING=1\nSTATUS=stopping"
 
 
+def test_the_watchdog_runs_while_the_server_serves(ending: list[Any], tmp_path: Path) -> None:
+    server = ServerProcess(StoppingReactor(), parsed("--listen", "figg=unix:/run/figg").resolved)
+    threads = set(threading.enumerate())
+    assert not server.reactor.getDelayedCalls()
+    server.fyrehose.running = 1
+    server._started(None)
+    assert [thread.name for thread in set(threading.enumerate()) - threads] == ["watchdog"]
+    server.stopService()
+    assert set(threading.enumerate()) == threads
+
+
 class TestDraining:
     """After SIGTERM the server serves everything for a while, and says that it is not ready."""
 
@@ -515,6 +527,7 @@ class TestDraining:
         server = ServerProcess(StoppingReactor(), parsed("--listen", "figg=unix:/run/figg", *words).resolved)
         server.fyrehose.running = 1
         server._started(None)
+        server.watchdog.stop()  # nothing advances the clock of this reactor
         return server
 
     def test_a_server_in_a_terminal_or_a_script_does_not_drain(self, ending: list[Any]) -> None:

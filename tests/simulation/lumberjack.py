@@ -16,6 +16,7 @@ from world import Violation, World
 
 from fyrehose.errors import Closed
 from fyrehose.protocols.lumberjack.client import LumberjackClient
+from fyrehose.protocols.lumberjack.limits import MAX_INFLATED
 from fyrehose.protocols.lumberjack.plugin import plugin
 from fyrehose.protocols.lumberjack.server import LumberjackSettings
 
@@ -102,6 +103,7 @@ class Writer:
     history: History
     name: str
     servers: tuple[str, ...]
+    limited: bool  #: whether the server refuses large windows, of which version 1 never gets a part acknowledged
     client: LumberjackClient = attrs.field(init=False)
     connections: int = 0
     connected: bool = False
@@ -116,7 +118,7 @@ class Writer:
             [Endpoint(self.world, self.name, PORT, partial(Tap, self.history, version), servers=self.servers)],
             version=version,
             compression=dice.choice((0, 3)),
-            window=dice.choice((1, 5, 50)),
+            window=1 if self.limited and version == 1 else dice.choice((1, 5, 50)),
             pipelining=dice.choice((1, 2, 5)),
             timeout=dice.choice((6.0, 30.0)),
             on_state=self._state,
@@ -160,12 +162,16 @@ class Lumberjack:
 
     def __init__(self, world: World, server: Server, history: History, herd: int = 0) -> None:
         self.world = world
+        # Windows beyond this are refused, and arrive in several attempts; each event fits.
+        largest = MAX_INFLATED if world.large else world.random.choice((MAX_INFLATED, 4_000, 20_000))
+        settings = LumberjackSettings(max_inflated=largest)
         server.listen(
-            lambda host, broker: plugin.make_service(host, broker, f"tcp:{PORT}", LumberjackSettings()),
+            lambda host, broker: plugin.make_service(host, broker, f"tcp:{PORT}", settings),
             plugin.only_leading,
         )
         count = herd or world.random.randint(1, 3)
-        self.writers = [Writer(world, history, f"lumberjack-{n}", server.names) for n in range(count)]
+        limited = largest < MAX_INFLATED
+        self.writers = [Writer(world, history, f"lumberjack-{n}", server.names, limited) for n in range(count)]
 
     def step(self) -> None:
         if self.world.random.random() < 0.5:

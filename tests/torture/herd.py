@@ -79,7 +79,8 @@ class Run:
         return outcomes
 
     def look(self) -> None:
-        bad = [line for line in self.server.log.splitlines() if "Traceback" in line or "#critical]" in line]
+        signs = ("Traceback", "#critical]", "a turn of the reactor takes")
+        bad = [line for line in self.server.log.splitlines() if any(sign in line for sign in signs)]
         self.problems += bad[:3]
         if self.server.process.poll() is not None:
             raise servers.ServerEnded(f"the server ended with {self.server.process.returncode}")

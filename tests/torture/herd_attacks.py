@@ -10,6 +10,7 @@
     deaf-dealers   clients of the event bus that ask for everything and never read it
     refusals       connections that are refused for what they say, and come back at once
     patterns       named subscriptions of patterns, lists by the worst patterns, and streams that nearly match them
+    bombs          a large compressed frame of lumberjack that is refused near its end, again and again
 
 An attack says what it did, and what it may not have been able to do.
 """
@@ -25,6 +26,7 @@ import socket
 import struct
 import time
 import uuid
+import zlib
 from collections.abc import Callable
 from http.client import HTTPConnection
 from multiprocessing.connection import Connection
@@ -375,6 +377,27 @@ def patterns(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
     return f"answers by status: {counts}", wrong
 
 
+def bombs(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
+    """What is stored of the frame is acknowledged once; after that, it is not even inflated for a minute."""
+    events = b"".join(b"2J" + struct.pack(">II", number, 1000) + b"x" * 1000 for number in range(1, 513))
+    body = zlib.compress(events + b"2A" + bytes(4), 0)
+    frame = b"2W" + struct.pack(">I", 1000) + b"2C" + struct.pack(">I", len(body)) + body
+    sent = acknowledged = 0
+    began = time.monotonic()
+    while not stopped(0):
+        peer = connect(ports["lumberjack"], address)
+        if peer is None:
+            continue
+        with contextlib.suppress(OSError), peer:
+            sent += 1
+            peer.sendall(frame)
+            while answer := peer.recv(6, socket.MSG_WAITALL):
+                acknowledged += answer[2:] != bytes(4)
+    most = 1 + int((time.monotonic() - began) / 60)
+    wrong = f"{acknowledged} of {sent} frames were stored and acknowledged; expected 1 to {most}"
+    return f"sent {sent} frames, {acknowledged} acknowledged", [wrong] * (not 1 <= acknowledged <= most)
+
+
 ATTACKS: dict[str, Callable[[dict[str, int], str, Stopped], Said]] = {
     "trickle": trickle,
     "streams": streams,
@@ -386,4 +409,5 @@ ATTACKS: dict[str, Callable[[dict[str, int], str, Stopped], Said]] = {
     "deaf-dealers": deaf_dealers,
     "refusals": refusals,
     "patterns": patterns,
+    "bombs": bombs,
 }

@@ -362,6 +362,20 @@ MUTANTS = (
         "tests/protocols/lumberjack/test_windows.py tests/protocols/lumberjack/test_session.py",
     ),
     Mutant(
+        "lumberjack: a part of a frame that is not verified is acknowledged",
+        _WINDOWS,
+        "            if events and frame < self._sealed:",
+        "            if events:",
+        "tests/protocols/lumberjack/test_windows.py",
+    ),
+    Mutant(
+        "lumberjack: a refused writer does not learn what is stored",
+        "fyrehose/protocols/lumberjack/server.py",
+        "        self.session.conclude()",
+        "        pass",
+        "tests/protocols/lumberjack/test_refused.py",
+    ),
+    Mutant(
         "lumberjack: a part is acknowledged again",
         _WINDOWS,
         "        window.acknowledged = window.durable\n",
@@ -378,7 +392,7 @@ MUTANTS = (
     Mutant(
         "lumberjack: a bomb goes off",
         "fyrehose/protocols/lumberjack/inflate.py",
-        "            if self.inflated > self.limit:\n",
+        "            if self.inflated + len(piece) > self.limit:\n",
         "            if False:\n",
         "tests/protocols/lumberjack/test_inflate.py",
     ),

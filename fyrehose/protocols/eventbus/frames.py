@@ -92,8 +92,10 @@ class Subtrees:
             raise RemoteProtocolError("too-many-subtrees", f"{len(spec)} bytes, at most {MAX_SUBTREES} are allowed")
         if (longest := max(map(len, parts))) > MAX_SUBTREE:
             raise RemoteProtocolError("subtree-too-long", f"{longest} bytes, at most {MAX_SUBTREE} are allowed")
-        if not lenient and not all(part.startswith(b"/") and part.endswith(b"/") for part in parts):
-            raise RemoteProtocolError("bad-subtree", "a subtree does not begin and end with a slash")
+        for part in () if lenient else parts:
+            if not (part.startswith(b"/") and part.endswith(b"/")):
+                shown = part.decode(errors="replace")
+                raise RemoteProtocolError("bad-subtree", f"{shown!r} does not begin and end with a slash")
         try:
             return cls(spec, tuple(part.decode() for part in parts))
         except UnicodeDecodeError:

@@ -63,6 +63,8 @@ BROADCAST_MEMORY = 256 << 20
 BROADCAST_LOOK = 0.02
 #: Delay before events are published again that a full disk refused, in seconds.
 FULL_WAIT = 5.0
+#: The most networks whose clients are logged because they cannot read broadcasts; further ones are only counted.
+MOST_WARNED = 1_000
 #: How long a stopping server continues to read events that clients have sent, in seconds.
 READ_TIMEOUT = 1.0
 #: How long a stopping server waits until accepted events are durable and broadcast, in seconds.
@@ -108,7 +110,7 @@ class EventBusServer:
         # Snapshots.
         self._serving: IDelayedCall | None = None
         self._parked_checked = 0.0
-        self._dialect_warned = False
+        self._warned: set[str] = set()  #: networks of clients of the reference program that were logged
         # Stopping.
         self._stopping = False
         self._stopped: Deferred[None] | None = None
@@ -190,15 +192,17 @@ class EventBusServer:
 
     def _warn_of_dialect(self, host: str) -> None:
         self._broker.counters.add(PROTOCOL, "decimal-requests")
-        if not self._dialect_warned:
-            self._dialect_warned = True
+        network = network_of(host)
+        if network not in self._warned and len(self._warned) < MOST_WARNED:
+            self._warned.add(network)
             log.warn(
                 "{protocol}: {host} at {port} sends sequences as decimal text, but this listener broadcasts them in "
-                "binary: clients of the reference program (Node) drop every broadcast; pass "
-                "--option eventbus.sequence=decimal, or open a second listener for them (logged once)",
+                "binary: clients of the reference program (Node) drop every broadcast; pass {options}, or open a "
+                "second listener for them (logged once for each address)",
                 protocol=PROTOCOL,
                 host=host,
                 port=self._snapshot.name,
+                options=self._settings.options_for_reference,
             )
 
     def serve_snapshots(self) -> None:

@@ -91,7 +91,7 @@ class EventBusServerSession:
         listener, identity = self._settings.sequence, message[0]
         try:
             frames, delimiter = without_delimiter(_whole(message, count), counts=(2, 3))
-            request = SyncStart.parse(frames, lenient=self._settings.subtrees is Syntax.REFERENCE)
+            request = self._parse(frames)
             account = self.pool.account(identity, network)
             snapshot = SnapshotAnswer(
                 identity, request, delimiter, request.dialect or listener, account, host, descriptor
@@ -101,6 +101,19 @@ class EventBusServerSession:
             return error
         wrong_dialect = request.dialect is Dialect.DECIMAL and listener is Dialect.BINARY
         return Requested(replaced=replaced is not None, wrong_dialect=wrong_dialect)
+
+    def _parse(self, frames: Sequence[bytes]) -> SyncStart:
+        """Parse a SYNCSTART; an error about its subtrees names the options that would accept them."""
+        lenient = self._settings.subtrees is Syntax.REFERENCE
+        try:
+            return SyncStart.parse(frames, lenient=lenient)
+        except RemoteProtocolError as error:
+            if error.cause != "bad-subtree" or lenient:
+                raise
+            detail = str(error).removeprefix(f"{error.cause}: ")
+            options = self._settings.options_for_reference
+            advice = f"for clients of the reference program (Node) pass {options}"
+            raise RemoteProtocolError(error.cause, f"{detail}; {advice}") from None
 
     def take(self) -> EventBatch | None:
         """Return the events since the last call, or None if there are none."""

@@ -55,6 +55,13 @@ class EventBusSettings:
     )
     stall_timeout: float = option(30.0, duration, "cancel a snapshot whose client has read nothing for this time")
 
+    @property
+    def options_for_reference(self) -> str:
+        """Return the options that this listener lacks to serve clients of the reference program, as they are passed."""
+        options = ["eventbus.subtrees=reference"] if self.subtrees is Syntax.TEXT else []
+        options += ["eventbus.sequence=decimal"] if self.sequence is Dialect.BINARY else []
+        return " ".join(f"--option {option}" for option in options)
+
     def __attrs_post_init__(self) -> None:
         if self.max_payload > MAX_PAYLOAD:
             raise ValueError(f"max_payload may be at most {MAX_PAYLOAD}, not {self.max_payload}")

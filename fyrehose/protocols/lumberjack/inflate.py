@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import zlib
 from contextlib import suppress
+from hashlib import sha256
 from typing import Any
 
 import attrs
@@ -36,6 +37,8 @@ PIECE = 256 << 10
 WHOLE = 1 << 20
 #: Memory of a decompressor (its window and tables), in bytes.
 ENGINE = 96 << 10
+#: The largest ratio that a zlib stream reaches: 258 bytes for two bits.
+RATIO = 1_032
 #: Input of one call, in bytes; small, because zlib copies the input that it does not consume.
 _INPUT = 16 << 10
 #: Smallest output that one call may produce, in bytes, even if less than that is left of a turn.
@@ -52,6 +55,8 @@ class Inflation:
     :ivar inflated: number of bytes inflated so far
     :ivar frame_size: size of the frame at the start of ``data``, as far as it is known; 0 between frames
     :ivar done: True if the stream was inflated to its end and its checksum matches
+    :ivar exceeded: the error to raise after ``data`` was parsed, because the stream exceeds ``limit``
+    :ivar digest: identifies the frame if it was determined, see :meth:`digest_of`; empty otherwise
     """
 
     left: int
@@ -59,6 +64,8 @@ class Inflation:
     inflated: int = attrs.field(default=0, init=False)
     frame_size: int = attrs.field(default=0, init=False)
     done: bool = attrs.field(default=False, init=False)
+    exceeded: RemoteProtocolError | None = attrs.field(default=None, init=False)
+    digest: bytes = attrs.field(default=b"", init=False)
     _size: int = attrs.field(init=False)
     _data: bytearray = attrs.field(factory=bytearray, init=False)
     #: what was inflated since ``data`` was last asked for, and its size in bytes
@@ -87,7 +94,7 @@ class Inflation:
     @property
     def full(self) -> bool:
         """True if ``data`` must be parsed before more is inflated."""
-        return self.done or self.unparsed > max(WHOLE, self.frame_size)
+        return self.done or self.exceeded is not None or self.unparsed > max(WHOLE, self.frame_size)
 
     @property
     def input_needed(self) -> int:
@@ -102,7 +109,7 @@ class Inflation:
     @property
     def needs(self) -> int:
         """Size in bytes to which ``data`` may grow before a frame can be parsed."""
-        if self.done:
+        if self.done or self.exceeded is not None:
             return self.unparsed
         return max(self.unparsed, self.frame_size, WHOLE) + PIECE
 
@@ -111,14 +118,32 @@ class Inflation:
         """Memory in use, in bytes."""
         return self.unparsed + len(self._tail) + (ENGINE if self._engine is not None and self.inflated else 0)
 
+    @property
+    def may_be_refused_late(self) -> bool:
+        """True if a refusal may follow after many of its events were stored: it is large, or may be a bomb."""
+        return self._size > PIECE or self._size * RATIO > self.limit
+
+    def digest_of(self, source: bytearray, at: int, version: int) -> bytes:
+        """Return a digest of the frame of *version*, from its size and its beginning.
+
+        :param source: contains the first PIECE bytes of the payload from *at* on
+        """
+        beginning = memoryview(source)[at : at + min(self._size, PIECE)]
+        return sha256(b"%d:%d:" % (version, self._size) + beginning).digest()
+
+    @property
+    def digest_is_whole(self) -> bool:
+        """True if the digest covers the whole frame, so that a frame with the same digest has the same content."""
+        return self._size <= PIECE
+
     def inflate(self, source: bytearray, at: int, most: int) -> int:
-        """Inflate about *most* bytes of the payload in *source* from *at* on.
+        """Inflate about *most* bytes of the payload in *source* from *at* on, and at the most ``limit`` in all.
 
         :return: the position of the payload that was not consumed
-        :raises RemoteProtocolError: the payload is no zlib stream, ends early, or exceeds ``limit``
+        :raises RemoteProtocolError: the payload is no zlib stream, or ends early
         """
         stop = self.inflated + most
-        while not self.done and self.inflated < stop:
+        while not self.done and self.exceeded is None and self.inflated < stop:
             if not self._tail:
                 size = min(_INPUT, self.left, len(source) - at)
                 if not size and self.left:
@@ -131,21 +156,28 @@ class Inflation:
             except _ERRORS as error:
                 raise RemoteProtocolError("bad-compression", str(error)) from None
             self._tail = self._engine.unconsumed_tail
+            if self.inflated + len(piece) > self.limit:
+                piece = piece[: self.limit - self.inflated]
+                self.exceeded = self._bomb()
             self._pieces.append(piece)
             self._pieces_size += len(piece)
             self.inflated += len(piece)
-            if self.inflated > self.limit:
-                raise RemoteProtocolError(
-                    "decompression-bomb",
-                    f"a compressed frame of {self._size} bytes inflates to more than {self.limit}; the writer will "
-                    "send it again and again: lower its bulk_max_size, or raise the option lumberjack.max-inflated",
-                )
-            if self._engine.eof:
+            if self.exceeded is not None:
+                self._tail, self._engine = b"", None
+            elif self._engine.eof:
                 self.done = True
                 self._tail, self._engine = b"", None
             elif not piece and not self._tail and not self.left:
                 raise RemoteProtocolError("bad-compression", "the zlib stream ends early")
         return at
+
+    def _bomb(self) -> RemoteProtocolError:
+        return RemoteProtocolError(
+            "decompression-bomb",
+            f"a compressed frame of {self._size} bytes inflates to more than {self.limit}; the writer needs several "
+            "attempts, or sends it again and again: lower its bulk_max_size, or raise the option "
+            "lumberjack.max-inflated",
+        )
 
     def skip(self, available: int) -> int:
         """Skip bytes after the end of the stream, which some writers send; return their number."""

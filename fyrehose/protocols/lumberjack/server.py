@@ -25,7 +25,9 @@ from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import duration, name, option, size
 from fyrehose.protocols.lumberjack.frames import MAX_FRAME, EventRun
-from fyrehose.protocols.lumberjack.session import MAX_INFLATED, LumberjackLimits, LumberjackServerSession
+from fyrehose.protocols.lumberjack.limits import MAX_INFLATED, LumberjackLimits
+from fyrehose.protocols.lumberjack.refused import RefusedFrames
+from fyrehose.protocols.lumberjack.session import LumberjackServerSession
 from fyrehose.protocols.lumberjack.turns import READ, SMALL_READ, Outcome, Turns
 from fyrehose.records import Run
 
@@ -94,6 +96,7 @@ class LumberjackProtocol(SessionProtocol):
 
     def connectionMade(self) -> None:
         super().connectionMade()
+        self.session.refused = self.factory.refused.of(self.network)
         self._acknowledged_at = self._received_at = self.clock.seconds()
         self.watch_idle(self.settings.idle_timeout)
 
@@ -171,10 +174,12 @@ class LumberjackProtocol(SessionProtocol):
         super().settled()
 
     def finish(self) -> None:
-        if not self.in_flight.count:
-            self.session.acknowledge_part()  # so that the writer does not resend durable events
         super().finish()
         self._stop_working()
+
+    def hang_up(self) -> None:
+        self.session.conclude()  # so that the writer does not resend durable events
+        super().hang_up()
 
     def is_idle(self) -> bool:
         return super().is_idle() and not self._busy
@@ -220,8 +225,6 @@ class LumberjackProtocol(SessionProtocol):
 
     def _durable(self, events: int, firsts: tuple[int, ...]) -> None:
         self.session.durable(events)
-        if self.phase is Phase.SETTLING and self.in_flight.count == 1:  # the last publish in flight is durable
-            self.session.acknowledge_part()
         self.active_at = self.clock.seconds()
         if self.session.has_output:
             self._acknowledged_at = self.active_at
@@ -310,3 +313,4 @@ class LumberjackFactory(SessionFactory):
         super().__init__(broker, settings, reactor)
         self.turns = Turns(self.clock, broker.budget)
         self.limits = self.settings.limits
+        self.refused = RefusedFrames(self.clock.seconds)

@@ -11,8 +11,10 @@ the next turn.  Only ``process`` inflates; ``needs`` tells beforehand how much m
                |         ^
                C -> inflated, a slice at a time
 
-After a protocol violation the last event is Broken.  The events before it are valid, but a window with events in a
-malformed compressed frame is never acknowledged.
+After a protocol violation the last event is Broken.  The events before it are valid.  When they are durable,
+``conclude`` acknowledges them to a writer of version 2, except for those of a damaged compressed frame.  Writers read
+acknowledgements only after they have sent the whole window; so the session drops the rest of a refused compressed frame
+of version 2 as it arrives, and Broken follows it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,6 @@ from fyrehose.protocols.lumberjack.frames import (
     DIGITS,
     LONG,
     MAX_EVENT,
-    MAX_FRAME,
     SHORT,
     WRITER_FRAMES,
     Ack,
@@ -41,45 +42,16 @@ from fyrehose.protocols.lumberjack.frames import (
     too_large,
 )
 from fyrehose.protocols.lumberjack.inflate import PIECE, Inflation
+from fyrehose.protocols.lumberjack.limits import LumberjackLimits
+from fyrehose.protocols.lumberjack.refused import RefusedFramesOf
 from fyrehose.protocols.lumberjack.windows import Windows
 
 Event = EventRun | Broken
 
-#: Default limit of the inflated size of one compressed frame, in bytes: 2,048 events of 512 KiB.
-MAX_INFLATED = 1 << 30
 #: Cost of a D frame, which is converted to JSON, and of a run, in units of one J frame (see
 #: ``LumberjackLimits.turn_events``).
 PAIRS_WORK = 4
 RUN_WORK = 16
-
-
-@attrs.frozen(kw_only=True)
-class LumberjackLimits:
-    """Limits of a session.
-
-    :ivar max_frame: largest document and largest compressed frame, in bytes; D frames are also limited to MAX_EVENT
-    :ivar max_inflated: limit of the inflated size of one compressed frame, in bytes
-    :ivar turn_bytes: limit of a turn in bytes; more than one read
-    :ivar turn_events: limit of a turn in units of the work for one J frame
-    :ivar turn_inflated: limit of a turn in inflated bytes
-    :ivar max_windows: number of unacknowledged windows at which the session stops processing
-    :ivar topic: the keys that lead to an event's topic; empty: events have no topic
-    :ivar topic_bytes: number of bytes of an event in which the topic is searched
-    """
-
-    max_frame: int = MAX_FRAME
-    max_inflated: int = MAX_INFLATED
-    turn_bytes: int = 1_280 << 10
-    turn_events: int = 4_096
-    turn_inflated: int = 256 << 10
-    max_windows: int = 1_000
-    topic: tuple[bytes, ...] = (b"@metadata", b"beat")
-    topic_bytes: int = 4 << 10
-
-    @property
-    def max_event(self) -> int:
-        """Largest document that becomes one record, and largest D frame, in bytes."""
-        return min(self.max_frame, MAX_EVENT)
 
 
 @attrs.define(eq=False)
@@ -95,6 +67,21 @@ class Document:
 
 
 @attrs.define(eq=False)
+class Refusal:
+    """A protocol violation; in a compressed frame, its rest may still arrive.
+
+    :ivar missing: number of bytes of the frame that have not arrived
+    :ivar digest: identifies the frame; empty: none is remembered
+    :ivar hopeless: True if the same frame will bring nothing when it comes again
+    """
+
+    error: RemoteProtocolError
+    missing: int = 0
+    digest: bytes = b""
+    hopeless: bool = False
+
+
+@attrs.define(eq=False)
 class LumberjackServerSession:
     """The reader's state of one connection.
 
@@ -102,9 +89,11 @@ class LumberjackServerSession:
         a compressed frame the next piece and the inflated data before it; 0 between frames
     :ivar frames: number of complete frames received
     :ivar more_work: True if received data waits for :meth:`process`
+    :ivar refused: remembers the compressed frames that were refused on other connections; None: nothing does
     """
 
     limits: LumberjackLimits = LumberjackLimits()
+    refused: RefusedFramesOf | None = None
     expected: int = attrs.field(default=0, init=False)
     frames: int = attrs.field(default=0, init=False)
     more_work: bool = attrs.field(default=False, init=False)
@@ -123,6 +112,10 @@ class LumberjackServerSession:
     _work_each: int = attrs.field(default=4, init=False)
     _free_runs: int = attrs.field(init=False)
     _broken: bool = attrs.field(default=False, init=False)
+    _refusal: Refusal | None = attrs.field(default=None, init=False)
+    _missing: int = attrs.field(default=0, init=False)  #: bytes of the compressed frame that have not arrived
+    #: True if a compressed frame was damaged: what it contained may not be what the writer sent
+    _damaged: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._columns = Columns(self.limits.topic, self.limits.topic_bytes)
@@ -136,12 +129,14 @@ class LumberjackServerSession:
         """
         if self._broken:
             return []
+        if self._refusal is not None:
+            return self._drop_rest(self._refusal, len(data))
         self._buffer += data
         return [] if self.more_work else self._turn(0)
 
     def postpone(self) -> None:
         """Only buffer received data until :meth:`process` is called."""
-        if not self._broken:
+        if not self._broken and self._refusal is None:
             self.more_work = True
             self.expected = 0
 
@@ -150,15 +145,15 @@ class LumberjackServerSession:
 
         :param granted: memory for inflating, in bytes; the turn inflates only while :attr:`needs` does not exceed it
         """
-        return [] if self._broken else self._turn(granted)
+        return [] if self._broken or self._refusal is not None else self._turn(granted)
 
     def receive_eof(self) -> list[Event]:
-        """Handle the end of the writer's data: drop all buffers."""
+        """Handle the end of the writer's data: drop all buffers, and return a violation that was not reported yet."""
+        refusal = self._refusal
         self._buffer.clear()
         self._inflation = self._fields = self._document = None
-        self.more_work = False
-        self.expected = 0
-        return []
+        self.more_work, self.expected = False, 0
+        return [] if refusal is None else [self._break(refusal)]
 
     @property
     def windows_full(self) -> bool:
@@ -200,6 +195,18 @@ class LumberjackServerSession:
         """Acknowledge the durable events of an incomplete window to a writer of version 2."""
         self._send(self._windows.partial_acks())
 
+    def conclude(self) -> None:
+        """Acknowledge what is durable, because the connection ends and no more of it will be.
+
+        This includes the events of a compressed frame whose end, and so its checksum, will never be read, so that the
+        writer does not send them again.  It excludes those of a damaged one.  A writer of version 1 gets
+        acknowledgements of whole windows only.
+        """
+        if not self._damaged:
+            self._windows.seal()
+        self._send(self._windows.acks())
+        self.acknowledge_part()
+
     def acknowledge_silence(self) -> None:
         """Acknowledge the received events to a writer of version 1 that fell silent within its window."""
         self._send(self._windows.silence_acks())
@@ -234,18 +241,43 @@ class LumberjackServerSession:
         self._bytes, self._events = self.limits.turn_bytes, self.limits.turn_events
         self._inflated = self.limits.turn_inflated
         self._free_runs = 1  # every turn makes at least one run, which costs nothing extra
-        self.more_work = False
-        self.expected = 0
+        self.more_work, self.expected = False, 0
         broken: list[Event] = []
         try:
             self._work(granted)
         except RemoteProtocolError as error:
-            self._broken, self.more_work = True, False
-            self._buffer.clear()
-            self._inflation = self._fields = self._document = None
-            broken.append(Broken(error=error))
+            broken = self._refuse(error)
         self._send(self._windows.acks())
         return [*self._columns.take(), *broken]
+
+    def _refuse(self, error: RemoteProtocolError) -> list[Event]:
+        """Stop parsing; return Broken, or nothing if the rest of a compressed frame must arrive before."""
+        self._damaged = error.cause == "bad-compression"
+        refusal = Refusal(error)
+        if self._inflation is not None:
+            # A frame that was damaged on its way has the same beginning when it comes again.
+            same = self._inflation.digest_is_whole or error.cause == "decompression-bomb"
+            told = self.version == 2 and not self._damaged and self._windows.unverified > 0
+            refusal.digest, refusal.hopeless = self._inflation.digest, same and not told
+            refusal.missing = 0 if self.version == 1 or error.cause == "refused-before" else self._missing
+        self._buffer.clear()
+        self._inflation = self._fields = self._document = None
+        self.more_work = False
+        self._refusal = refusal
+        return self._drop_rest(refusal, 0)
+
+    def _drop_rest(self, refusal: Refusal, size: int) -> list[Event]:
+        """Drop *size* bytes of the rest of a refused frame; return Broken when all of it has arrived."""
+        refusal.missing -= size
+        self.expected = max(0, min(refusal.missing, PIECE))
+        return [] if refusal.missing > 0 else [self._break(refusal)]
+
+    def _break(self, refusal: Refusal) -> Broken:
+        """End the session, and remember the compressed frame that was refused."""
+        self._broken, self._refusal, self.expected = True, None, 0
+        if self.refused is not None and refusal.digest:
+            self.refused.add(refusal.digest, str(refusal.error), hopeless=refusal.hopeless)
+        return Broken(error=refusal.error)
 
     @property
     def _spent(self) -> bool:
@@ -259,6 +291,7 @@ class LumberjackServerSession:
                 at = self._parse(self._buffer, at, None)
                 stop = self._inflation is None
             else:
+                self._missing = inflation.left - (len(self._buffer) - at)
                 at, stop = self._inflate(inflation, at, granted)
         del self._buffer[:at]
 
@@ -271,6 +304,8 @@ class LumberjackServerSession:
             self._parse_inflated(inflation)
         if self._spent:
             self.more_work = True
+        elif inflation.exceeded is not None:
+            raise inflation.exceeded
         elif inflation.done:
             return self._finish(inflation, at)
         elif len(self._buffer) - at < inflation.input_needed:
@@ -278,11 +313,23 @@ class LumberjackServerSession:
         elif self._inflated <= 0 or inflation.needs > granted:
             self.more_work = True
         else:
+            if not inflation.inflated:
+                self._check_repeated(inflation, at)
             before = inflation.inflated
             at = inflation.inflate(self._buffer, at, self._inflated)
             self._inflated -= inflation.inflated - before
             return at, False
         return at, True
+
+    def _check_repeated(self, inflation: Inflation, at: int) -> None:
+        """Refuse a compressed frame that was refused before; its first bytes are in the buffer from *at* on."""
+        if self.refused is None or not inflation.may_be_refused_late:
+            return
+        digest = inflation.digest_of(self._buffer, at, self.version)
+        reason = self.refused.reason(digest)
+        if reason:
+            raise RemoteProtocolError("refused-before", f"the same frame came before, and is not inflated: {reason}")
+        inflation.digest = digest
 
     def _parse_inflated(self, inflation: Inflation) -> None:
         data = inflation.data

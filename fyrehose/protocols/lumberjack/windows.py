@@ -23,7 +23,9 @@ class OpenWindow:
 
     :ivar size: number of announced events; None if the writer sent no W frame
     :ivar last: sequence of the last event received
-    :ivar durable_last: sequence of the last durable event
+    :ivar durable: number of durable events, without those of ``unverified``
+    :ivar durable_last: sequence of the last of them
+    :ivar unverified: number and last sequence of durable events in a compressed frame that is not verified yet
     :ivar acknowledged: number of events that a partial acknowledgement covered
     :ivar finished: True if no further event belongs to the window
     :ivar sealed: False while a compressed frame with some of its events is not verified completely
@@ -36,6 +38,7 @@ class OpenWindow:
     last: int = 0
     durable: int = 0
     durable_last: int = 0
+    unverified: tuple[int, int] = (0, 0)
     acknowledged: int = 0
     finished: bool = False
     times: int = 1  #: number of consecutive empty windows that this object represents
@@ -52,12 +55,16 @@ class Windows:
 
     :ivar version: version of the last frame; 0 before the first one
     :ivar unsealed: windows with events in the compressed frame that is being inflated
+    :ivar unverified: number of events received in that frame
     """
 
     version: int = attrs.field(default=0, init=False)
     _windows: deque[OpenWindow] = attrs.field(factory=deque, init=False)
-    _pieces: deque[tuple[OpenWindow, int, int, int]] = attrs.field(factory=deque, init=False)
+    #: received pieces that are not durable: window, records, events, last sequence, and the compressed frame
+    _pieces: deque[tuple[OpenWindow, int, int, int, int]] = attrs.field(factory=deque, init=False)
     unsealed: list[OpenWindow] = attrs.field(factory=list, init=False)
+    unverified: int = attrs.field(default=0, init=False)
+    _sealed: int = attrs.field(default=0, init=False)  #: ordinal of the compressed frame that is not verified yet
     _durable: int = attrs.field(default=0, init=False)
     _last_size: int | None = attrs.field(default=None, init=False)
 
@@ -108,27 +115,39 @@ class Windows:
         if not sealed and window.sealed:
             window.sealed = False
             self.unsealed.append(window)
-        self._pieces.append((window, count if records is None else records, count, last))
+        # A frame that is not compressed needs no checksum; its ordinal is that of a verified one.
+        frame = self._sealed - sealed
+        self._pieces.append((window, count if records is None else records, count, last, frame))
+        self.unverified += 0 if sealed else count
         if count:
             window.received += count
             window.last = last
             window.finished = window.received == window.size
 
     def seal(self) -> None:
-        """Record that the checksum of the compressed frame was verified."""
+        """Record that the checksum of the compressed frame was verified, or that its end will never be read."""
         for window in self.unsealed:
             window.sealed = True
+            count, last = window.unverified
+            window.unverified = (0, 0)
+            if count:
+                window.durable += count
+                window.durable_last = last
         self.unsealed.clear()
+        self.unverified = 0
+        self._sealed += 1
 
     def durable(self, count: int) -> None:
         """Record that the *count* oldest records became durable."""
         self._durable += count
         while self._pieces and self._pieces[0][1] <= self._durable:
-            window, records, events, last = self._pieces.popleft()
+            window, records, events, last, frame = self._pieces.popleft()
             self._durable -= records
-            if events:
+            if events and frame < self._sealed:
                 window.durable += events
                 window.durable_last = last
+            elif events:
+                window.unverified = (window.unverified[0] + events, last)
 
     def acks(self) -> list[Ack]:
         """Return the acknowledgements that are due, and remove their windows."""
@@ -177,7 +196,7 @@ class Windows:
 
     @staticmethod
     def _partial(window: OpenWindow) -> list[Ack]:
-        if not window.sealed or window.durable <= window.acknowledged:
+        if window.durable <= window.acknowledged:
             return []
         window.acknowledged = window.durable
         return [Ack(version=window.version, number=window.durable_last)]

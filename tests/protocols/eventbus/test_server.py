@@ -362,19 +362,38 @@ class TestSnapshots:
         world.pass_time(1)
         assert [frames[0] for frames in world.snapshot.take()] == [b"c", b"c"]
 
-    def test_dialect_mismatch_is_logged_once(self, make_world: Any, world: World, log_lines: list[str]) -> None:
+    def test_dialect_mismatch_is_logged_once_for_each_client(
+        self, make_world: Any, world: World, log_lines: list[str]
+    ) -> None:
         world.ask(b"SYNCSTART", b"", bytes(8))
         world.ask(b"SYNCSTART", b"", b"")
         assert world.count("decimal-requests") == 0
         for _ in range(2):
+            for host in ("10.0.0.1", "10.0.0.2"):
+                world.snapshot.origin = (host, 7)
+                world.ask(b"SYNCSTART", b"", b"0")
+        assert world.count("decimal-requests") == 4
+        lines = [line for line in log_lines if "decimal" in line]
+        for line, host in zip(lines, ("10.0.0.1", "10.0.0.2"), strict=True):
+            assert f"{host} at PORT sends sequences as decimal text" in line
+            assert "--option eventbus.subtrees=reference --option eventbus.sequence=decimal" in line
+        for number in range(2 * 1_000):
+            world.snapshot.origin = (f"10.1.{number // 250}.{number % 250}", 7)
             world.ask(b"SYNCSTART", b"", b"0")
-        assert world.count("decimal-requests") == 2
-        (line,) = [line for line in log_lines if "decimal" in line]
-        assert "10.0.0.1 at PORT sends sequences as decimal text" in line
-        assert "--option eventbus.sequence=decimal" in line
+        assert len([line for line in log_lines if "decimal" in line]) == 1_000, "the log has a limit, too"
         decimal = make_world(sequence=type(world.settings.sequence)("decimal"))
         decimal.ask(b"SYNCSTART", b"", b"0")
         assert decimal.count("decimal-requests") == 0
+
+    def test_refused_subtree_is_logged_with_the_options_that_help(
+        self, make_world: Any, world: World, log_lines: list[str]
+    ) -> None:
+        world.ask(b"SYNCSTART", b"sensor,/a/", b"0")
+        assert "bad-subtree from 10.0.0.1 at PORT (client 63): 'sensor,/a/' does not begin and end" in log_lines[-1]
+        assert "--option eventbus.subtrees=reference --option eventbus.sequence=decimal" in log_lines[-1]
+        decimal = make_world(sequence=type(world.settings.sequence)("decimal"))
+        decimal.ask(b"SYNCSTART", b"sensor", b"0")
+        assert log_lines[-1].endswith("pass --option eventbus.subtrees=reference")
 
     def test_a_refused_message_is_logged_with_its_address_and_port(self, world: World, log_lines: list[str]) -> None:
         world.publish(b"x")

@@ -481,20 +481,39 @@ class TestAttach:
         assert server.broker._fanout._places == {}
 
 
+VIOLATIONS = [
+    ("frame-too-large", pack(">HHI", 5, 1, 0xFFFFFFFF)),
+    ("bad-length", pack(">HHI", 5, 1, 3)),
+    ("unknown-type", pack(">HHI", 99, 1, 0)),
+    ("wrong-direction", pack(">HHI", 7, 1, 30)),
+    ("wrong-version", pack(">HHI", 5, 2, 30)),
+    ("bad-length", pack(">HHII", 5, 1, 20, 1) + b"t" + pack(">QI", 1, 2) + b"abc"),
+    ("bad-length", pack(">HHII", 5, 1, 20, 1) + b"t" + pack(">QI", 1, 4) + b"abc"),
+    ("bad-topic", pack(">HHII", 5, 1, 19, 0) + pack(">QI", 1, 3) + b"abcd"),
+]
+
+
 class TestProtocolViolations:
-    @pytest.mark.parametrize(
-        ("cause", "wire"),
-        [
-            ("frame-too-large", pack(">HHI", 5, 1, 0xFFFFFFFF)),
-            ("bad-length", pack(">HHI", 5, 1, 3)),
-            ("unknown-type", pack(">HHI", 99, 1, 0)),
-            ("wrong-direction", pack(">HHI", 7, 1, 30)),
-            ("wrong-version", pack(">HHI", 5, 2, 30)),
-            ("bad-length", pack(">HHII", 5, 1, 20, 1) + b"t" + pack(">QI", 1, 2) + b"abc"),
-            ("bad-length", pack(">HHII", 5, 1, 20, 1) + b"t" + pack(">QI", 1, 4) + b"abc"),
-            ("bad-topic", pack(">HHII", 5, 1, 19, 0) + pack(">QI", 1, 3) + b"abcd"),
-        ],
-    )
+    @pytest.mark.parametrize(("cause", "wire"), VIOLATIONS)
+    @pytest.mark.parametrize("attaches", [False, True], ids=["alone", "behind an ATTACH"])
+    def test_messages_before_a_violation_in_one_write_are_acknowledged(
+        self, cause: str, wire: bytes, attaches: bool
+    ) -> None:
+        server = make(auto=False)
+        peer = server.connect()
+        frames = [publish(1, b"one"), publish(2, b"two", topic="u")]
+        frames += [Attach(topic="v"), publish(3, b"three")] if attaches else []
+        peer.protocol.dataReceived(b"".join(frame.serialize() for frame in frames) + wire)
+        assert peer.hear() == []
+        server.journal.commit()
+        server.journal.commit()
+        expected = [Ack(number=2), Attached(topic="v", offset=0), Ack(number=3)] if attaches else [Ack(number=2)]
+        assert peer.hear() == expected, "before the connection is closed"
+        assert peer.transport.disconnecting
+        assert (server.stored("t"), server.stored("u")) == ([b"one", *[b"three"] * attaches], [b"two"])
+        assert server.count(cause) == 1
+
+    @pytest.mark.parametrize(("cause", "wire"), VIOLATIONS)
     def test_malformed_frame_closes_only_its_connection(self, cause: str, wire: bytes) -> None:
         server = make()
         bad, good, reader = server.connect(), server.connect(), server.connect()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import zlib
 from typing import Any
 
@@ -35,6 +36,8 @@ def whole(payload: bytes, most: int = 1 << 30, step: int = 1 << 20, arrives: int
             buffer += payload[came : came + arrives]
             came += arrives
         at = inflation.inflate(buffer, at, step)
+        if inflation.exceeded is not None:
+            raise inflation.exceeded
     raise AssertionError("no end after many turns")
 
 
@@ -142,9 +145,27 @@ def test_invalid_stream_is_refused() -> None:
 def test_bomb_is_refused_when_it_exceeds_the_limit() -> None:
     payload = bytearray(zlib.compress(b"\0" * (8 << 20), 9))
     inflation = Inflation(len(payload), 1 << 20)
-    with pytest.raises(RemoteProtocolError, match=r"decompression-bomb.*again and again.*lumberjack\.max-inflated"):
-        inflation.inflate(payload, 0, 1 << 30)
-    assert len(inflation.data) <= (1 << 20) + SLICE
+    at = inflation.inflate(payload, 0, 1 << 30)
+    assert re.search(r"decompression-bomb.*again and again.*lumberjack\.max-inflated", str(inflation.exceeded))
+    assert inflation.full
+    assert len(inflation.data) == inflation.needs == 1 << 20, "all that the limit allows is there to be parsed"
+    assert inflation.inflate(payload, at, 1 << 30) == at, "no more is inflated"
+
+
+def test_frames_that_may_be_refused_late_have_a_digest_of_their_beginning() -> None:
+    for size, limit, late in ((PIECE, 1 << 30, False), (PIECE + 1, 1 << 30, True), (100, 103_200, False)):
+        assert Inflation(size, limit).may_be_refused_late is late
+    assert Inflation(100, 103_199).may_be_refused_late
+    buffer = bytearray(random.Random(1).randbytes(2 * PIECE))
+    digest = Inflation(PIECE + 9, 1 << 30).digest_of(buffer, 7, 2)
+    for at, size, same in ((7, PIECE + 9, True), (8, PIECE + 9, False), (7, PIECE + 10, False)):
+        assert (Inflation(size, 1 << 30).digest_of(buffer, at, 2) == digest) is same
+    assert Inflation(PIECE + 9, 1 << 30).digest_of(buffer, 7, 1) != digest
+    assert [Inflation(size, 1 << 30).digest_is_whole for size in (PIECE, PIECE + 1)] == [True, False]
+    buffer[7 + PIECE] ^= 1
+    assert Inflation(PIECE + 9, 1 << 30).digest_of(buffer, 7, 2) == digest, "the rest may not have arrived yet"
+    buffer[6 + PIECE] ^= 1
+    assert Inflation(PIECE + 9, 1 << 30).digest_of(buffer, 7, 2) != digest
 
 
 @either

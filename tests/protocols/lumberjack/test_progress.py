@@ -10,7 +10,8 @@ import pytest
 
 from fyrehose.core.budget import READ
 from fyrehose.protocols.lumberjack.frames import MAX_PAIRS, Compressed, Data, Json, Window
-from fyrehose.protocols.lumberjack.session import PAIRS_WORK, LumberjackLimits, LumberjackServerSession
+from fyrehose.protocols.lumberjack.limits import LumberjackLimits
+from fyrehose.protocols.lumberjack.session import PAIRS_WORK, LumberjackServerSession
 
 Make = Callable[..., Any]
 WINDOW = Window(version=2, number=9).serialize()

@@ -79,18 +79,32 @@ def test_part_of_a_run_may_become_durable_first() -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_window_with_an_unsealed_part_is_not_acknowledged(version: int) -> None:
+def test_unsealed_part_of_a_window_is_not_acknowledged(version: int) -> None:
     windows = made(version, 2)
     windows.receive(1, 1, True)
     windows.receive(1, 2, False)
     windows.durable(2)
     assert numbers(windows) == []
+    assert [ack.number for ack in windows.partial_acks()] == ([1] if version == 2 else [])
     assert windows.partial_acks() == []
     assert windows.silence_acks() == []
-    assert len(windows.unsealed) == 1
+    assert (len(windows.unsealed), windows.unverified) == (1, 1)
     windows.seal()
     assert numbers(windows) == [2]
-    assert windows.unsealed == []
+    assert (windows.unsealed, windows.unverified) == ([], 0)
+
+
+def test_part_of_a_verified_frame_that_becomes_durable_later_is_acknowledged_without_the_next_frame() -> None:
+    windows = made(2, 9)
+    windows.receive(2, 2, False)
+    windows.seal()
+    windows.receive(3, 5, False)
+    windows.durable(2)
+    assert [ack.number for ack in windows.partial_acks()] == [2]
+    windows.durable(3)
+    assert windows.partial_acks() == []
+    windows.seal()
+    assert [ack.number for ack in windows.partial_acks()] == [5]
 
 
 def test_window_announced_in_a_compressed_frame_waits_for_its_end() -> None:

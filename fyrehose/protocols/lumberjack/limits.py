@@ -1,0 +1,39 @@
+"""The limits of a session: sizes of frames, and of the turns in which it works."""
+
+from __future__ import annotations
+
+import attrs
+
+from fyrehose.protocols.lumberjack.frames import MAX_EVENT, MAX_FRAME
+
+#: Default limit of the inflated size of one compressed frame, in bytes: 2,048 events of 512 KiB.
+MAX_INFLATED = 1 << 30
+
+
+@attrs.frozen(kw_only=True)
+class LumberjackLimits:
+    """Limits of a session.
+
+    :ivar max_frame: largest document and largest compressed frame, in bytes; D frames are also limited to MAX_EVENT
+    :ivar max_inflated: limit of the inflated size of one compressed frame, in bytes
+    :ivar turn_bytes: limit of a turn in bytes; more than one read
+    :ivar turn_events: limit of a turn in units of the work for one J frame
+    :ivar turn_inflated: limit of a turn in inflated bytes
+    :ivar max_windows: number of unacknowledged windows at which the session stops processing
+    :ivar topic: the keys that lead to an event's topic; empty: events have no topic
+    :ivar topic_bytes: number of bytes of an event in which the topic is searched
+    """
+
+    max_frame: int = MAX_FRAME
+    max_inflated: int = MAX_INFLATED
+    turn_bytes: int = 1_280 << 10
+    turn_events: int = 4_096
+    turn_inflated: int = 256 << 10
+    max_windows: int = 1_000
+    topic: tuple[bytes, ...] = (b"@metadata", b"beat")
+    topic_bytes: int = 4 << 10
+
+    @property
+    def max_event(self) -> int:
+        """Largest document that becomes one record, and largest D frame, in bytes."""
+        return min(self.max_frame, MAX_EVENT)

@@ -1,0 +1,105 @@
+"""Remembers the compressed frames that a listener refused, so that a repeated one is neither inflated nor stored again.
+
+A writer sends a refused window again.  The server has stored a part of a large frame by then, and would store that part
+at each attempt.  A writer of version 2 learns how much is stored, and then sends another frame: the rest.  Only a
+writer that cannot continue sends the same frame.
+
+    digest of a frame's first bytes -> known: refused      unknown: inflated; if it is refused then, remembered
+
+A lost connection may lose the acknowledgement, and an honest writer may send equal events.  So a frame of which a part
+can be acknowledged is inflated again after :data:`FIRST`, and then after pauses that double.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+import attrs
+
+from fyrehose.net.crowds import Crowd
+
+#: How long a frame is refused without inflating it, in seconds: the first time, and at the most.
+FIRST = 60.0
+LONGEST = 86_400.0
+#: The most frames that a listener remembers; beyond that, the network with the most forgets its oldest.
+MOST = 4_096
+
+
+@attrs.define(eq=False)
+class RefusedFrame:
+    """A frame that was refused.
+
+    :ivar reason: why, for the log
+    :ivar pause: time from the last attempt to inflate it to the next, in seconds
+    :ivar until: when it may be inflated again, on the monotonic clock
+    """
+
+    reason: str
+    pause: float
+    until: float
+
+
+@attrs.define(eq=False)
+class RefusedFrames:
+    """The refused frames of one listener; networks share the room.
+
+    :ivar seconds: the monotonic clock
+    """
+
+    seconds: Callable[[], float]
+    most: int = MOST
+    _frames: dict[tuple[str, bytes], RefusedFrame] = attrs.field(factory=dict, init=False)
+    #: the same by network, the latest last
+    _by_network: Crowd[tuple[str, bytes]] = attrs.field(factory=Crowd, init=False)
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def of(self, network: str) -> RefusedFramesOf:
+        """Return the frames that writers of *network* sent."""
+        return RefusedFramesOf(self, network)
+
+    def add(self, network: str, digest: bytes, reason: str, *, hopeless: bool) -> None:
+        """Remember a frame.
+
+        :param hopeless: True if another attempt brings nothing, because no part of the frame can be acknowledged
+        """
+        key = (network, digest)
+        before = self._frames.get(key)
+        pause = inf if hopeless else FIRST if before is None else min(2 * before.pause, LONGEST)
+        self._frames[key] = RefusedFrame(reason, pause, self.seconds() + pause)
+        self._move_to_end(key)
+        if len(self._frames) > self.most:
+            oldest = next(iter(self._by_network.largest(network)))
+            self._by_network.discard(oldest)
+            del self._frames[oldest]
+
+    def reason(self, network: str, digest: bytes) -> str:
+        """Return why a frame is refused without inflating it; empty if it is to be inflated."""
+        key = (network, digest)
+        frame = self._frames.get(key)
+        if frame is None or self.seconds() >= frame.until:
+            return ""
+        self._move_to_end(key)
+        return frame.reason
+
+    def _move_to_end(self, key: tuple[str, bytes]) -> None:
+        self._by_network.discard(key)
+        self._by_network.add(key, key[0])
+
+
+@attrs.frozen
+class RefusedFramesOf:
+    """The part of :class:`RefusedFrames` that concerns one network; sessions use it."""
+
+    frames: RefusedFrames
+    network: str
+
+    def add(self, digest: bytes, reason: str, *, hopeless: bool) -> None:
+        """Remember a frame; see :meth:`RefusedFrames.add`."""
+        self.frames.add(self.network, digest, reason, hopeless=hopeless)
+
+    def reason(self, digest: bytes) -> str:
+        """Return why a frame is refused without inflating it; empty if it is to be inflated."""
+        return self.frames.reason(self.network, digest)

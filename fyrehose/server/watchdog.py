@@ -1,0 +1,196 @@
+"""Watches the reactor from a thread: logs what it does when one of its turns takes too long.
+
+    reactor:  a beat every BEAT seconds; it counts stalls when they have ended
+    thread:   a look every LOOK seconds; no beat for long -> the stack, the peer being served -> log, service manager
+
+Only the beat costs the reactor anything; the peer is found in the stack.  Time counts as far as the thread has run, or
+the reactor has used the processor.  So a process that was stopped, or whose machine was suspended, is not stalled.  A
+call in C that lets no other thread run is: it is counted when it has ended, and its stack is logged if the thread runs
+before the reactor goes on.  If it never ends, the service manager aborts the process, which then writes the stacks of
+all threads (``faulthandler``).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import FrameType
+from typing import Protocol
+
+import attrs
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+
+from fyrehose.core.fanout import subscriber_of
+from fyrehose.interfaces import ISink
+from fyrehose.net.tcp import SessionProtocol
+from fyrehose.observe.stalls import Stalls
+
+log = Logger()
+
+#: How long a turn of the reactor may take, in seconds.
+LONGEST_TURN = 2.0
+#: Interval of the reactor's beats and of the thread's looks, in seconds.
+BEAT = LOOK = 0.5
+#: How long a stop waits for the thread, which may be writing to the log, in seconds.
+LAST_LOOK = 1.0
+#: The most calls of the stack that are logged.
+CALLS = 40
+
+
+class Manager(Protocol):
+    """The service manager, as the watchdog uses it."""
+
+    def stalled(self, status: str) -> None: ...
+
+    def recovered(self) -> None: ...
+
+
+@attrs.frozen
+class Watched:
+    """The reactor's thread, as other threads see it.
+
+    :ivar cpu: returns the processor time that it has used, in seconds
+    :ivar frame: returns the frame that it executes
+    """
+
+    cpu: Callable[[], float]
+    frame: Callable[[], FrameType | None]
+
+    @classmethod
+    def this_thread(cls) -> Watched:
+        """Return the calling thread."""
+        own = threading.get_ident()
+        if sys.platform == "darwin":  # it has no clock for a thread; that of the process is near enough
+            return cls(time.process_time, lambda: sys._current_frames().get(own))
+        clock = time.pthread_getcpuclockid(own)
+        return cls(lambda: time.clock_gettime(clock), lambda: sys._current_frames().get(own))
+
+
+@attrs.define(eq=False)
+class Watchdog:
+    """Watches *clock*, which is the reactor, from :meth:`start` to :meth:`stop`.
+
+    :ivar seconds: the monotonic clock
+    """
+
+    clock: IReactorTime
+    stalls: Stalls
+    manager: Manager
+    seconds: Callable[[], float] = time.monotonic
+    _watched: Watched = attrs.field(init=False)
+    _thread: threading.Thread | None = attrs.field(default=None, init=False)
+    _stopping: threading.Event = attrs.field(factory=threading.Event, init=False)
+    # Written by the reactor only:
+    _timer: IDelayedCall | None = attrs.field(default=None, init=False)
+    _beats: int = attrs.field(default=0, init=False)
+    _beat_at: float = attrs.field(default=0.0, init=False)
+    _cpu_at_beat: float = attrs.field(default=0.0, init=False)
+    _ran_at_beat: float = attrs.field(default=0.0, init=False)
+    # Written by the thread only:
+    _ran: float = attrs.field(default=0.0, init=False)  #: seconds that count, up to the last look
+    _looked_at: float = attrs.field(default=0.0, init=False)
+    _cpu_at_look: float = attrs.field(default=0.0, init=False)
+    _seen: int = attrs.field(default=0, init=False)  #: beats at the last look
+    _ran_at_seen: float = attrs.field(default=0.0, init=False)  #: the same, up to the last of these beats
+    _next_report: float = attrs.field(default=0.0, init=False)
+
+    def start(self, watched: Watched | None = None, run: bool = True) -> None:
+        """Start watching; the reactor calls this in its thread.
+
+        :param watched: that thread, if it is not the calling one
+        :param run: False: no thread is started, and a test calls :meth:`look`
+        """
+        self._watched = Watched.this_thread() if watched is None else watched
+        self._looked_at, self._cpu_at_look = self.seconds(), self._watched.cpu()
+        self._note_beat()
+        if run:
+            self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Stop watching, and end the thread; idempotent."""
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(LAST_LOOK)
+            self._thread = None
+
+    # In the reactor's thread.
+
+    def _beat(self) -> None:
+        late = self.seconds() - self._beat_at - BEAT
+        turn = max(self._ran_until_now() - self._ran_at_beat, self._watched.cpu() - self._cpu_at_beat) - BEAT
+        if turn >= LONGEST_TURN:
+            self.stalls.add(turn)
+            log.warn("a turn of the reactor took {seconds:.1f} s; all peers are served again", seconds=turn)
+            self.manager.recovered()
+        elif late >= LONGEST_TURN:
+            log.warn(
+                "the process did not run for {seconds:.1f} s: it was stopped, or its machine was suspended or "
+                "overloaded",
+                seconds=late,
+            )
+        self._note_beat()
+
+    def _note_beat(self) -> None:
+        self._beat_at, self._cpu_at_beat = self.seconds(), self._watched.cpu()
+        self._ran_at_beat = self._ran_until_now()
+        self._beats += 1
+        self._timer = self.clock.callLater(BEAT, self._beat)
+
+    def _ran_until_now(self) -> float:
+        """Return the seconds that count, including those since the thread's last look."""
+        return self._ran + min(LOOK, self.seconds() - self._looked_at)
+
+    # In the watchdog's thread.
+
+    def _run(self) -> None:
+        while not self._stopping.wait(LOOK):
+            self.look()
+
+    def look(self) -> None:
+        """Log the reactor's stack if its turn takes too long, and again each time when it has taken twice as long."""
+        now, cpu = self.seconds(), self._watched.cpu()
+        self._ran += max(min(now - self._looked_at, LOOK), cpu - self._cpu_at_look)
+        self._looked_at, self._cpu_at_look = now, cpu
+        if self._beats != self._seen:
+            self._seen = self._beats
+            self._ran_at_seen = self._ran - max(min(now - self._beat_at, LOOK), cpu - self._cpu_at_beat)
+            self._next_report = BEAT + LONGEST_TURN
+        waited = self._ran - self._ran_at_seen
+        if waited >= self._next_report:
+            self._next_report = 2 * waited
+            self._report()
+
+    def _report(self) -> None:
+        frame = self._watched.frame()
+        peer = served(frame)
+        serving = f", serving {peer}" if peer else ""
+        stack = "".join(traceback.format_stack(frame)[-CALLS:]).rstrip()
+        del frame  # it would keep the objects of that turn alive
+        self.manager.stalled(f"a turn of the reactor takes more than {LONGEST_TURN:g} s{serving}")
+        log.error(
+            "a turn of the reactor takes more than {limit:g} s{serving}; nobody else is served until it ends:\n{stack}",
+            limit=LONGEST_TURN,
+            serving=serving,
+            peer=peer,
+            stack=stack,
+        )
+
+
+def served(frame: FrameType | None) -> str:
+    """Return the protocol and the address of the peer that *frame* works for; empty if that is unknown."""
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, SessionProtocol):
+            return " ".join(owner.subscriber)
+        if ISink.providedBy(owner) and any(subscriber_of(owner)):
+            return " ".join(subscriber_of(owner))
+        frame = frame.f_back
+    return ""
