@@ -17,10 +17,10 @@ from twisted.internet.interfaces import IAddress, IReactorTime
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 
+from fyrehose.core.fairness import FairShare
 from fyrehose.errors import Forbidden
 from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker
-from fyrehose.net.crowds import Crowd
 from fyrehose.net.holding import Holding, RefusedConnection
 from fyrehose.net.peers import PROOFS, host_of, identity_at
 from fyrehose.net.sockets import ACCEPTS, READ
@@ -84,7 +84,7 @@ class SessionFactory(Factory):
         self.connections: OrderedDict[SessionProtocol, None] = OrderedDict()
         self.holding = Holding(reactor, self.settings.refusal_delay)
         #: the same by network, in the order of their last activity
-        self._by_network: Crowd[SessionProtocol] = Crowd()
+        self._by_network: FairShare[SessionProtocol] = FairShare()
         self._reads: int = min(READS, broker.budget.limit // 8)
         self._counted = 1  #: number of connections when ``buffer_size`` was last computed
         self.buffer_size = self._read_size()
@@ -112,7 +112,7 @@ class SessionFactory(Factory):
             detail = f"all {most} connections are busy; to allow more, raise {self.protocol_name}.max-connections"
             return self._refuse("too-many-connections", host, detail)
         if len(self.connections) + len(self.holding) >= most + spare(most):
-            self.holding.abort_oldest()
+            self.holding.make_room()
         if len(self.connections) + len(self.holding) >= descriptors_for(most):
             return self._refuse("too-many-connections", host, "too many connections are still closing")
         protocol: SessionProtocol = self.protocol(self)

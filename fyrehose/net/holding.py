@@ -17,6 +17,8 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.python.failure import Failure
 
+from fyrehose.core.fairness import FairShare
+
 #: How long the first refused connection of an address is held, in seconds.
 FIRST = 0.1
 #: The longest time that a refused connection is held, in seconds.  Clients wait at least 4 s for an answer.
@@ -48,8 +50,8 @@ class Holding:
 
     clock: IReactorTime
     longest: float = LONGEST
-    _held: OrderedDict[Holdable, tuple[str, IDelayedCall]] = attrs.field(factory=OrderedDict, init=False)
-    _networks: dict[str, OrderedDict[Holdable, None]] = attrs.field(factory=dict, init=False)
+    _held: dict[Holdable, IDelayedCall] = attrs.field(factory=dict, init=False)
+    _by_network: FairShare[Holdable] = attrs.field(factory=FairShare, init=False)
     #: connections that are closing
     _closing: set[Holdable] = attrs.field(factory=set, init=False)
     #: number and time of the latest refusals, by network
@@ -77,13 +79,13 @@ class Holding:
             self._closing.add(connection)
             connection.close_held()
             return
-        self._held[connection] = (network, self.clock.callLater(seconds, self._end, connection))
-        peers = self._networks.setdefault(network, OrderedDict())
-        peers[connection] = None
+        self._held[connection] = self.clock.callLater(seconds, self._end, connection)
+        self._by_network.add(connection, network)
+        peers = self._by_network.of(network)
         if len(peers) > MOST_OF_ONE:
             self._end(next(iter(peers)), abort=True)
         elif len(self._held) > most:
-            self.abort_oldest()
+            self.make_room()
 
     def await_close(self, connection: Holdable) -> None:
         """Count *connection*, which is closing, until it is lost."""
@@ -95,10 +97,11 @@ class Holding:
         if connection in self._held:
             self._forget(connection).cancel()
 
-    def abort_oldest(self) -> None:
-        """Abort the connection that has been held longest, if any, because its descriptor is needed."""
-        if self._held:
-            self._end(next(iter(self._held)), abort=True)
+    def make_room(self) -> None:
+        """Abort the oldest held connection of the network with the most, if any, because its descriptor is needed."""
+        oldest = self._by_network.first_out()
+        if oldest is not None:
+            self._end(oldest, abort=True)
 
     def stop(self) -> None:
         """Close every held connection, and hold none from now on, because the server stops."""
@@ -117,12 +120,8 @@ class Holding:
             connection.close_held()
 
     def _forget(self, connection: Holdable) -> IDelayedCall:
-        network, timer = self._held.pop(connection)
-        peers = self._networks[network]
-        del peers[connection]
-        if not peers:
-            del self._networks[network]
-        return timer
+        self._by_network.discard(connection)
+        return self._held.pop(connection)
 
 
 class RefusedConnection(TwistedProtocol):

@@ -112,7 +112,7 @@ class SessionProtocol(TwistedProtocol):
     reading: Reading  #: pauses and resumes reading, for several parties
     peer = "?"  #: the peer's host, for log lines
     network = "?"  #: the network under which limits per address count it
-    same_network: OrderedDict[SessionProtocol, None]  #: connections of that network, the longest idle first
+    same_network: OrderedDict[SessionProtocol, int]  #: connections of that network, the longest idle first
     address = "?"  #: the peer's host and port
     identity: Identity  #: the identity of the peer, as far as it has proved it
     producer = "?"  #: the producer of its messages, see :func:`~fyrehose.net.peers.producer_of`

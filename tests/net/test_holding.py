@@ -82,6 +82,13 @@ def test_beyond_the_limit_the_oldest_connection_is_closed() -> None:
     assert [held.ended for held in connections] == ["aborted", "", "", ""]
 
 
+def test_beyond_the_limit_the_network_with_the_most_gives_way() -> None:
+    holding = Holding(Clock())
+    other = hold(holding, "other", most=3)
+    mine = [hold(holding, "n", most=3) for _ in range(3)]
+    assert [held.ended for held in (other, *mine)] == ["", "aborted", "", ""]
+
+
 def test_one_network_holds_no_more_than_its_share() -> None:
     holding = Holding(Clock())
     other = hold(holding, "other")
