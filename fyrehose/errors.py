@@ -12,7 +12,8 @@
     │   ├── NewStreamRateExceeded    the peer creates streams too fast: try again later (retriable)
     │   ├── NewStreamForbidden       the configuration lets no peer create a stream of this name
     │   ├── StreamFull               the stream has used its last number
-    │   ├── KeyReused                the key of the publish belongs to other messages, or cannot be remembered
+    │   ├── KeyReused                the key of the publish belongs to other messages
+    │   ├── NoRoomForKey             too many publishes with keys are not durable yet: try later (retriable)
     │   ├── ReadOnly                 the disk is full, or nothing is accepted for a while: try later (retriable)
     │   │   ├── Following                another server of the cluster leads: publish there
     │   │   └── Unreplicated             this server of a cluster may not lead any more: try again, or another one
@@ -121,7 +122,13 @@ class NewStreamForbidden(PublishError):
 
 
 class KeyReused(PublishError):
-    """The key of a publish belongs to other messages, which were published before, or cannot be remembered."""
+    """The key of a publish belongs to other messages, which were published before."""
+
+
+class NoRoomForKey(PublishError):
+    """Too many publishes with keys are not durable yet, so there is no room for another key at the moment."""
+
+    retriable = True
 
 
 class StreamFull(PublishError):

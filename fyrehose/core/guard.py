@@ -187,7 +187,7 @@ class Guarded:
         for run in runs:
             if not self.permits(Action.PUBLISH, run.stream):
                 return fail(self.refusal(Action.PUBLISH, run.stream))
-        return self.broker.once.publish(runs, key, self.publish)
+        return self.broker.once.publish(runs, key, self.publish, self._guard.policy.holder(self.identity))
 
     def subscribe(self, stream: str, after: int | None, sink: ISink) -> ISubscription:
         self.check(Action.SUBSCRIBE, stream)

@@ -28,6 +28,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
+from hashlib import blake2b
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from typing import Any
 import attrs
 
 from fyrehose.errors import ConfigError
-from fyrehose.identity import Action, Identity
+from fyrehose.identity import Action, Identity, network_of
 from fyrehose.options import Network, read_toml
 
 #: The pattern of all streams but the server's own.
@@ -77,6 +78,14 @@ class Rule:
             return False
         return not self.networks or in_networks(identity.host, self.networks)
 
+    def proof(self, identity: Identity) -> str | None:
+        """Return the proof of *identity*, which meets this rule, that the rule asks for; None if it asks for none."""
+        if self.certificates:
+            return identity.name
+        if self.keys and EVERY not in self.keys:
+            return identity.key
+        return identity.token if self.tokens else None
+
     def covers(self, action: Action, stream: str) -> bool:
         """Return whether the rule allows *action* on *stream*."""
         return covers(self.patterns(action), stream)
@@ -112,6 +121,19 @@ class Policy:
     def rules_for(self, identity: Identity) -> tuple[Rule, ...]:
         """Return the rules whose conditions *identity* meets."""
         return tuple(rule for rule in self.rules if rule.meets(identity))
+
+    def holder(self, identity: Identity) -> str:
+        """Return the name of *identity* as a holder of shares (:mod:`fyrehose.core.fairness`).
+
+        It is the network and, if a rule that applies asks for a proof, a digest of the proof.  A token or a key that no
+        rule names is no proof: a peer could make up any number of them.
+        """
+        network = network_of(identity.host)
+        for rule in self.rules_for(identity):
+            proof = rule.proof(identity)
+            if proof:
+                return f"{network} {blake2b(proof.encode(), digest_size=8).hexdigest()}"
+        return network
 
 
 #: The policy that allows every peer everything, including the server's own streams.

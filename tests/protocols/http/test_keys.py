@@ -108,13 +108,11 @@ def test_lines_with_a_key_are_limited(chunked: bool) -> None:
     assert world.journal.bounds("s") == (1, 0)
 
 
-@pytest.mark.xfail(strict=True, reason="422 says that the key is used up, so an obedient client drops its message")
 def test_with_little_memory_no_key_is_refused_for_good() -> None:
     world = World(memory=1 << 20)
     assert {world.post(b"hello", str(number))()[0] for number in range(900)} == {200}
 
 
-@pytest.mark.xfail(strict=True, reason="422 says that the key is used up, so an obedient client drops its message")
 def test_no_room_for_a_key_is_an_answer_that_says_try_again() -> None:
     world = World(auto=False, memory=1 << 20)
     waiting: list[Any] = []
