@@ -29,6 +29,7 @@
     │   ├── SubscriptionConflict     the subscription is one of another stream
     │   ├── InvalidPosition          the number cannot be acknowledged, or not by this consumer
     │   └── TooManyNamedSubscriptions    the server, or the peer's address, has reached its limit
+    │       └── NoRoomForSubscription        the memory budget has no room for another at present: try later
     ├── JournalError               the journal cannot be opened or read
     │   ├── JournalLocked            another process has the journal open
     │   ├── JournalCorrupt           bytes that were durable are damaged or missing
@@ -202,6 +203,10 @@ class InvalidPosition(SubscriptionError):
 
 class TooManyNamedSubscriptions(SubscriptionError):
     """The server, or the address of the peer, has reached its limit of named subscriptions."""
+
+
+class NoRoomForSubscription(TooManyNamedSubscriptions):
+    """The memory budget has no room for another named subscription until other subscriptions end."""
 
 
 class JournalError(FyrehoseError):

@@ -323,6 +323,7 @@ def test_every_test_has_a_module() -> None:
         "tests/protocols/lumberjack/test_progress.py",
         # The session and the server of one protocol together, with the broker.
         "tests/protocols/http/test_keys.py",
+        "tests/protocols/http/test_memory.py",
         "tests/protocols/relink/test_subscriptions.py",
         # The programs in examples/ and in the recipes.
         "tests/spark/test_pipeline.py",

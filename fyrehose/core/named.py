@@ -34,6 +34,7 @@ from fyrehose.errors import (
     FyrehoseError,
     InvalidPosition,
     JournalCorrupt,
+    NoRoomForSubscription,
     NoSuchSubscription,
     PublishError,
     SubscriptionError,
@@ -223,8 +224,8 @@ class NamedSubscriptions:
                 f"{self.most}, half of that for one address; delete some, or raise server.named-subscriptions"
             )
         if 2 * (self.budget.kept + ENTRY * count) > self.budget.limit:
-            raise TooManyNamedSubscriptions(
-                f"the memory budget has no room for subscription {name!r}; raise server.memory"
+            raise NoRoomForSubscription(
+                f"the memory budget has no room for subscription {name!r} yet; end others, or raise server.memory"
             )
 
     def _charge(self, named: Named) -> None:
