@@ -122,19 +122,6 @@ class Policy:
         """Return the rules whose conditions *identity* meets."""
         return tuple(rule for rule in self.rules if rule.meets(identity))
 
-    def holder(self, identity: Identity) -> str:
-        """Return the name of *identity* as a holder of shares (:mod:`fyrehose.core.fairness`).
-
-        It is the network and, if a rule that applies asks for a proof, a digest of the proof.  A token or a key that no
-        rule names is no proof: a peer could make up any number of them.
-        """
-        network = network_of(identity.host)
-        for rule in self.rules_for(identity):
-            proof = rule.proof(identity)
-            if proof:
-                return f"{network} {blake2b(proof.encode(), digest_size=8).hexdigest()}"
-        return network
-
 
 #: The policy that allows every peer everything, including the server's own streams.
 OPEN = Policy((Rule(publish=(EVERY, ".*"), subscribe=(EVERY, ".*"), consume=(EVERY, ".*"), administer=(EVERY, ".*")),))
@@ -151,6 +138,22 @@ LOOPBACK = Policy(
     ),
     "without --policy FILE only clients on this machine have access",
 )
+
+
+def holder_of(identity: Identity, rules: Sequence[Rule]) -> str:
+    """Return the name of *identity* as a holder of shares (:mod:`fyrehose.core.fairness`).
+
+    It is the network and, if a rule that applies asks for a proof, a digest of the proof.  A token or a key that no
+    rule names is no proof: a peer could make up any number of them.
+
+    :param rules: those that apply to *identity*
+    """
+    network = network_of(identity.host)
+    for rule in rules:
+        proof = rule.proof(identity)
+        if proof:
+            return f"{network} {blake2b(proof.encode(), digest_size=8).hexdigest()}"
+    return network
 
 
 def covers(patterns: Sequence[str], stream: str) -> bool:

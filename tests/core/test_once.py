@@ -202,7 +202,7 @@ def test_a_displaced_key_is_counted_and_logged_once_a_minute_for_its_holder(
     assert broker.counters.counts["server", "key-displaced"] == 5
     (line,) = log_lines
     assert line.startswith("server: key-displaced from 10.0.0.2: a key of 10.0.0.2, which has the most of all 10, was ")
-    assert line.endswith("kept for 0 s only; raise server.memory to keep more")
+    assert line.endswith("kept for 0 s only; send fewer keys")
 
 
 def test_a_refused_publish_displaces_no_key(monkeypatch: pytest.MonkeyPatch) -> None:

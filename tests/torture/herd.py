@@ -195,7 +195,8 @@ def hostile(name: str, arguments: argparse.Namespace, root: Path) -> list[str]:
     """One attack, on a server of its own."""
     near, far = honest(ATTACKER, "near", fresh=False), honest("127.0.0.1", "honest", fresh=False)
     anew = honest("127.0.0.1", "fresh", fresh=True)[0]
-    run = Run(root / name, [far[0], far[1], anew, near[0], near[1]], arguments.option)
+    options = [*herd_attacks.OPTIONS.get(name, []), *arguments.option]
+    run = Run(root / name, [far[0], far[1], anew, near[0], near[1]], options)
     try:
         for crowd in run.crowds:
             crowd.serve(run.ports)

@@ -42,6 +42,8 @@ Stopped = Callable[[float], bool]
 WRITER, STRANGER = "127.0.0.3", "127.0.0.4"
 #: How many events of 1 MiB are written at the most, and how often a peer that is refused may come back in a second.
 MOST_EVENTS, MOST_RETURNS = 500, 10
+#: Options of the server that an attack needs to get anywhere in its time.
+OPTIONS = {"keys": ["server.memory=64MiB"]}
 #: The listener that speaks TLS and wants certificates.
 SECURED = "figg/secured"
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\0" + b"NULL".ljust(20, b"\0") + bytes(32)
