@@ -12,7 +12,8 @@
     │   ├── NewStreamRateExceeded    the peer creates streams too fast: try again later (retriable)
     │   ├── NewStreamForbidden       the configuration lets no peer create a stream of this name
     │   ├── StreamFull               the stream has used its last number
-    │   ├── KeyReused                the key of the publish belongs to other messages, or cannot be remembered
+    │   ├── KeyReused                the key of the publish belongs to other messages
+    │   ├── NoRoomForKey             too many publishes with keys are not durable yet: try later (retriable)
     │   ├── ReadOnly                 the disk is full, or nothing is accepted for a while: try later (retriable)
     │   │   ├── Following                another server of the cluster leads: publish there
     │   │   └── Unreplicated             this server of a cluster may not lead any more: try again, or another one
@@ -29,6 +30,7 @@
     │   ├── SubscriptionConflict     the subscription is one of another stream
     │   ├── InvalidPosition          the number cannot be acknowledged, or not by this consumer
     │   └── TooManyNamedSubscriptions    the server, or the peer's address, has reached its limit
+    │       └── NoRoomForSubscription        the memory budget has no room for another at present: try later
     ├── JournalError               the journal cannot be opened or read
     │   ├── JournalLocked            another process has the journal open
     │   ├── JournalCorrupt           bytes that were durable are damaged or missing
@@ -122,7 +124,13 @@ class NewStreamForbidden(PublishError):
 
 
 class KeyReused(PublishError):
-    """The key of a publish belongs to other messages, which were published before, or cannot be remembered."""
+    """The key of a publish belongs to other messages, which were published before."""
+
+
+class NoRoomForKey(PublishError):
+    """Too many publishes with keys are not durable yet, so there is no room for another key at the moment."""
+
+    retriable = True
 
 
 class StreamFull(PublishError):
@@ -200,6 +208,10 @@ class InvalidPosition(SubscriptionError):
 
 class TooManyNamedSubscriptions(SubscriptionError):
     """The server, or the address of the peer, has reached its limit of named subscriptions."""
+
+
+class NoRoomForSubscription(TooManyNamedSubscriptions):
+    """The memory budget has no room for another named subscription until other subscriptions end."""
 
 
 class JournalError(FyrehoseError):

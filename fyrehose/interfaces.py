@@ -279,7 +279,8 @@ class IBroker(Interface):
         """Publish *runs* of one stream, unless they were published with *key* before; the last keys are remembered.
 
         :return: fires with the number of its first message, the same for each repetition.  Fails as :meth:`publish`
-            does, and with :class:`~fyrehose.errors.KeyReused` if *key* belongs to other messages.
+            does, with :class:`~fyrehose.errors.KeyReused` if *key* belongs to other messages, and with
+            :class:`~fyrehose.errors.NoRoomForKey` if too many publishes with keys are not durable yet.
         """
 
     def subscribe(stream: str, after: int | None, sink: ISink) -> ISubscription:

@@ -318,10 +318,13 @@ def test_every_test_has_a_module() -> None:
         "tests/journal/test_identity.py",
         "tests/journal/test_newer.py",
         "tests/journal/test_descriptors.py",
+        # Handshakes, holding, connections and TLS together.
+        "tests/net/test_failed_handshakes.py",
         # The sessions and columns of one protocol together.
         "tests/protocols/lumberjack/test_progress.py",
         # The session and the server of one protocol together, with the broker.
         "tests/protocols/http/test_keys.py",
+        "tests/protocols/http/test_memory.py",
         "tests/protocols/relink/test_subscriptions.py",
         # The programs in examples/ and in the recipes.
         "tests/spark/test_pipeline.py",

@@ -23,8 +23,8 @@ from fyrehose.core.consuming import Consuming
 from fyrehose.core.fanout import Cursor, Fanout, Owner, Tally
 from fyrehose.core.guard import Guard
 from fyrehose.core.named import NamedSubscriptions
+from fyrehose.core.once import KEPT, PublishedOnce
 from fyrehose.core.once import STREAM as KEYS
-from fyrehose.core.once import PublishedOnce
 from fyrehose.core.quotas import STREAMS, NamedRoom, NewStreams, PeerLimits, Subscriptions
 from fyrehose.core.streams import UNLIMITED, StreamRules
 from fyrehose.errors import (
@@ -143,6 +143,8 @@ class Broker:
     once: PublishedOnce = attrs.field(init=False)
     #: the most named subscriptions
     named_subscriptions: int = attrs.field(default=1_000, kw_only=True)
+    #: how long the keys of publishes are kept at least, in seconds
+    keys_kept: float = attrs.field(default=KEPT, kw_only=True)
     #: whether the journal follows that of another server, which publishers have to use
     follows: bool = attrs.field(default=False, init=False)
     _awaiting_lead: list[Deferred[None]] = attrs.field(factory=list, init=False)
@@ -160,7 +162,9 @@ class Broker:
         self._new_streams = NewStreams(self.limits, most, self.clock.seconds)
         room = NamedRoom(self.budget, self.named_subscriptions)
         self.table = NamedSubscriptions(self.clock, self.journal, self.publish, room)
-        self.once = PublishedOnce(self.journal, self.sequencer, self.budget)
+        self.once = PublishedOnce(
+            self.journal, self.sequencer, self.budget, self.counters, self.clock.seconds, self.keys_kept
+        )
         self.table.now = getattr(self.journal, "now", self.table.now)
         self.table.exists = lambda stream: stream in self._largest
 

@@ -12,7 +12,8 @@ nothing.  An account that may not grow pauses its connection; TCP then makes the
 - The *spare*, a sixteenth, lets connections that hold very little continue when their address has used up its share of
   the pool.
 - State that lasts as long as a peer wants, such as subscriptions, is *kept* (``keep`` and ``forget``).  It reduces the
-  pool, and is at most half of the limit; callers bound it for each address.
+  pool, and is at most half of the limit; callers bound it for each address.  State with a bound of its own is *set
+  aside* (``set_aside`` and ``put_back``): it reduces the pool, too, and takes nothing of that half.
 
 Deadlock is impossible.  Held publishes become durable without further input.  An incomplete frame either may grow or
 waits for a grant.  A frame with a grant is never paused for memory: it completes, or its connection ends at its
@@ -112,6 +113,7 @@ class Budget:
     :ivar charged: ``held``, and the arrived bytes of frames without a grant; bounded by ``pool``
     :ivar granted: the full size of all frames with a grant; bounded by ``grants``
     :ivar kept: lasting state of peers, until it is forgotten
+    :ivar aside: lasting state whose owner bounds it: an eighth of the limit at the most, of all owners
     :ivar spare: the value of ``held`` beyond which even connections that hold very little are paused
     :ivar part: the bytes of a frame that may arrive without a grant
     :ivar next_to_nothing: the bytes that an account may hold after its address has used up its share of the pool
@@ -123,6 +125,7 @@ class Budget:
     charged: int = attrs.field(default=0, init=False)
     granted: int = attrs.field(default=0, init=False)
     kept: int = attrs.field(default=0, init=False)
+    aside: int = attrs.field(default=0, init=False)
     pool: int = attrs.field(init=False)
     grants: int = attrs.field(init=False)
     spare: int = attrs.field(init=False)
@@ -171,10 +174,21 @@ class Budget:
         self.pool += size
         self._free(size)
 
+    def set_aside(self, size: int) -> None:
+        """Charge *size* bytes of lasting state that the caller bounds, until :meth:`put_back`."""
+        self.aside += size
+        self.pool -= size
+
+    def put_back(self, size: int) -> None:
+        """Release *size* bytes that :meth:`set_aside` charged."""
+        self.aside -= size
+        self.pool += size
+        self._free(size)
+
     @property
     def used(self) -> int:
         """Return the bytes of all parts that are in use."""
-        return self.charged + self.granted + self.kept
+        return self.charged + self.granted + self.kept + self.aside
 
     def _free(self, size: int) -> None:
         """Record that *size* bytes became free, and resume waiting accounts once enough is free."""

@@ -22,7 +22,7 @@ from fyrehose.core.consuming import Consuming
 from fyrehose.core.fanout import Cursor, Owner
 from fyrehose.core.named import NamedSubscriptions
 from fyrehose.core.once import PublishedOnce
-from fyrehose.core.policy import OPEN, Policy, Rule
+from fyrehose.core.policy import OPEN, Policy, Rule, holder_of
 from fyrehose.core.quotas import Subscriptions
 from fyrehose.errors import Forbidden
 from fyrehose.identity import Action, Identity, network_of
@@ -187,7 +187,7 @@ class Guarded:
         for run in runs:
             if not self.permits(Action.PUBLISH, run.stream):
                 return fail(self.refusal(Action.PUBLISH, run.stream))
-        return self.broker.once.publish(runs, key, self.publish)
+        return self.broker.once.publish(runs, key, self.publish, holder_of(self.identity, self._applying()))
 
     def subscribe(self, stream: str, after: int | None, sink: ISink) -> ISubscription:
         self.check(Action.SUBSCRIBE, stream)

@@ -26,8 +26,9 @@ belongs to the server; it matches only patterns that begin with a dot, too (fyre
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
+from hashlib import blake2b
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from typing import Any
 import attrs
 
 from fyrehose.errors import ConfigError
-from fyrehose.identity import Action, Identity
+from fyrehose.identity import Action, Identity, network_of
 from fyrehose.options import Network, read_toml
 from fyrehose.patterns import Pattern, compiled
 
@@ -77,6 +78,14 @@ class Rule:
         ):
             return False
         return not self.networks or in_networks(identity.host, self.networks)
+
+    def proof(self, identity: Identity) -> str | None:
+        """Return the proof of *identity*, which meets this rule, that the rule asks for; None if it asks for none."""
+        if self.certificates:
+            return identity.name
+        if self.keys and EVERY not in self.keys:
+            return identity.key
+        return identity.token if self.tokens else None
 
     def covers(self, action: Action, stream: str) -> bool:
         """Return whether the rule allows *action* on *stream*."""
@@ -134,6 +143,22 @@ LOOPBACK = Policy(
     ),
     "without --policy FILE only clients on this machine have access",
 )
+
+
+def holder_of(identity: Identity, rules: Sequence[Rule]) -> str:
+    """Return the name of *identity* as a holder of shares (:mod:`fyrehose.core.fairness`).
+
+    It is the network and, if a rule that applies asks for a proof, a digest of the proof.  A token or a key that no
+    rule names is no proof: a peer could make up any number of them.
+
+    :param rules: those that apply to *identity*
+    """
+    network = network_of(identity.host)
+    for rule in rules:
+        proof = rule.proof(identity)
+        if proof:
+            return f"{network} {blake2b(proof.encode(), digest_size=8).hexdigest()}"
+    return network
 
 
 def in_networks(host: str, networks: tuple[Network, ...]) -> bool:

@@ -20,6 +20,7 @@ from fyrehose.core.budget import Budget
 from fyrehose.core.subscription import Named
 from fyrehose.errors import (
     NewStreamRateExceeded,
+    NoRoomForSubscription,
     TooManyNamedSubscriptions,
     TooManyStreamsFromPeer,
     TooManySubscriptions,
@@ -202,7 +203,9 @@ class NamedRoom:
                 f"of its streams, too; the limit is {self.most}, half of that for one address; delete some, or raise "
                 "server.named-subscriptions"
             )
-        raise TooManyNamedSubscriptions(f"the memory budget has no room for subscription {name!r}; raise server.memory")
+        raise NoRoomForSubscription(
+            f"the memory budget has no room for subscription {name!r} yet; end others, or raise server.memory"
+        )
 
     def count(self, named: Named) -> None:
         """Count *named* as it is now, and charge the memory budget for it, as long as the budget has room.

@@ -1,7 +1,7 @@
 """Admit connections to a listener within its limits, and keep track of them.
 
-    accept -> access policy -> limit of the address -> limit of the listener -> the connection's protocol
-                            refused: held for a while, then closed (holding.py)
+    accept -> access policy -> failed handshakes -> limit of the address -> limit of the listener -> its protocol
+                               held for a while     refused: held for a while, then closed (holding.py)
 
 When the listener is full, the connection that has been idle longest is closed to make room, preferably one of the
 address with the most connections.  So silent connections, however many, never block other clients.
@@ -17,11 +17,11 @@ from twisted.internet.interfaces import IAddress, IReactorTime
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 
+from fyrehose.core.fairness import FairShare
 from fyrehose.errors import Forbidden
 from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker
-from fyrehose.net.crowds import Crowd
-from fyrehose.net.holding import Holding, RefusedConnection
+from fyrehose.net.holding import DelayedConnection, HeldConnection, Holding, RefusedConnection
 from fyrehose.net.peers import PROOFS, host_of, identity_at
 from fyrehose.net.sockets import ACCEPTS, READ
 from fyrehose.net.tcp import SessionProtocol, TCPSettings
@@ -82,9 +82,9 @@ class SessionFactory(Factory):
         self.log: Logger = self.protocol.log
         #: open connections, in the order of their last activity; without refused ones that are held
         self.connections: OrderedDict[SessionProtocol, None] = OrderedDict()
-        self.holding = Holding(reactor, self.settings.refusal_delay)
+        self.holding = Holding(reactor, self.settings.refusal_delay, self._check_drained)
         #: the same by network, in the order of their last activity
-        self._by_network: Crowd[SessionProtocol] = Crowd()
+        self._by_network: FairShare[SessionProtocol] = FairShare()
         self._reads: int = min(READS, broker.budget.limit // 8)
         self._counted = 1  #: number of connections when ``buffer_size`` was last computed
         self.buffer_size = self._read_size()
@@ -92,19 +92,39 @@ class SessionFactory(Factory):
 
     noisy = False
 
-    def buildProtocol(self, addr: IAddress | None) -> SessionProtocol | RefusedConnection | None:
+    def buildProtocol(self, addr: IAddress | None) -> SessionProtocol | HeldConnection | None:
         """Return the protocol for a new connection from *addr*.
 
-        :return: a :class:`RefusedConnection` if the address may not connect or the limits leave no room for it; None to
-            close it at once
+        :return: a :class:`RefusedConnection` if the address may not connect or the limits leave no room for it; a
+            :class:`DelayedConnection` after failed handshakes of its network; None to close it at once
         """
-        host, most = host_of(addr), self.settings.max_connections
-        network = network_of(host)
+        host = host_of(addr)
         if self.proofs is not None:
             try:
                 self.broker.identified(identity_at(addr)).admit(self.proofs)
             except Forbidden as error:
                 return self._refuse("forbidden-address", host, str(error))
+        seconds = self.holding.handshakes.of(network_of(host))
+        return self._delay(host, seconds) if seconds else self._admit(host)
+
+    def handshake_failed(self, protocol: SessionProtocol) -> None:
+        """Count a failed handshake, so that the next connections of its network are delayed."""
+        self.holding.handshakes.count(protocol.network)
+
+    def _delay(self, host: str, seconds: float) -> HeldConnection | None:
+        """Let a connection wait for *seconds*, unread, before it is admitted and its handshake begins."""
+        network, most = network_of(host), self.settings.max_connections
+        waiting = len(self.connections) + len(self.holding)
+        if self.holding.crowded(network) or waiting >= most + spare(most):
+            detail = "after failed handshakes of this address, too many of its connections wait for theirs"
+            self.broker.counters.refuse(self.log, self.protocol_name, "too-many-handshakes", host, detail)
+            return None
+        self.broker.counters.add(self.protocol_name, "handshakes-delayed")
+        return DelayedConnection(self.holding, network, seconds, self._most_held, lambda: self._admit(host))
+
+    def _admit(self, host: str) -> SessionProtocol | RefusedConnection | None:
+        """Return the protocol for a connection of *host*, or refuse it if the limits leave no room for it."""
+        network, most = network_of(host), self.settings.max_connections
         if len(self._by_network.of(network)) >= self.settings.max_per_host:
             detail = f"limit {self.settings.max_per_host}; to allow more, raise {self.protocol_name}.max-per-host"
             return self._refuse("too-many-connections-from-one-host", host, detail)
@@ -112,7 +132,7 @@ class SessionFactory(Factory):
             detail = f"all {most} connections are busy; to allow more, raise {self.protocol_name}.max-connections"
             return self._refuse("too-many-connections", host, detail)
         if len(self.connections) + len(self.holding) >= most + spare(most):
-            self.holding.abort_oldest()
+            self.holding.make_room()
         if len(self.connections) + len(self.holding) >= descriptors_for(most):
             return self._refuse("too-many-connections", host, "too many connections are still closing")
         protocol: SessionProtocol = self.protocol(self)
@@ -140,6 +160,9 @@ class SessionFactory(Factory):
             self._remove(protocol)
         else:
             self.holding.lost(protocol)
+        self._check_drained()
+
+    def _check_drained(self) -> None:
         if self._drained is not None and not self.connections and not len(self.holding):
             drained, self._drained = self._drained, None
             drained.callback(None)
@@ -173,7 +196,7 @@ class SessionFactory(Factory):
         """
         self.broker.counters.refuse(self.log, self.protocol_name, cause, host, detail)
         network, most = network_of(host), self.settings.max_connections
-        seconds = self.holding.delay(network)
+        seconds = self.holding.refusals.count(network)
         if seconds <= 0 or len(self.connections) + len(self.holding) >= most + spare(most):
             return None
         return RefusedConnection(self.holding, network, seconds, self._most_held)

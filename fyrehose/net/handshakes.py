@@ -13,7 +13,11 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime, ISSLTranspor
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from fyrehose.identity import network_of
 from fyrehose.observe.counters import Counters
+
+#: The shortest time between two log lines about one cause of failed handshakes of one network, in seconds.
+LOG_EVERY = 60.0
 
 
 @attrs.define(eq=False)
@@ -38,16 +42,41 @@ class Handshake:
             timer.cancel()
         return timer is not None
 
-    def lost(self, reason: Failure) -> None:
-        """Count a handshake that the loss of the connection has ended."""
+    def lost(self, reason: Failure) -> bool:
+        """Count a handshake that the loss of the connection has ended.
+
+        Each cause is logged once in :data:`LOG_EVERY` for each network.
+
+        :return: whether the handshake has failed; False if the peer has only left, as a port scan or a health check
+            does, and if there was no handshake any more
+        """
         if not self.end():
-            return
-        if reason.check(ConnectionDone, ConnectionLost):  # a port scan or a health check
+            return False
+        if reason.check(ConnectionDone, ConnectionLost):
             self.counters.add(self.protocol, "handshake-aborted")
-        else:
-            self.counters.refuse(self.log, self.protocol, "handshake-failed", self.peer, reason.getErrorMessage())
+            return False
+        why = reason_of(reason.value)
+        self.counters.refuse(
+            self.log,
+            self.protocol,
+            "handshake-failed",
+            self.peer,
+            why,
+            apart=f"{network_of(self.peer)} {why}",
+            every=LOG_EVERY,
+        )
+        return True
 
     def _time_out(self, transport: Any) -> None:
         self._timer = None
         self.counters.refuse(self.log, self.protocol, "handshake-timeout", self.peer)
         transport.abortConnection()
+
+
+def reason_of(error: BaseException | None) -> str:
+    """Return the reasons from OpenSSL's error queue as text; of another error, its own text."""
+    queue = error.args[0] if error is not None and error.args else ()
+    if not isinstance(queue, list | tuple):
+        return str(error)
+    reasons = [str(part[-1]) for part in queue if part[-1]]
+    return "; ".join(dict.fromkeys(reasons)) or "OpenSSL gives no reason"

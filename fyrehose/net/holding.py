@@ -1,29 +1,39 @@
-"""Hold refused connections open for a while, so that clients that reconnect without a pause cannot keep a server busy.
+"""Delay connections of networks that were refused, so that clients that return without a pause keep no server busy.
 
-Some clients, Figg's Go SDK among them, reconnect at the moment in which a connection ends.  The server therefore
-closes a refused connection late: 0.1 s after the first refusal of an address, twice as long after each further one, up
-to :data:`LONGEST`.  Nothing is read from a held connection, and nothing is kept for it except the socket.
+Some clients, Figg's Go SDK among them, reconnect at the moment in which a connection ends.  So the server counts by
+network how often it refused somebody lately, and holds a socket for 0.1 s after the first time, twice as long after
+each further one, up to :data:`LONGEST`:
 
-    refusals by network, connections -> ``close_held()`` when the time is over, ``abort()`` before
+- A *refused* connection is held before it is closed, as long as the refusals of its network say.
+- A connection that comes after *failed TLS handshakes* of its network is held before its own handshake begins, and then
+  goes on.  An honest client behind the same address waits for that time, and no longer, however often others fail.
+
+Nothing is read from a held connection, no TLS object is made, and nothing is kept for it except the socket.
+
+    refusals by network, connections -> ``end_delay()`` when the time is over, ``abort()`` before
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import attrs
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IProtocol, IReactorTime
 from twisted.internet.protocol import Protocol as TwistedProtocol
+from twisted.protocols.policies import ProtocolWrapper
 from twisted.python.failure import Failure
 
-#: How long the first refused connection of an address is held, in seconds.
+from fyrehose.core.fairness import FairShare
+
+#: The delay after the first refusal of a network, in seconds.
 FIRST = 0.1
-#: The longest time that a refused connection is held, in seconds.  Clients wait at least 4 s for an answer.
+#: The longest delay, in seconds.  Clients wait at least 4 s for an answer.
 LONGEST = 3.2
-#: The time after which a refusal of an address is forgotten, in seconds.
+#: The time after which the refusals of a network are forgotten, in seconds.
 FORGOTTEN = 60.0
-#: The most addresses whose refusals are counted; beyond that, the oldest refusal is forgotten.
+#: The most networks whose refusals are counted; beyond that, the oldest refusal is forgotten.
 MOST_ADDRESSES = 4_096
 #: The most held connections of one network; beyond that, the oldest is closed.
 MOST_OF_ONE = 250
@@ -32,77 +42,115 @@ MOST_OF_ONE = 250
 class Holdable(Protocol):
     """A connection that can be held."""
 
-    def close_held(self) -> None:
-        """Close the connection, because its time is over."""
+    def end_delay(self) -> None:
+        """Close the connection or go on with it, because its time is over."""
 
     def abort(self) -> None:
         """Abort the connection, because its descriptor is needed."""
 
 
 @attrs.define(eq=False)
-class Holding:
-    """The refused connections of one listener, and how often each address was refused.
+class Delays:
+    """How often each network was refused lately, and the delay that follows from that.
 
-    :ivar longest: the longest time that a connection is held, in seconds; 0: none is held
+    :ivar longest: the longest delay, in seconds; 0: there is none
     """
 
     clock: IReactorTime
     longest: float = LONGEST
-    _held: OrderedDict[Holdable, tuple[str, IDelayedCall]] = attrs.field(factory=OrderedDict, init=False)
-    _networks: dict[str, OrderedDict[Holdable, None]] = attrs.field(factory=dict, init=False)
-    #: connections that are closing
-    _closing: set[Holdable] = attrs.field(factory=set, init=False)
     #: number and time of the latest refusals, by network
     _refusals: OrderedDict[str, tuple[int, float]] = attrs.field(factory=OrderedDict, init=False)
-    _stopped: bool = attrs.field(default=False, init=False)
+
+    def count(self, network: str) -> float:
+        """Count a refusal of *network*, and return the delay that it brings, in seconds."""
+        count = self._lately(network) + 1
+        self._refusals[network] = (count, self.clock.seconds())
+        self._refusals.move_to_end(network)
+        if len(self._refusals) > MOST_ADDRESSES:
+            self._refusals.popitem(last=False)
+        return self._after(count)
+
+    def of(self, network: str) -> float:
+        """Return the delay that the last refusal of *network* brought, in seconds; 0 if it is forgotten."""
+        return self._after(self._lately(network))
+
+    def _lately(self, network: str) -> int:
+        count, last = self._refusals.get(network, (0, 0.0))
+        return count if self.clock.seconds() - last < FORGOTTEN else 0
+
+    def _after(self, count: int) -> float:
+        return min(FIRST * 2.0 ** min(count - 1, 10), self.longest) if count else 0.0
+
+
+@attrs.define(eq=False)
+class Holding:
+    """The held connections of one listener, and how often each network was refused.
+
+    :ivar longest: the longest time that a connection is held, in seconds; 0: none is held
+    :ivar refusals: of connections, for what their peers are or said
+    :ivar handshakes: those that failed
+    :ivar emptied: called when no connection is held or closing any more
+    :ivar stopped: whether the server stops, so that no connection goes on
+    """
+
+    clock: IReactorTime
+    longest: float = LONGEST
+    emptied: Callable[[], object] = lambda: None
+    refusals: Delays = attrs.field(init=False)
+    handshakes: Delays = attrs.field(init=False)
+    stopped: bool = attrs.field(default=False, init=False)
+    _held: dict[Holdable, IDelayedCall] = attrs.field(factory=dict, init=False)
+    _by_network: FairShare[Holdable] = attrs.field(factory=FairShare, init=False)
+    #: connections that are closing
+    _closing: set[Holdable] = attrs.field(factory=set, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.refusals = Delays(self.clock, self.longest)
+        self.handshakes = Delays(self.clock, self.longest)
 
     def __len__(self) -> int:
         """Return how many connections are held or closing."""
         return len(self._held) + len(self._closing)
 
-    def delay(self, network: str) -> float:
-        """Count a refusal of *network*, and return how long its connection should be held, in seconds."""
-        now = self.clock.seconds()
-        count, last = self._refusals.pop(network, (0, now))
-        if now - last >= FORGOTTEN:
-            count = 0
-        self._refusals[network] = (count + 1, now)
-        if len(self._refusals) > MOST_ADDRESSES:
-            self._refusals.popitem(last=False)
-        return min(FIRST * 2.0 ** min(count, 10), self.longest)
-
     def hold(self, connection: Holdable, network: str, seconds: float, most: int) -> None:
-        """Close *connection* after *seconds*, or sooner if more than *most* connections are held."""
-        if self._stopped or seconds <= 0:
+        """End the delay of *connection* after *seconds*; abort one if more than *most* connections are held."""
+        if self.stopped or seconds <= 0:
             self._closing.add(connection)
-            connection.close_held()
+            connection.end_delay()
             return
-        self._held[connection] = (network, self.clock.callLater(seconds, self._end, connection))
-        peers = self._networks.setdefault(network, OrderedDict())
-        peers[connection] = None
+        self._held[connection] = self.clock.callLater(seconds, self._end, connection)
+        self._by_network.add(connection, network)
+        peers = self._by_network.of(network)
         if len(peers) > MOST_OF_ONE:
             self._end(next(iter(peers)), abort=True)
         elif len(self._held) > most:
-            self.abort_oldest()
+            self.make_room()
+
+    def crowded(self, network: str) -> bool:
+        """Return whether another held connection of *network* would abort one."""
+        return len(self._by_network.of(network)) >= MOST_OF_ONE
 
     def await_close(self, connection: Holdable) -> None:
         """Count *connection*, which is closing, until it is lost."""
         self._closing.add(connection)
 
     def lost(self, connection: Holdable) -> None:
-        """Forget *connection*, whose socket is closed."""
+        """Forget *connection*, whose socket is closed or belongs to another protocol now."""
         self._closing.discard(connection)
         if connection in self._held:
             self._forget(connection).cancel()
+        if not len(self):
+            self.emptied()
 
-    def abort_oldest(self) -> None:
-        """Abort the connection that has been held longest, if any, because its descriptor is needed."""
-        if self._held:
-            self._end(next(iter(self._held)), abort=True)
+    def make_room(self) -> None:
+        """Abort the oldest held connection of the network with the most, if any, because its descriptor is needed."""
+        oldest = self._by_network.first_out()
+        if oldest is not None:
+            self._end(oldest, abort=True)
 
     def stop(self) -> None:
         """Close every held connection, and hold none from now on, because the server stops."""
-        self._stopped = True
+        self.stopped = True
         for connection in list(self._held):
             self._end(connection)
 
@@ -114,19 +162,15 @@ class Holding:
         if abort:
             connection.abort()
         else:
-            connection.close_held()
+            connection.end_delay()
 
     def _forget(self, connection: Holdable) -> IDelayedCall:
-        network, timer = self._held.pop(connection)
-        peers = self._networks[network]
-        del peers[connection]
-        if not peers:
-            del self._networks[network]
-        return timer
+        self._by_network.discard(connection)
+        return self._held.pop(connection)
 
 
-class RefusedConnection(TwistedProtocol):
-    """Holds a connection that was refused when it was accepted; no byte of it is read, not even for TLS."""
+class HeldConnection(TwistedProtocol):
+    """Holds a connection that was just accepted; no byte of it is read, not even for TLS."""
 
     transport: Any
 
@@ -141,8 +185,41 @@ class RefusedConnection(TwistedProtocol):
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
         self._holding.lost(self)
 
-    def close_held(self) -> None:
+    def end_delay(self) -> None:
+        """Close the connection."""
         self.transport.loseConnection()
 
     def abort(self) -> None:
         self.transport.abortConnection()
+
+
+class RefusedConnection(HeldConnection):
+    """A connection that was refused when it was accepted; it is closed after the delay."""
+
+
+class DelayedConnection(HeldConnection):
+    """A connection that goes on after the delay, unless the server stops.
+
+    :ivar build: returns the protocol that takes over the connection; None: it is closed
+    """
+
+    def __init__(
+        self, holding: Holding, network: str, seconds: float, most: int, build: Callable[[], IProtocol | None]
+    ) -> None:
+        super().__init__(holding, network, seconds, most)
+        self.build = build
+
+    def end_delay(self) -> None:
+        """Give the connection to the protocol that it would have had without the delay."""
+        protocol = None if self._holding.stopped else self.build()
+        if protocol is None:
+            super().end_delay()
+            return
+        transport = self.transport
+        if isinstance(transport, ProtocolWrapper):  # of an ``ssl:`` endpoint, where Twisted makes the TLS object
+            transport.wrappedProtocol = protocol
+        else:
+            transport.protocol = protocol
+        transport.resumeProducing()
+        protocol.makeConnection(transport)
+        self._holding.lost(self)

@@ -83,7 +83,7 @@ class TCPSettings:
     max_connections: int = option(10_000, count, "maximum number of connections", least=1)
     max_per_host: int = option(2_000, count, "maximum number of connections from one address or IPv6 /64", least=1)
     silent_timeout: float = option(30.0, duration, "time for the first byte of a new connection; 0: no limit")
-    refusal_delay: float = option(LONGEST, duration, "longest time to hold a refused connection; 0: close it at once")
+    refusal_delay: float = option(LONGEST, duration, "longest delay after refusals and failed handshakes; 0: none")
     frame_timeout: float = option(30.0, duration, "time to receive a whole frame")
     stall_timeout: float = option(30.0, duration, "time for a peer to read pending data")
     handshake_timeout: float = option(10.0, duration, "time for a handshake, including that of TLS")
@@ -112,7 +112,7 @@ class SessionProtocol(TwistedProtocol):
     reading: Reading  #: pauses and resumes reading, for several parties
     peer = "?"  #: the peer's host, for log lines
     network = "?"  #: the network under which limits per address count it
-    same_network: OrderedDict[SessionProtocol, None]  #: connections of that network, the longest idle first
+    same_network: OrderedDict[SessionProtocol, int]  #: connections of that network, the longest idle first
     address = "?"  #: the peer's host and port
     identity: Identity  #: the identity of the peer, as far as it has proved it
     producer = "?"  #: the producer of its messages, see :func:`~fyrehose.net.peers.producer_of`
@@ -203,7 +203,8 @@ class SessionProtocol(TwistedProtocol):
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
         if self.phase is not Phase.GONE:
             self._enter(Phase.GONE)
-        self._handshake.lost(reason)
+        if self._handshake.lost(reason):
+            self.factory.handshake_failed(self)
         self._detach_all()
         self._release_resources()
         self.factory.lost(self)
@@ -379,9 +380,9 @@ class SessionProtocol(TwistedProtocol):
     def make_room(self) -> None:
         """Close the connection, because the listener is full and another peer connects."""
         self.finish()
-        self.close_held()
+        self.end_delay()
 
-    def close_held(self) -> None:
+    def end_delay(self) -> None:
         """Close the connection by the end of the next turn of the reactor, whatever the peer does."""
         self._close()
         # Unread data and the end of TLS would wait for the peer.
@@ -405,7 +406,7 @@ class SessionProtocol(TwistedProtocol):
         :param seconds: how long the connection is held; 0: longer with each refusal of the peer's network
         """
         if self.phase is Phase.OPEN:
-            self._delay = self.factory.holding.delay(self.network)
+            self._delay = self.factory.holding.refusals.count(self.network)
             if seconds:
                 self._delay = seconds
                 self.reading.pauseProducing()

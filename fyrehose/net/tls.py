@@ -22,7 +22,8 @@ from twisted.protocols.tls import TLSMemoryBIOFactory, TLSMemoryBIOProtocol
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
-from fyrehose.net.holding import RefusedConnection
+from fyrehose.net.handshakes import reason_of
+from fyrehose.net.holding import DelayedConnection, RefusedConnection
 from fyrehose.net.tcp import TCPSettings
 from fyrehose.options import file_path, option
 
@@ -84,7 +85,7 @@ class TLSSettings(TCPSettings):
         try:
             return self._make_context()
         except (SSL.Error, ValueError) as error:
-            reason = _reason(error) if isinstance(error, SSL.Error) else error
+            reason = reason_of(error) if isinstance(error, SSL.Error) else error
             raise ConfigError(f"invalid TLS options of {protocol}: {reason}") from error
 
     def _make_context(self) -> SSL.Context:
@@ -114,12 +115,6 @@ class TLSSettings(TCPSettings):
             return load_pem_private_key(path.read_bytes(), passphrase)
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise ValueError(f"{path}: {error}") from error
-
-
-def _reason(error: SSL.Error) -> str:
-    """Return the reasons from OpenSSL's error queue as text."""
-    reasons = [str(part[-1]) for part in (error.args[0] if error.args else ()) if part[-1]]
-    return "; ".join(dict.fromkeys(reasons)) or "OpenSSL gives no reason"
 
 
 @implementer(IOpenSSLServerConnectionCreator)
@@ -152,10 +147,17 @@ class TLSFactory(TLSMemoryBIOFactory):
     noisy = False
 
     def buildProtocol(self, addr: IAddress | None) -> Any:
-        protocol: IProtocol | None = self.wrappedFactory.buildProtocol(addr)
-        if protocol is None or isinstance(protocol, RefusedConnection):  # a refused connection gets no handshake
+        return self._with_tls(self.wrappedFactory.buildProtocol(addr))
+
+    def _with_tls(self, protocol: IProtocol | None) -> IProtocol | None:
+        """Return *protocol* behind TLS; a refused connection gets no handshake, a delayed one gets its own later."""
+        if isinstance(protocol, DelayedConnection):
+            build = protocol.build
+            protocol.build = lambda: self._with_tls(build())
             return protocol
-        return self.protocol(self, protocol)
+        if protocol is None or isinstance(protocol, RefusedConnection):
+            return protocol
+        return cast("IProtocol", self.protocol(self, protocol))
 
     def reload(self) -> None:
         """Read the files again; see :meth:`TLS.reload`."""

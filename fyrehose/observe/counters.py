@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 
 import attrs
 from twisted.logger import Logger
+
+#: The most lines per second about one cause.
+MOST_LINES = 10
+#: The most kinds of lines whose last time is remembered; beyond that, the one used least recently is forgotten.
+MOST_KINDS = 4_096
 
 
 @attrs.define
@@ -26,7 +31,10 @@ class Counters:
     refusals: set[tuple[str, str]] = attrs.field(factory=set, init=False)
     gauges: Counter[tuple[str, str]] = attrs.field(factory=Counter, init=False)
     peaks: Counter[tuple[str, str]] = attrs.field(factory=Counter, init=False)
-    _logged: dict[tuple[str, str], tuple[float, int]] = attrs.field(factory=dict, init=False)
+    #: when each kind of line was logged last, and how many were left out since; the kinds in the order of their use
+    _logged: OrderedDict[tuple[str, str, str], tuple[float, int]] = attrs.field(factory=OrderedDict, init=False)
+    #: the second in which lines about each cause were last logged, and how many
+    _bursts: dict[tuple[str, str], tuple[int, int]] = attrs.field(factory=dict, init=False)
 
     def add(self, protocol: str, name: str, n: int = 1) -> None:
         """Add *n* to a counter; both names come from the code, never from a peer."""
@@ -39,22 +47,46 @@ class Counters:
         if self.gauges[key] > self.peaks[key]:
             self.peaks[key] = self.gauges[key]
 
-    def refuse(self, log: Logger, protocol: str, cause: str, peer: str, detail: str = "") -> None:
-        """Count a refusal or a drop, and log at most one line per second for each cause."""
-        key = (protocol, cause)
-        self.counts[key] += 1
-        self.refusals.add(key)
-        now = self.seconds()
-        last, skipped = self._logged.get(key, (-1.0, 0))
-        if now - last < 1.0:
-            self._logged[key] = (last, skipped + 1)
-            return
-        self._logged[key] = (now, 0)
-        log.warn(
-            "{protocol}: {cause} from {peer}{detail}{more}",
-            protocol=protocol,
-            cause=cause,
-            peer=peer,
-            detail=f": {detail}" if detail else "",
-            more=f" (and {skipped} more in between)" if skipped else "",
-        )
+    def refuse(
+        self,
+        log: Logger,
+        protocol: str,
+        cause: str,
+        peer: str,
+        detail: str = "",
+        *,
+        apart: str = "",
+        every: float = 1.0,
+    ) -> None:
+        """Count a refusal or a drop, and log at most one line in *every* seconds for each cause.
+
+        :param apart: what else distinguishes lines that are limited apart from each other, such as a network; it may
+            come from a peer, so there are also at most :data:`MOST_LINES` lines per second for each cause
+        """
+        self.counts[protocol, cause] += 1
+        self.refusals.add((protocol, cause))
+        now, kind = self.seconds(), (protocol, cause, apart)
+        last, skipped = self._logged.pop(kind, (float("-inf"), 0))
+        logged = now - last >= every and self._take_line(protocol, cause, now)
+        self._logged[kind] = (now, 0) if logged else (last, skipped + 1)
+        if len(self._logged) > MOST_KINDS:
+            self._logged.popitem(last=False)
+        if logged:
+            log.warn(
+                "{protocol}: {cause} from {peer}{detail}{more}",
+                protocol=protocol,
+                cause=cause,
+                peer=peer,
+                detail=f": {detail}" if detail else "",
+                more=f" (and {skipped} more in between)" if skipped else "",
+            )
+
+    def _take_line(self, protocol: str, cause: str, now: float) -> bool:
+        """Count a line about *cause*, unless there are too many in this second; return whether it may be logged."""
+        second, lines = self._bursts.get((protocol, cause), (int(now), 0))
+        if second != int(now):
+            lines = 0
+        if lines >= MOST_LINES:
+            return False
+        self._bursts[protocol, cause] = (int(now), lines + 1)
+        return True

@@ -42,6 +42,7 @@ from fyrehose import plugins
 from fyrehose.core import policy, streams
 from fyrehose.core.broker import MAX_STREAMS
 from fyrehose.core.named import MOST_NAMED
+from fyrehose.core.once import KEPT
 from fyrehose.core.policy import LOOPBACK, Policy
 from fyrehose.core.quotas import STREAMS, PeerLimits
 from fyrehose.core.streams import UNLIMITED, StreamRules
@@ -105,6 +106,13 @@ class ServerSettings:
     )
     named_subscriptions: int = option(
         1_000, _named, "maximum number of named subscriptions; one address may create half of them"
+    )
+    keys_kept: float = option(
+        KEPT,
+        duration,
+        "shortest time for which the key of a publish is kept; in a full table the address with the most loses its "
+        "oldest earlier",
+        least=int(KEPT),
     )
     retire_idle: float = option(0.0, duration, "retire a stream after it has been empty for this long; 0: never")
     memory: int = option(

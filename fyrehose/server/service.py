@@ -26,6 +26,7 @@ from twisted.python.failure import Failure
 from fyrehose.core.broker import Broker
 from fyrehose.core.budget import Budget
 from fyrehose.core.guard import Guard
+from fyrehose.core.once import KEPT
 from fyrehose.core.policy import LOOPBACK, Policy
 from fyrehose.core.quotas import PeerLimits
 from fyrehose.core.sequencer import Sequencer
@@ -61,6 +62,7 @@ class Fyrehose(MultiService):
         *,
         max_streams: int = 100_000,
         named_subscriptions: int = 1_000,
+        keys_kept: float = KEPT,
         budget: Budget | None = None,
         limits: PeerLimits | None = None,
         rules: StreamRules = UNLIMITED,
@@ -75,6 +77,7 @@ class Fyrehose(MultiService):
             Sequencer() if sequencer is None else sequencer,
             max_streams=max_streams,
             named_subscriptions=named_subscriptions,
+            keys_kept=keys_kept,
             budget=Budget() if budget is None else budget,
             limits=PeerLimits() if limits is None else limits,
             rules=rules,

@@ -243,6 +243,7 @@ class ServerProcess(Service):
             self.journal,
             max_streams=config.server.max_streams,
             named_subscriptions=config.server.named_subscriptions,
+            keys_kept=config.server.keys_kept,
             limits=config.server.peer_limits,
             rules=config.streams,
             budget=Budget(limit=config.server.memory, each=config.server.memory_per_connection),

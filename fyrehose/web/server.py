@@ -41,6 +41,13 @@ class WebSettings(TLSSettings):
 
 #: The value of Retry-After in answers to requests that may succeed later, in seconds.
 RETRY = "5"
+#: Headers of refusals, by status.
+HEADERS: dict[int, dict[str, str]] = {
+    503: {"Retry-After": RETRY},
+    429: {"Retry-After": RETRY},
+    403: {},
+    401: {"WWW-Authenticate": "Bearer"},
+}
 #: The most times that a connection asks its session for further events in one turn of the reactor.
 BATCHES = 4
 
@@ -102,12 +109,16 @@ class WebProtocol(SessionProtocol):
     def forbid(self, error: Forbidden) -> None:
         """Answer 401 or 403, or 429 for too many subscriptions; the connection stays open."""
         if self.session.answering and not self.session.streaming:
-            status, headers = (403, {}) if self.identity.token else (401, {"WWW-Authenticate": "Bearer"})
-            if isinstance(error, TooManySubscriptions):
-                status, headers = 429, {"Retry-After": RETRY}
-            self.count_refusal(*self.session.refuse(status, type(error).__name__, str(error), headers))
+            status = self.forbidden_status(error)
+            self.count_refusal(*self.session.refuse(status, type(error).__name__, str(error), HEADERS[status]))
         else:
             super().forbid(error)
+
+    def forbidden_status(self, error: Forbidden) -> int:
+        """Return 429 for too many subscriptions, else 403, or 401 to a peer without a token."""
+        if isinstance(error, TooManySubscriptions):
+            return 429
+        return 403 if self.identity.token else 401
 
     def is_idle(self) -> bool:
         waiting = self.session.answering and not self.session.streaming

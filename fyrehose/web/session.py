@@ -38,6 +38,8 @@ _SINGLE = frozenset({"host", "content-type", "authorization", "content-encoding"
 #: Headers of every answer: browsers must neither cache it nor guess its type.
 _ALWAYS = ((b"Cache-Control", b"no-store"), (b"X-Content-Type-Options", b"nosniff"))
 JSON = "application/json"
+#: The statuses of refusals that say that the same request may succeed later.
+RETRIABLE = (408, 429, 503)
 
 Headers = Mapping[str, str]
 
@@ -257,7 +259,7 @@ class WebSession:
     def refuse(
         self, status: int, cause: str, detail: str, headers: Headers | None = None, **more: object
     ) -> list[RequestRefused]:
-        """Send a complete answer that refuses the request.
+        """Send a complete answer that refuses the request, and says if the same request may succeed later.
 
         :param cause: a few words joined by dashes, for the counter and the log
         :param detail: the error message for the peer
@@ -268,7 +270,8 @@ class WebSession:
         fields = {**(headers or {})}
         if self._body_incomplete:
             fields["Connection"] = "close"
-        body = json.dumps({"error": detail, **more}, ensure_ascii=False).encode() + b"\n"
+        again = {"retriable": True} if status in RETRIABLE else {}
+        body = json.dumps({"error": detail, **again, **more}, ensure_ascii=False).encode() + b"\n"
         self.respond(status, body, headers=fields)
         return [self._refused]
 

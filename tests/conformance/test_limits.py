@@ -81,6 +81,7 @@ BOUNDARIES = {
     "relink.retention": "tests/protocols/relink/test_server.py::test_detached_links_expire",
     "relink.unused_retention": "tests/protocols/relink/test_server.py::test_detached_links_expire",
     "relink.window": ("tests/protocols/relink/test_limits.py::test_subscriber_gets_at_most_a_window_of_messages"),
+    "server.keys_kept": ("tests/core/test_once.py::test_a_key_is_kept_for_its_time_before_keys_of_small_holders_go"),
     "server.max_streams": "tests/conformance/test_stream_limit.py::test_as_many_streams_are_made_as_the_limit_says",
     "server.memory": (
         "tests/conformance/test_memory_limits.py::test_all_connections_may_have_published_as_much_as_the_limit_leaves_for_it"

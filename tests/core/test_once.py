@@ -10,12 +10,13 @@ from twisted.internet.task import Clock
 
 from fyrehose.core import once
 from fyrehose.core.broker import Broker
+from fyrehose.core.budget import Budget
 from fyrehose.core.guard import Guard
 from fyrehose.core.once import ENTRY, SOURCE, STREAM
 from fyrehose.core.policy import parse
 from fyrehose.core.sequencer import Sequencer
-from fyrehose.errors import Forbidden, KeyReused, PayloadTooLarge, ReadOnly
-from fyrehose.identity import Identity
+from fyrehose.errors import Forbidden, KeyReused, NoRoomForKey, PayloadTooLarge, ReadOnly
+from fyrehose.identity import Identity, digest
 from fyrehose.interfaces import JournalState
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal
@@ -115,31 +116,143 @@ def test_the_oldest_keys_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) ->
     broker = make(journal)
     for key in ("a", "b", "c"):
         broker.publish_once([draft(b"x")], key)
-    assert broker.budget.kept == 2 * ENTRY
+    assert broker.budget.aside == 2 * ENTRY
     for one in (broker, make(journal)):
         assert one.publish_once([draft(b"x")], "b").result == 2
         assert one.publish_once([draft(b"x")], "c").result == 3
     assert broker.publish_once([draft(b"x")], "a").result == 4
 
 
-def test_the_memory_of_keys_is_limited() -> None:
-    broker = make()
-    broker.budget.keep(broker.budget.limit // 2)
-    assert "server.memory" in str(failure(broker.publish_once([draft(b"a")], "k")))
-    assert broker.bounds("s") == (1, 0)
-
-
-def test_recovered_keys_never_release_more_memory_than_they_were_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_flood_of_keys_of_one_address_leaves_the_keys_of_others(
+    monkeypatch: pytest.MonkeyPatch, restart: bool
+) -> None:
+    monkeypatch.setattr(once, "MOST", 100)
     journal = MemoryJournal()
-    make(journal).publish_once([draft(b"a")], "k")
-    broker = Broker(Clock(), journal, Sequencer())
-    full = broker.budget.limit // 2
-    broker.budget.keep(full)
+    broker = make(journal)
+    honest, flood = (broker.identified(Identity(host=host)) for host in ("10.0.0.1", "10.0.0.2"))
+    firsts = [honest.publish_once([draft(b"%d" % number)], f"order-{number}").result for number in range(30)]
+    for number in range(500):
+        flood.publish_once([draft(b"x")], str(number))
+    if restart:
+        honest = make(journal).identified(Identity(host="10.0.0.1"))
+    again = [honest.publish_once([draft(b"%d" % number)], f"order-{number}").result for number in range(30)]
+    assert again == firsts
+    assert journal.bounds("s") == (1, 530)
+
+
+def test_keys_and_subscriptions_leave_each_other_room() -> None:
+    broker = make(budget=Budget(limit=1 << 20))
+    assert broker.budget.keep(broker.budget.limit // 2), "as subscriptions do"
+    for number in range(900):
+        assert failure(broker.publish_once([draft(b"x")], str(number))) is None
+    broker.budget.forget(broker.budget.limit // 2)
+    assert broker.budget.keep(broker.budget.limit // 2)
+
+
+def test_the_memory_of_keys_is_limited() -> None:
+    broker = make(budget=Budget(limit=1 << 20))
+    for number in range(900):
+        broker.publish_once([draft(b"x")], str(number))
+    assert broker.budget.limit // 32 < broker.budget.aside <= broker.budget.limit // 16
+    broker.once.open()
+    assert broker.budget.limit // 32 < broker.budget.aside <= broker.budget.limit // 16
+
+
+@pytest.mark.parametrize(("in_flight", "error"), [(49, type(None)), (50, NoRoomForKey)])
+def test_keys_of_one_holder_that_are_not_durable_take_half_of_the_room(
+    monkeypatch: pytest.MonkeyPatch, in_flight: int, error: type
+) -> None:
+    monkeypatch.setattr(once, "MOST", 100)
+    journal = MemoryJournal(auto=False)
+    broker = make(journal)
+    mine, other = (broker.identified(Identity(host=host)) for host in ("10.0.0.1", "10.0.0.2"))
+    answers = [mine.publish_once([draft(b"x")], str(number)) for number in range(in_flight)]
+    assert isinstance(failure(mine.publish_once([draft(b"x")], "one more")), error)
+    assert failure(other.publish_once([draft(b"x")], "another")) is None
+    journal.commit()
+    assert [answer.result for answer in answers] == list(range(1, in_flight + 1))
+    assert failure(mine.publish_once([draft(b"x")], "one more")) is None, "there is room again"
+
+
+@pytest.mark.parametrize(("age", "kept"), [(once.KEPT - 1, True), (once.KEPT, False), (once.KEPT + 1, False)])
+def test_a_key_is_kept_for_its_time_before_keys_of_small_holders_go(
+    monkeypatch: pytest.MonkeyPatch, age: float, kept: bool
+) -> None:
+    monkeypatch.setattr(once, "MOST", 10)
+    clock = Clock()
+    broker = Broker(clock, MemoryJournal(), Sequencer())
     broker.open()
-    monkeypatch.setattr(once, "MOST", 1)
-    broker.budget.forget(ENTRY)
-    broker.publish_once([draft(b"b")], "l")  # The recovered key, for which there was no room, is forgotten.
-    assert broker.budget.kept == full
+    small, large = (broker.identified(Identity(host=host)) for host in ("10.0.0.1", "10.0.0.2"))
+    assert small.publish_once([draft(b"a")], "k").result == 1
+    clock.advance(age)
+    for number in range(10):
+        large.publish_once([draft(b"x")], str(number))
+    assert small.publish_once([draft(b"a")], "k").result == (1 if kept else 12)
+
+
+def test_a_displaced_key_is_counted_and_logged_once_a_minute_for_its_holder(
+    monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
+) -> None:
+    monkeypatch.setattr(once, "MOST", 10)
+    broker = make()
+    peer = broker.identified(Identity(host="10.0.0.2"))
+    for number in range(15):
+        peer.publish_once([draft(b"x")], str(number))
+    assert broker.counters.counts["server", "key-displaced"] == 5
+    (line,) = log_lines
+    assert line.startswith("server: key-displaced from 10.0.0.2: a key of 10.0.0.2, which has the most of all 10, was ")
+    assert line.endswith("kept for 0 s only; send fewer keys")
+
+
+def test_a_refused_publish_displaces_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(once, "MOST", 10)
+    broker = make()
+    broker.restrict("small", 1)
+    peer, enemy = (broker.identified(Identity(host=host)) for host in ("10.0.0.1", "10.0.0.2"))
+    for number in range(10):
+        peer.publish_once([draft(b"x")], str(number))
+    for number in range(100):
+        assert isinstance(failure(enemy.publish_once([draft(b"xx", stream="small")], str(number))), PayloadTooLarge)
+    assert [peer.publish_once([draft(b"x")], str(number)).result for number in range(10)] == list(range(1, 11))
+
+
+def test_tokens_that_no_rule_asks_for_are_no_holders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(once, "MOST", 10)
+    broker = make()
+    honest = broker.identified(Identity(host="10.0.0.1"))
+    for number in range(5):
+        honest.publish_once([draft(b"x")], str(number))
+    for number in range(50):
+        made_up = broker.identified(Identity(host="10.0.0.2", token=str(number)))
+        made_up.publish_once([draft(b"x")], f"flood-{number}")
+    assert [honest.publish_once([draft(b"x")], str(number)).result for number in range(5)] == list(range(1, 6))
+
+
+def test_peers_of_one_address_with_proofs_have_shares_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(once, "MOST", 10)
+    rules = parse({"allow": [{"token": [f"sha256:{digest(name)}" for name in "ab"], "publish": "s"}]})
+    broker = make(guard=Guard(rules))
+    honest, flood = (broker.identified(Identity(host="10.0.0.1", token=digest(name))) for name in "ab")
+    for number in range(5):
+        honest.publish_once([draft(b"x")], str(number))
+    for number in range(50):
+        flood.publish_once([draft(b"x")], f"flood-{number}")
+    assert [honest.publish_once([draft(b"x")], str(number)).result for number in range(5)] == list(range(1, 6))
+
+
+def test_records_without_a_holder_are_read_and_count_as_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(once, "MOST", 10)
+    journal = MemoryJournal()
+    make(journal).identified(Identity(host="10.0.0.1")).publish_once([draft(b"x")], "new")
+    broker = make(journal)
+    for number in range(20):
+        broker.publish_once([draft(b"x")], f"old-{number}")
+    records = [bytes(payload) for run in journal.read(STREAM, 1, 1 << 20) for payload in run.payloads()]
+    assert [b'"holder": "10.0.0.1"' in record for record in records] == [True, *[b"new" in r for r in records[1:]]]
+    again = make(journal)
+    assert again.publish_once([draft(b"x")], "new").result == 1
+    assert again.publish_once([draft(b"x")], "old-19").result == 21
 
 
 @pytest.mark.parametrize("payload", [b"\xff", b"[]", b"{}", b'{"v": 2}', b"[" * 5_000])
@@ -182,3 +295,42 @@ def test_retries_store_each_message_once_over_crashes(seed: int) -> None:
     stored = [bytes(payload) for run in journal.read("s", 1, 1 << 20) for payload in run.payloads()]
     assert len(stored) == len(set(stored))
     assert all(stored[first - 1] == wanted[key] for key, first in answers.items())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_flood_makes_a_retry_of_a_small_holder_be_stored_twice(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = random.Random(seed)
+    monkeypatch.setattr(once, "MOST", 40)
+    journal = MemoryJournal(auto=False)
+    broker = make(journal)
+    holders = {f"10.0.0.{n}": [f"{n}-{m}" for m in range(8)] for n in range(1, 4)}
+    answers: dict[str, int] = {}
+    flooded = 0
+
+    def answered(first: int, key: str) -> None:
+        assert answers.setdefault(key, first) == first, "the same answer"
+
+    for _ in range(600):
+        host = dice.choice([*holders])
+        key = dice.choice(holders[host])
+        peer = broker.identified(Identity(host=host))
+        peer.publish_once([draft(key.encode())], key).addCallbacks(answered, lambda failure: None, (key,))
+        flood = broker.identified(Identity(host="10.0.0.9"))
+        for _ in range(dice.choice((0, 0, 1, 10, 60))):
+            flooded += 1
+            flood.publish_once([draft(b"x", stream="flood")], str(flooded)).addErrback(lambda failure: None)
+        if dice.random() < 0.7:
+            journal.commit()
+        if dice.random() < 0.03:
+            journal.enter(JournalState.READ_ONLY, "full")
+            journal.enter(JournalState.WRITABLE, "room")
+        if dice.random() < 0.03:
+            journal.enter(JournalState.FAILED, "crash")
+            journal.enter(JournalState.WRITABLE, "restart")
+            broker = make(journal)
+        assert broker.budget.aside == ENTRY * len(broker.once._known) <= ENTRY * 80
+        assert len(broker.once._known) == len(broker.once._durable) + len(broker.once._in_flight)
+    journal.commit()
+    stored = [bytes(payload) for run in journal.read("s", 1, 1 << 20) for payload in run.payloads()]
+    assert len(stored) == len(set(stored)) == len(answers) == 24
+    assert flooded > 20 * once.READ_BACK * 40, "far more than a start reads"

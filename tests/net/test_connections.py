@@ -74,6 +74,19 @@ def test_the_address_with_the_most_connections_makes_room_first() -> None:
     assert closed(peers) == [False, True, False, False]
 
 
+def test_a_server_that_stops_waits_for_refused_connections_only_until_they_are_closed() -> None:
+    server = make(max_per_host=1, refusal_delay=1.0)
+    first, _ = server.connect()
+    refused, transport = server.connect(port=5001)
+    assert isinstance(refused, RefusedConnection)
+    server.lose(first)
+    drained: list[None] = []
+    server.factory.drain().addCallback(drained.append)
+    assert (transport.disconnecting, drained) == (True, [])
+    server.lose(refused)
+    assert drained == [None]
+
+
 def test_among_equal_addresses_the_one_that_connects_makes_room() -> None:
     server = make(max_connections=2)
     peers = fill(server, "10.0.0.1", "10.0.0.2")

@@ -14,7 +14,7 @@ class Held:
 
     ended: str = ""
 
-    def close_held(self) -> None:
+    def end_delay(self) -> None:
         self.ended = "closed"
 
     def abort(self) -> None:
@@ -29,31 +29,31 @@ def hold(holding: Holding, network: str = "n", seconds: float = 1.0, most: int =
 
 def test_the_delay_doubles_for_each_refusal_of_an_address() -> None:
     holding = Holding(Clock())
-    delays = [holding.delay("a") for _ in range(2000)]
+    delays = [holding.refusals.count("a") for _ in range(2000)]
     assert delays[:7] == [FIRST, 2 * FIRST, 4 * FIRST, 8 * FIRST, 16 * FIRST, LONGEST, LONGEST]
     assert set(delays[7:]) == {LONGEST}
-    assert holding.delay("b") == FIRST, "another address has done nothing"
+    assert holding.refusals.count("b") == FIRST, "another address has done nothing"
 
 
 def test_refusals_are_forgotten_after_a_while() -> None:
     clock = Clock()
     holding = Holding(clock)
-    holding.delay("a")
+    holding.refusals.count("a")
     clock.advance(FORGOTTEN - 1)
-    assert holding.delay("a") == 2 * FIRST
+    assert holding.refusals.count("a") == 2 * FIRST
     clock.advance(FORGOTTEN)
-    assert holding.delay("a") == FIRST
+    assert holding.refusals.count("a") == FIRST
 
 
 def test_the_table_of_addresses_is_bounded_and_the_oldest_gives_way() -> None:
     holding = Holding(Clock())
     for number in range(MOST_ADDRESSES):
-        holding.delay(str(number))
-    assert holding.delay("0") == 2 * FIRST
-    holding.delay("one more")
-    assert len(holding._refusals) == MOST_ADDRESSES
-    assert holding.delay("1") == FIRST, "it was the oldest, and is forgotten"
-    assert holding.delay("0") == 4 * FIRST
+        holding.refusals.count(str(number))
+    assert holding.refusals.count("0") == 2 * FIRST
+    holding.refusals.count("one more")
+    assert len(holding.refusals._refusals) == MOST_ADDRESSES
+    assert holding.refusals.count("1") == FIRST, "it was the oldest, and is forgotten"
+    assert holding.refusals.count("0") == 4 * FIRST
 
 
 def test_a_connection_is_closed_when_its_time_is_over() -> None:
@@ -82,6 +82,13 @@ def test_beyond_the_limit_the_oldest_connection_is_closed() -> None:
     assert [held.ended for held in connections] == ["aborted", "", "", ""]
 
 
+def test_beyond_the_limit_the_network_with_the_most_gives_way() -> None:
+    holding = Holding(Clock())
+    other = hold(holding, "other", most=3)
+    mine = [hold(holding, "n", most=3) for _ in range(3)]
+    assert [held.ended for held in (other, *mine)] == ["", "aborted", "", ""]
+
+
 def test_one_network_holds_no_more_than_its_share() -> None:
     holding = Holding(Clock())
     other = hold(holding, "other")
@@ -102,5 +109,5 @@ def test_stop_closes_all_connections_and_holds_no_more() -> None:
 
 def test_with_a_delay_of_0_no_connection_is_held() -> None:
     holding = Holding(Clock(), 0.0)
-    assert holding.delay("a") == 0.0
+    assert holding.refusals.count("a") == 0.0
     assert hold(holding, seconds=0.0).ended == "closed"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.internet.task import Clock
 from twisted.logger import Logger
 
-from fyrehose.observe.counters import Counters
+from fyrehose.observe.counters import MOST_KINDS, MOST_LINES, Counters
 
 log = Logger()
 
@@ -67,3 +67,31 @@ def test_a_refusal_after_a_second_is_logged_again(log_lines: list[str]) -> None:
 def test_text_from_a_peer_is_not_interpreted_as_a_format(log_lines: list[str]) -> None:
     Counters().refuse(log, "figg", "a", "{peer}", "{0} {log_source} %s")
     assert log_lines == ["figg: a from {peer}: {0} {log_source} %s"]
+
+
+def test_kinds_of_one_cause_are_logged_apart_and_as_rarely_as_the_caller_says(log_lines: list[str]) -> None:
+    clock = Clock()
+    counters = Counters(clock.seconds)
+    for _ in range(119):
+        for network in "ab":
+            counters.refuse(log, "figg", "handshake-failed", network, "why", apart=network, every=60.0)
+        clock.advance(1)
+    assert log_lines == [
+        *[f"figg: handshake-failed from {network}: why" for network in "ab"],
+        *[f"figg: handshake-failed from {network}: why (and 59 more in between)" for network in "ab"],
+    ]
+
+
+def test_a_flood_of_kinds_is_logged_and_remembered_within_bounds(log_lines: list[str]) -> None:
+    clock = Clock()
+    counters = Counters(clock.seconds)
+    for number in range(MOST_KINDS + 100):
+        counters.refuse(log, "figg", "handshake-failed", str(number), apart=str(number), every=60.0)
+        if number == 4_000:
+            clock.advance(1)
+    assert len(log_lines) == 2 * MOST_LINES
+    assert len(counters._logged) == MOST_KINDS
+    assert counters.counts["figg", "handshake-failed"] == MOST_KINDS + 100
+    clock.advance(1)
+    counters.refuse(log, "figg", "frame-too-large", "x")
+    assert log_lines[-1] == "figg: frame-too-large from x", "another cause is not held up"

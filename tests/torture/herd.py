@@ -38,15 +38,30 @@ from herd_checks import check
 from herd_clients import Outcome, Spec
 from herd_crowds import Crowd
 
+from fyrehose.testing.certificates import Authority
+
 PROTOCOLS = ("figg", "lumberjack", "relink", "http", "backbone", "eventbus")
 ATTACKER = "127.0.0.2"
+
+
+def secured(root: Path) -> list[str]:
+    """The options of the listener that wants certificates."""
+    authority = Authority(servers.directory(str(root / "certificates")))
+    own = authority.issue("server", "localhost")
+    options = {
+        "tls-certificate": own.certificate,
+        "tls-key": own.key,
+        "tls-authorities": authority.certificate,
+        "tls-client-auth": "required",
+    }
+    return [f"{herd_attacks.SECURED}.{name}={value}" for name, value in options.items()]
 
 
 class Run:
     """One journal, its servers one after the other, and crowds of clients."""
 
     def __init__(self, root: Path, specs: list[list[Spec]], options: list[str]) -> None:
-        self.root, self.options = root, options
+        self.root, self.options = root, [*options, *secured(root)]
         self.problems: list[str] = []
         self.ports, self.server = self.first_start()
         self.crowds = [Crowd(each) for each in specs]
@@ -54,7 +69,7 @@ class Run:
     def first_start(self, tries: int = 5) -> tuple[dict[str, int], servers.Server]:
         """Start on ports that are free; another program may take one of them meanwhile, and then others are tried."""
         while True:
-            self.ports, tries = servers.free_ports(PROTOCOLS), tries - 1
+            self.ports, tries = servers.free_ports((*PROTOCOLS, herd_attacks.SECURED)), tries - 1
             try:
                 return self.ports, self.start()
             except servers.ServerEnded as ended:
@@ -181,7 +196,8 @@ def hostile(name: str, arguments: argparse.Namespace, root: Path) -> list[str]:
     """One attack, on a server of its own."""
     near, far = honest(ATTACKER, "near", fresh=False), honest("127.0.0.1", "honest", fresh=False)
     anew = honest("127.0.0.1", "fresh", fresh=True)[0]
-    run = Run(root / name, [far[0], far[1], anew, near[0], near[1]], arguments.option)
+    options = [*herd_attacks.OPTIONS.get(name, []), *arguments.option]
+    run = Run(root / name, [far[0], far[1], anew, near[0], near[1]], options)
     try:
         for crowd in run.crowds:
             crowd.serve(run.ports)

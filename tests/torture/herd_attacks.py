@@ -11,6 +11,8 @@
     refusals       connections that are refused for what they say, and come back at once
     patterns       named subscriptions of patterns, lists by the worst patterns, and streams that nearly match them
     bombs          a large compressed frame of lumberjack that is refused near its end, again and again
+    handshakes     TLS handshakes without the certificate that the listener wants, again at once when they fail
+    keys           publishes with a new key each, while a client of another address repeats its own
 
 An attack says what it did, and what it may not have been able to do.
 """
@@ -20,10 +22,13 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import re
 import select
 import selectors
 import socket
+import ssl
 import struct
+import threading
 import time
 import uuid
 import zlib
@@ -41,6 +46,10 @@ Stopped = Callable[[float], bool]
 WRITER, STRANGER = "127.0.0.3", "127.0.0.4"
 #: How many events of 1 MiB are written at the most, and how often a peer that is refused may come back in a second.
 MOST_EVENTS, MOST_RETURNS = 500, 10
+#: Options of the server that an attack needs to get anywhere in its time.
+OPTIONS = {"keys": ["server.memory=64MiB"]}
+#: The listener that speaks TLS and wants certificates.
+SECURED = "figg/secured"
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\0" + b"NULL".ljust(20, b"\0") + bytes(32)
 
 
@@ -398,6 +407,79 @@ def bombs(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
     return f"sent {sent} frames, {acknowledged} acknowledged", [wrong] * (not 1 <= acknowledged <= most)
 
 
+def handshakes(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    made = [0] * 20
+    ended = threading.Event()
+
+    def again(number: int) -> None:
+        while not ended.is_set():
+            peer = connect(ports[SECURED], address)
+            made[number] += 1
+            with contextlib.suppress(OSError):
+                if peer is not None:
+                    with context.wrap_socket(peer) as secured:
+                        secured.recv(1)
+
+    peers = [threading.Thread(target=again, args=(number,), daemon=True) for number in range(len(made))]
+    began = time.monotonic()
+    for peer in peers:
+        peer.start()
+    while not stopped(0.5):
+        pass
+    rate = sum(made) / (time.monotonic() - began)
+    ended.set()
+    wrong = [f"{rate:.0f} handshakes a second by 20 peers that fail"] if rate > 20 * MOST_RETURNS / 2 else []
+    return f"{rate:.1f} handshakes a second by {len(made)} peers", wrong
+
+
+def keyed(key: str, body: bytes) -> bytes:
+    head = f"POST /streams/keys HTTP/1.1\r\nHost: 127.0.0.1\r\nIdempotency-Key: {key}\r\nContent-Length: {len(body)}"
+    return head.encode() + b"\r\n\r\n" + body
+
+
+def answers(peer: socket.socket, count: int) -> bytes:
+    """What the server says until it has answered *count* requests."""
+    said = b""
+    peer.settimeout(PATIENCE)
+    while said.count(b"HTTP/1.1 ") < count or not said.endswith(b"}\n"):
+        chunk = peer.recv(1 << 18)
+        if not chunk:
+            raise ConnectionError(f"the server has closed the connection after {said[-200:]!r}")
+        said += chunk
+    return said
+
+
+def numbers_of(port: int, keys: list[str]) -> list[int]:
+    """The numbers that the publishes with *keys* got, from an address that has nothing to do with the attack."""
+    found: list[int] = []
+    for key in keys:
+        peer = connect(port, WRITER)
+        assert peer is not None, "the server takes no connections"
+        with peer:
+            peer.sendall(keyed(key, key.encode()))
+            found.append(int(re.findall(rb'"first": (\d+)', answers(peer, 1))[0]))
+    return found
+
+
+def keys(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
+    mine = [f"honest-{number}" for number in range(50)]
+    before = numbers_of(ports["http"], mine)
+    peers = [peer for _ in range(20) if (peer := connect(ports["http"], address))]
+    sent = 0
+    while not stopped(0):
+        for peer in peers:
+            peer.sendall(b"".join(keyed(f"{address}-{sent + number}", b"x") for number in range(100)))
+            sent += 100
+        for peer in peers:
+            answers(peer, 100)
+    after = numbers_of(ports["http"], mine)
+    doubled = sum(one != other for one, other in zip(before, after, strict=True))
+    wrong = [f"{doubled} of {len(mine)} honest retries were stored twice"] if doubled else []
+    return f"{sent} publishes with keys; {doubled} of {len(mine)} honest retries stored twice", wrong
+
+
 ATTACKS: dict[str, Callable[[dict[str, int], str, Stopped], Said]] = {
     "trickle": trickle,
     "streams": streams,
@@ -410,4 +492,6 @@ ATTACKS: dict[str, Callable[[dict[str, int], str, Stopped], Said]] = {
     "refusals": refusals,
     "patterns": patterns,
     "bombs": bombs,
+    "handshakes": handshakes,
+    "keys": keys,
 }

@@ -55,7 +55,7 @@ from fyrehose.protocols.http.session import (
 from fyrehose.protocols.http.uploads import Upload
 from fyrehose.records import MAX_PAYLOAD, Run
 from fyrehose.web.hosts import hosts_of, url_of
-from fyrehose.web.server import RETRY, WebProtocol, WebSettings, token_of
+from fyrehose.web.server import HEADERS, WebProtocol, WebSettings, token_of
 from fyrehose.web.session import RequestHead, RequestRefused
 
 #: The HTTP status for each error of the broker; 503 for all others.
@@ -63,7 +63,6 @@ _STATUS: dict[type[FyrehoseError], int] = {
     errors.InvalidName: 400,
     errors.InvalidPattern: 400,
     errors.PayloadTooLarge: 413,
-    errors.Forbidden: 403,
     errors.TooManyStreams: 507,
     errors.NewStreamRateExceeded: 429,
     errors.NewStreamForbidden: 403,
@@ -72,15 +71,13 @@ _STATUS: dict[type[FyrehoseError], int] = {
     errors.NoSuchStream: 404,
     errors.StreamInUse: 409,
     errors.NoSuchSubscription: 404,
+    errors.NoRoomForSubscription: 503,
     errors.TooManyNamedSubscriptions: 507,
     errors.SubscriptionInUse: 409,
     errors.SubscriptionConflict: 409,
     errors.InvalidPosition: 409,
     errors.SubscriptionError: 400,
 }
-
-#: Headers of refusals, by status.
-_HEADERS = {503: {"Retry-After": RETRY}, 429: {"Retry-After": RETRY}, 401: {"WWW-Authenticate": "Bearer"}}
 
 
 @attrs.frozen(kw_only=True)
@@ -429,14 +426,14 @@ class HttpProtocol(WebProtocol):
     def _refusal_of(self, error: BaseException | None) -> RequestRefused:
         """Return the HTTP refusal for an error of the broker."""
         status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 503)
-        if isinstance(error, errors.Forbidden) and not self.identity.token:
-            status = 401
+        if isinstance(error, errors.Forbidden):
+            status = self.forbidden_status(error)
         leader = error.leader if isinstance(error, errors.Following) else ""
         elsewhere = url_of(leader, ISSLTransport.providedBy(self.transport))
         return RequestRefused(status=status, cause=type(error).__name__, detail=str(error), elsewhere=elsewhere)
 
     def _headers_of(self, refusal: RequestRefused) -> dict[str, str]:
-        return {**_HEADERS.get(refusal.status, {}), **self.session.elsewhere(refusal.elsewhere)}
+        return {**HEADERS.get(refusal.status, {}), **self.session.elsewhere(refusal.elsewhere)}
 
     def _retired(self, _: None) -> None:
         if self.session.answering:

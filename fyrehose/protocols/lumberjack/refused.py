@@ -17,7 +17,7 @@ from math import inf
 
 import attrs
 
-from fyrehose.net.crowds import Crowd
+from fyrehose.core.fairness import FairShare
 
 #: How long a frame is refused without inflating it, in seconds: the first time, and at the most.
 FIRST = 60.0
@@ -51,7 +51,10 @@ class RefusedFrames:
     most: int = MOST
     _frames: dict[tuple[str, bytes], RefusedFrame] = attrs.field(factory=dict, init=False)
     #: the same by network, the latest last
-    _by_network: Crowd[tuple[str, bytes]] = attrs.field(factory=Crowd, init=False)
+    _by_network: FairShare[tuple[str, bytes]] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._by_network = FairShare(self.most)
 
     def __len__(self) -> int:
         return len(self._frames)
@@ -68,12 +71,12 @@ class RefusedFrames:
         key = (network, digest)
         before = self._frames.get(key)
         pause = inf if hopeless else FIRST if before is None else min(2 * before.pause, LONGEST)
-        self._frames[key] = RefusedFrame(reason, pause, self.seconds() + pause)
-        self._move_to_end(key)
-        if len(self._frames) > self.most:
-            oldest = next(iter(self._by_network.largest(network)))
+        self._by_network.discard(key)
+        if not self._by_network.fits() and (oldest := self._by_network.first_out(network)) is not None:
             self._by_network.discard(oldest)
             del self._frames[oldest]
+        self._frames[key] = RefusedFrame(reason, pause, self.seconds() + pause)
+        self._by_network.add(key, network)
 
     def reason(self, network: str, digest: bytes) -> str:
         """Return why a frame is refused without inflating it; empty if it is to be inflated."""
@@ -81,12 +84,9 @@ class RefusedFrames:
         frame = self._frames.get(key)
         if frame is None or self.seconds() >= frame.until:
             return ""
-        self._move_to_end(key)
-        return frame.reason
-
-    def _move_to_end(self, key: tuple[str, bytes]) -> None:
         self._by_network.discard(key)
-        self._by_network.add(key, key[0])
+        self._by_network.add(key, network)
+        return frame.reason
 
 
 @attrs.frozen

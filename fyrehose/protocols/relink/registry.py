@@ -18,10 +18,10 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from fyrehose.core.fairness import FairShare
 from fyrehose.errors import JournalCorrupt, PublishError
 from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker
-from fyrehose.net.crowds import Crowd
 from fyrehose.protocols.relink import linklog, snapshot
 from fyrehose.protocols.relink.handshake import MAX_LINK_ID, Hello, Terms
 from fyrehose.protocols.relink.link import Link
@@ -128,9 +128,9 @@ class Registry:
     _bytes_since_checkpoint: int = attrs.field(default=0, init=False)
     _checkpointing: bool = attrs.field(default=False, init=False)
     #: links without a connection on which the peer has sent packets
-    _detached: Crowd[LinkEntry] = attrs.field(factory=Crowd, init=False)
+    _detached: FairShare[LinkEntry] = attrs.field(factory=FairShare, init=False)
     #: links without a connection on which the peer never sent a packet
-    _unused: Crowd[LinkEntry] = attrs.field(factory=Crowd, init=False)
+    _unused: FairShare[LinkEntry] = attrs.field(factory=FairShare, init=False)
     #: memory of all links as last measured, in bytes
     _weight: int = attrs.field(default=0, init=False)
     _check_loop: LoopingCall | None = attrs.field(default=None, init=False)
@@ -174,7 +174,7 @@ class Registry:
 
     def _clear(self) -> None:
         self.entries.clear()
-        self._detached, self._unused = Crowd(), Crowd()
+        self._detached, self._unused = FairShare(), FairShare()
         self._weight = 0
 
     def _log_loss(self, damage: Exception) -> None:
@@ -260,7 +260,7 @@ class Registry:
 
         Links that were never used go first; then the network that has the most links loses its oldest one.
         """
-        entry = next(iter(self._unused.largest() or self._detached.largest()), None)
+        entry = self._unused.first_out() or self._detached.first_out()
         if entry is None:
             return False
         detail = f"limit of {self.settings.max_links} links reached; raise relink.max-links"

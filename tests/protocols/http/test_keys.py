@@ -5,25 +5,44 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import attrs
 import pytest
 from twisted.internet.task import Clock
 
 from fyrehose.core.broker import Broker
+from fyrehose.core.budget import Budget
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.protocols.http.server import HttpFactory, HttpSettings
 from fyrehose.protocols.http.session import KEYED, NDJSON
 from fyrehose.testing import MemoryJournal, Peer
 
 
+@attrs.define
+class Answer:
+    """The answer to a POST."""
+
+    peer: Peer
+    _said: str = ""
+
+    def said(self) -> str:
+        """Return all of it that has come so far."""
+        self._said += self.peer.received(turns=20).decode()
+        return self._said
+
+    def __call__(self) -> tuple[int, Any]:
+        said = self.said()
+        return int(said.split()[1]), json.loads(said.partition("\r\n\r\n")[2])
+
+
 class World:
-    def __init__(self, auto: bool = True) -> None:
+    def __init__(self, auto: bool = True, memory: int = 512 << 20) -> None:
         self.journal, self.clock = MemoryJournal(auto=auto), Clock()
-        self.broker = Broker(self.clock, self.journal, Sequencer())
+        self.broker = Broker(self.clock, self.journal, Sequencer(), budget=Budget(limit=memory))
         self.broker.open()
         self.factory = HttpFactory(self.broker, HttpSettings(refusal_delay=0.0), self.clock)
 
-    def post(self, body: bytes, key: str | None = "k", *headers: str, chunked: bool = False) -> Any:
-        """Send a POST, and return a function that returns the status and the answer."""
+    def post(self, body: bytes, key: str | None = "k", *headers: str, chunked: bool = False) -> Answer:
+        """Send a POST; call the result for the status and the answer."""
         peer = Peer.connect(self.factory, self.clock)
         keys = [] if key is None else [f"Idempotency-Key: {key}"]
         length = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {len(body)}"
@@ -31,11 +50,7 @@ class World:
         data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if chunked else body
         peer.send(head.encode("latin-1") + data)
 
-        def answer() -> tuple[int, Any]:
-            said = peer.received(turns=20)
-            return int(said.split()[1]), json.loads(said.partition(b"\r\n\r\n")[2])
-
-        return answer
+        return Answer(peer)
 
 
 def test_a_repeated_post_gets_the_same_answer() -> None:
@@ -91,3 +106,26 @@ def test_lines_with_a_key_are_limited(chunked: bool) -> None:
     body = b"x\n" * (KEYED // 2 + 1)
     assert world.post(body, "k", f"Content-Type: {NDJSON}", chunked=chunked)()[0] == 413
     assert world.journal.bounds("s") == (1, 0)
+
+
+def test_with_little_memory_no_key_is_refused_for_good() -> None:
+    world = World(memory=1 << 20)
+    assert {world.post(b"hello", str(number))()[0] for number in range(900)} == {200}
+
+
+def test_no_room_for_a_key_is_an_answer_that_says_try_again() -> None:
+    world = World(auto=False, memory=1 << 20)
+    waiting: list[Any] = []
+    for number in range(1_000):
+        answer = world.post(b"hello", str(number))
+        if answer.said():
+            break
+        waiting.append(answer)
+    assert waiting, "keys whose messages are not durable yet cannot be forgotten"
+    assert answer.said().startswith("HTTP/1.1 503 ")
+    assert "\r\nRetry-After: 5\r\n" in answer.said()
+    assert json.loads(answer.said().partition("\r\n\r\n")[2])["retriable"] is True
+    world.journal.commit()
+    world.journal.auto = True
+    assert world.post(b"hello", str(number))()[1]["first"] == len(waiting) + 1
+    assert world.post(b"hello", str(number - 1))()[1]["first"] == len(waiting)

@@ -595,7 +595,8 @@ def test_stopping_server_answers_pending_requests_before_it_closes(make: Make) -
     assert not publisher.transport.disconnecting
     server.journal.commit()
     answer = uploader.answer()
-    assert (answer.status, answer.json) == (503, {"error": "the server is closing", "published": 1})
+    expected = {"error": "the server is closing", "retriable": True, "published": 1}
+    assert (answer.status, answer.json) == (503, expected)
     assert publisher.answer().status == 200
     assert publisher.transport.disconnecting
     assert not drained.called

@@ -1,0 +1,140 @@
+"""Share a limited table between those who fill it: when it is full, the largest holder loses its oldest member.
+
+Whatever the server remembers for its peers has a bound, and a bound alone lets one peer push out everybody else's.  A
+quota for each peer is no answer either: many honest clients may stand behind one address (NAT, Kubernetes), and one
+client alone may need the whole table while nobody else wants it.  So a holder may take as much as is free, and only a
+full table is divided:
+
+- A *member* is one thing in the table: a connection, a link, a key.  It belongs to one *holder* and has a *size*: 1 if
+  the table counts, or bytes.
+- A *holder* is whoever the members count for: the network of a peer (:func:`~fyrehose.identity.network_of`) and, where
+  the access policy asks for a proof of identity, that proof as well.  A name that a peer can make up is no holder.
+- In a full table *the oldest member of the largest holder goes first*.  If the holder that wants room is one of the
+  largest, it loses its own.
+
+Three things follow.  A holder whose share is at most ``capacity / n`` of a table with *n* holders never loses a member
+to others, however fast they are.  A holder that adds without end replaces its own members once it is the largest.  And
+a table that is not full costs nobody anything.
+
+The mechanism only chooses: its owner removes the member, counts and logs that (``Counters.refuse``), and may keep a
+member that must not go now, by refusing the newcomer for the moment.  "No room now" is then an error that says when to
+try again, never one that is final.
+
+Finding the largest holder takes constant time, adding and removing the logarithm of the number of different shares.
+
+Use::
+
+    table: FairShare[Link] = FairShare(10_000)
+    if not table.fits():
+        forget(table.first_out(network))    # which calls table.discard
+    table.add(link, network)
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from heapq import heapify, heappop, heappush
+from typing import Generic, TypeVar
+
+import attrs
+
+M = TypeVar("M")
+
+#: The fewest entries of the heap of levels that are not worth cleaning up.
+LEAST_LEVELS = 64
+
+
+@attrs.define(eq=False)
+class _Holder(Generic[M]):
+    """The members of one holder with their sizes, the oldest first, and the sum of the sizes."""
+
+    name: str
+    members: OrderedDict[M, int] = attrs.field(factory=OrderedDict, init=False)
+    used: int = attrs.field(default=0, init=False)
+
+
+@attrs.define(eq=False)
+class FairShare(Generic[M]):
+    """The members of a table by holder, each holder's in the order in which they were added.
+
+    :ivar capacity: the largest sum of all sizes; None: the owner of the table has a bound of its own
+    :ivar used: the sum of the sizes of all members
+    """
+
+    capacity: int | None = None
+    used: int = attrs.field(default=0, init=False)
+    _holders: dict[str, _Holder[M]] = attrs.field(factory=dict, init=False)
+    _holder_of: dict[M, _Holder[M]] = attrs.field(factory=dict, init=False)
+    #: the holders by the sum of their sizes
+    _levels: dict[int, dict[str, None]] = attrs.field(factory=dict, init=False)
+    #: a heap of these sums, negative, the largest first; it may have outdated ones below the top
+    _heap: list[int] = attrs.field(factory=list, init=False)
+
+    def __len__(self) -> int:
+        """Return the number of members."""
+        return len(self._holder_of)
+
+    def __contains__(self, member: M) -> bool:
+        return member in self._holder_of
+
+    def of(self, holder: str) -> OrderedDict[M, int]:
+        """Return the members of *holder* with their sizes, the oldest first; the owner may only reorder them."""
+        found = self._holders.get(holder)
+        return OrderedDict() if found is None else found.members
+
+    def fits(self, size: int = 1) -> bool:
+        """Return whether a member of *size* fits without displacing another."""
+        return self.capacity is None or self.used + size <= self.capacity
+
+    def add(self, member: M, holder: str, size: int = 1) -> None:
+        """Add *member*, which is not in the table yet, as the youngest of *holder*."""
+        found = self._holders.get(holder)
+        if found is None:
+            found = self._holders[holder] = _Holder(holder)
+        found.members[member] = size
+        self._holder_of[member] = found
+        self._grow(found, size)
+
+    def discard(self, member: M) -> None:
+        """Remove *member*; do nothing if it is not in the table."""
+        found = self._holder_of.pop(member, None)
+        if found is None:
+            return
+        size = found.members.pop(member)
+        self._grow(found, -size)
+        if not found.members:
+            del self._holders[found.name]
+
+    def largest(self, preferred: str = "") -> OrderedDict[M, int]:
+        """Return the members of the largest holder; *preferred* among several of the same size."""
+        if not self._heap:
+            return OrderedDict()
+        names = self._levels[-self._heap[0]]
+        return self.of(preferred if preferred in names else next(iter(names)))
+
+    def first_out(self, holder: str = "") -> M | None:
+        """Return the member that goes first when *holder* needs room: the oldest of the largest holder.
+
+        :return: None if the table is empty
+        """
+        return next(iter(self.largest(holder)), None)
+
+    def _grow(self, holder: _Holder[M], size: int) -> None:
+        """Add *size*, which may be negative, to the sum of *holder*."""
+        if holder.used:
+            level = self._levels[holder.used]
+            del level[holder.name]
+            if not level:
+                del self._levels[holder.used]
+        self.used += size
+        holder.used += size
+        if holder.used:
+            if holder.used not in self._levels:
+                self._levels[holder.used] = {}
+                heappush(self._heap, -holder.used)
+            self._levels[holder.used][holder.name] = None
+        if len(self._heap) > 2 * len(self._levels) + LEAST_LEVELS:
+            self._heap = [-used for used in self._levels]
+            heapify(self._heap)
+        while self._heap and -self._heap[0] not in self._levels:
+            heappop(self._heap)

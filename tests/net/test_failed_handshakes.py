@@ -1,0 +1,279 @@
+"""A network whose TLS handshakes fail waits before its next ones; honest clients of it get through."""
+
+from __future__ import annotations
+
+import ssl
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from twisted.internet.address import IPv4Address
+from twisted.internet.error import ConnectionDone
+from twisted.internet.task import Clock
+from twisted.protocols.tls import TLSMemoryBIOFactory, TLSMemoryBIOProtocol
+from twisted.python.failure import Failure
+
+from fyrehose.core.broker import Broker
+from fyrehose.core.sequencer import Sequencer
+from fyrehose.net.holding import FORGOTTEN, LONGEST, MOST_OF_ONE, DelayedConnection, RefusedConnection
+from fyrehose.net.tls import TLSFactory, TLSSettings
+from fyrehose.testing import MemoryJournal, Transport
+from fyrehose.testing.certificates import Authority
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+ToyFactory = import_module("test_tcp").ToyFactory  # the same server of the same toy protocol
+
+ATTACKER, OTHER = "10.0.0.1", "10.0.0.2"
+#: As long as nothing happens, the clock of a test moves by so many seconds.
+STEP = 0.05
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@attrs.define(eq=False)
+class TLSClient:
+    """A client that connects, says ``hello`` and reads."""
+
+    world: World
+    transport: Transport
+    tls: ssl.SSLObject
+    received: ssl.MemoryBIO
+    to_send: ssl.MemoryBIO
+    heard: bytes = b""
+    ready: bool = False
+
+    @property
+    def protocol(self) -> Any:
+        """The protocol that the transport belongs to at present."""
+        return self.transport.protocol  # type: ignore[attr-defined]
+
+    @property
+    def closed(self) -> bool:
+        return bool(self.transport.disconnecting)
+
+    def step(self) -> None:
+        """Exchange what there is to exchange."""
+        try:
+            if not self.ready:
+                self.tls.do_handshake()
+                self.tls.write(b"hello\n")
+                self.ready = True
+            self.heard += self.tls.read(100)
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError:
+            self.leave()
+            return
+        if self.transport.reads and self.to_send.pending:
+            self.protocol.dataReceived(self.to_send.read())
+        self.world.clock.advance(0)
+        self.received.write(self.transport.value())  # type: ignore[no-untyped-call]
+        self.transport.clear()  # type: ignore[no-untyped-call]
+        if self.closed:
+            self.leave()
+
+    def leave(self) -> None:
+        """Close the connection, after sending what is left, such as an alert."""
+        if self.to_send.pending and self.transport.reads:
+            self.protocol.dataReceived(self.to_send.read())
+        self.transport.disconnecting = True
+        self.protocol.connectionLost(Failure(ConnectionDone()))
+
+
+class World:
+    """A server that asks for certificates, and its clock."""
+
+    def __init__(self, authority: Authority, of_twisted: bool = False, **settings: Any) -> None:
+        """:param of_twisted: TLS as Twisted's ``ssl:`` endpoints have it, around the server"""
+        own = authority.issue("server", "localhost")
+        chosen = TLSSettings(
+            tls_certificate=own.certificate,
+            tls_key=own.key,
+            tls_authorities=authority.certificate,
+            tls_client_auth="required",
+            **settings,
+        )
+        self.clock = Clock()
+        self.broker = Broker(self.clock, MemoryJournal(), Sequencer())
+        self.broker.counters.seconds = self.clock.seconds
+        self.broker.open()
+        self.inner = ToyFactory(self.broker, chosen, self.clock)
+        tls = chosen.tls("toy")
+        assert tls is not None
+        around = TLSMemoryBIOFactory(tls, False, self.inner, self.clock)
+        self.outer = around if of_twisted else TLSFactory(tls, self.inner, self.clock)
+
+    def connect(self, context: ssl.SSLContext, host: str = ATTACKER) -> TLSClient | None:
+        """Connect from *host*; None: the server has closed the connection at once."""
+        address = IPv4Address("TCP", host, 5000)
+        protocol = self.outer.buildProtocol(address)
+        if protocol is None:
+            return None
+        transport: Any = Transport(peerAddress=address)  # type: ignore[no-untyped-call]
+        transport.protocol = protocol
+        received, to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = context.wrap_bio(received, to_send, server_hostname="localhost")
+        protocol.makeConnection(transport)
+        return TLSClient(self, transport, tls, received, to_send)
+
+    def fail(self, context: ssl.SSLContext, seconds: float = 5.0, host: str = ATTACKER, most: int = 200) -> int:
+        """Connect without a pause for *seconds*; return how many connections there were, *most* at the most."""
+        end, count = self.clock.seconds() + seconds, 0
+        while self.clock.seconds() < end and count < most:
+            count += 1
+            self.finish(self.connect(context, host))
+        return count
+
+    def finish(self, client: TLSClient | None) -> float:
+        """Go on until the client is closed or has an answer; return how long that took."""
+        began = self.clock.seconds()
+        while client is not None and not client.closed and not client.heard:
+            before = (client.heard, client.ready, client.received.pending, client.to_send.pending)
+            client.step()
+            if before == (client.heard, client.ready, client.received.pending, client.to_send.pending):
+                self.clock.advance(STEP)
+        return self.clock.seconds() - began
+
+    def count(self, what: str) -> int:
+        return self.broker.counters.counts["toy", what]
+
+
+def client(authority: Authority, name: str | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=authority.certificate)
+    if name is not None:
+        own = authority.issue(name)
+        context.load_cert_chain(own.certificate, own.key)
+    return context
+
+
+def test_a_client_whose_handshakes_fail_is_slowed_down(authority: Authority) -> None:
+    world = World(authority)
+    assert world.fail(client(authority)) <= 8
+    assert world.count("handshake-failed") <= 8
+
+
+def test_each_cause_of_a_failed_handshake_is_logged(authority: Authority, log_lines: list[str], tmp_path: Path) -> None:
+    world = World(authority)
+    stranger = Authority(tmp_path, "stranger").issue("writer")
+    unknown = client(authority)
+    unknown.load_cert_chain(stranger.certificate, stranger.key)
+    for _ in range(3):
+        world.fail(client(authority), most=1)
+        world.fail(unknown, most=1)
+    assert len(log_lines) == 2
+    assert log_lines[0] == "toy: handshake-failed from 10.0.0.1: peer did not return a certificate"
+    assert log_lines[1].startswith("toy: handshake-failed from 10.0.0.1: certificate verify failed")
+
+
+@pytest.mark.parametrize("of_twisted", [False, True])
+def test_an_honest_client_behind_the_same_address_waits_and_gets_through(
+    authority: Authority, of_twisted: bool
+) -> None:
+    world = World(authority, of_twisted)
+    world.fail(client(authority), 20.0)
+    failing = world.connect(client(authority))
+    honest = world.connect(client(authority, "writer"))
+    assert honest is not None
+    assert 0 < world.finish(honest) <= LONGEST + 1
+    assert honest.heard == b"ok hello\n"
+    assert failing is not None
+
+
+def test_other_networks_do_not_wait(authority: Authority) -> None:
+    world = World(authority)
+    world.fail(client(authority), 5.0)
+    honest = world.connect(client(authority, "writer"), OTHER)
+    assert world.finish(honest) <= STEP
+    assert honest is not None
+    assert honest.heard == b"ok hello\n"
+
+
+def test_connections_that_only_come_and_go_delay_nobody(authority: Authority) -> None:
+    world = World(authority)
+    for _ in range(100):
+        probe = world.connect(client(authority))
+        assert probe is not None
+        probe.leave()
+    assert world.count("handshake-aborted") == 100
+    honest = world.connect(client(authority, "writer"))
+    assert world.finish(honest) <= STEP
+    assert honest is not None
+    assert honest.heard == b"ok hello\n"
+
+
+def test_failed_handshakes_are_forgotten_after_a_while(authority: Authority) -> None:
+    world = World(authority)
+    world.fail(client(authority), 5.0)
+    world.clock.advance(FORGOTTEN)
+    assert world.finish(world.connect(client(authority, "writer"))) <= STEP
+
+
+def test_without_a_refusal_delay_nobody_waits(authority: Authority) -> None:
+    world = World(authority, refusal_delay=0.0)
+    assert world.fail(client(authority)) == 200
+    assert world.count("handshakes-delayed") == 0
+
+
+def test_a_waiting_connection_is_not_read_and_makes_no_tls_object(authority: Authority) -> None:
+    world = World(authority)
+    world.fail(client(authority), 5.0)
+    before = world.count("connections")
+    waiting = world.connect(client(authority, "writer"))
+    assert waiting is not None
+    waiting.step()
+    assert isinstance(waiting.protocol, DelayedConnection)
+    assert (waiting.transport.reads, world.count("connections")) == (False, before)
+    world.clock.advance(LONGEST)
+    assert isinstance(waiting.protocol, TLSMemoryBIOProtocol)
+    assert (waiting.transport.reads, world.count("connections")) == (True, before + 1)
+
+
+@pytest.mark.parametrize("waiting", [MOST_OF_ONE - 1, MOST_OF_ONE])
+def test_a_network_has_only_so_many_connections_that_wait(authority: Authority, waiting: int) -> None:
+    world = World(authority)
+    world.fail(client(authority), 5.0)
+    context = client(authority, "writer")
+    peers = [world.connect(context) for _ in range(waiting)]
+    assert None not in peers
+    last = world.connect(context)
+    assert (last is None) == (waiting == MOST_OF_ONE)
+    assert world.count("too-many-handshakes") == (last is None)
+    assert world.connect(context, OTHER) is not None, "another network has not failed"
+    for peer in peers:
+        assert peer is not None
+        world.finish(peer)
+        assert peer.heard == b"ok hello\n", "those that wait are served"
+
+
+def test_a_connection_that_waits_is_refused_by_the_limits_when_its_turn_comes(authority: Authority) -> None:
+    world = World(authority, max_per_host=1)
+    world.fail(client(authority), 5.0)
+    context = client(authority, "writer")
+    first, second = world.connect(context), world.connect(context)
+    assert first is not None
+    assert second is not None
+    world.finish(first)
+    assert first.heard == b"ok hello\n"
+    assert isinstance(second.protocol, RefusedConnection)
+    assert not second.transport.reads
+
+
+def test_stopping_closes_connections_that_wait(authority: Authority) -> None:
+    world = World(authority)
+    world.fail(client(authority), 5.0)
+    waiting = world.connect(client(authority, "writer"))
+    drained: list[None] = []
+    world.inner.drain().addCallback(drained.append)
+    assert waiting is not None
+    assert waiting.closed
+    assert not drained
+    waiting.leave()
+    assert drained == [None]
+    assert not [call for call in world.clock.getDelayedCalls() if call.active()]
