@@ -18,7 +18,7 @@ import attrs
 import click
 from rich.table import Table
 
-from fyrehose.cli.listing import terminal
+from fyrehose.cli.tables import terminal
 from fyrehose.cli.values import DURATION, FORMAT
 from fyrehose.errors import ConfigError, FyrehoseError, MissingExtra
 from fyrehose.replication.settings import ReplicationSettings

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections.abc import Callable
@@ -14,60 +13,14 @@ from fyrehose import __version__, plugins
 from fyrehose.cli.cluster import cluster
 from fyrehose.cli.completion import completion
 from fyrehose.cli.journal import journal
+from fyrehose.cli.program import Program
 from fyrehose.cli.reseed import reseed
 from fyrehose.cli.streams import streams
 from fyrehose.cli.subscriptions import subscriptions
 from fyrehose.cli.values import DURATION, Since
 from fyrehose.cli.watching import stats, top
-from fyrehose.errors import FyrehoseError
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class FyrehoseGroup(click.Group):
-    """Command group that reports a :class:`FyrehoseError` or an :class:`OSError` as one line and an exit status."""
-
-    def main(self, *args: Any, **extra: Any) -> Any:
-        """Run the command, and report an error of the system, such as a full disk, as one line."""
-        _occupy_standard_descriptors()
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):
-                # A stream's name may have characters that the terminal's encoding lacks.
-                stream.reconfigure(errors="backslashreplace")
-        try:
-            return super().main(*args, **extra)
-        except OSError as error:
-            _forget_output()
-            place = f"{error.filename}: " if error.filename else ""
-            click.echo(f"fyrehose: {place}{error.strerror or error}", err=True)
-            sys.exit(1)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except FyrehoseError as error:
-            click.echo(f"fyrehose: {error}", err=True)
-            ctx.exit(error.exit_status)
-
-
-def _occupy_standard_descriptors() -> None:
-    """Open /dev/null for each of the descriptors 0 to 2 that is closed, in the mode that makes its use fail.
-
-    Otherwise a socket would get that number, and output would be written to it.
-    """
-    for descriptor, mode in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, mode)
-
-
-def _forget_output() -> None:
-    """Discard output that could not be written, so that the interpreter does not try again when it exits."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 #: Help of the addresses of `publish` and `tail`.
@@ -116,7 +69,7 @@ def _tls(command: F) -> F:
     return option(command)
 
 
-@click.group(cls=FyrehoseGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="fyrehose %(version)s")
 def main() -> None:
     """Publish to a Fyrehose server, read its streams, and inspect its journal.

@@ -310,7 +310,7 @@ def _show(found: Any) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from fyrehose.cli.listing import terminal
+    from fyrehose.cli.tables import terminal
 
     console = terminal()
     times = console.width >= WIDE

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import attrs
-from rich.console import Console
 from rich.table import Table
 
 from fyrehose import plugins
+from fyrehose.cli.tables import terminal
 from fyrehose.extras import SPARK, Extra
-
-#: Width of a table that is written to a file or a pipe, in columns.
-WIDTH = 160
-
-
-def terminal() -> Console:
-    """Return the console for tables; a file or a pipe gets :data:`WIDTH`, so that nothing is cut off."""
-    console = Console()
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=WIDTH)
 
 
 def show(names: Sequence[str], details: bool) -> None:

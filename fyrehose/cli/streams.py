@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from fyrehose.cli.asking import DEFAULT_URL, HTTP_URL, Asker
-from fyrehose.cli.listing import terminal
 from fyrehose.cli.printable import WIDE, escaped
+from fyrehose.cli.tables import terminal
 from fyrehose.cli.values import FORMAT, asks
 from fyrehose.cli.watching import streams_table, with_rates
 from fyrehose.errors import FyrehoseError

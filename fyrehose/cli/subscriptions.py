@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fyrehose.cli.asking import HTTP_URL, Asker
-from fyrehose.cli.listing import terminal
 from fyrehose.cli.printable import escaped, moment
 from fyrehose.cli.streams import ListByDefault
+from fyrehose.cli.tables import terminal
 from fyrehose.cli.values import FORMAT, Since, asks
 
 _of_a_server = asks(HTTP_URL, "http")

@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fyrehose.cli.asking import DEFAULT_URL, Asker
-from fyrehose.cli.listing import terminal
 from fyrehose.cli.printable import WIDE, escaped
+from fyrehose.cli.tables import terminal
 from fyrehose.cli.values import FORMAT, asks
 from fyrehose.options import shown_size
 

@@ -9,13 +9,13 @@ from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.progress import DownloadColumn, MofNCompleteColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from fyrehose import errors
 from fyrehose.cli.progress import bar
+from fyrehose.cli.tables import Console
 from fyrehose.errors import FyrehoseError, MissingExtra
 from fyrehose.extras import SPARK
 

@@ -28,8 +28,8 @@ FYREHOSE = Path(sys.executable).with_name("fyrehose")
 #: What is behind descriptors 0 and 1 when a command begins.
 DESCRIPTORS = """
 import os, sys
-from fyrehose.cli import command
-command._occupy_standard_descriptors()
+from fyrehose.cli import program
+program._occupy_standard_descriptors()
 print([os.readlink(f"/proc/self/fd/{n}") for n in (0, 1)], file=sys.stderr)
 """
 
