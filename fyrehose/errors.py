@@ -52,7 +52,7 @@ import attrs
 class FyrehoseError(Exception):
     """The base class of every error of Fyrehose."""
 
-    #: The exit status of ``fyrehose serve`` when this error ends the server.
+    #: The exit status of a command, or of the server, that this error ends.
     exit_status: ClassVar[int] = 1
 
 
@@ -243,6 +243,9 @@ class Deposed(JournalError):
 
 class ConfigError(FyrehoseError):
     """An option, an endpoint or a configuration file is invalid."""
+
+    #: that of every command that was typed wrong
+    exit_status = 2
 
 
 class MissingExtra(ConfigError):

@@ -13,7 +13,7 @@ from fyrehose.cli.backup import backup, restore
 from fyrehose.cli.printable import WIDE, escaped, moment
 from fyrehose.cli.progress import progress_bar
 from fyrehose.cli.values import FORMAT
-from fyrehose.errors import ConfigError, JournalCorrupt
+from fyrehose.errors import JournalCorrupt, NoSuchSubscription
 from fyrehose.options import shown_size
 from fyrehose.records import LAST_SEQ
 
@@ -215,7 +215,7 @@ def subscriptions(directory: Path, delete: str | None, form: str) -> None:
 
     if delete is not None:
         if not forget(directory, delete):
-            raise ConfigError(
+            raise NoSuchSubscription(
                 f"no program that reads the files of {directory} has the subscription {delete!r}; delete one of a "
                 "stream with `fyrehose subscriptions delete`"
             )

@@ -86,7 +86,7 @@ class ServeOptions(ReactorSelectionMixin, tap.Options):
 
 
 def serve(arguments: Sequence[str]) -> None:
-    """Run the server until a signal stops it; invalid arguments end the process with status 1 and one line."""
+    """Run the server until a signal stops it; invalid arguments end the process with status 2 and one line."""
     options = ServeOptions()
     options.parseOptions(list(arguments))
     twistd.runApp(options.parent)

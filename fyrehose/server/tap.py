@@ -181,7 +181,13 @@ class Options(usage.Options):
             if self.parent is None:
                 raise
             # twistd would print its whole help before the error, and none of it on standard error.
-            sys.exit(f"{self.command}: {error}")
+            _exit(self.command, ConfigError(str(error)))
+
+
+def _exit(command: str, error: FyrehoseError) -> NoReturn:
+    """Report *error* as one line, and end the process with its status."""
+    print(f"{command}: {error}", file=sys.stderr)
+    sys.exit(error.exit_status)
 
 
 def _usage(function: Any, *args: Any) -> Any:
@@ -198,7 +204,7 @@ def _log_observer(command: str, form: str, twistd: Any) -> FileLogObserver:
     name = twistd.get("logfile")
     if name == "-" or (twistd.get("nodaemon") and not name):
         if not twistd.get("nodaemon"):
-            sys.exit(f"{command}: a daemon cannot log to standard output; use --logfile FILE, or -n")
+            _exit(command, ConfigError("a daemon cannot log to standard output; use --logfile FILE, or -n"))
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the default handler would end the process
         return logs.observer(form, sys.stdout)
     file = LogFile.fromFullPath(name or "twistd.log", rotateLength=LOG_SIZE, maxRotatedFiles=LOG_FILES)
@@ -215,7 +221,7 @@ def makeService(options: Options) -> ServerProcess:
     try:
         return ServerProcess(reactor, options.resolved, options.log_observer, options.command)
     except FyrehoseError as error:
-        sys.exit(f"{options.command}: {error}")
+        _exit(options.command, error)
 
 
 class ServerProcess(Service):

@@ -124,7 +124,7 @@ def test_unknown_word_of_since_is_refused() -> None:
 def test_configuration_error_is_one_line(words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "run", lambda command: command(None).send(None))
     result = run(*words)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.output.startswith(said)
     assert result.output.count("\n") == 1
 

@@ -150,7 +150,7 @@ def test_only_selected_records_are_exported(
 )
 def test_invalid_arguments_are_refused(data: Path, tmp_path: Path, name: str, words: list[str], said: str) -> None:
     result = export(data, tmp_path / name, *words)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert said in result.stderr
     assert result.stderr.count("\n") == 1
     assert not (tmp_path / name).exists()
@@ -164,7 +164,7 @@ def test_format_option_overrides_the_suffix(data: Path, tmp_path: Path) -> None:
 def test_without_pyarrow_the_error_suggests_ndjson(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
     result = export(tmp_path, tmp_path / "all.parquet")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "pip install 'fyrehose[spark]'; or write --format ndjson" in result.stderr
     assert exporting.format_of(Path("all.ndjson"), None) == "ndjson"
 

@@ -54,7 +54,6 @@ def test_words_of_since_are_read_in_either_case(text: str) -> None:
     assert Since().convert(text, None, None) == Since().convert(text.lower(), None, None)
 
 
-@pytest.mark.xfail(strict=True, reason="invalid options of serve end with status 1")
 @pytest.mark.parametrize(
     ("program", "words"),
     [
@@ -77,7 +76,6 @@ def test_misuse_of_any_command_is_one_line_and_status_2(program: str, words: tup
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.xfail(strict=True, reason="an invalid configuration has status 1, other misuse has 2")
 def test_invalid_configuration_has_the_status_of_misuse() -> None:
     assert ConfigError.exit_status == click.UsageError.exit_code == MISUSED
 

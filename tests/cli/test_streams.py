@@ -98,7 +98,7 @@ def test_unreachable_server_and_invalid_url_are_reported(monkeypatch: pytest.Mon
     assert "fyrehose[admin]" not in result.stderr
     wrong = run("retire", "--url", "x", "a")
     assert (wrong.exit_code, wrong.stderr) == (
-        1,
+        2,
         "fyrehose: invalid --url 'x': expected a URL with a host and a port, such as http://127.0.0.1:8117\n",
     )
 
