@@ -10,6 +10,7 @@ from rich.table import Table
 from fyrehose import plugins
 from fyrehose.cli.tables import terminal
 from fyrehose.extras import SPARK, Extra
+from fyrehose.options import shown_value, typed
 
 
 def show(names: Sequence[str], details: bool) -> None:
@@ -34,14 +35,6 @@ def show(names: Sequence[str], details: bool) -> None:
         options = Table("option", "default", "description", box=None, pad_edge=False)
         for field in attrs.fields(plugins.load(name).settings):
             default = getattr(plugins.load(name).settings(), field.name)
-            options.add_row(f"{name}.{field.name.replace('_', '-')}", _shown(default), field.metadata["help"])
+            options.add_row(f"{name}.{typed(field.name)}", shown_value(field, default), field.metadata["help"])
         console.print()
         console.print(options)
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, tuple | list):
-        return ",".join(map(str, value)) or "-"
-    return "-" if value is None or value == "" else str(value)

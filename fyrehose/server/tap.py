@@ -6,6 +6,7 @@ Besides the command line, only this module imports the reactor.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import textwrap
@@ -34,6 +35,7 @@ from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.pace import Far
 from fyrehose.net import connections
 from fyrehose.observe.listeners import Listener, encryption
+from fyrehose.options import suggestion
 from fyrehose.replication.jetstream import JetStreamLog
 from fyrehose.replication.replicated import ReplicatedJournal
 from fyrehose.server import logs, process
@@ -60,6 +62,8 @@ LOG_SIZE = 10 << 20
 LOG_FILES = 9
 #: How long a server under systemd or in Kubernetes drains by default, in seconds.
 DRAIN = 10.0
+#: What getopt says of an option that does not exist.
+_UNKNOWN = re.compile(r"option --(\S+) not recognized")
 #: The guarantee of each durability mode, for the log.
 _GUARANTEES = {
     "batch": "acknowledged messages are on disk",
@@ -178,10 +182,14 @@ class Options(usage.Options):
         try:
             usage.Options.parseOptions(self, options)
         except usage.UsageError as error:
+            text = str(error)
+            if unknown := _UNKNOWN.fullmatch(text):
+                long = [f"--{name.rstrip('=')}" for name in self.longOpt]  # type: ignore[has-type]
+                text = f"unknown option --{unknown[1]}{suggestion(unknown[1], long)}"
             if self.parent is None:
-                raise
+                raise usage.UsageError(text) from error
             # twistd would print its whole help before the error, and none of it on standard error.
-            _exit(self.command, ConfigError(str(error)))
+            _exit(self.command, ConfigError(text))
 
 
 def _exit(command: str, error: FyrehoseError) -> NoReturn:

@@ -71,7 +71,7 @@ def test_twistd_runs_the_server_without_looking_for_plugins(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--port", "1"], "fyrehose serve: option --port not recognized"),
+        (["--port", "1"], "fyrehose serve: unknown option --port"),
         (["8119"], "fyrehose serve: unexpected argument '8119'; use --listen PROTOCOL=ENDPOINT"),
         (["--umask", "x"], "fyrehose serve: Parameter type enforcement failed: invalid literal"),
     ],

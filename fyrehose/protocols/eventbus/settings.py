@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import attrs
 
-from fyrehose.options import FilePath, boolean, count, duration, file_path, name, option, size
+from fyrehose.options import FilePath, boolean, count, duration, exact_size, file_path, name, option, size
 from fyrehose.protocols.eventbus.frames import Dialect
 from fyrehose.records import MAX_PAYLOAD
 
@@ -57,8 +57,9 @@ class EventBusSettings:
 
     def __attrs_post_init__(self) -> None:
         if self.max_payload > MAX_PAYLOAD:
-            raise ValueError(f"max_payload may be at most {MAX_PAYLOAD}, not {self.max_payload}")
+            most, found = exact_size(MAX_PAYLOAD), exact_size(self.max_payload)
+            raise ValueError(f"max-payload may be at most {most}, not {found}")
         if self.client_keys and not self.server_key:
-            raise ValueError("client_keys requires server_key")
+            raise ValueError("client-keys requires server-key")
         if self.server_key and not self.client_keys:
-            raise ValueError("server_key requires client_keys: a directory, or any to admit every client key")
+            raise ValueError("server-key requires client-keys: a directory, or any to admit every client key")
