@@ -4,7 +4,7 @@
 
     @attrs.frozen(kw_only=True)
     class Settings:
-        max_payload: int = option(16 << 20, size, "largest payload, in bytes")
+        max_payload: int = option(16 << 20, size, "largest payload")
 """
 
 from __future__ import annotations

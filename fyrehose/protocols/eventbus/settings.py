@@ -47,7 +47,7 @@ class EventBusSettings:
     sequence: Dialect = option(Dialect.BINARY, choice(Dialect), "encoding of broadcast sequences: binary or decimal")
     subtrees: Syntax = option(Syntax.TEXT, choice(Syntax), "syntax of subtrees: text or reference (commas, prefixes)")
     dedup: bool = option(False, boolean, "drop an event whose UUID was seen in the last 10 minutes (100,000 are kept)")
-    max_payload: int = option(MAX_PAYLOAD, size, "maximum size of an event's data, in bytes", least=1)
+    max_payload: int = option(MAX_PAYLOAD, size, "maximum size of an event's data", least=1)
     max_connections: int = option(16_000, count, "maximum number of connections, all three ports together", least=1)
     snapshots: int = option(8, count, "number of snapshots that are sent at a time", least=1)
     snapshots_memory: int = option(

@@ -35,7 +35,7 @@ PROTOCOL = "figg"
 class FiggSettings(TLSSettings):
     """Figg's options."""
 
-    max_payload: int = option(MAX_PAYLOAD, size, "largest message accepted, in bytes")
+    max_payload: int = option(MAX_PAYLOAD, size, "largest message accepted")
     max_subscriptions: int = option(1_000, count, "subscriptions per connection")
 
     def __attrs_post_init__(self) -> None:

@@ -87,8 +87,8 @@ _HEADERS = {503: {"Retry-After": RETRY}, 429: {"Retry-After": RETRY}, 401: {"WWW
 class HttpSettings(WebSettings):
     """The options of HTTP listeners."""
 
-    max_payload: int = option(MAX_PAYLOAD, size, "largest message accepted, in bytes")
-    max_body: int = option(16 << 30, size, "largest body of one message per line with a Content-Length, in bytes")
+    max_payload: int = option(MAX_PAYLOAD, size, "largest message accepted")
+    max_body: int = option(16 << 30, size, "largest body of one message per line with a Content-Length")
 
     def __attrs_post_init__(self) -> None:
         if not 0 < self.max_payload <= MAX_PAYLOAD:
