@@ -14,7 +14,7 @@ from fyrehose.cli.printable import WIDE, escaped, moment
 from fyrehose.cli.progress import progress_bar
 from fyrehose.cli.values import FORMAT
 from fyrehose.errors import JournalCorrupt, NoSuchSubscription
-from fyrehose.options import shown_size
+from fyrehose.options import counted, shown_size
 from fyrehose.records import LAST_SEQ
 
 #: Length to which `dump` cuts a payload in a line of text, in bytes.
@@ -60,13 +60,15 @@ def verify(directory: Path, everything: bool) -> None:
     for problem in report.problems[:LISTED]:
         click.echo(f"damaged: {problem}")
     click.echo(
-        f"{'DAMAGED' if report.problems else 'OK'}: {report.records:,} records of {report.streams:,} streams verified, "
-        f"in {report.batches:,} batches and {report.segments:,} segments, {report.size:,} bytes up to position "
-        f"{report.end}"
+        f"{'DAMAGED' if report.problems else 'OK'}: {counted(report.records, 'record')} of "
+        f"{counted(report.streams, 'stream')} verified, in {counted(report.batches, 'batch', 'batches')} and "
+        f"{counted(report.segments, 'segment')}, {counted(report.size, 'byte')} up to position {report.end}"
         f"{f' ({report.allocated >> 20} MiB preallocated)' if report.allocated >> 20 else ''}"
     )
     if report.problems:
-        raise JournalCorrupt(f"{directory} is damaged in {len(report.problems)} places; restore it from a backup")
+        raise JournalCorrupt(
+            f"{directory} is damaged in {counted(len(report.problems), 'place')}; restore it from a backup"
+        )
 
 
 @journal.command(short_help="Write the records to standard output.")
@@ -163,8 +165,8 @@ def export(
     wanted = exporting.selected(streams, start, end)
     with progress_bar(f"exporting {directory}") as progress:
         written = exporting.export(directory, file, chosen, wanted, skip_gaps, progress)
-    size = "" if written.size is None else f", {written.size} bytes"
-    click.echo(f"{written.records} records{size} in {file}", err=written.size is None)
+    size = "" if written.size is None else f", {counted(written.size, 'byte')}"
+    click.echo(f"{counted(written.records, 'record')}{size} in {file}", err=written.size is None)
 
 
 @journal.command(short_help="Serve the journal to other machines over HTTP.")
@@ -329,8 +331,9 @@ def _show(found: Any) -> None:
         console.print()
     state = "closed cleanly" if found.closed else "in use, or not closed cleanly"
     console.print(
-        f"{found.segments} segments, {shown_size(found.size)}, {found.batches} batches, {found.records} records, "
-        f"{len(found.streams)} streams; read up to position {found.end} ({state})",
+        f"{counted(found.segments, 'segment')}, {shown_size(found.size)}, "
+        f"{counted(found.batches, 'batch', 'batches')}, {counted(found.records, 'record')}, "
+        f"{counted(len(found.streams), 'stream')}; read up to position {found.end} ({state})",
         highlight=False,
         soft_wrap=True,
     )

@@ -15,6 +15,7 @@ from fyrehose.cli.tables import terminal
 from fyrehose.cli.values import FORMAT, asks
 from fyrehose.cli.watching import streams_table, with_rates
 from fyrehose.errors import FyrehoseError
+from fyrehose.options import counted
 
 #: Most streams that the server lists in one response.
 PAGE = 1_000
@@ -61,8 +62,9 @@ def list_streams(url: str, token_file: Path | None, ca: Path | None, form: str, 
     status = with_rates(asker, match, min(limit, PAGE))
     listed = status["streams"]["listed"]
     if status["streams"].get("hidden"):
+        hidden = counted(status["streams"]["total"], "stream")
         raise FyrehoseError(
-            f"the server's access policy hides the names of its {status['streams']['total']} streams from this client; "
+            f"the server's access policy hides the names of its {hidden} from this client; "
             'set admin.token-file on the server, or add a rule with network = "127.0.0.1" and subscribe = "*"'
         )
     if limit > PAGE and status["streams"]["matching"] > PAGE:
@@ -89,7 +91,7 @@ def _show(listed: list[dict[str, Any]], matching: int) -> None:
     console = terminal()
     console.print(streams_table(listed, console.width >= WIDE))
     if matching > len(listed):
-        console.print(f"{len(listed)} of {matching} streams; raise --limit, or pass a part of the name")
+        console.print(f"{len(listed):,} of {counted(matching, 'stream')}; raise --limit, or pass a part of the name")
 
 
 @streams.command(short_help="Retire streams that are not needed any more.")

@@ -15,6 +15,7 @@ from fyrehose.cli.printable import escaped, moment
 from fyrehose.cli.streams import ListByDefault
 from fyrehose.cli.tables import terminal
 from fyrehose.cli.values import FORMAT, Since, asks
+from fyrehose.options import counted
 
 _of_a_server = asks(HTTP_URL, "http")
 
@@ -80,7 +81,8 @@ def rewind(
     asker = Asker.of(url, token_file, ca, HTTP_URL)
     shown = asker.rewind(name, "latest" if since is None else since, stream)
     if shown.get("kind") == "pattern":
-        click.echo(f"subscription {escaped(name)} continues {shown['lag']:,} records behind in {_streams(shown)}")
+        behind, streams = counted(shown["lag"], "record"), counted(shown["streams"], "stream")
+        click.echo(f"subscription {escaped(name)} continues {behind} behind in {streams}")
     else:
         click.echo(f"subscription {escaped(name)} continues behind record {shown['position']}")
 
@@ -140,14 +142,9 @@ def _row(each: dict[str, Any]) -> tuple[str, ...]:
     return (
         escaped(each["name"]),
         escaped(each["stream"]),
-        _streams(each) if each["kind"] == "pattern" else str(each["position"]),
+        counted(each["streams"], "stream") if each["kind"] == "pattern" else str(each["position"]),
         f"{each['lag']:,}",
         "-" if seconds is None or not each["lag"] else f"{seconds:,.0f} s",
         "connected" if each.get("consumer") else "",
         used,
     )
-
-
-def _streams(each: dict[str, Any]) -> str:
-    """Return how many streams match the pattern of a subscription, in words."""
-    return "1 stream" if each["streams"] == 1 else f"{each['streams']:,} streams"

@@ -35,7 +35,7 @@ from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.pace import Far
 from fyrehose.net import connections
 from fyrehose.observe.listeners import Listener, encryption
-from fyrehose.options import suggestion
+from fyrehose.options import counted, suggestion
 from fyrehose.replication.jetstream import JetStreamLog
 from fyrehose.replication.replicated import ReplicatedJournal
 from fyrehose.server import logs, process
@@ -341,7 +341,7 @@ class ServerProcess(Service):
     def _reload_policy(self) -> None:
         assert self.config.policy_file is not None
         ended = self.fyrehose.broker.guard.change(policy.load(self.config.policy_file))
-        log.info("policy {file}: {ended} subscriptions ended", file=self.config.policy_file, ended=ended)
+        log.info("policy {file}: {ended} ended", file=self.config.policy_file, ended=counted(ended, "subscription"))
 
     def _run(self) -> None:
         process.reduce_garbage_collection()
@@ -359,8 +359,8 @@ class ServerProcess(Service):
         )
         durability = self.config.journal.durability
         if self.config.policy_file is not None:
-            rules = len(self.config.policy.rules)
-            log.info("policy {file}: {rules} rules", file=self.config.policy_file, rules=rules)
+            rules = counted(len(self.config.policy.rules), "rule")
+            log.info("policy {file}: {rules}", file=self.config.policy_file, rules=rules)
         log.info("durability {mode}: {guarantee}", mode=durability, guarantee=_GUARANTEES[durability.mode])
         self.fyrehose.startService().addCallbacks(self._started, self._failed)
 
@@ -449,8 +449,7 @@ class ServerProcess(Service):
             return "clients with the token" if getattr(listener.settings, "token_file", "") else "this machine"
         if self.config.policy_file is None:
             return "this machine"
-        rules = len(self.fyrehose.broker.guard.policy.rules)
-        return f"by policy ({rules} rule{'s' * (rules != 1)})"
+        return f"by policy ({counted(len(self.fyrehose.broker.guard.policy.rules), 'rule')})"
 
     def _within_descriptors(self, listeners: tuple[ListenerConfig, ...]) -> list[ListenerConfig]:
         """Return the listeners, with max_connections reduced to the available file descriptors."""

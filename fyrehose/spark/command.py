@@ -20,7 +20,7 @@ from fyrehose.cli.progress import bar
 from fyrehose.cli.values import DURATION, SIZE
 from fyrehose.errors import FyrehoseError
 from fyrehose.journal.offline.places import TOKEN_FILE
-from fyrehose.options import shown_size
+from fyrehose.options import counted, shown_size
 from fyrehose.spark import showing
 
 if TYPE_CHECKING:
@@ -406,7 +406,7 @@ def verify(journal: str, lake: str, master: str | None, memory: str) -> None:
         found = run(spark, journal, lake)
     rows = [(one.stream, one.first, one.last, one.in_lake, one.in_journal) for one in found.differences]
     showing.table(
-        f"{found.checked:,} records are the same, {found.unchecked:,} are only in the lake",
+        f"{counted(found.checked, 'record')} compared and the same, {found.unchecked:,} only in the lake",
         ("stream", "from", "to", "in the lake", "in the journal"),
         rows,
     )

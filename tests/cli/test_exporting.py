@@ -99,7 +99,7 @@ ALL = sorted(
 def test_all_records_are_exported(data: Path, tmp_path: Path, name: str) -> None:
     result = export(data, tmp_path / name)
     size = (tmp_path / name).stat().st_size
-    assert (result.exit_code, result.stdout) == (0, f"81 records, {size} bytes in {tmp_path / name}\n")
+    assert (result.exit_code, result.stdout) == (0, f"81 records, {size:,} bytes in {tmp_path / name}\n")
     assert numbers(tmp_path / name) == ALL
 
 

@@ -63,7 +63,7 @@ def run(config: Path, *words: str, answer: str = "") -> Result:
 def test_the_new_log_begins_where_the_journal_is_durable(config: Path, begun: list[tuple[str, LogEntry]]) -> None:
     ended = run(config, "--yes")
     assert ended.exit_code == 0, ended.output
-    assert "the shared log of cluster x has 10 entries, which are deleted" in ended.output
+    assert "the shared log of cluster x has 10 entries, to be deleted" in ended.output
     ((name, first),) = begun
     assert (name, first.kind, first.position, first.writer.name) == ("x", EntryKind.TAKEOVER, END, "a")
 

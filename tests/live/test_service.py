@@ -172,7 +172,7 @@ def test_acknowledged_records_survive_a_restart(start: Any, how: signal.Signals)
     assert server.stop(how) == (0 if how is signal.SIGTERM else -9)
     server = start("--listen", LINES)
     order = "closed in order" if how is signal.SIGTERM else "not closed in order"
-    assert "1 streams, 1000 numbers given out" in server.log
+    assert "1 stream, 1,000 numbers given out" in server.log
     assert f"({order})" in server.log
     publish(server.port("lines"), b"and on")
     assert kept(server.port("lines"), 1001) == [*payloads, b"and on"]
