@@ -29,6 +29,7 @@
     │   ├── InvalidPosition          the number cannot be acknowledged, or not by this consumer
     │   └── TooManyNamedSubscriptions    the server, or the peer's address, has reached its limit
     ├── JournalError               the journal cannot be opened or read
+    │   ├── JournalUnusable          its directory is a file, or this user may not write there
     │   ├── JournalLocked            another process has the journal open
     │   ├── JournalCorrupt           bytes that were durable are damaged or missing
     │   ├── JournalGap               numbers of a stream are missing from the journal for good
@@ -217,6 +218,12 @@ class JournalFailed(JournalError):
     """A sync failed, so data written since the last successful one may not be durable."""
 
     exit_status = 4
+
+
+class JournalUnusable(JournalError):
+    """The journal's directory is a file, or this process may not write there."""
+
+    exit_status = 2
 
 
 class JournalLocked(JournalError):

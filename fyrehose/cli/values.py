@@ -62,11 +62,11 @@ class Since(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int | None:
         """Return the number before the first record of *value*; None for ``latest``."""
-        if value == "latest":
-            return None
-        if value == "start":
-            return 0
         number = str(value)
+        if number.lower() == "latest":  # The help shows the words in capitals.
+            return None
+        if number.lower() == "start":
+            return 0
         if not (number.isascii() and number.isdecimal() and len(number) <= 15 and int(number) <= LAST_SEQ):
             self.fail(f"{value!r}: expected latest, start, or a record number up to {LAST_SEQ}", param, ctx)
         return max(int(number) - 1, 0)

@@ -126,7 +126,6 @@ def test_command_is_understood(
         assert said.out or "cannot read --" in error or f"'{ELSEWHERE}'" in error, error
 
 
-@pytest.mark.xfail(strict=True, reason="the words of the help are read in lower case only")
 @pytest.mark.parametrize("word", ["LATEST", "START"])
 def test_alternatives_of_since_are_those_of_its_help(word: str) -> None:
     for words in (["tail", "--stream", "s", "--since", word], ["subscriptions", "rewind", "billing", "--since", word]):
