@@ -223,6 +223,11 @@ def read_toml(option: str, path: Path) -> dict[str, Any]:
         raise ConfigError(f"invalid {option} {path}: not TOML: {error}") from error
 
 
+def why_unreadable(error: OSError | UnicodeError) -> str:
+    """Return why a file of text cannot be read, in a few words."""
+    return (error.strerror or str(error)) if isinstance(error, OSError) else "it is no text in UTF-8"
+
+
 def networks(text: str) -> tuple[Network, ...]:
     """Convert networks in CIDR notation, separated by commas."""
     try:

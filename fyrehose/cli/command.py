@@ -17,7 +17,7 @@ from fyrehose.cli.program import Program
 from fyrehose.cli.reseed import reseed
 from fyrehose.cli.streams import streams
 from fyrehose.cli.subscriptions import subscriptions
-from fyrehose.cli.values import DURATION, Since
+from fyrehose.cli.values import DURATION, Since, Whole
 from fyrehose.cli.watching import stats, top
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -103,12 +103,12 @@ def serve(arguments: tuple[str, ...]) -> None:
 @click.option("--whole", is_flag=True, help="Publish each file, or argument, as one message.")
 @click.option(
     "--window",
-    type=click.IntRange(1, 100_000),
+    type=Whole(1, 100_000),
     default=1000,
     show_default=True,
     help="Most unacknowledged messages.",
 )
-@click.option("--transaction", type=click.IntRange(1), metavar="N", help="Commit every N messages together (relink).")
+@click.option("--transaction", type=Whole(1), metavar="N", help="Commit every N messages together (relink).")
 @click.option("--timeout", type=DURATION, default="10s", show_default=True, help="How long to wait for the server.")
 @click.argument("messages", nargs=-1)
 def publish(
@@ -162,10 +162,11 @@ def publish(
 @click.option("--since", type=Since(), default="latest", show_default=True, help="First record.")
 @click.option("--subscription", metavar="NAME", help="Named subscription to continue.")
 @click.option("--takeover", is_flag=True, help="Displace another consumer of it.")
-@click.option("--count", type=click.IntRange(1), help="Stop after this many messages.")
+@click.option("--count", type=Whole(1), help="Stop after this many messages.")
 @click.option("--idle", type=DURATION, help="Stop when no message arrives for this long.")
 @click.option("--format", "form", type=click.Choice(["text", "json", "raw"]), default="text", show_default=True)
 @click.option("--timeout", type=DURATION, default="10s", show_default=True, help="How long to wait for the server.")
+@click.argument("extra", nargs=-1, metavar="")
 def tail(
     protocol: str | None,
     places: tuple[tuple[str, int | None], ...],
@@ -178,6 +179,7 @@ def tail(
     idle: float | None,
     form: str,
     timeout: float,
+    extra: tuple[str, ...],
 ) -> None:
     """Write the messages of a stream to standard output as they arrive.
 
@@ -191,6 +193,8 @@ def tail(
     from fyrehose.cli import formats, running, tailing
     from fyrehose.cli.servers import protocol_to_tail, server
 
+    if extra:
+        raise click.UsageError(f"unexpected argument {extra[0]!r}; name the stream with --stream {extra[0]}")
     if takeover and subscription is None:
         raise click.UsageError("--takeover needs --subscription NAME")
     named = None if subscription is None else tailing.NamedTail(subscription, takeover)

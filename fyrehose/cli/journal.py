@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import click
 from fyrehose.cli.backup import backup, restore
 from fyrehose.cli.printable import WIDE, escaped, moment
 from fyrehose.cli.progress import progress_bar
-from fyrehose.cli.values import FORMAT
+from fyrehose.cli.values import FORMAT, Whole
 from fyrehose.errors import JournalCorrupt, NoSuchSubscription
 from fyrehose.options import counted, shown_size
 from fyrehose.records import LAST_SEQ
@@ -73,8 +74,8 @@ def verify(directory: Path, everything: bool) -> None:
 
 @journal.command(short_help="Write the records to standard output.")
 @click.option("--stream", metavar="NAME", help="Show this stream only.")
-@click.option("--from", "first", type=click.IntRange(1, LAST_SEQ), default=1, help="First number of the stream.")
-@click.option("--limit", type=click.IntRange(0), help="Most records, runs or batches to show.")
+@click.option("--from", "first", type=Whole(1, LAST_SEQ), default=1, help="First number of the stream.")
+@click.option("--limit", type=Whole(0), help="Most records, runs or batches to show.")
 @FORMAT
 @click.option("--what", type=click.Choice(["records", "runs", "batches"]), default="records", show_default=True)
 @_EVERYTHING
@@ -102,12 +103,15 @@ def dump(
     else:
         found = dumping.runs(directory, stream, first, limit, everything)
         lines, limit = (_records(run, form) for run in found), None
-    out = sys.stdout.buffer
-    for count, line in enumerate(lines):
-        if limit is not None and count >= limit:
-            break
+    out, written = sys.stdout.buffer, False
+    for line in lines if limit is None else itertools.islice(lines, limit):
+        written = True
         out.write(line)
     out.flush()
+    if stream is not None and not written and limit != 0:
+        begin = f" from number {first} on" if first > 1 else ""
+        advice = f"`fyrehose journal stats {directory}` lists the streams"
+        click.echo(f"fyrehose: the journal has no records of stream {stream!r}{begin}; {advice}", err=True)
 
 
 @journal.command()

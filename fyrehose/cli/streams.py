@@ -12,7 +12,7 @@ import click
 from fyrehose.cli.asking import DEFAULT_URL, HTTP_URL, Asker
 from fyrehose.cli.printable import WIDE, escaped
 from fyrehose.cli.tables import terminal
-from fyrehose.cli.values import FORMAT, asks
+from fyrehose.cli.values import FORMAT, Whole, asks
 from fyrehose.cli.watching import streams_table, with_rates
 from fyrehose.errors import FyrehoseError
 from fyrehose.options import counted
@@ -46,7 +46,7 @@ def streams() -> None:
 @streams.command("list", short_help="List the streams, the busiest first.")
 @asks(DEFAULT_URL, "admin")
 @FORMAT
-@click.option("--limit", type=click.IntRange(1, 200_000), default=200, show_default=True, help="Most streams to list.")
+@click.option("--limit", type=Whole(1, 200_000), default=200, show_default=True, help="Most streams to list.")
 @click.argument("match", default="")
 def list_streams(url: str, token_file: Path | None, ca: Path | None, form: str, limit: int, match: str) -> None:
     """List the streams of a running server whose name contains MATCH, the busiest first.
@@ -72,6 +72,11 @@ def list_streams(url: str, token_file: Path | None, ca: Path | None, form: str, 
     if form == "json":
         for stream in listed:
             click.echo(json.dumps(stream, ensure_ascii=False))
+        return
+    if match and not listed:
+        click.echo(
+            f"fyrehose: no stream has a name that contains {match!r}; the match is of a part, without *", err=True
+        )
         return
     _show(listed, status["streams"]["matching"])
 

@@ -31,6 +31,20 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r}: expected {expected}", param, ctx)
 
 
+class Whole(click.IntRange):
+    """Option type of a whole number within bounds."""
+
+    name = "n"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return *value* as a number, or say which numbers are expected."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            bounds = f"from {self.min}" if self.max is None else f"from {self.min} to {self.max}"
+            self.fail(f"{value!r}: expected a whole number {bounds}", param, ctx)
+
+
 #: Option types of a duration, such as 30, 250ms, 5m or 12h, in seconds, and of a size, such as 64k or 1G, in bytes.
 DURATION, SIZE = Parsed("duration", duration), Parsed("size", size)
 

@@ -17,7 +17,7 @@ from rich.text import Text
 from fyrehose.cli.asking import DEFAULT_URL, Asker
 from fyrehose.cli.printable import WIDE, escaped
 from fyrehose.cli.tables import terminal
-from fyrehose.cli.values import FORMAT, asks
+from fyrehose.cli.values import FORMAT, Whole, asks
 from fyrehose.options import shown_size
 
 #: Columns that are text, besides the first.
@@ -54,7 +54,7 @@ def stats(url: str, token_file: Path | None, ca: Path | None, form: str) -> None
 @click.option(
     "--interval", type=click.FloatRange(0.5, 3600), default=1.0, show_default=True, help="Seconds between updates."
 )
-@click.option("--count", type=click.IntRange(1), help="Stop after this many updates.")
+@click.option("--count", type=Whole(1), help="Stop after this many updates.")
 def top(url: str, token_file: Path | None, ca: Path | None, form: str, interval: float, count: int | None) -> None:
     """Watch a running server until Ctrl-C.
 

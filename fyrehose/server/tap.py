@@ -129,7 +129,8 @@ class Options(usage.Options):
 
     def parseArgs(self, *args: str) -> None:
         if args:
-            raise usage.UsageError(f"unexpected argument {args[0]!r}; use --listen PROTOCOL=ENDPOINT")
+            option = "--listen PROTOCOL=ENDPOINT" if "=" in args[0] else "--data-dir DIR"
+            raise usage.UsageError(f"unexpected argument {args[0]!r}; every value follows an option, such as {option}")
 
     def opt_version(self) -> NoReturn:
         """Print the version and exit."""

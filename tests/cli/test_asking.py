@@ -151,7 +151,7 @@ def test_invalid_url_is_refused(url: str) -> None:
 
 
 def test_missing_files_are_reported(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be used"):
+    with pytest.raises(ConfigError, match="cannot read --"):
         Asker.of("http://x:1", tmp_path / "none")
-    with pytest.raises(ConfigError, match="cannot be used"):
+    with pytest.raises(ConfigError, match="cannot read --"):
         Asker.of("https://x:1", None, tmp_path / "none")

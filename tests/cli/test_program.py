@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import pwd
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -200,3 +202,60 @@ def test_one_of_anything_is_singular(tmp_path: Path) -> None:
 def test_options_are_printed_as_they_are_typed(words: tuple[str, ...], answer: str, tmp_path: Path) -> None:
     process = subprocess.run([PROGRAMS / "fyrehose", *words], capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert answer in " ".join((process.stdout + process.stderr).split())
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "answer"),
+    [
+        ("tail orders", 2, "unexpected argument 'orders'; name the stream with --stream orders"),
+        ("tail --stream s --count all", 2, "'all': expected a whole number from 1"),
+        ("publish --window 0 x", 2, "'0': expected a whole number from 1 to 100000"),
+        ("journal dump data --stream s --from x", 2, "'x': expected a whole number from 1 to 281474976710655"),
+        (
+            "journal dump data --stream t",
+            0,
+            "the journal has no records of stream 't'; `fyrehose journal stats data` lists the streams",
+        ),
+        ("journal dump data --stream s --from 9", 0, "the journal has no records of stream 's' from number 9 on; "),
+        ("journal backup http://127.0.0.1:1 copy", 1, "http://127.0.0.1:1 does not answer: Connection refused; is "),
+        ("stats --token-file nowhere", 2, "cannot read --token-file nowhere: No such file or directory"),
+        ("stats --token-file data", 2, "cannot read --token-file data: Is a directory"),
+        ("stats --url https://h --ca nowhere", 2, "cannot read --ca nowhere: No such file or directory"),
+        ("stats --url https://h --ca text", 2, "invalid --ca text: expected a PEM file of certificates"),
+        (
+            "journal serve data --listen 127.0.0.1:0 --token-file nowhere",
+            2,
+            "cannot read --token-file nowhere: No such file or directory",
+        ),
+        ("serve --listen figg=8119", 2, "expected for example figg=tcp:8119:interface=127.0.0.1"),
+        ("serve --option figg.tls-certificate=no.pem", 2, "cannot read figg.tls-certificate no.pem: No such file or"),
+    ],
+)
+def test_mistake_is_answered_with_what_where_and_what_to_do(
+    words: str, status: int, answer: str, tmp_path: Path
+) -> None:
+    journal_in(tmp_path / "data")
+    (tmp_path / "text").write_text("no certificate")
+    found, said = ended(*words.split(), cwd=tmp_path)
+    assert answer in said
+    assert found == status
+
+
+def test_port_that_does_not_speak_tls_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as plain:
+        port = plain.getsockname()[1]
+
+        def answer() -> None:
+            peer, _ = plain.accept()
+            with peer:
+                peer.recv(4096)
+                peer.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        status, said = ended("stats", "--url", f"https://127.0.0.1:{port}", cwd=tmp_path)
+        answering.join()
+    assert (status, said) == (
+        1,
+        f"fyrehose: the server at https://127.0.0.1:{port} does not speak TLS; pass --url http://127.0.0.1:{port}\n",
+    )

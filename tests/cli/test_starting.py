@@ -72,8 +72,14 @@ def test_twistd_runs_the_server_without_looking_for_plugins(monkeypatch: pytest.
     ("words", "said"),
     [
         (["--port", "1"], "fyrehose serve: unknown option --port"),
-        (["8119"], "fyrehose serve: unexpected argument '8119'; use --listen PROTOCOL=ENDPOINT"),
-        (["--umask", "x"], "fyrehose serve: Parameter type enforcement failed: invalid literal"),
+        (["data"], "fyrehose serve: unexpected argument 'data'; every value follows an option, such as --data-dir DIR"),
+        (
+            ["figg=tcp:1"],
+            "fyrehose serve: unexpected argument 'figg=tcp:1'; every value follows an option, such as --l",
+        ),
+        (["--umask", "999"], "fyrehose serve: invalid --umask '999': expected an octal number, such as 027"),
+        (["--uid", "nobody-here"], "fyrehose serve: invalid --uid 'nobody-here': there is no such user"),
+        (["--gid", "nobody-here"], "fyrehose serve: invalid --gid 'nobody-here': there is no such group"),
     ],
 )
 def test_invalid_options_are_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
