@@ -176,7 +176,8 @@ class Asker:
 
     def _unreachable(self, reason: object) -> str:
         if isinstance(reason, ssl.SSLCertVerificationError):
-            return f"certificate verification failed for {self.url}: {reason}; pass --ca FILE"
+            why = getattr(reason, "verify_message", "") or reason
+            return f"certificate verification failed for {self.url}: {why}; pass --ca FILE"
         if isinstance(reason, ssl.SSLError) and reason.reason == "WRONG_VERSION_NUMBER":
             return f"the server at {self.url} does not speak TLS; pass --url http{self.url.removeprefix('https')}"
         cause = getattr(reason, "strerror", None) or reason

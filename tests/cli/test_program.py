@@ -21,7 +21,7 @@ from fyrehose.cli import main
 from fyrehose.cli.command import Since
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
-from fyrehose.errors import ConfigError, FyrehoseError
+from fyrehose.errors import ConfigError, FyrehoseError, JournalFull
 from fyrehose.journal.files import lock
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.worker import InlineWorker
@@ -218,6 +218,7 @@ def test_options_are_printed_as_they_are_typed(words: tuple[str, ...], answer: s
         ),
         ("journal dump data --stream s --from 9", 0, "the journal has no records of stream 's' from number 9 on; "),
         ("journal backup http://127.0.0.1:1 copy", 1, "http://127.0.0.1:1 does not answer: Connection refused; is "),
+        ("journal stats .", 1, "it has no segment files; name a server's --data-dir"),
         ("stats --token-file nowhere", 2, "cannot read --token-file nowhere: No such file or directory"),
         ("stats --token-file data", 2, "cannot read --token-file data: Is a directory"),
         ("stats --url https://h --ca nowhere", 2, "cannot read --ca nowhere: No such file or directory"),
@@ -259,3 +260,15 @@ def test_port_that_does_not_speak_tls_is_named(tmp_path: Path) -> None:
         1,
         f"fyrehose: the server at https://127.0.0.1:{port} does not speak TLS; pass --url http://127.0.0.1:{port}\n",
     )
+
+
+@pytest.mark.parametrize("command", ["backup", "restore"])
+def test_backup_onto_a_full_disk_says_which(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    journal_in(tmp_path / "data")
+    monkeypatch.setattr(os, "pwrite", full)
+    result = run("journal", command, str(tmp_path / "data"), str(tmp_path / "copy"))
+    why = "cannot be written: No space left on device; free some space, or use another directory"
+    assert (result.exit_code, result.stderr) == (JournalFull.exit_status, f"fyrehose: {tmp_path / 'copy'} {why}\n")

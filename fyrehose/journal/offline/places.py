@@ -123,7 +123,7 @@ class Directory:
             raise JournalUnreachable(f"{self.path} is no journal: there is no such directory")
         view = look(self.path)
         if not view.mark and not scan.segments(self.path):
-            raise JournalUnreachable(f"{self.path} is no journal: it has no segment files")
+            raise JournalUnreachable(f"{self.path} is no journal: it has no segment files; name a server's --data-dir")
         return view
 
     def name(self, base: int) -> str:
