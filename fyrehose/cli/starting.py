@@ -31,14 +31,14 @@ def _umask(text: str) -> int:
 
 def _uid(text: str) -> int:
     try:
-        return uidFromString(text)  # type: ignore[no-any-return,no-untyped-call]
+        return uidFromString(text)  # type: ignore[no-any-return]
     except KeyError:
         raise UsageError(f"invalid --uid {text!r}: there is no such user") from None
 
 
 def _gid(text: str) -> int:
     try:
-        return gidFromString(text)  # type: ignore[no-any-return,no-untyped-call]
+        return gidFromString(text)  # type: ignore[no-any-return]
     except KeyError:
         raise UsageError(f"invalid --gid {text!r}: there is no such group") from None
 

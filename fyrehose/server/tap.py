@@ -185,7 +185,7 @@ class Options(usage.Options):
         except usage.UsageError as error:
             text = str(error)
             if unknown := _UNKNOWN.fullmatch(text):
-                long = [f"--{name.rstrip('=')}" for name in self.longOpt]  # type: ignore[has-type]
+                long = [f"--{name.rstrip('=')}" for name in self.longOpt]
                 text = f"unknown option --{unknown[1]}{suggestion(unknown[1], long)}"
             if self.parent is None:
                 raise usage.UsageError(text) from error

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fyrehose.cli import main
 from fyrehose.cli.starting import ServeOptions
+from fyrehose.errors import ConfigError
 from fyrehose.spark.command import main as spark
 
 ROOT = Path(__file__).parents[2]
@@ -136,3 +141,55 @@ def test_alternatives_of_since_are_those_of_its_help(word: str) -> None:
             command = command.get_command(context, words[1])
         assert command is not None
         assert "--since LATEST|START|SEQ" in command.get_help(click.Context(command))
+
+
+def mistyped(words: list[str], place: int, letter: int, how: str, other: str) -> list[str]:
+    """Return *words* with one of them left out, doubled, swapped with the next, or spelled wrong."""
+    place %= len(words)
+    word = words[place]
+    letter %= len(word) or 1
+    changed = {
+        "missing": [],
+        "doubled": [word, word],
+        "swapped": [*words[place + 1 : place + 2], word],
+        "shorter": [word[:letter] + word[letter + 1 :]],
+        "longer": [word[:letter] + other + word[letter:]],
+        "other": [other],
+    }[how]
+    return [*words[:place], *changed, *words[place + (2 if how == "swapped" else 1) :]]
+
+
+HOW = ("missing", "doubled", "swapped", "shorter", "longer", "other")
+ANYTHING = st.text(st.characters(exclude_characters="\0"), max_size=8)
+
+
+def status_of(call: Callable[[], None]) -> tuple[object, str]:
+    """Return the exit status of a parser, 0 if it accepts its words, and what it prints."""
+    output, status = io.StringIO(), None
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        try:
+            call()
+        except click.exceptions.Exit as ended:
+            status = ended.exit_code
+        except click.ClickException as misuse:
+            status = misuse.exit_code
+        except SystemExit as ended:
+            status = ended.code
+    return status or 0, output.getvalue()
+
+
+@given(st.sampled_from(EVERY), st.integers(0, 99), st.integers(0, 99), st.sampled_from(HOW), ANYTHING)
+def test_mistyped_command_is_misuse_and_no_bug(command: str, place: int, letter: int, how: str, other: str) -> None:
+    program, *words = [word for word in shlex.split(command) if word != "$"]
+    status, _ = status_of(lambda: understand([program, *mistyped(words, place, letter, how, other)]))
+    assert status in (0, ConfigError.exit_status)
+
+
+VALUED = sorted(name for name in ServeOptions().longOpt if name.endswith("="))
+
+
+@given(st.sampled_from(VALUED), ANYTHING)
+def test_any_value_of_an_option_of_serve_is_taken_or_misuse(option: str, value: str) -> None:
+    status, said = status_of(lambda: ServeOptions().parseOptions([f"--{option}{value}"]))
+    assert status in (0, ConfigError.exit_status)
+    assert not status or said.startswith("fyrehose serve: ")
