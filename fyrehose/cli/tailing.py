@@ -89,7 +89,7 @@ class Output:
 
     def _failed(self, failure: Failure) -> bool:
         if failure.check(BrokenPipeError):  # The reader of the pipe, such as head, needs no more.
-            self.error = BrokenPipeError(*failure.value.args)
+            self.error = BrokenPipeError()
         else:
             self.error = FyrehoseError(f"cannot write to standard output: {failure.getErrorMessage()}")
         self.end(self.error)
