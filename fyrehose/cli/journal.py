@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
-from fyrehose.cli.backup import backup, restore
+from fyrehose.cli.journal_backup import backup, restore
 from fyrehose.cli.printable import WIDE, escaped, moment
 from fyrehose.cli.progress import progress_bar
-from fyrehose.cli.values import FORMAT, Whole
+from fyrehose.cli.values import FORMAT, WholeNumber
 from fyrehose.errors import JournalCorrupt, NoSuchSubscription
 from fyrehose.options import counted, shown_size
 from fyrehose.records import LAST_SEQ
@@ -74,8 +74,8 @@ def verify(directory: Path, everything: bool) -> None:
 
 @journal.command(short_help="Write the records to standard output.")
 @click.option("--stream", metavar="NAME", help="Show this stream only.")
-@click.option("--from", "first", type=Whole(1, LAST_SEQ), default=1, help="First number of the stream.")
-@click.option("--limit", type=Whole(0), help="Most records, runs or batches to show.")
+@click.option("--from", "first", type=WholeNumber(1, LAST_SEQ), default=1, help="First number of the stream.")
+@click.option("--limit", type=WholeNumber(0), help="Most records, runs or batches to show.")
 @FORMAT
 @click.option("--what", type=click.Choice(["records", "runs", "batches"]), default="records", show_default=True)
 @_EVERYTHING
@@ -163,12 +163,12 @@ def export(
         fyrehose journal export data all.parquet
         fyrehose journal export data a.ndjson --stream 'log.*' --from 2026-01-31
     """
-    from fyrehose.cli import exporting
+    from fyrehose.cli import journal_export
 
-    chosen = exporting.format_of(file, form)
-    wanted = exporting.selected(streams, start, end)
+    chosen = journal_export.format_of(file, form)
+    wanted = journal_export.selected(streams, start, end)
     with progress_bar(f"exporting {directory}") as progress:
-        written = exporting.export(directory, file, chosen, wanted, skip_gaps, progress)
+        written = journal_export.export(directory, file, chosen, wanted, skip_gaps, progress)
     size = "" if written.size is None else f", {counted(written.size, 'byte')}"
     click.echo(f"{counted(written.records, 'record')}{size} in {file}", err=written.size is None)
 
@@ -195,7 +195,7 @@ def serve(directory: Path, place: str, token_file: str, hosts: str) -> None:
         fyrehose journal serve data --listen 10.0.0.5:8120 --token-file token
     """
     from fyrehose.cli import running
-    from fyrehose.cli.serving import serve as serving
+    from fyrehose.cli.journal_serve import serve as serving
 
     names = tuple(name.strip().lower() for name in hosts.split(",") if name.strip())
     sys.exit(running.run(lambda reactor: serving(reactor, directory, place, token_file, names)))

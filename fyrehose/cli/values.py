@@ -31,7 +31,7 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r}: expected {expected}", param, ctx)
 
 
-class Whole(click.IntRange):
+class WholeNumber(click.IntRange):
     """Option type of a whole number within bounds."""
 
     name = "n"
@@ -49,7 +49,7 @@ class Whole(click.IntRange):
 DURATION, SIZE = Parsed("duration", duration), Parsed("size", size)
 
 
-def asks(url: str, listener: str) -> Callable[[F], F]:
+def remote_options(url: str, listener: str) -> Callable[[F], F]:
     """Add the options of a command that asks a running server.
 
     :param url: the default address

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fyrehose.cli import main
-from fyrehose.cli.starting import ServeOptions
+from fyrehose.cli.serve import ServeOptions
 from fyrehose.errors import ConfigError
 from fyrehose.spark.command import main as spark
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from fyrehose.cli.backup import backup
+from fyrehose.cli.journal_backup import backup
 from fyrehose.errors import JournalCorrupt
 from fyrehose.server.tap import DRAIN
 from fyrehose.spark.command import archive, optimize

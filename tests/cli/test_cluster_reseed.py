@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from fyrehose.cli import cluster, reseed
+from fyrehose.cli import cluster, cluster_reseed
 from fyrehose.cli.cluster import Survey
 from fyrehose.cli.command import main
 from fyrehose.journal import scan
@@ -29,7 +29,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, LogEntry]]:
     async def begin_again(settings: ReplicationSettings, first: LogEntry) -> None:
         found.append((settings.cluster, first))
 
-    monkeypatch.setattr(reseed, "begin_again", begin_again)
+    monkeypatch.setattr(cluster_reseed, "begin_again", begin_again)
     hear(monkeypatch, Survey([], {"first": 11, "last": 20}))
     return found
 

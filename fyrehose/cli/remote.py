@@ -28,7 +28,7 @@ LARGEST = 64 << 20
 
 
 @attrs.frozen
-class Asker:
+class RemoteServer:
     """HTTP client of the server at ``url``.
 
     :ivar token: the bearer token that is sent, if any
@@ -48,7 +48,7 @@ class Asker:
         token_file: Path | None = None,
         authorities: Path | None = None,
         default: str = DEFAULT_URL,
-    ) -> Asker:
+    ) -> RemoteServer:
         """Build a client from the values of ``--url``, ``--token-file`` and ``--ca``.
 
         :raises ConfigError: the URL is invalid, or a file cannot be read or used

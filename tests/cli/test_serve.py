@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from twisted.scripts import twistd
 
 from fyrehose import __version__
-from fyrehose.cli import main, starting
-from fyrehose.cli.starting import ServeOptions
+from fyrehose.cli import main
+from fyrehose.cli.serve import ServeOptions, serve
 from fyrehose.server import tap
 
 
@@ -60,7 +60,7 @@ def test_every_option_of_the_server_is_an_option_of_serve() -> None:
 def test_twistd_runs_the_server_without_looking_for_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[Any] = []
     monkeypatch.setattr(twistd, "runApp", ran.append)
-    starting.serve(["--data-dir", "here"])
+    serve(["--data-dir", "here"])
     (config,) = ran
     assert config.subCommand == "fyrehose"
     assert config.loadedPlugins["fyrehose"].makeService is tap.makeService

@@ -12,10 +12,9 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from fyrehose.cli import tailing
 from fyrehose.cli.contacts import Contacts
 from fyrehose.cli.formats import text
-from fyrehose.cli.tailing import HIGH, LOW, NamedTail, tail
+from fyrehose.cli.tail import HIGH, LOW, NamedTail, tail
 from fyrehose.errors import FyrehoseError
 from fyrehose.records import Run
 
@@ -65,8 +64,8 @@ class Follower:
         self.jobs: list[tuple[Callable[[], None], Deferred[None]]] = []
         self.written: list[bytes] = []
         self.outcome: list[Any] = []
-        monkeypatch.setattr(tailing, "worker", lambda reactor: self)
-        monkeypatch.setattr(tailing, "_write", lambda fd, data: self.written.append(data))
+        monkeypatch.setattr("fyrehose.cli.tail.worker", lambda reactor: self)
+        monkeypatch.setattr("fyrehose.cli.tail._write", lambda fd, data: self.written.append(data))
         self.contacts = Contacts("figg at h:1")
         self.tailer = Tailer()
         made = tail(self.clock, self.tailer, "notes", text, count, idle, 5.0, self.contacts, since, named)
