@@ -104,7 +104,7 @@ def shown_value(field: attrs.Attribute[Any], value: Any) -> str:
     if isinstance(value, Enum):
         return str(value.value)
     if isinstance(value, float):
-        return _exact(value, _UNITS_OF_TIME) if value % 1 == 0 else _below_a_second(value)
+        return _exact(value, _UNITS_OF_TIME) if value % 1 == 0 else _fraction(value)
     if field.metadata["convert"] is size:
         return exact_size(value)
     return str(value)
@@ -126,7 +126,7 @@ def _exact(value: float, units: Mapping[str, int]) -> str:
     return f"{int(value) // units[unit]}{unit}" if value else "0"
 
 
-def _below_a_second(seconds: float) -> str:
+def _fraction(seconds: float) -> str:
     milliseconds = round(seconds * 1000, 6)
     return f"{milliseconds:g}ms" if seconds < 1 else f"{Decimal(repr(seconds)):f}s"
 
