@@ -85,7 +85,8 @@ class TLSSettings(TCPSettings):
             try:
                 Path(path or self.tls_certificate).read_bytes()
             except OSError as error:
-                raise ConfigError(f"cannot read {protocol}.{name} {path}: {error.strerror}") from error
+                reason = f"cannot read {protocol}.{name} {path}: {error.strerror}"
+                raise ConfigError(f"invalid TLS options of {protocol}: {reason}") from error
         try:
             return self._make_context()
         except (SSL.Error, ValueError) as error:
