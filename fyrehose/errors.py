@@ -32,6 +32,7 @@
     │   └── TooManyNamedSubscriptions    the server, or the peer's address, has reached its limit
     │       └── NoRoomForSubscription        the memory budget has no room for another at present: try later
     ├── JournalError               the journal cannot be opened or read
+    │   ├── JournalUnusable          its directory is a file, or this user may not write there
     │   ├── JournalLocked            another process has the journal open
     │   ├── JournalCorrupt           bytes that were durable are damaged or missing
     │   ├── JournalGap               numbers of a stream are missing from the journal for good
@@ -55,7 +56,7 @@ import attrs
 class FyrehoseError(Exception):
     """The base class of every error of Fyrehose."""
 
-    #: The exit status of ``fyrehose serve`` when this error ends the server.
+    #: The exit status of a command, or of the server, that this error ends.
     exit_status: ClassVar[int] = 1
 
 
@@ -236,6 +237,12 @@ class JournalFailed(JournalError):
     exit_status = 4
 
 
+class JournalUnusable(JournalError):
+    """The journal's directory is a file, or this process may not write there."""
+
+    exit_status = 2
+
+
 class JournalLocked(JournalError):
     """Another process has the journal open."""
 
@@ -260,6 +267,9 @@ class Deposed(JournalError):
 
 class ConfigError(FyrehoseError):
     """An option, an endpoint or a configuration file is invalid."""
+
+    #: that of every command that was typed wrong
+    exit_status = 2
 
 
 class MissingExtra(ConfigError):

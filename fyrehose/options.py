@@ -4,14 +4,17 @@
 
     @attrs.frozen(kw_only=True)
     class Settings:
-        max_payload: int = option(16 << 20, size, "largest payload, in bytes")
+        max_payload: int = option(16 << 20, size, "largest payload")
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
+from difflib import get_close_matches
+from enum import Enum
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from posixpath import join
@@ -43,7 +46,8 @@ def option(default: Any, convert: Callable[[str], Any], about: str, least: int =
 
     def check(_: object, field: attrs.Attribute[Any], value: Any) -> None:
         if value < least:
-            raise ValueError(f"{field.name} must be at least {least}, not {value}")
+            least_text, text = (shown_value(field, each) for each in (least, value))
+            raise ValueError(f"{typed(field.name)} must be at least {least_text}, not {text}")
 
     return attrs.field(
         default=default, validator=check if least else None, metadata={"convert": convert, "help": about}
@@ -70,6 +74,75 @@ def shown_size(size: float) -> str:
         if size < 1024 or unit == "PiB":
             break
     return f"{size:,.1f} {unit}"
+
+
+def counted(number: int, noun: str, nouns: str = "") -> str:
+    """Return *number* with its *noun*: ``1 batch``, ``4,898 batches``.
+
+    :param nouns: the plural, where it is not the noun and an s
+    """
+    return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"
+
+
+def typed(name: str) -> str:
+    """Return the name of an option as it is typed, with hyphens, for the *name* of its field or any spelling of it."""
+    return name.replace("_", "-")
+
+
+def shown_value(field: attrs.Attribute[Any], value: Any) -> str:
+    """Return a *value* of an option as it is typed: its converter makes the same value of it.
+
+    :param field: the field of the option
+    :return: such as ``16MiB``, ``30s``, ``yes`` or ``a,b``; empty for no value
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, Enum):
+        return str(value.value)
+    if isinstance(value, float):
+        return _exact(value, _UNITS_OF_TIME) if value % 1 == 0 else _fraction(value)
+    if field.metadata["convert"] is size:
+        return exact_size(value)
+    return str(value)
+
+
+def exact_size(size: int) -> str:
+    """Return *size*, in bytes, as it is typed: ``16MiB``, ``1000``."""
+    return _exact(size, _UNITS_OF_SIZE)
+
+
+#: Units from the largest to the smallest.
+_UNITS_OF_TIME = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_UNITS_OF_SIZE = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "": 1}
+
+
+def _exact(value: float, units: Mapping[str, int]) -> str:
+    """Return *value* in the largest of *units* that divides it."""
+    unit = next(name for name, each in units.items() if value % each == 0)
+    return f"{int(value) // units[unit]}{unit}" if value else "0"
+
+
+def _fraction(seconds: float) -> str:
+    milliseconds = round(seconds * 1000, 6)
+    return f"{milliseconds:g}ms" if seconds < 1 else f"{Decimal(repr(seconds)):f}s"
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Return an appendix to an error about an unknown *word*: ``; did you mean keep-age?``, or nothing.
+
+    :param known: the right words; case, hyphens and underscores make no difference
+    """
+    spellings = {_spelling(each): each for each in known}
+    nearest = get_close_matches(_spelling(word), spellings, 1, 0.7)
+    return f"; did you mean {spellings[nearest[0]]}?" if nearest else ""
+
+
+def _spelling(word: str) -> str:
+    return word.lower().replace("_", "").replace("-", "")
 
 
 def duration(text: str) -> float:
@@ -150,6 +223,11 @@ def read_toml(option: str, path: Path) -> dict[str, Any]:
         raise ConfigError(f"invalid {option} {path}: not TOML: {error}") from error
 
 
+def why_unreadable(error: OSError | UnicodeError) -> str:
+    """Return why a file of text cannot be read, in a few words."""
+    return (error.strerror or str(error)) if isinstance(error, OSError) else "it is no text in UTF-8"
+
+
 def networks(text: str) -> tuple[Network, ...]:
     """Convert networks in CIDR notation, separated by commas."""
     try:
@@ -170,14 +248,15 @@ def build(cls: type[T], protocol: str, values: Mapping[str, object]) -> T:
     for key, value in values.items():
         field = fields.get(key.replace("-", "_"))
         if field is None:
-            known = ", ".join(name.replace("_", "-") for name in fields) or "none"
-            raise ConfigError(f"unknown option {key!r} of {protocol}; available options: {known}")
+            known = [typed(name) for name in fields]
+            advice = suggestion(key, known) or f"; available options: {', '.join(known) or 'none'}"
+            raise ConfigError(f"unknown option {typed(key)!r} of {protocol}{advice}")
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         try:
             settings[field.name] = field.metadata["convert"](text)
         except ValueError as expected:
             raise ConfigError(
-                f"invalid value {text!r} for option {protocol}.{key.replace('_', '-')}: expected {expected}"
+                f"invalid value {text!r} for option {protocol}.{typed(key)}: expected {expected}"
             ) from None
     try:
         return cls(**settings)

@@ -25,6 +25,7 @@ from zope.interface.verify import verifyObject
 from fyrehose import protocols
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IProtocolPlugin
+from fyrehose.options import suggestion
 
 #: The group of entry points by which other packages declare plugins.
 GROUP = "fyrehose.protocols"
@@ -45,7 +46,8 @@ def load(name: str) -> IProtocolPlugin:
     """
     entry = _own().get(name) or _entries().get(name)
     if entry is None:
-        raise ConfigError(f"unknown protocol {name!r}; expected one of {', '.join(names())}")
+        known = names()
+        raise ConfigError(f"unknown protocol {name!r}; expected one of {', '.join(known)}{suggestion(name, known)}")
     try:
         plugin = entry.load()
         verifyObject(IProtocolPlugin, plugin)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from ipaddress import ip_network
 from typing import Any
 
@@ -12,7 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fyrehose.errors import ConfigError
-from fyrehose.options import boolean, build, count, duration, name, networks, option, shown_size, size
+from fyrehose.options import (
+    boolean,
+    build,
+    count,
+    counted,
+    duration,
+    name,
+    networks,
+    option,
+    shown_size,
+    shown_value,
+    size,
+    suggestion,
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -115,7 +129,7 @@ def test_text_and_toml_have_the_same_result() -> None:
     [
         (
             {"max-payloads": "1"},
-            "unknown option 'max-payloads' of protocol; available options: max-payload, idle, allow, tls, guests",
+            "unknown option 'max-payloads' of protocol; did you mean max-payload?",
         ),
         (
             {"max_payload": "lots"},
@@ -163,3 +177,66 @@ def test_a_class_without_options_refuses_any_option() -> None:
 )
 def test_sizes_are_shown_in_powers_of_1024(size: int, shown: str) -> None:
     assert shown_size(size) == shown
+
+
+class Colour(Enum):
+    """A choice."""
+
+    RED = "red"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (True, "yes"),
+        (False, "no"),
+        ((), ""),
+        (("a", 1), "a,1"),
+        (None, ""),
+        ("", ""),
+        ("text", "text"),
+        (0, "0"),
+        (10_000, "10000"),
+        (30.0, "30s"),
+        (0.25, "250ms"),
+        (3.2, "3.2s"),
+        (172_800.0, "2d"),
+        (Colour.RED, "red"),
+    ],
+)
+def test_value_is_shown_as_it_is_typed(value: object, text: str) -> None:
+    assert shown_value(attrs.fields(Settings).guests, value) == text
+
+
+def test_size_is_shown_with_the_largest_unit_that_divides_it() -> None:
+    shown = [shown_value(attrs.fields(Settings).max_payload, number) for number in (0, 1000, 4096, 16 << 20, 3 << 40)]
+    assert shown == ["0", "1000", "4KiB", "16MiB", "3TiB"]
+
+
+@pytest.mark.parametrize(
+    ("number", "words", "text"),
+    [
+        (0, ("segment",), "0 segments"),
+        (1, ("segment",), "1 segment"),
+        (4_898, ("record",), "4,898 records"),
+        (1, ("batch", "batches"), "1 batch"),
+        (2, ("batch", "batches"), "2 batches"),
+    ],
+)
+def test_counted_noun_agrees_with_its_number(number: int, words: tuple[str, ...], text: str) -> None:
+    assert counted(number, *words) == text
+
+
+@pytest.mark.parametrize(
+    ("word", "advice"),
+    [
+        ("keep_age", "; did you mean keep-age?"),
+        ("keepage", "; did you mean keep-age?"),
+        ("KEEP-AEG", "; did you mean keep-age?"),
+        ("max_conections", "; did you mean max-connections?"),
+        ("colour", ""),
+        ("", ""),
+    ],
+)
+def test_unknown_word_is_answered_with_the_nearest_right_one(word: str, advice: str) -> None:
+    assert suggestion(word, ["keep-bytes", "keep-age", "max-connections"]) == advice

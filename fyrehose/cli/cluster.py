@@ -18,9 +18,10 @@ import attrs
 import click
 from rich.table import Table
 
-from fyrehose.cli.listing import terminal
+from fyrehose.cli.tables import terminal
 from fyrehose.cli.values import DURATION, FORMAT
 from fyrehose.errors import ConfigError, FyrehoseError, MissingExtra
+from fyrehose.options import counted
 from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.replication.stream import stream_of
 
@@ -218,6 +219,7 @@ def _show(found: Survey) -> None:
         log = found.log
         entries = int(log["last"]) - int(log["first"]) + 1 if log["last"] else 0
         click.echo(
-            f"shared log: {log['stream']}, {entries:,} entries ({int(log['bytes']):,} bytes) on {log['replicas']} "
-            f"NATS servers, up to entry {log['last']:,}"
+            f"shared log: {log['stream']}, {counted(entries, 'entry', 'entries')} "
+            f"({counted(int(log['bytes']), 'byte')}) on "
+            f"{counted(int(log['replicas']), 'NATS server')}, up to entry {log['last']:,}"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections.abc import Callable
@@ -12,62 +11,16 @@ import click
 
 from fyrehose import __version__, plugins
 from fyrehose.cli.cluster import cluster
+from fyrehose.cli.cluster_reseed import reseed
 from fyrehose.cli.completion import completion
 from fyrehose.cli.journal import journal
-from fyrehose.cli.reseed import reseed
+from fyrehose.cli.program import Program
+from fyrehose.cli.stats import stats, top
 from fyrehose.cli.streams import streams
 from fyrehose.cli.subscriptions import subscriptions
-from fyrehose.cli.values import DURATION, Since
-from fyrehose.cli.watching import stats, top
-from fyrehose.errors import FyrehoseError
+from fyrehose.cli.values import DURATION, Since, WholeNumber
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class FyrehoseGroup(click.Group):
-    """Command group that reports a :class:`FyrehoseError` or an :class:`OSError` as one line and an exit status."""
-
-    def main(self, *args: Any, **extra: Any) -> Any:
-        """Run the command, and report an error of the system, such as a full disk, as one line."""
-        _occupy_standard_descriptors()
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):
-                # A stream's name may have characters that the terminal's encoding lacks.
-                stream.reconfigure(errors="backslashreplace")
-        try:
-            return super().main(*args, **extra)
-        except OSError as error:
-            _forget_output()
-            place = f"{error.filename}: " if error.filename else ""
-            click.echo(f"fyrehose: {place}{error.strerror or error}", err=True)
-            sys.exit(1)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except FyrehoseError as error:
-            click.echo(f"fyrehose: {error}", err=True)
-            ctx.exit(error.exit_status)
-
-
-def _occupy_standard_descriptors() -> None:
-    """Open /dev/null for each of the descriptors 0 to 2 that is closed, in the mode that makes its use fail.
-
-    Otherwise a socket would get that number, and output would be written to it.
-    """
-    for descriptor, mode in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, mode)
-
-
-def _forget_output() -> None:
-    """Discard output that could not be written, so that the interpreter does not try again when it exits."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 #: Help of the addresses of `publish` and `tail`.
@@ -89,7 +42,7 @@ class AddressType(click.ParamType):  # type: ignore[type-arg]  # generic since c
         return host.strip("[]") or "127.0.0.1", int(port) if colon else None
 
 
-class Places(AddressType):
+class Addresses(AddressType):
     """Option type of one or several servers' addresses, separated by commas."""
 
     name = "host:port[,...]"
@@ -97,7 +50,7 @@ class Places(AddressType):
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         if isinstance(value, tuple):
             return value
-        return tuple(super(Places, self).convert(part.strip(), param, ctx) for part in str(value).split(","))
+        return tuple(super(Addresses, self).convert(part.strip(), param, ctx) for part in str(value).split(","))
 
 
 def _protocol(command: F) -> F:
@@ -116,7 +69,7 @@ def _tls(command: F) -> F:
     return option(command)
 
 
-@click.group(cls=FyrehoseGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="fyrehose %(version)s")
 def main() -> None:
     """Publish to a Fyrehose server, read its streams, and inspect its journal.
@@ -136,31 +89,31 @@ def serve(arguments: tuple[str, ...]) -> None:
     \b
         fyrehose serve --data-dir data
     """
-    from fyrehose.cli import starting
+    from fyrehose.cli.serve import serve as run_server
 
-    starting.serve(arguments)
+    run_server(arguments)
 
 
 @main.command(short_help="Publish messages, or the lines of files.")
 @_protocol
-@click.option("--to", "places", type=Places(), default="127.0.0.1", help=f"{_ADDRESS}  [default: 127.0.0.1]")
+@click.option("--to", "addresses", type=Addresses(), default="127.0.0.1", help=f"{_ADDRESS}  [default: 127.0.0.1]")
 @_tls
 @click.option("--stream", metavar="NAME", help="Stream to publish to (not with backbone).")
 @click.option("--file", "files", multiple=True, metavar="PATH", help="Publish the lines of PATH; - is standard input.")
 @click.option("--whole", is_flag=True, help="Publish each file, or argument, as one message.")
 @click.option(
     "--window",
-    type=click.IntRange(1, 100_000),
+    type=WholeNumber(1, 100_000),
     default=1000,
     show_default=True,
     help="Most unacknowledged messages.",
 )
-@click.option("--transaction", type=click.IntRange(1), metavar="N", help="Commit every N messages together (relink).")
+@click.option("--transaction", type=WholeNumber(1), metavar="N", help="Commit every N messages together (relink).")
 @click.option("--timeout", type=DURATION, default="10s", show_default=True, help="How long to wait for the server.")
 @click.argument("messages", nargs=-1)
 def publish(
     protocol: str,
-    places: tuple[tuple[str, int | None], ...],
+    addresses: tuple[tuple[str, int | None], ...],
     tls: str | None,
     stream: str | None,
     files: tuple[str, ...],
@@ -179,7 +132,8 @@ def publish(
         journalctl -f | fyrehose publish --protocol backbone
         fyrehose publish --protocol relink --stream s --transaction 50 --file f
     """
-    from fyrehose.cli import publishing, running, sources
+    from fyrehose.cli import running, sources
+    from fyrehose.cli.publish import publish as publish_all
     from fyrehose.cli.servers import server
 
     if whole:
@@ -192,9 +146,9 @@ def publish(
         if not files and sys.stdin is not None and sys.stdin.isatty():
             click.echo("fyrehose: reading messages from standard input, one a line; Ctrl-D to finish", err=True)
         source = sources.lines_of(files or ("-",))
-    at = server(protocol, places[0], tls, places[1:])
+    at = server(protocol, addresses[0], tls, addresses[1:])
     status = running.run(
-        lambda reactor: publishing.publish(
+        lambda reactor: publish_all(
             reactor, at.publisher(reactor, stream, window, transaction), stream, source, timeout, at.contacts
         )
     )
@@ -203,19 +157,20 @@ def publish(
 
 @main.command(short_help="Follow a stream, or read it from its start.")
 @click.option("--protocol", metavar="NAME", help="[default: http where it listens, else figg]")
-@click.option("--from", "places", type=Places(), default="127.0.0.1", help=f"{_ADDRESS}  [default: 127.0.0.1]")
+@click.option("--from", "addresses", type=Addresses(), default="127.0.0.1", help=f"{_ADDRESS}  [default: 127.0.0.1]")
 @_tls
 @click.option("--stream", metavar="NAME", help="Stream to read (not with backbone), or pattern.")
 @click.option("--since", type=Since(), default="latest", show_default=True, help="First record.")
 @click.option("--subscription", metavar="NAME", help="Named subscription to continue.")
 @click.option("--takeover", is_flag=True, help="Displace another consumer of it.")
-@click.option("--count", type=click.IntRange(1), help="Stop after this many messages.")
+@click.option("--count", type=WholeNumber(1), help="Stop after this many messages.")
 @click.option("--idle", type=DURATION, help="Stop when no message arrives for this long.")
 @click.option("--format", "form", type=click.Choice(["text", "json", "raw"]), default="text", show_default=True)
 @click.option("--timeout", type=DURATION, default="10s", show_default=True, help="How long to wait for the server.")
+@click.argument("extra", nargs=-1, metavar="")
 def tail(
     protocol: str | None,
-    places: tuple[tuple[str, int | None], ...],
+    addresses: tuple[tuple[str, int | None], ...],
     tls: str | None,
     stream: str | None,
     since: int | None,
@@ -225,6 +180,7 @@ def tail(
     idle: float | None,
     form: str,
     timeout: float,
+    extra: tuple[str, ...],
 ) -> None:
     """Write the messages of a stream to standard output as they arrive.
 
@@ -235,15 +191,19 @@ def tail(
         fyrehose tail --stream 'logs.*'
         fyrehose tail --stream log --subscription billing
     """
-    from fyrehose.cli import formats, running, tailing
+    from fyrehose.cli import formats, running
     from fyrehose.cli.servers import protocol_to_tail, server
+    from fyrehose.cli.tail import NamedTail
+    from fyrehose.cli.tail import tail as follow
 
+    if extra:
+        raise click.UsageError(f"unexpected argument {extra[0]!r}; name the stream with --stream {extra[0]}")
     if takeover and subscription is None:
         raise click.UsageError("--takeover needs --subscription NAME")
-    named = None if subscription is None else tailing.NamedTail(subscription, takeover)
-    at = server(protocol or protocol_to_tail(places[0]), places[0], tls, places[1:])
+    named = None if subscription is None else NamedTail(subscription, takeover)
+    at = server(protocol or protocol_to_tail(addresses[0]), addresses[0], tls, addresses[1:])
     status = running.run(
-        lambda reactor: tailing.tail(
+        lambda reactor: follow(
             reactor,
             at.tailer(reactor, stream, subscription is not None),
             stream,
@@ -268,9 +228,9 @@ def show_protocols(names: tuple[str, ...]) -> None:
         fyrehose protocols
         fyrehose protocols figg
     """
-    from fyrehose.cli import listing
+    from fyrehose.cli.protocols import show
 
-    listing.show(list(names) or plugins.names(), details=bool(names))
+    show(list(names) or plugins.names(), details=bool(names))
 
 
 main.add_command(journal)

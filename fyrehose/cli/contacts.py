@@ -23,6 +23,7 @@ from zope.interface import directlyProvides, providedBy
 
 from fyrehose.errors import FyrehoseError
 from fyrehose.net.peers import host_of
+from fyrehose.options import counted
 
 log = Logger()
 
@@ -77,8 +78,7 @@ class Contacts:
         if self._failure:
             return f"the last attempt failed: {self._failure}; is the server running, and listening there?"
         if self._short:
-            closed = f"{self._short} connection{'s' * (self._short > 1)}"
-            return f"the server closed {closed} at once; check the port, and see its log"
+            return f"the server closed {counted(self._short, 'connection')} at once; check the port, and see its log"
         if self._unknown:
             return "the host name has no address"
         return "is the server running and reachable, and does its access policy allow this client?"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -9,12 +10,12 @@ from typing import Any
 
 import click
 
-from fyrehose.cli.backup import backup, restore
+from fyrehose.cli.journal_backup import backup, restore
 from fyrehose.cli.printable import WIDE, escaped, moment
 from fyrehose.cli.progress import progress_bar
-from fyrehose.cli.values import FORMAT
-from fyrehose.errors import ConfigError, JournalCorrupt
-from fyrehose.options import shown_size
+from fyrehose.cli.values import FORMAT, WholeNumber
+from fyrehose.errors import JournalCorrupt, NoSuchSubscription
+from fyrehose.options import counted, shown_size
 from fyrehose.records import LAST_SEQ
 
 #: Length to which `dump` cuts a payload in a line of text, in bytes.
@@ -60,19 +61,21 @@ def verify(directory: Path, everything: bool) -> None:
     for problem in report.problems[:LISTED]:
         click.echo(f"damaged: {problem}")
     click.echo(
-        f"{'DAMAGED' if report.problems else 'OK'}: {report.records:,} records of {report.streams:,} streams verified, "
-        f"in {report.batches:,} batches and {report.segments:,} segments, {report.size:,} bytes up to position "
-        f"{report.end}"
+        f"{'DAMAGED' if report.problems else 'OK'}: {counted(report.records, 'record')} of "
+        f"{counted(report.streams, 'stream')} verified, in {counted(report.batches, 'batch', 'batches')} and "
+        f"{counted(report.segments, 'segment')}, {counted(report.size, 'byte')} up to position {report.end}"
         f"{f' ({report.allocated >> 20} MiB preallocated)' if report.allocated >> 20 else ''}"
     )
     if report.problems:
-        raise JournalCorrupt(f"{directory} is damaged in {len(report.problems)} places; restore it from a backup")
+        raise JournalCorrupt(
+            f"{directory} is damaged in {counted(len(report.problems), 'place')}; restore it from a backup"
+        )
 
 
 @journal.command(short_help="Write the records to standard output.")
 @click.option("--stream", metavar="NAME", help="Show this stream only.")
-@click.option("--from", "first", type=click.IntRange(1, LAST_SEQ), default=1, help="First number of the stream.")
-@click.option("--limit", type=click.IntRange(0), help="Most records, runs or batches to show.")
+@click.option("--from", "first", type=WholeNumber(1, LAST_SEQ), default=1, help="First number of the stream.")
+@click.option("--limit", type=WholeNumber(0), help="Most records, runs or batches to show.")
 @FORMAT
 @click.option("--what", type=click.Choice(["records", "runs", "batches"]), default="records", show_default=True)
 @_EVERYTHING
@@ -100,12 +103,15 @@ def dump(
     else:
         found = dumping.runs(directory, stream, first, limit, everything)
         lines, limit = (_records(run, form) for run in found), None
-    out = sys.stdout.buffer
-    for count, line in enumerate(lines):
-        if limit is not None and count >= limit:
-            break
+    out, written = sys.stdout.buffer, False
+    for line in lines if limit is None else itertools.islice(lines, limit):
+        written = True
         out.write(line)
     out.flush()
+    if stream is not None and not written and limit != 0:
+        begin = f" from number {first} on" if first > 1 else ""
+        advice = f"`fyrehose journal stats {directory}` lists the streams"
+        click.echo(f"fyrehose: the journal has no records of stream {stream!r}{begin}; {advice}", err=True)
 
 
 @journal.command()
@@ -157,14 +163,14 @@ def export(
         fyrehose journal export data all.parquet
         fyrehose journal export data a.ndjson --stream 'log.*' --from 2026-01-31
     """
-    from fyrehose.cli import exporting
+    from fyrehose.cli import journal_export
 
-    chosen = exporting.format_of(file, form)
-    wanted = exporting.selected(streams, start, end)
+    chosen = journal_export.format_of(file, form)
+    wanted = journal_export.selected(streams, start, end)
     with progress_bar(f"exporting {directory}") as progress:
-        written = exporting.export(directory, file, chosen, wanted, skip_gaps, progress)
-    size = "" if written.size is None else f", {written.size} bytes"
-    click.echo(f"{written.records} records{size} in {file}", err=written.size is None)
+        written = journal_export.export(directory, file, chosen, wanted, skip_gaps, progress)
+    size = "" if written.size is None else f", {counted(written.size, 'byte')}"
+    click.echo(f"{counted(written.records, 'record')}{size} in {file}", err=written.size is None)
 
 
 @journal.command(short_help="Serve the journal to other machines over HTTP.")
@@ -189,7 +195,7 @@ def serve(directory: Path, place: str, token_file: str, hosts: str) -> None:
         fyrehose journal serve data --listen 10.0.0.5:8120 --token-file token
     """
     from fyrehose.cli import running
-    from fyrehose.cli.serving import serve as serving
+    from fyrehose.cli.journal_serve import serve as serving
 
     names = tuple(name.strip().lower() for name in hosts.split(",") if name.strip())
     sys.exit(running.run(lambda reactor: serving(reactor, directory, place, token_file, names)))
@@ -215,7 +221,7 @@ def subscriptions(directory: Path, delete: str | None, form: str) -> None:
 
     if delete is not None:
         if not forget(directory, delete):
-            raise ConfigError(
+            raise NoSuchSubscription(
                 f"no program that reads the files of {directory} has the subscription {delete!r}; delete one of a "
                 "stream with `fyrehose subscriptions delete`"
             )
@@ -310,7 +316,7 @@ def _show(found: Any) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from fyrehose.cli.listing import terminal
+    from fyrehose.cli.tables import terminal
 
     console = terminal()
     times = console.width >= WIDE
@@ -329,8 +335,9 @@ def _show(found: Any) -> None:
         console.print()
     state = "closed cleanly" if found.closed else "in use, or not closed cleanly"
     console.print(
-        f"{found.segments} segments, {shown_size(found.size)}, {found.batches} batches, {found.records} records, "
-        f"{len(found.streams)} streams; read up to position {found.end} ({state})",
+        f"{counted(found.segments, 'segment')}, {shown_size(found.size)}, "
+        f"{counted(found.batches, 'batch', 'batches')}, {counted(found.records, 'record')}, "
+        f"{counted(len(found.streams), 'stream')}; read up to position {found.end} ({state})",
         highlight=False,
         soft_wrap=True,
     )

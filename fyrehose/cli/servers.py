@@ -29,7 +29,7 @@ class ServerAddress:
 
     :ivar plugin: provides :class:`fyrehose.interfaces.IClientPlugin`
     :ivar others: hosts and ports of other servers of the same cluster
-    :ivar tls: PEM files, if the connection uses TLS: see :class:`fyrehose.cli.encrypting.Encrypted`
+    :ivar tls: PEM files, if the connection uses TLS: see :class:`fyrehose.cli.tls.TLSReactor`
     :ivar contacts: history of the connections to this server
     """
 
@@ -109,11 +109,11 @@ class ServerAddress:
         """Return a reactor that connects to *host* by TLS, if that was asked for."""
         if not self.tls:
             return reactor
-        from fyrehose.cli.encrypting import Encrypted
+        from fyrehose.cli.tls import TLSReactor
 
         if not hasattr(self.plugin.settings(), "tls_certificate"):
             raise ConfigError(f"protocol {self.protocol} has no TLS; leave --tls out")
-        return Encrypted(reactor, host, self.tls)
+        return TLSReactor(reactor, host, self.tls)
 
 
 def protocol_to_tail(place: tuple[str, int | None]) -> str:

@@ -9,12 +9,13 @@ from typing import Any
 
 import click
 
-from fyrehose.cli.asking import DEFAULT_URL, HTTP_URL, Asker
-from fyrehose.cli.listing import terminal
 from fyrehose.cli.printable import WIDE, escaped
-from fyrehose.cli.values import FORMAT, asks
-from fyrehose.cli.watching import streams_table, with_rates
+from fyrehose.cli.remote import DEFAULT_URL, HTTP_URL, RemoteServer
+from fyrehose.cli.stats import streams_table, with_rates
+from fyrehose.cli.tables import terminal
+from fyrehose.cli.values import FORMAT, WholeNumber, remote_options
 from fyrehose.errors import FyrehoseError
+from fyrehose.options import counted
 
 #: Most streams that the server lists in one response.
 PAGE = 1_000
@@ -43,9 +44,9 @@ def streams() -> None:
 
 
 @streams.command("list", short_help="List the streams, the busiest first.")
-@asks(DEFAULT_URL, "admin")
+@remote_options(DEFAULT_URL, "admin")
 @FORMAT
-@click.option("--limit", type=click.IntRange(1, 200_000), default=200, show_default=True, help="Most streams to list.")
+@click.option("--limit", type=WholeNumber(1, 200_000), default=200, show_default=True, help="Most streams to list.")
 @click.argument("match", default="")
 def list_streams(url: str, token_file: Path | None, ca: Path | None, form: str, limit: int, match: str) -> None:
     """List the streams of a running server whose name contains MATCH, the busiest first.
@@ -57,28 +58,34 @@ def list_streams(url: str, token_file: Path | None, ca: Path | None, form: str, 
         fyrehose streams orders
         fyrehose streams --format json | jq -r .name
     """
-    asker = Asker.of(url, token_file, ca)
-    status = with_rates(asker, match, min(limit, PAGE))
+    server = RemoteServer.of(url, token_file, ca)
+    status = with_rates(server, match, min(limit, PAGE))
     listed = status["streams"]["listed"]
     if status["streams"].get("hidden"):
+        hidden = counted(status["streams"]["total"], "stream")
         raise FyrehoseError(
-            f"the server's access policy hides the names of its {status['streams']['total']} streams from this client; "
+            f"the server's access policy hides the names of its {hidden} from this client; "
             'set admin.token-file on the server, or add a rule with network = "127.0.0.1" and subscribe = "*"'
         )
     if limit > PAGE and status["streams"]["matching"] > PAGE:
-        listed = _all_streams(asker, match)[:limit]
+        listed = _all_streams(server, match)[:limit]
     if form == "json":
         for stream in listed:
             click.echo(json.dumps(stream, ensure_ascii=False))
         return
+    if match and not listed:
+        click.echo(
+            f"fyrehose: no stream has a name that contains {match!r}; the match is of a part, without *", err=True
+        )
+        return
     _show(listed, status["streams"]["matching"])
 
 
-def _all_streams(asker: Asker, match: str) -> list[dict[str, Any]]:
+def _all_streams(server: RemoteServer, match: str) -> list[dict[str, Any]]:
     """Return every stream whose name contains *match*, the busiest first, then by name."""
     found: list[dict[str, Any]] = []
     for page in itertools.count():
-        listed = asker.streams(match, page, PAGE)["listed"]
+        listed = server.streams(match, page, PAGE)["listed"]
         found += listed
         if len(listed) < PAGE:
             break
@@ -89,11 +96,11 @@ def _show(listed: list[dict[str, Any]], matching: int) -> None:
     console = terminal()
     console.print(streams_table(listed, console.width >= WIDE))
     if matching > len(listed):
-        console.print(f"{len(listed)} of {matching} streams; raise --limit, or pass a part of the name")
+        console.print(f"{len(listed):,} of {counted(matching, 'stream')}; raise --limit, or pass a part of the name")
 
 
 @streams.command(short_help="Retire streams that are not needed any more.")
-@asks(HTTP_URL, "http")
+@remote_options(HTTP_URL, "http")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 def retire(url: str, token_file: Path | None, ca: Path | None, names: tuple[str, ...]) -> None:
     """Retire streams by name; stop at the first that the server refuses.
@@ -106,7 +113,7 @@ def retire(url: str, token_file: Path | None, ca: Path | None, names: tuple[str,
         fyrehose streams retire debug.old debug.older
         fyrehose streams retire --url https://logs:8117 --token-file t debug.old
     """
-    asker = Asker.of(url, token_file, ca, HTTP_URL)
+    server = RemoteServer.of(url, token_file, ca, HTTP_URL)
     for name in names:
-        asker.retire(name)
+        server.retire(name)
         click.echo(f"stream {escaped(name)} retired")

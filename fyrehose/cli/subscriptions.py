@@ -10,13 +10,14 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from fyrehose.cli.asking import HTTP_URL, Asker
-from fyrehose.cli.listing import terminal
 from fyrehose.cli.printable import escaped, moment
+from fyrehose.cli.remote import HTTP_URL, RemoteServer
 from fyrehose.cli.streams import ListByDefault
-from fyrehose.cli.values import FORMAT, Since, asks
+from fyrehose.cli.tables import terminal
+from fyrehose.cli.values import FORMAT, Since, remote_options
+from fyrehose.options import counted
 
-_of_a_server = asks(HTTP_URL, "http")
+_of_a_server = remote_options(HTTP_URL, "http")
 
 
 @click.group(cls=ListByDefault, short_help="Show or rewind positions of consumers that the server keeps.")
@@ -44,7 +45,7 @@ def list_subscriptions(url: str, token_file: Path | None, ca: Path | None, form:
         fyrehose subscriptions
         fyrehose subscriptions --format json | jq -r .name
     """
-    listed = Asker.of(url, token_file, ca, HTTP_URL).subscriptions()
+    listed = RemoteServer.of(url, token_file, ca, HTTP_URL).subscriptions()
     show(listed, form)
 
 
@@ -57,7 +58,9 @@ def show_one(url: str, token_file: Path | None, ca: Path | None, name: str) -> N
     \b
         fyrehose subscriptions show billing
     """
-    click.echo(json.dumps(Asker.of(url, token_file, ca, HTTP_URL).subscription(name), ensure_ascii=False, indent=2))
+    click.echo(
+        json.dumps(RemoteServer.of(url, token_file, ca, HTTP_URL).subscription(name), ensure_ascii=False, indent=2)
+    )
 
 
 @subscriptions.command()
@@ -77,10 +80,11 @@ def rewind(
     """
     if stream is not None and since is None:
         raise click.UsageError("--stream needs --since with a number, or start")
-    asker = Asker.of(url, token_file, ca, HTTP_URL)
-    shown = asker.rewind(name, "latest" if since is None else since, stream)
+    server = RemoteServer.of(url, token_file, ca, HTTP_URL)
+    shown = server.rewind(name, "latest" if since is None else since, stream)
     if shown.get("kind") == "pattern":
-        click.echo(f"subscription {escaped(name)} continues {shown['lag']:,} records behind in {_streams(shown)}")
+        behind, streams = counted(shown["lag"], "record"), counted(shown["streams"], "stream")
+        click.echo(f"subscription {escaped(name)} continues {behind} behind in {streams}")
     else:
         click.echo(f"subscription {escaped(name)} continues behind record {shown['position']}")
 
@@ -96,9 +100,9 @@ def delete(url: str, token_file: Path | None, ca: Path | None, names: tuple[str,
     \b
         fyrehose subscriptions delete billing
     """
-    asker = Asker.of(url, token_file, ca, HTTP_URL)
+    server = RemoteServer.of(url, token_file, ca, HTTP_URL)
     for name in names:
-        asker.delete_subscription(name)
+        server.delete_subscription(name)
         click.echo(f"subscription {escaped(name)} deleted")
 
 
@@ -140,14 +144,9 @@ def _row(each: dict[str, Any]) -> tuple[str, ...]:
     return (
         escaped(each["name"]),
         escaped(each["stream"]),
-        _streams(each) if each["kind"] == "pattern" else str(each["position"]),
+        counted(each["streams"], "stream") if each["kind"] == "pattern" else str(each["position"]),
         f"{each['lag']:,}",
         "-" if seconds is None or not each["lag"] else f"{seconds:,.0f} s",
         "connected" if each.get("consumer") else "",
         used,
     )
-
-
-def _streams(each: dict[str, Any]) -> str:
-    """Return how many streams match the pattern of a subscription, in words."""
-    return "1 stream" if each["streams"] == 1 else f"{each['streams']:,} streams"

@@ -31,11 +31,25 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r}: expected {expected}", param, ctx)
 
 
+class WholeNumber(click.IntRange):
+    """Option type of a whole number within bounds."""
+
+    name = "n"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return *value* as a number, or say which numbers are expected."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            bounds = f"from {self.min}" if self.max is None else f"from {self.min} to {self.max}"
+            self.fail(f"{value!r}: expected a whole number {bounds}", param, ctx)
+
+
 #: Option types of a duration, such as 30, 250ms, 5m or 12h, in seconds, and of a size, such as 64k or 1G, in bytes.
 DURATION, SIZE = Parsed("duration", duration), Parsed("size", size)
 
 
-def asks(url: str, listener: str) -> Callable[[F], F]:
+def remote_options(url: str, listener: str) -> Callable[[F], F]:
     """Add the options of a command that asks a running server.
 
     :param url: the default address
@@ -62,11 +76,11 @@ class Since(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int | None:
         """Return the number before the first record of *value*; None for ``latest``."""
-        if value == "latest":
-            return None
-        if value == "start":
-            return 0
         number = str(value)
+        if number.lower() == "latest":  # The help shows the words in capitals.
+            return None
+        if number.lower() == "start":
+            return 0
         if not (number.isascii() and number.isdecimal() and len(number) <= 15 and int(number) <= LAST_SEQ):
             self.fail(f"{value!r}: expected latest, start, or a record number up to {LAST_SEQ}", param, ctx)
         return max(int(number) - 1, 0)

@@ -37,7 +37,7 @@ import attrs
 
 from fyrehose.errors import ConfigError
 from fyrehose.identity import Action, Identity, network_of
-from fyrehose.options import Network, read_toml
+from fyrehose.options import Network, read_toml, suggestion
 from fyrehose.patterns import Pattern, compiled
 
 #: The pattern of all streams but the server's own; among keys, every key.
@@ -194,8 +194,9 @@ def parse(content: Mapping[str, Any]) -> Policy:
     :raises ValueError: a rule is invalid; the message names it and says what is expected
     """
     rules = content.get("allow")
-    if content.keys() - {"allow"}:
-        raise ValueError(f"unknown key {min(content.keys() - {'allow'})!r}; expected only [[allow]] tables")
+    if unknown := content.keys() - {"allow"}:
+        advice = suggestion(min(unknown), ["allow"])
+        raise ValueError(f"unknown key {min(unknown)!r}; expected only [[allow]] tables{advice}")
     if not isinstance(rules, list) or not rules or not all(isinstance(rule, dict) for rule in rules):
         raise ValueError("no [[allow]] table, so no peer would have access")
     if len(rules) > MAX_RULES:
@@ -214,7 +215,7 @@ def _rule(table: Mapping[str, Any]) -> Rule:
     if unknown := sorted(table.keys() - known):
         raise ValueError(
             f"has the unknown key {unknown[0]!r}; expected {', '.join(_CONDITIONS)}, publish, subscribe, consume or "
-            "administer"
+            f"administer{suggestion(unknown[0], known)}"
         )
     texts = {key: _texts(key, value) for key, value in table.items()}
     if not any(texts.get(key) for key in _CONDITIONS):

@@ -19,7 +19,7 @@ from typing import Any
 
 import attrs
 
-from fyrehose.options import LONGEST, duration, size
+from fyrehose.options import LONGEST, duration, size, suggestion
 from fyrehose.patterns import Pattern, compiled
 from fyrehose.records import MAX_PAYLOAD
 
@@ -97,7 +97,8 @@ def parse(tables: object) -> StreamRules:
 
 def _rule(table: Mapping[str, Any]) -> StreamRule:
     if unknown := sorted(table.keys() - set(_KNOWN)):
-        raise ValueError(f"has the unknown key {unknown[0]!r}; expected {', '.join(_KNOWN)}")
+        advice = suggestion(unknown[0], _KNOWN)
+        raise ValueError(f"has the unknown key {unknown[0]!r}; expected {', '.join(_KNOWN)}{advice}")
     if not table.keys() & set(_SETTINGS):
         raise ValueError(f"sets no limit; expected at least one of {', '.join(_SETTINGS)}")
     new_streams = table.get("new-streams")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import pwd
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fyrehose.errors import JournalError, JournalLocked
+from fyrehose.errors import JournalError, JournalLocked, JournalUnusable
 from fyrehose.records import Buffer
 
 #: How many bytes are copied at once.
@@ -125,16 +126,15 @@ def lock(directory: Path) -> int:
 
     :return: a descriptor; the lock lasts until it is closed
     :raises JournalLocked: another process has locked it
-    :raises JournalError: the directory cannot be created or written
+    :raises JournalUnusable: the directory cannot be created, or not written by this user
+    :raises JournalError: the file system failed
     :raises OSError: the pid cannot be written into the lock file
     """
     try:
         _make(directory)
         fd = os.open(directory / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     except OSError as error:
-        raise JournalError(
-            f"cannot use the journal's directory {directory}: {error.strerror}; check its owner and its file system"
-        ) from error
+        raise _unusable(directory, error) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -151,6 +151,27 @@ def lock(directory: Path) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def _unusable(directory: Path, error: OSError) -> JournalError:
+    """Return an error that says why *directory* cannot be used, and what to do."""
+    found = next(path for path in (directory, *directory.parents) if path.exists())
+    what = f"cannot use the journal's directory {directory}"
+    if not found.is_dir():
+        return JournalUnusable(f"{what}: {found} is a file, not a directory; choose another directory")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        try:
+            user = pwd.getpwuid(os.geteuid()).pw_name
+        except KeyError:  # Containers run as users without a name.
+            user = str(os.geteuid())
+        return JournalUnusable(
+            f"{what}: the user {user} may not write there; change the owner of {found}, or choose another directory"
+        )
+    if error.errno == errno.EROFS:
+        return JournalUnusable(
+            f"{what}: {found} is on a read-only file system; mount it for writing, or choose another directory"
+        )
+    return JournalError(f"{what}: {error.strerror}; check the file system of {found}")
 
 
 def _make(directory: Path) -> None:

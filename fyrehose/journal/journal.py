@@ -145,8 +145,9 @@ class FileJournal:
             full = isinstance(error, NoRoom) or error.errno in NO_ROOM
             kind = JournalFull if full else JournalError
             hint = "free some space" if full else "check the disk, and the owner of the files"
+            why = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise kind(
-                f"the journal {self.directory} cannot be opened: {error}; {hint}, or use another --data-dir"
+                f"the journal {self.directory} cannot be opened: {why}; {hint}, or use another --data-dir"
             ) from error
         except SyncFailed as error:
             raise JournalFailed(f"the journal {self.directory} cannot be opened, its disk failed: {error}") from error

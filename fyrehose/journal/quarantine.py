@@ -28,6 +28,7 @@ from fyrehose.journal.recovery import (
     sync_mended,
 )
 from fyrehose.journal.streams import Streams, streams_at_start
+from fyrehose.options import counted
 from fyrehose.records import Buffer
 
 #: Minimum size of a record, in bytes: its length field.
@@ -149,8 +150,9 @@ class _Survey:
             if path.exists():
                 files.rename(path, _free_name(path.with_name(f"quarantine-{position:016x}.streams.bytes")))
             files.store(path, snapshots.pieces(streams, position, self.identity))
+            known = counted(len(self.ends), "stream")
             self.notes.append(
-                f"{corrupt}: it was set aside, and replaced by a snapshot of the {len(self.ends)} streams in segments; "
+                f"{corrupt}: it was set aside, and replaced by a snapshot of the {known} in segments; "
                 f"the numbers of any other stream continue above {highest}, and retired streams may be listed again"
             )
             return streams
@@ -211,7 +213,7 @@ def set_aside(directory: Path, files: Files) -> list[str]:
     notes = front + survey.notes
     if survey.skip:
         _skip(found[-1], survey, files)
-        notes.append(f"the end of the log is damaged: all streams skip {survey.skip} numbers")
+        notes.append(f"the end of the log is damaged: all streams skip {counted(survey.skip, 'number')}")
     notes += [_replace(damage, survey, files) for damage in survey.ranges]
     sync_mended(directory, files)  # also what an earlier quarantine has changed, if that was killed
     return notes

@@ -48,6 +48,7 @@ from fyrehose.journal.scan import (
 )
 from fyrehose.journal.snapshots import load, needed_by
 from fyrehose.journal.streams import Streams, streams_at_start
+from fyrehose.options import counted
 from fyrehose.records import Buffer
 
 _MAGIC = re.compile(re.escape(fmt.BATCH_MAGIC))
@@ -112,7 +113,8 @@ class Recovered:
         """Describe the recovered journal in lines for the log: its streams, its end, and what was repaired."""
         records = sum(self.streams.ends.values())
         how = "closed in order" if self.closed else "not closed in order"
-        first = f"{len(self.streams.ends)} streams, {records} numbers given out, log ends at {self.position} ({how})"
+        streams, numbers = counted(len(self.streams.ends), "stream"), counted(records, "number")
+        first = f"{streams}, {numbers} given out, log ends at {self.position} ({how})"
         return ["new" if self.index is None else first, *self.notes]
 
 

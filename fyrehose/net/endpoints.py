@@ -38,7 +38,10 @@ class TCPService(Service):
                 raise ConfigError(
                     f"invalid --listen {protocol}={endpoint}: systemd has passed no such socket"
                 ) from error
-            raise ConfigError(f"invalid --listen {protocol}={endpoint}: not a Twisted endpoint ({error})") from error
+            raise ConfigError(
+                f"invalid --listen {protocol}={endpoint}: not a Twisted endpoint ({error}); expected for "
+                f"example {protocol}=tcp:8119:interface=127.0.0.1"
+            ) from error
 
     def startService(self) -> Deferred[IListeningPort]:
         """Listen on the endpoint.

@@ -77,11 +77,17 @@ class TLSSettings(TCPSettings):
 
         :raises ConfigError: a file cannot be read or used
         """
-        for path in (self.tls_certificate, self.tls_key, self.tls_key_passphrase, self.tls_authorities):
+        for name, path in (
+            ("tls-certificate", self.tls_certificate),
+            ("tls-key", self.tls_key),
+            ("tls-key-passphrase", self.tls_key_passphrase),
+            ("tls-authorities", self.tls_authorities),
+        ):
             try:
                 Path(path or self.tls_certificate).read_bytes()
             except OSError as error:
-                raise ConfigError(f"invalid TLS options of {protocol}: {error}") from error
+                reason = f"cannot read {protocol}.{name} {path}: {error.strerror}"
+                raise ConfigError(f"invalid TLS options of {protocol}: {reason}") from error
         try:
             return self._make_context()
         except (SSL.Error, ValueError) as error:

@@ -49,7 +49,7 @@ from fyrehose.core.streams import UNLIMITED, StreamRules
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IProtocolPlugin
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.options import build, count, duration, option, read_toml, size, within
+from fyrehose.options import build, count, duration, option, read_toml, size, suggestion, within
 from fyrehose.replication import settings as replication
 from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.server.logs import FORMATS
@@ -57,6 +57,7 @@ from fyrehose.server.logs import FORMATS
 #: The keys of a configuration file besides its tables.
 _TEXTS = ("data-dir", "policy", "log-format")
 _TEXTS_AND = ", ".join(_TEXTS)
+_KEYS = (*_TEXTS, "listen", "option", "replication", "stream")
 #: The scopes of ``--option`` besides protocols.
 SCOPES = ("journal", "server")
 
@@ -215,11 +216,11 @@ def read_file(path: Path) -> FromFile:
     :raises ConfigError: the file cannot be read, or is invalid
     """
     content = read_toml("--config", path)
-    unknown = sorted(content.keys() - {*_TEXTS, "listen", "option", "replication", "stream"})
+    unknown = sorted(content.keys() - set(_KEYS))
     if unknown:
         raise ConfigError(
             f"invalid --config {path}: unknown key {unknown[0]!r}; expected {_TEXTS_AND}, [listen], [option.PROTOCOL], "
-            "[replication] or [[stream]]"
+            f"[replication] or [[stream]]{suggestion(unknown[0], _KEYS)}"
         )
     texts, listen, options = (
         [content.get(name) for name in _TEXTS],
@@ -276,6 +277,7 @@ def resolve(
     names = {name for name, _ in wanted}
     for scope in options:
         if scope not in SCOPES:
+            _check_scope(scope)
             _settings(scope, options)
         if "/" in scope and scope not in names:  # such options would be ignored silently
             raise ConfigError(f"options of {scope!r} without a listener; add --listen {scope}=ENDPOINT")
@@ -286,7 +288,8 @@ def resolve(
         )
     listeners = [_listener(name, endpoint, options) for name, endpoint in wanted]
     if log_format not in FORMATS:
-        raise ConfigError(f"invalid --log-format {log_format!r}: expected {' or '.join(FORMATS)}")
+        wanted_formats = f"expected {' or '.join(FORMATS)}{suggestion(log_format, FORMATS)}"
+        raise ConfigError(f"invalid --log-format {log_format!r}: {wanted_formats}")
     if not wanted:
         listeners = [_listener(name, plugins.load(name).default_endpoint, options) for name in plugins.names()]
     return Config(
@@ -306,6 +309,15 @@ def resolve(
 def _listener(name: str, endpoint: str, options: Options) -> ListenerConfig:
     plugin, settings = _settings(name, options)
     return ListenerConfig(name=name, plugin=plugin, endpoint=endpoint, settings=settings)
+
+
+def _check_scope(scope: str) -> None:
+    known = [*SCOPES, *plugins.names()]
+    base = scope.partition("/")[0]
+    if base not in known:
+        raise ConfigError(
+            f"unknown scope {base!r} of options; expected one of {', '.join(known)}{suggestion(base, known)}"
+        )
 
 
 def _settings(name: str, options: Options) -> tuple[IProtocolPlugin, Any]:

@@ -31,7 +31,7 @@ from fyrehose.core.policy import LOOPBACK, Policy
 from fyrehose.core.quotas import PeerLimits
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.core.streams import UNLIMITED, StreamRules
-from fyrehose.errors import Closed, ConfigError, JournalFailed
+from fyrehose.errors import Closed, ConfigError, FyrehoseError, JournalFailed
 from fyrehose.interfaces import IJournal, ISequencer, JournalState
 
 log = Logger()
@@ -196,8 +196,10 @@ class Fyrehose(MultiService):
     async def _start_child(self, service: Any) -> None:
         try:
             listening = await maybeDeferred(service.startService)
-        except (CannotListenError, OSError, OverflowError) as error:  # OverflowError: an invalid port number
-            raise ConfigError(f"{_name(service)} cannot listen: {_reason(error)}") from error
+        except (CannotListenError, OSError) as error:
+            raise FyrehoseError(f"{_name(service)} cannot listen: {_reason(error)}") from error
+        except OverflowError as error:
+            raise ConfigError(f"{_name(service)} cannot listen: expected a port from 0 to 65535") from error
         self._started.append(service)
         log.info("{name} {state}", name=_name(service), state=_state(listening))
 
@@ -258,9 +260,7 @@ def _state(listening: Any) -> str:
     return f"listens on [{host}]:{port}" if ":" in host else f"listens on {host}:{port}"
 
 
-def _reason(error: CannotListenError | OSError | OverflowError) -> str:
-    if isinstance(error, OverflowError):
-        return str(error)
+def _reason(error: CannotListenError | OSError) -> str:
     if isinstance(error, OSError):
         return error.strerror or str(error)
     reason = getattr(error.socketError, "strerror", None) or error.socketError

@@ -6,6 +6,7 @@ Besides the command line, only this module imports the reactor.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import textwrap
@@ -34,6 +35,7 @@ from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.pace import Far
 from fyrehose.net import connections
 from fyrehose.observe.listeners import Listener, encryption
+from fyrehose.options import counted, suggestion
 from fyrehose.replication.jetstream import JetStreamLog
 from fyrehose.replication.replicated import ReplicatedJournal
 from fyrehose.server import logs, process
@@ -61,6 +63,8 @@ LOG_SIZE = 10 << 20
 LOG_FILES = 9
 #: How long a server under systemd or in Kubernetes drains by default, in seconds.
 DRAIN = 10.0
+#: What getopt says of an option that does not exist.
+_UNKNOWN = re.compile(r"option --(\S+) not recognized")
 #: The guarantee of each durability mode, for the log.
 _GUARANTEES = {
     "batch": "acknowledged messages are on disk",
@@ -126,7 +130,8 @@ class Options(usage.Options):
 
     def parseArgs(self, *args: str) -> None:
         if args:
-            raise usage.UsageError(f"unexpected argument {args[0]!r}; use --listen PROTOCOL=ENDPOINT")
+            option = "--listen PROTOCOL=ENDPOINT" if "=" in args[0] else "--data-dir DIR"
+            raise usage.UsageError(f"unexpected argument {args[0]!r}; every value follows an option, such as {option}")
 
     def opt_version(self) -> NoReturn:
         """Print the version and exit."""
@@ -179,10 +184,20 @@ class Options(usage.Options):
         try:
             usage.Options.parseOptions(self, options)
         except usage.UsageError as error:
+            text = str(error)
+            if unknown := _UNKNOWN.fullmatch(text):
+                long = [f"--{name.rstrip('=')}" for name in self.longOpt]
+                text = f"unknown option --{unknown[1]}{suggestion(unknown[1], long)}"
             if self.parent is None:
-                raise
+                raise usage.UsageError(text) from error
             # twistd would print its whole help before the error, and none of it on standard error.
-            sys.exit(f"{self.command}: {error}")
+            _exit(self.command, ConfigError(text))
+
+
+def _exit(command: str, error: FyrehoseError) -> NoReturn:
+    """Report *error* as one line, and end the process with its status."""
+    print(f"{command}: {error}", file=sys.stderr)
+    sys.exit(error.exit_status)
 
 
 def _usage(function: Any, *args: Any) -> Any:
@@ -199,7 +214,7 @@ def _log_observer(command: str, form: str, twistd: Any) -> FileLogObserver:
     name = twistd.get("logfile")
     if name == "-" or (twistd.get("nodaemon") and not name):
         if not twistd.get("nodaemon"):
-            sys.exit(f"{command}: a daemon cannot log to standard output; use --logfile FILE, or -n")
+            _exit(command, ConfigError("a daemon cannot log to standard output; use --logfile FILE, or -n"))
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the default handler would end the process
         return logs.observer(form, sys.stdout)
     file = LogFile.fromFullPath(name or "twistd.log", rotateLength=LOG_SIZE, maxRotatedFiles=LOG_FILES)
@@ -216,7 +231,7 @@ def makeService(options: Options) -> ServerProcess:
     try:
         return ServerProcess(reactor, options.resolved, options.log_observer, options.command)
     except FyrehoseError as error:
-        sys.exit(f"{options.command}: {error}")
+        _exit(options.command, error)
 
 
 class ServerProcess(Service):
@@ -331,7 +346,7 @@ class ServerProcess(Service):
     def _reload_policy(self) -> None:
         assert self.config.policy_file is not None
         ended = self.fyrehose.broker.guard.change(policy.load(self.config.policy_file))
-        log.info("policy {file}: {ended} subscriptions ended", file=self.config.policy_file, ended=ended)
+        log.info("policy {file}: {ended} ended", file=self.config.policy_file, ended=counted(ended, "subscription"))
 
     def _run(self) -> None:
         process.dump_stacks_on_abort()
@@ -350,8 +365,8 @@ class ServerProcess(Service):
         )
         durability = self.config.journal.durability
         if self.config.policy_file is not None:
-            rules = len(self.config.policy.rules)
-            log.info("policy {file}: {rules} rules", file=self.config.policy_file, rules=rules)
+            rules = counted(len(self.config.policy.rules), "rule")
+            log.info("policy {file}: {rules}", file=self.config.policy_file, rules=rules)
         log.info("durability {mode}: {guarantee}", mode=durability, guarantee=_GUARANTEES[durability.mode])
         self.fyrehose.startService().addCallbacks(self._started, self._failed)
 
@@ -441,8 +456,7 @@ class ServerProcess(Service):
             return "clients with the token" if getattr(listener.settings, "token_file", "") else "this machine"
         if self.config.policy_file is None:
             return "this machine"
-        rules = len(self.fyrehose.broker.guard.policy.rules)
-        return f"by policy ({rules} rule{'s' * (rules != 1)})"
+        return f"by policy ({counted(len(self.fyrehose.broker.guard.policy.rules), 'rule')})"
 
     def _within_descriptors(self, listeners: tuple[ListenerConfig, ...]) -> list[ListenerConfig]:
         """Return the listeners, with max_connections reduced to the available file descriptors."""

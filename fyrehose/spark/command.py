@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fyrehose import __version__
+from fyrehose.cli.program import Program
 from fyrehose.cli.progress import bar
 from fyrehose.cli.values import DURATION, SIZE
+from fyrehose.errors import FyrehoseError
 from fyrehose.journal.offline.places import TOKEN_FILE
-from fyrehose.options import shown_size
+from fyrehose.options import counted, shown_size
 from fyrehose.spark import showing
 
 if TYPE_CHECKING:
@@ -32,23 +34,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 FOUND = 3
 
 
-class SparkGroup(click.Group):
-    """Command group that reports a Fyrehose error, also one of a Spark task, as one line and an exit status."""
+class SparkProgram(Program):
+    """The outermost group of commands, which also reports an error of a Spark task as one line and an exit status."""
+
+    program = "fyrehose-spark"
+
+    def explained(self, error: Exception) -> FyrehoseError | None:
+        """Return *error* as one for the user; None: its traceback is shown, because it is a bug."""
+        return showing.in_a_line(error)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command, and report an error that the user can act on as one line."""
-        # PySpark logs the same error again, as one very long line.
+        """Run the command; PySpark logs each error again, as one very long line, which is left out."""
         logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
-        try:
-            return super().invoke(ctx)
-        except (click.exceptions.Exit, click.ClickException, click.Abort):
-            raise
-        except Exception as error:
-            ours = showing.in_a_line(error)
-            if ours is None:
-                raise
-            click.echo(f"fyrehose-spark: {ours}", err=True)
-            ctx.exit(ours.exit_status)
+        return super().invoke(ctx)
 
 
 def _name_token(ctx: click.Context, param: click.Parameter, file: str | None) -> None:
@@ -116,7 +114,7 @@ def _table(
     return found if where is None else found.where(where)
 
 
-@click.group(cls=SparkGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=SparkProgram, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="fyrehose %(version)s")
 def main() -> None:
     """Archive a journal, and query its durable records with Spark.
@@ -408,7 +406,7 @@ def verify(journal: str, lake: str, master: str | None, memory: str) -> None:
         found = run(spark, journal, lake)
     rows = [(one.stream, one.first, one.last, one.in_lake, one.in_journal) for one in found.differences]
     showing.table(
-        f"{found.checked:,} records are the same, {found.unchecked:,} are only in the lake",
+        f"{counted(found.checked, 'record')} compared and the same, {found.unchecked:,} only in the lake",
         ("stream", "from", "to", "in the lake", "in the journal"),
         rows,
     )

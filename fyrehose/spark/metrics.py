@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, start_http_server, write_to_tex
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fyrehose.errors import ConfigError
+from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.spark.publisher import parse_place
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ class Metrics(Collector):
     def start(self) -> None:
         """Check the place of the metrics, and listen if that is an address.
 
-        :raises ConfigError: it is neither a file nor an address, or the address is in use
+        :raises ConfigError: it is neither a file nor an address
+        :raises FyrehoseError: the address is in use
         """
         self._registry.register(self)
         if self.where.endswith(SUFFIX):
@@ -58,7 +59,7 @@ class Metrics(Collector):
         try:
             self._server = start_http_server(port, host, self._registry)
         except OSError as error:
-            raise ConfigError(f"cannot listen on {self.where} for --metrics: {error.strerror}") from error
+            raise FyrehoseError(f"cannot listen on {self.where} for --metrics: {error.strerror}") from error
 
     def stop(self) -> None:
         """Stop listening."""

@@ -9,14 +9,14 @@ from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.progress import DownloadColumn, MofNCompleteColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from fyrehose import errors
 from fyrehose.cli.progress import bar
-from fyrehose.errors import FyrehoseError, MissingExtra
+from fyrehose.cli.tables import Console
+from fyrehose.errors import ConfigError, FyrehoseError, MissingExtra
 from fyrehose.extras import SPARK
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def in_a_line(error: Exception) -> FyrehoseError | None:
         return MissingExtra(f"{error.name} is not installed: {SPARK.command}")
     ours = own_error(error)
     if ours is None and type(error).__name__ in _MISTAKES:
-        return FyrehoseError(str(error).strip().splitlines()[0])
+        return ConfigError(str(error).strip().splitlines()[0])
     return ours
 
 

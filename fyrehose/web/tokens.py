@@ -9,6 +9,7 @@ from binascii import Error as Base64Error
 from pathlib import Path
 
 from fyrehose.errors import ConfigError
+from fyrehose.options import why_unreadable
 
 #: The shortest token accepted, in characters; shorter ones are too easy to guess.
 SHORTEST_TOKEN = 16
@@ -25,7 +26,7 @@ def read_token(path: str, option: str) -> str | None:
     try:
         token = Path(path).read_text(encoding="utf-8").partition("\n")[0].strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{option} cannot be read: {error}") from error
+        raise ConfigError(f"cannot read {option} {path}: {why_unreadable(error)}") from error
     if len(token) < SHORTEST_TOKEN:
         raise ConfigError(
             f"the token in {path} has {len(token)} characters, expected at least {SHORTEST_TOKEN}; "

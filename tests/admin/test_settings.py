@@ -49,5 +49,5 @@ def test_unusable_token_is_refused(tmp_path: Path, content: bytes) -> None:
 
 
 def test_missing_token_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match=r"cannot read admin.token-file"):
         read_token(str(tmp_path / "none"))

@@ -28,8 +28,8 @@ FYREHOSE = Path(sys.executable).with_name("fyrehose")
 #: What is behind descriptors 0 and 1 when a command begins.
 DESCRIPTORS = """
 import os, sys
-from fyrehose.cli import command
-command._occupy_standard_descriptors()
+from fyrehose.cli import program
+program._occupy_standard_descriptors()
 print([os.readlink(f"/proc/self/fd/{n}") for n in (0, 1)], file=sys.stderr)
 """
 
@@ -124,7 +124,7 @@ def test_unknown_word_of_since_is_refused() -> None:
 def test_configuration_error_is_one_line(words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "run", lambda command: command(None).send(None))
     result = run(*words)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.output.startswith(said)
     assert result.output.count("\n") == 1
 

@@ -12,11 +12,10 @@ from click.testing import CliRunner
 from twisted.internet.testing import MemoryReactorClock
 from twisted.python.failure import Failure
 
-from fyrehose.cli import encrypting
-from fyrehose.cli.command import Places, main
+from fyrehose.cli.command import Addresses, main
 from fyrehose.cli.contacts import TIMES
-from fyrehose.cli.encrypting import Encrypted
 from fyrehose.cli.servers import ROUNDS, ServerAddress, protocol_to_tail, server
+from fyrehose.cli.tls import TLSReactor
 from fyrehose.errors import Closed, ConfigError
 from fyrehose.testing.certificates import Authority
 
@@ -126,7 +125,7 @@ def test_a_client_with_several_addresses_goes_to_the_next_one(protocol: str) -> 
 
 
 def test_addresses_are_separated_by_commas() -> None:
-    found = Places().convert("10.0.0.1, 10.0.0.2:9,[::1]:7", None, None)
+    found = Addresses().convert("10.0.0.1, 10.0.0.2:9,[::1]:7", None, None)
     assert found == (("10.0.0.1", None), ("10.0.0.2", 9), ("::1", 7))
     assert "expected HOST:PORT" in CliRunner().invoke(main, ["publish", "--to", "a:1,b:x", "x"]).output
 
@@ -150,12 +149,12 @@ def test_the_certificate_of_each_server_is_checked_for_its_own_name(
 ) -> None:
     checked: list[str] = []
 
-    class Watched(Encrypted):
+    class Watched(TLSReactor):
         def __init__(self, reactor: Any, host: str, paths: tuple[str, ...]) -> None:
             checked.append(host)
             super().__init__(reactor, host, paths)
 
-    monkeypatch.setattr(encrypting, "Encrypted", Watched)
+    monkeypatch.setattr("fyrehose.cli.tls.TLSReactor", Watched)
     at = server("figg", ("one.test", 1), Authority(tmp_path).certificate, [("two.test", 2)])
     at.publisher(MemoryReactorClock(), "s", 1)
     assert sorted(checked) == ["one.test", "two.test"]

@@ -14,8 +14,8 @@ import attrs
 import pytest
 from click.testing import CliRunner, Result
 
-from fyrehose.cli.asking import Asker
 from fyrehose.cli.command import main
+from fyrehose.cli.remote import RemoteServer
 
 
 def run(*words: str) -> Result:
@@ -98,7 +98,7 @@ def test_unreachable_server_and_invalid_url_are_reported(monkeypatch: pytest.Mon
     assert "fyrehose[admin]" not in result.stderr
     wrong = run("retire", "--url", "x", "a")
     assert (wrong.exit_code, wrong.stderr) == (
-        1,
+        2,
         "fyrehose: invalid --url 'x': expected a URL with a host and a port, such as http://127.0.0.1:8117\n",
     )
 
@@ -112,11 +112,11 @@ def test_retire_requires_a_name(server: Server) -> None:
 def test_list_is_the_default_command(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
     asked = []
 
-    def status(asker: Asker, match: str, limit: int) -> dict[str, Any]:
+    def status(asker: RemoteServer, match: str, limit: int) -> dict[str, Any]:
         asked.append(match)
         return {"streams": {"total": 0, "matching": 0, "listed": []}}
 
-    monkeypatch.setattr(Asker, "status", status)
+    monkeypatch.setattr(RemoteServer, "status", status)
     assert run(*words).exit_code == 0
     assert asked == ["part" if "part" in words else ""]
 
@@ -124,7 +124,7 @@ def test_list_is_the_default_command(monkeypatch: pytest.MonkeyPatch, words: lis
 def test_list_finds_names_that_contain_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     listed: dict[str, Any] = {"streams": {"total": 0, "matching": 0, "listed": []}}
-    monkeypatch.setattr(Asker, "status", lambda asker, match, limit: asked.append(match) or listed)
+    monkeypatch.setattr(RemoteServer, "status", lambda asker, match, limit: asked.append(match) or listed)
     assert run("list", "retire").exit_code == 0
     assert asked == ["retire"]
     assert "retire" in run("--help").output

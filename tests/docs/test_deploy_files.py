@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from packaging.requirements import Requirement
 
-from fyrehose.cli.backup import backup
+from fyrehose.cli.journal_backup import backup
 from fyrehose.errors import JournalCorrupt
 from fyrehose.server.tap import DRAIN
 from fyrehose.spark.command import archive, optimize
@@ -37,7 +37,7 @@ def test_the_unit_notifies_systemd_and_is_hardened() -> None:
     assert (service["Type"], service["ExecReload"]) == ("notify", "/bin/kill -HUP $MAINPID")
     assert service["ExecStart"].split()[:2] == ["/opt/fyrehose/bin/fyrehose", "serve"]
     assert float(service["TimeoutStopSec"]) >= 3 * DRAIN, "a stop begins with draining, and then waits for the disk"
-    assert set(service["RestartPreventExitStatus"].split()) == {"1", "3"}
+    assert set(service["RestartPreventExitStatus"].split()) == {"1", "2", "3"}
     assert float(service["WatchdogSec"]) > 0
     assert {service[name] for name in ("DynamicUser", "NoNewPrivileges", "PrivateTmp", "ProtectHome")} == {"yes"}
     assert service["ProtectSystem"] == "strict"

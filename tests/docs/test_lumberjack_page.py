@@ -8,6 +8,7 @@ from pathlib import Path
 import attrs
 import pytest
 
+from fyrehose.options import typed
 from fyrehose.protocols.lumberjack.server import LumberjackSettings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocols" / "lumberjack.md").read_text()
@@ -15,8 +16,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "protocols" / "lumberjack.md").read
 
 def test_every_option_is_in_the_table() -> None:
     rows = [line for line in PAGE.splitlines() if line.startswith("| `")]
-    named = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
-    assert {field.name for field in attrs.fields(LumberjackSettings)} <= named
+    named = {name for row in rows for name in re.findall(r"`([\w-]+)`", row.split("|")[1])}
+    assert {typed(field.name) for field in attrs.fields(LumberjackSettings)} <= named
 
 
 def test_the_codec_example_on_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -479,7 +479,7 @@ def test_log_says_whether_the_journal_is_new_and_was_closed_in_order(open_journa
     bench.close()
     bench = open_journal()
     end = bench.journal.report.position
-    assert bench.journal.report.lines() == [f"1 streams, 2 numbers given out, log ends at {end} (closed in order)"]
+    assert bench.journal.report.lines() == [f"1 stream, 2 numbers given out, log ends at {end} (closed in order)"]
     bench.append(b"z")
     bench.crash()
     assert "(not closed in order)" in open_journal().journal.report.lines()[0]

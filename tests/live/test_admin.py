@@ -75,6 +75,6 @@ def test_tls_and_a_token(start: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("endpoint", ["tcp:0", "tcp:0:interface=0.0.0.0"])
 def test_public_admin_listener_requires_tls_and_a_token(start: Any, endpoint: str) -> None:
     server = start("--listen", f"admin={endpoint}", ready=False)
-    assert server.ended() == 1
+    assert server.ended() == 2
     needed = "pass TLS (admin.tls-certificate) and a token (admin.token-file), or add interface=127.0.0.1"
     assert needed in server.errors

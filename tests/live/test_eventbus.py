@@ -583,7 +583,7 @@ class TestKeys:
 
 def test_a_public_listener_without_a_policy_is_refused(start: Any) -> None:
     server = start("--listen", "eventbus=tcp:0", ready=False)
-    assert server.ended() == 1
+    assert server.ended() == 2
     assert "refusing to listen on a public address" in server.errors
     assert len(server.errors.splitlines()) == 1
 

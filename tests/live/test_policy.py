@@ -278,7 +278,7 @@ def test_a_command_reports_a_server_certificate_that_it_cannot_verify(
 
 def test_an_open_listener_without_a_policy_is_not_opened(start: Any) -> None:
     server = start("--listen", "figg=tcp:0", ready=False)
-    assert server.ended() == 1
+    assert server.ended() == 2
     assert server.errors.startswith("twistd fyrehose: --listen figg=tcp:0: refusing to listen on a public address")
     assert "--policy FILE" in server.errors
 

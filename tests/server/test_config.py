@@ -231,7 +231,7 @@ def test_the_policy_is_read_and_its_path_is_kept(tmp_path: Path, monkeypatch: py
     ("listen", "options", "said"),
     [
         ([("fig", "tcp:1")], {}, "unknown protocol 'fig'; expected one of "),
-        ([], {"fig": {"x": "1"}}, "unknown protocol 'fig'; expected one of "),
+        ([], {"fig": {"x": "1"}}, "unknown scope 'fig' of options; expected one of "),
         ([], {"backbone": {"x": "1"}}, "unknown option 'x' of backbone; available options: stream, "),
         ([("backbone", "udp:1")], {"backbone/office": {"x": "1"}}, "unknown option 'x' of backbone/office"),
         ([], {"backbone": {"push-rate": "fast"}}, "invalid value 'fast' for option backbone.push-rate: expected"),

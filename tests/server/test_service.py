@@ -140,7 +140,7 @@ def test_a_child_that_does_not_start_stops_those_before_it(server: Server) -> No
     a.stopping.callback(None)
     assert not failures
     server.journal.closing.callback(None)
-    assert failures[0].check(ConfigError)
+    assert failures[0].check(FyrehoseError)
     assert str(failures[0].value) == "b cannot listen: 127.0.0.1 port 8119: Address already in use"
 
 
@@ -151,7 +151,10 @@ def test_a_child_that_does_not_start_stops_those_before_it(server: Server) -> No
             CannotListenError(None, 80, PermissionError(13, "Permission denied")),
             "any address port 80: Permission denied",
         ),
-        (OverflowError("bind(): port must be 0-65535."), "bind(): port must be 0-65535."),
+        (
+            OverflowError("bind(): port must be 0-65535."),
+            "expected a port from 0 to 65535",
+        ),
         (OSError(88, "Socket operation on non-socket"), "Socket operation on non-socket"),
     ],
 )
@@ -162,7 +165,7 @@ def test_the_error_of_a_child_that_cannot_listen_is_one_line(error: Exception, s
     server.journal.closing.callback(None)
     failures: list[Any] = []
     server.service.startService().addErrback(failures.append)
-    assert failures[0].check(ConfigError)
+    assert failures[0].value.exit_status == (2 if isinstance(error, OverflowError) else 1)
     assert str(failures[0].value) == f"a cannot listen: {said}"
 
 

@@ -93,10 +93,10 @@ def test_archive_and_maintenance_without_spark(
     said = run("optimize", lake)
     assert (said.exit_code, said.output.split()[-3:]) == (0, ["1", "1", "0"]), said.output
     said = run("archive", journal.directory, lake, "--engine", "local", "--server", "two")
-    assert (said.exit_code, len(said.output.splitlines())) == (1, 1), said.output
+    assert (said.exit_code, len(said.output.splitlines())) == (2, 1), said.output
     assert "the journal is 'one' in the lake" in said.output
     said = run("delete", lake, "--where", "nonsense")
-    assert (said.exit_code, len(said.output.splitlines())) == (1, 1), said.output
+    assert (said.exit_code, len(said.output.splitlines())) == (2, 1), said.output
 
 
 def test_only_the_archive_starts_a_jvm_that_compiles_little(
@@ -128,10 +128,10 @@ def test_archive_that_cannot_begin_is_refused_before_spark_starts(
     assert (said.exit_code, len(said.output.splitlines())) == (5, 1), said.output
     assert f"another archive of this journal writes to the lake {lake}" in said.output
     for words, status, text in (
-        (("archive", journal.directory, lake, "--server", "two"), 1, "the journal is 'one' in the lake"),
+        (("archive", journal.directory, lake, "--server", "two"), 2, "the journal is 'one' in the lake"),
         (("archive", tmp_path / "not", lake), 1, "no such directory"),
-        (("archive", journal.directory, "gs://bucket/lake"), 1, "expected a directory or s3://BUCKET/PATH"),
-        (("archive", journal.directory, lake, "--metrics", "x"), 1, "expected FILE.prom or HOST:PORT"),
+        (("archive", journal.directory, "gs://bucket/lake"), 2, "expected a directory or s3://BUCKET/PATH"),
+        (("archive", journal.directory, lake, "--metrics", "x"), 2, "expected FILE.prom or HOST:PORT"),
         (("upgrade", "s3://bucket/lake", "--journal", journal.directory), 1, "always in directories"),
         (("archive", journal.directory), 2, "Missing argument 'LAKE'"),
     ):
@@ -152,4 +152,4 @@ def test_errors_are_one_line(spark: Any, written: Opener, tmp_path: Path) -> Non
     assert (said.exit_code, "no such directory" in said.output) == (1, True)
     assert run("table").exit_code == 2
     said = run("table", "--journal", journal.directory, "--sql", "nonsense")
-    assert (said.exit_code, len(said.output.strip().splitlines())) == (1, 1), said.output
+    assert (said.exit_code, len(said.output.strip().splitlines())) == (2, 1), said.output

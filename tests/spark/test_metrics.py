@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
-from fyrehose.errors import ConfigError
+from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.spark import command
 from fyrehose.spark.counting import Behind
 from fyrehose.spark.jobs.archive import Archived, ArchiveState, archive
@@ -85,7 +85,7 @@ def test_file_has_the_metrics_and_the_exit_status(
 def test_metrics_are_served_over_http() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port} for --metrics: Address already"):
+        with pytest.raises(FyrehoseError, match=f"cannot listen on 127.0.0.1:{port} for --metrics: Address already"):
             Metrics(f"127.0.0.1:{port}").start()
     metrics = Metrics(f"127.0.0.1:{port}")
     metrics.start()

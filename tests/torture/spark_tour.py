@@ -180,10 +180,10 @@ def published(protocol: str, port: int, files: list[Path], *words: str) -> int:
     named = [word for file in files for word in ("--file", str(file))]
     command += ["--to", f"127.0.0.1:{port}", "--timeout", "60s", *words, *named]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = re.search(r"(\d+) messages? \(.*published and acknowledged", ended.stderr)
+    found = re.search(r"([\d,]+) messages? \(.*published and acknowledged", ended.stderr)
     if ended.returncode or not found:
         raise ConnectionError(f"fyrehose publish ended with {ended.returncode}: {ended.stderr}")
-    return int(found[1])
+    return int(found[1].replace(",", ""))
 
 
 def real_logs(directory: Path) -> list[Path]:

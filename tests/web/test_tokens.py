@@ -28,6 +28,6 @@ def test_token_file_shorter_than_the_minimum_is_refused(tmp_path: Path, size: in
 
 
 def test_missing_token_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--token-file cannot be read"):
+    with pytest.raises(ConfigError, match="cannot read --token-file"):
         read_token(str(tmp_path / "none"), "--token-file")
     assert read_token("", "--token-file") is None

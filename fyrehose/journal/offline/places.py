@@ -123,7 +123,7 @@ class Directory:
             raise JournalUnreachable(f"{self.path} is no journal: there is no such directory")
         view = look(self.path)
         if not view.mark and not scan.segments(self.path):
-            raise JournalUnreachable(f"{self.path} is no journal: it has no segment files")
+            raise JournalUnreachable(f"{self.path} is no journal: it has no segment files; name a server's --data-dir")
         return view
 
     def name(self, base: int) -> str:
@@ -275,8 +275,9 @@ class _Connection:
             except (OSError, HTTPException) as error:
                 self.close()
                 if attempt == TRIES - 1:
+                    why = getattr(error, "strerror", None) or repr(error)
                     raise JournalUnreachable(
-                        f"{self.url} does not answer: {error!r}; is `fyrehose journal serve` running?"
+                        f"{self.url} does not answer: {why}; is `fyrehose journal serve` running?"
                     ) from error
                 time.sleep(0.2 * 2**attempt)
         raise AssertionError("the last try raised or returned")

@@ -19,10 +19,10 @@ from types import TracebackType
 
 import attrs
 
-from fyrehose.errors import JournalCorrupt, JournalError, JournalLocked
+from fyrehose.errors import JournalCorrupt, JournalError, JournalFull, JournalLocked
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
-from fyrehose.journal.files import PIECE, Files, lock
+from fyrehose.journal.files import NO_ROOM, PIECE, Files, lock
 from fyrehose.journal.offline.places import Missing
 from fyrehose.journal.offline.transfer import CheckedTail, batches, begin, differ, tail_of
 from fyrehose.journal.offline.view import believed_mark
@@ -67,6 +67,7 @@ class Replica:
         """Create the directory if it is missing, lock it, and find the end of its log.
 
         :raises JournalLocked: another replica, or a server, writes there
+        :raises JournalFull: its disk is full
         :raises JournalCorrupt: the end of the log is damaged
         """
         try:
@@ -76,6 +77,11 @@ class Replica:
             raise JournalLocked(
                 f"{self.directory} is in use by another process{f' (pid {holder})' if holder else ''}: a server, or a "
                 "backup into it; wait until that process has ended, or use another directory"
+            ) from error
+        except OSError as error:
+            kind = JournalFull if error.errno in NO_ROOM else JournalError
+            raise kind(
+                f"{self.directory} cannot be written: {error.strerror}; free some space, or use another directory"
             ) from error
         try:
             for leftover in self.directory.glob("*.new"):

@@ -21,6 +21,7 @@ from fyrehose.journal.index import PackedIndex, SegmentIndex
 from fyrehose.journal.offline.walk import Batch, Damaged, Log, SegmentStart, walk
 from fyrehose.journal.recovery import last_byte
 from fyrehose.journal.streams import streams_at_start
+from fyrehose.options import counted
 from fyrehose.records import Run
 
 #: How many problems are reported; if there are more, they have a common cause.
@@ -241,7 +242,7 @@ class _Verifier:
         for stream in [stream for stream, end in self._ends.items() if end <= streams.floor and stream not in listed]:
             del self._ends[stream]  # retired so long ago that only the floor is left of it
         if not batch.header.mended and (forgotten := self._ends.keys() - listed.keys()):
-            what = f"the start of the segment lacks {len(forgotten)} streams, such as {min(forgotten)!r}"
+            what = f"the start of the segment lacks {counted(len(forgotten), 'stream')}, such as {min(forgotten)!r}"
             self._problem(batch.segment, batch.header.position, what)
 
     def _reaches(self, batch: Batch, stream: str, seq: int) -> None:
@@ -281,7 +282,7 @@ class _Verifier:
             reader.close()
         if used:
             self.report.notes.append(
-                f"not checked: {used} bytes behind position {end}, which are not known to be durable: they are being "
+                f"not checked: {counted(used, 'byte')} behind position {end}, not known to be durable: they are being "
                 "written, or were when the server stopped"
             )
         self.report.allocated = segment.end - end - used

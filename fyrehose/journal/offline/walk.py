@@ -97,7 +97,7 @@ class Log:
         if not found and noted.durable:
             raise JournalCorrupt(f"the journal {directory} has no segments, but {noted.durable} bytes were durable")
         if not found:
-            raise JournalError(f"{directory} is no journal: it has no segment files")
+            raise JournalError(f"{directory} is no journal: it has no segment files; name a server's --data-dir")
         durable = max(noted.durable or durable_by_batches(directory), found[-1].base)
         return cls(found, noted.durable, durable, noted.begin)
 

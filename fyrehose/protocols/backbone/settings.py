@@ -17,6 +17,6 @@ class BackboneSettings:
     request_rate: int = option(10, count, "REQUEST datagrams per second from one client", least=1)
     forward_rate: int = option(1_000, count, "FORWARD datagrams per second to all clients together", least=1)
     destination_rate: int = option(64 << 20, size, "bytes per second to one address", least=1)
-    receive_buffer: int = option(4 << 20, size, "size of the socket's receive buffer, in bytes")
+    receive_buffer: int = option(4 << 20, size, "size of the socket's receive buffer")
     batching: bool = option(True, boolean, "send and receive many datagrams per system call if the kernel supports it")
     total_length: bool = option(False, boolean, "accept PUSH datagrams whose LENGTH includes the header, too")

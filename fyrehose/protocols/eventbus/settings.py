@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import attrs
 
-from fyrehose.options import FilePath, boolean, count, duration, file_path, name, option, size
+from fyrehose.options import FilePath, boolean, count, duration, exact_size, file_path, name, option, size
 from fyrehose.protocols.eventbus.frames import Dialect
 from fyrehose.records import MAX_PAYLOAD
 
@@ -47,7 +47,7 @@ class EventBusSettings:
     sequence: Dialect = option(Dialect.BINARY, choice(Dialect), "encoding of broadcast sequences: binary or decimal")
     subtrees: Syntax = option(Syntax.TEXT, choice(Syntax), "syntax of subtrees: text or reference (commas, prefixes)")
     dedup: bool = option(False, boolean, "drop an event whose UUID was seen in the last 10 minutes (100,000 are kept)")
-    max_payload: int = option(MAX_PAYLOAD, size, "maximum size of an event's data, in bytes", least=1)
+    max_payload: int = option(MAX_PAYLOAD, size, "maximum size of an event's data", least=1)
     max_connections: int = option(16_000, count, "maximum number of connections, all three ports together", least=1)
     snapshots: int = option(8, count, "number of snapshots that are sent at a time", least=1)
     snapshots_memory: int = option(
@@ -64,8 +64,9 @@ class EventBusSettings:
 
     def __attrs_post_init__(self) -> None:
         if self.max_payload > MAX_PAYLOAD:
-            raise ValueError(f"max_payload may be at most {MAX_PAYLOAD}, not {self.max_payload}")
+            most, found = exact_size(MAX_PAYLOAD), exact_size(self.max_payload)
+            raise ValueError(f"max-payload may be at most {most}, not {found}")
         if self.client_keys and not self.server_key:
-            raise ValueError("client_keys requires server_key")
+            raise ValueError("client-keys requires server-key")
         if self.server_key and not self.client_keys:
-            raise ValueError("server_key requires client_keys: a directory, or any to admit every client key")
+            raise ValueError("server-key requires client-keys: a directory, or any to admit every client key")

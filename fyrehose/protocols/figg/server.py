@@ -23,7 +23,7 @@ from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
-from fyrehose.options import count, option, size
+from fyrehose.options import count, exact_size, option, size
 from fyrehose.protocols.figg.frames import Attach, Detach, Ping, Published
 from fyrehose.protocols.figg.session import FiggServerSession, encode_data
 from fyrehose.records import MAX_PAYLOAD, Delivery, Run
@@ -35,12 +35,13 @@ PROTOCOL = "figg"
 class FiggSettings(TLSSettings):
     """Figg's options."""
 
-    max_payload: int = option(MAX_PAYLOAD, size, "largest message accepted, in bytes")
+    max_payload: int = option(MAX_PAYLOAD, size, "largest message accepted")
     max_subscriptions: int = option(1_000, count, "subscriptions per connection")
 
     def __attrs_post_init__(self) -> None:
         if not 0 < self.max_payload <= MAX_PAYLOAD:
-            raise ValueError(f"max_payload must be 1 to {MAX_PAYLOAD} bytes, not {self.max_payload}")
+            most, found = exact_size(MAX_PAYLOAD), exact_size(self.max_payload)
+            raise ValueError(f"max-payload must be from 1 to {most}, not {found}")
 
 
 @implementer(ISink)

@@ -30,7 +30,7 @@ from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.peers import PROOFS
 from fyrehose.net.tcp import on
-from fyrehose.options import option, size
+from fyrehose.options import exact_size, option, size
 from fyrehose.protocols.http.answers import LiveAnswer, ReadAnswer
 from fyrehose.protocols.http.consuming import Consumption
 from fyrehose.protocols.http.documents import by_content_type
@@ -84,12 +84,13 @@ _STATUS: dict[type[FyrehoseError], int] = {
 class HttpSettings(WebSettings):
     """The options of HTTP listeners."""
 
-    max_payload: int = option(MAX_PAYLOAD, size, "largest message accepted, in bytes")
-    max_body: int = option(16 << 30, size, "largest body of one message per line with a Content-Length, in bytes")
+    max_payload: int = option(MAX_PAYLOAD, size, "largest message accepted")
+    max_body: int = option(16 << 30, size, "largest body of one message per line with a Content-Length")
 
     def __attrs_post_init__(self) -> None:
         if not 0 < self.max_payload <= MAX_PAYLOAD:
-            raise ValueError(f"invalid max_payload {self.max_payload}: expected 1 to {MAX_PAYLOAD} bytes")
+            most, found = exact_size(MAX_PAYLOAD), exact_size(self.max_payload)
+            raise ValueError(f"max-payload must be from 1 to {most}, not {found}")
 
 
 class HttpProtocol(WebProtocol):

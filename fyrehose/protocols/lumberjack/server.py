@@ -55,8 +55,8 @@ class LumberjackSettings(TLSSettings):
     silent_timeout: float = option(
         0.0, duration, "time for the first byte of a new connection; 0: no limit besides idle-timeout"
     )
-    max_frame: int = option(MAX_FRAME, size, "largest event and largest compressed frame, in bytes", least=1)
-    max_inflated: int = option(MAX_INFLATED, size, "largest inflated size of one compressed frame, in bytes", least=1)
+    max_frame: int = option(MAX_FRAME, size, "largest event and largest compressed frame", least=1)
+    max_inflated: int = option(MAX_INFLATED, size, "largest inflated size of one compressed frame", least=1)
 
     def __attrs_post_init__(self) -> None:
         if self.idle_timeout <= 2 * KEEP_ALIVE:

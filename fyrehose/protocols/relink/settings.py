@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from fyrehose.net.tls import TLSSettings
-from fyrehose.options import count, duration, name, option, size
+from fyrehose.options import count, duration, exact_size, name, option, size
 from fyrehose.protocols.relink.limits import NUMBERED, LinkLimits
 from fyrehose.protocols.relink.sending import MAX_WINDOW
 from fyrehose.records import MAX_PAYLOAD
@@ -42,7 +42,8 @@ class RelinkSettings(TLSSettings):
 
     def __attrs_post_init__(self) -> None:
         if not 0 < self.max_message <= MAX_PAYLOAD:
-            raise ValueError(f"max-message must be from 1 to {MAX_PAYLOAD} bytes, not {self.max_message}")
+            most, found = exact_size(MAX_PAYLOAD), exact_size(self.max_message)
+            raise ValueError(f"max-message must be from 1 to {most}, not {found}")
         if not 0 < self.window <= MAX_WINDOW:
             raise ValueError(f"window must be from 1 to {MAX_WINDOW} messages, not {self.window}")
 

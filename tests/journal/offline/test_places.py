@@ -176,7 +176,7 @@ def test_server_requires_its_token(
         place(url).view()
     with pytest.raises(JournalError, match="requires a token: the token that was sent is wrong"):
         place(url, str(other)).view()
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot read the token file"):
         place(url, str(tmp_path / "none"))
     view = place(str(written.directory)).view()
     assert place(url, str(token)).view() == view

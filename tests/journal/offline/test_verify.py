@@ -336,7 +336,7 @@ def test_segment_that_lacks_a_stream_is_reported(open_journal) -> None:
     del bench.journal._writer.streams.ends["forgotten"]
     fill(bench)
     said = problems(bench.directory)
-    assert "lacks 1 streams, such as 'forgotten'" in said[0]
+    assert "lacks 1 stream, such as 'forgotten'" in said[0]
     assert len(said) == 1 or "forgotten" in said[1]
 
 

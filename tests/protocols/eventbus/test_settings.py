@@ -30,10 +30,10 @@ def test_options_are_parsed_from_text() -> None:
         ({"sequence": "octal"}, "binary or decimal"),
         ({"subtrees": "no"}, "text or reference"),
         ({"snapshots": "0"}, "snapshots must be at least 1"),
-        ({"max-payload": "17MiB"}, "max_payload may be at most 16777216"),
-        ({"max-connections": "0"}, "max_connections must be at least 1"),
-        ({"client-keys": "dir"}, "client_keys requires server_key"),
-        ({"server-key": "file"}, "server_key requires client_keys"),
+        ({"max-payload": "17MiB"}, "max-payload may be at most 16MiB"),
+        ({"max-connections": "0"}, "max-connections must be at least 1"),
+        ({"client-keys": "dir"}, "client-keys requires server-key"),
+        ({"server-key": "file"}, "server-key requires client-keys"),
     ],
 )
 def test_invalid_options_are_refused(values: dict[str, str], message: str) -> None:

@@ -637,7 +637,7 @@ def test_settings_are_parsed_and_checked() -> None:
     assert build(FiggSettings, "figg", {"max-payload": "1MiB", "max_per_host": 5}) == FiggSettings(
         max_payload=1 << 20, max_per_host=5
     )
-    with pytest.raises(ConfigError, match="max_payload must be 1 to"):
+    with pytest.raises(ConfigError, match="max-payload must be from 1 to 16MiB"):
         build(FiggSettings, "figg", {"max_payload": "17MiB"})
 
 

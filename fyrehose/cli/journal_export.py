@@ -79,6 +79,7 @@ def export(directory: Path, path: Path, form: str, wanted: Selection, skip_gaps:
     :raises JournalError: the directory has no journal
     :raises JournalCorrupt: the journal is damaged
     :raises JournalGap: wanted numbers are missing, and ``skip_gaps`` is false
+    :raises BrokenPipeError: the reader of standard output has closed it
     :raises FyrehoseError: the file cannot be written
     """
     Log.of(directory)  # Raise before the file is touched if the directory has no journal.
@@ -89,6 +90,8 @@ def export(directory: Path, path: Path, form: str, wanted: Selection, skip_gaps:
         named = _descriptor(path) is None and path.is_file()
         return Exported(records, path.stat().st_size if named else None)
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and _descriptor(path) is not None:
+            raise  # The reader of standard output, such as head, needs no more.
         cause = error.strerror or error
         if error.filename is not None and directory in Path(os.fsdecode(error.filename)).parents:
             raise FyrehoseError(f"cannot read {error.filename}: {cause}") from error

@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.error import CannotListenError
 from twisted.internet.testing import MemoryReactorClock
 
-from fyrehose.cli.serving import serve
+from fyrehose.cli.journal_serve import serve
 from fyrehose.errors import ConfigError, FyrehoseError
 
 

@@ -89,10 +89,10 @@ class Output:
 
     def _failed(self, failure: Failure) -> bool:
         if failure.check(BrokenPipeError):  # The reader of the pipe, such as head, needs no more.
-            self.end()
+            self.error = BrokenPipeError()
         else:
             self.error = FyrehoseError(f"cannot write to standard output: {failure.getErrorMessage()}")
-            self.end(self.error)
+        self.end(self.error)
         if self._drained is not None and not self._drained.called:
             self._drained.callback(None)
         return False
@@ -165,7 +165,8 @@ class Tailing:
     def check(self) -> None:
         """Raise an error if the output could not be written, or records are missing.
 
-        :raises FyrehoseError: what went wrong
+        :raises BrokenPipeError: the reader of standard output has closed it
+        :raises FyrehoseError: what else went wrong
         """
         if self.output.error is not None:
             raise self.output.error
@@ -194,12 +195,13 @@ async def tail(
     named: NamedTail | None = None,
 ) -> int:
     """Write the messages of ``stream`` to standard output, until one of these: ``count`` messages are written, none has
-    arrived for ``idle`` seconds, the reader of the output closes it, or Ctrl-C.
+    arrived for ``idle`` seconds, or Ctrl-C.
 
     :param timeout: the longest time to connect, in seconds
     :param since: the number before the first record; 0 begins with the oldest record that is kept
     :param named: the named subscription to consume: its position moves when messages are written
     :return: the exit status, 0
+    :raises BrokenPipeError: the reader of standard output, such as ``head``, has closed it
     :raises FyrehoseError: the server cannot be reached or refuses the client, records are missing, or standard output
         cannot be written
     """

@@ -14,10 +14,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fyrehose.cli.asking import DEFAULT_URL, Asker
-from fyrehose.cli.listing import terminal
 from fyrehose.cli.printable import WIDE, escaped
-from fyrehose.cli.values import FORMAT, asks
+from fyrehose.cli.remote import DEFAULT_URL, RemoteServer
+from fyrehose.cli.tables import terminal
+from fyrehose.cli.values import FORMAT, WholeNumber, remote_options
 from fyrehose.options import shown_size
 
 #: Columns that are text, besides the first.
@@ -29,7 +29,7 @@ SECOND = 1.1
 
 
 @click.command()
-@asks(DEFAULT_URL, "admin")
+@remote_options(DEFAULT_URL, "admin")
 @FORMAT
 def stats(url: str, token_file: Path | None, ca: Path | None, form: str) -> None:
     """Show the status of a running server.
@@ -41,20 +41,20 @@ def stats(url: str, token_file: Path | None, ca: Path | None, form: str) -> None
         fyrehose stats --format json | jq .journal.state
         fyrehose stats --url https://10.0.0.5:8118 --token-file token --ca ca.pem
     """
-    asker = Asker.of(url, token_file, ca)
+    server = RemoteServer.of(url, token_file, ca)
     if form == "json":
-        click.echo(json.dumps(with_rates(asker), ensure_ascii=False))
+        click.echo(json.dumps(with_rates(server), ensure_ascii=False))
     else:
-        terminal().print(Group(*_overview(with_rates(asker), everything=True)))
+        terminal().print(Group(*_overview(with_rates(server), everything=True)))
 
 
 @click.command()
-@asks(DEFAULT_URL, "admin")
+@remote_options(DEFAULT_URL, "admin")
 @FORMAT
 @click.option(
     "--interval", type=click.FloatRange(0.5, 3600), default=1.0, show_default=True, help="Seconds between updates."
 )
-@click.option("--count", type=click.IntRange(1), help="Stop after this many updates.")
+@click.option("--count", type=WholeNumber(1), help="Stop after this many updates.")
 def top(url: str, token_file: Path | None, ca: Path | None, form: str, interval: float, count: int | None) -> None:
     """Watch a running server until Ctrl-C.
 
@@ -65,31 +65,31 @@ def top(url: str, token_file: Path | None, ca: Path | None, form: str, interval:
         fyrehose top
         fyrehose top --format json --count 60 | jq '.protocols[].published_rate'
     """
-    asker = Asker.of(url, token_file, ca)
+    server = RemoteServer.of(url, token_file, ca)
     console = terminal()
     left = -1 if count is None else count
     try:
         if form == "json":
             while left:
-                click.echo(json.dumps(asker.status(), ensure_ascii=False))
+                click.echo(json.dumps(server.status(), ensure_ascii=False))
                 left -= 1
                 time.sleep(interval if left else 0)
             return
         with Live(console=console, auto_refresh=False, screen=console.is_terminal and count is None) as live:
             while left:
-                live.update(_top(asker.status(limit=50), console.height), refresh=True)
+                live.update(_top(server.status(limit=50), console.height), refresh=True)
                 left -= 1
                 time.sleep(interval if left else 0)
     except KeyboardInterrupt:
         return
 
 
-def with_rates(asker: Asker, match: str = "", limit: int = 200) -> dict[str, Any]:
+def with_rates(server: RemoteServer, match: str = "", limit: int = 200) -> dict[str, Any]:
     """Return the server's status; wait for a second and repeat the request if it has no rates yet."""
-    status = asker.status(match, limit)
+    status = server.status(match, limit)
     if any(stream["rate"] is None for stream in status["streams"]["listed"]):
         time.sleep(SECOND)
-        status = asker.status(match, limit)
+        status = server.status(match, limit)
     return status
 
 

@@ -10,8 +10,8 @@ from twisted.internet.protocol import ClientFactory
 from twisted.internet.testing import MemoryReactorClock
 from twisted.protocols.tls import TLSMemoryBIOFactory
 
-from fyrehose.cli.encrypting import Encrypted
 from fyrehose.cli.servers import server
+from fyrehose.cli.tls import TLSReactor
 from fyrehose.errors import ConfigError
 from fyrehose.testing.certificates import Authority
 
@@ -23,7 +23,7 @@ def authority(tmp_path: Path) -> Authority:
 
 def test_only_tcp_connections_of_the_reactor_are_wrapped(authority: Authority) -> None:
     reactor = MemoryReactorClock()
-    encrypted = Encrypted(reactor, "localhost", (authority.certificate,))
+    encrypted = TLSReactor(reactor, "localhost", (authority.certificate,))
     assert IReactorTCP.providedBy(encrypted)
     assert IReactorTime.providedBy(encrypted)
     assert encrypted.seconds() == reactor.seconds()
@@ -41,7 +41,7 @@ def test_client_certificate_and_key_may_share_a_file(authority: Authority, tmp_p
     both.write_bytes(Path(own.certificate).read_bytes() + Path(own.key).read_bytes())
     for words in ((own.certificate, own.key), (str(both),)):
         reactor = MemoryReactorClock()
-        Encrypted(reactor, "127.0.0.1", (authority.certificate, *words)).connectTCP("127.0.0.1", 1, ClientFactory())
+        TLSReactor(reactor, "127.0.0.1", (authority.certificate, *words)).connectTCP("127.0.0.1", 1, ClientFactory())
         assert isinstance(reactor.tcpClients[0][2], TLSMemoryBIOFactory)
 
 
@@ -56,9 +56,9 @@ def test_invalid_pem_files_are_refused(authority: Authority, tmp_path: Path) -> 
         (authority.certificate, str(empty)),
     ):
         with pytest.raises(ConfigError, match="expected PEM files: the authority's certificate, and optionally"):
-            Encrypted(MemoryReactorClock(), "localhost", words)
+            TLSReactor(MemoryReactorClock(), "localhost", words)
     with pytest.raises(ConfigError, match=r"--tls nowhere\.pem: cannot read nowhere\.pem: No such file"):
-        Encrypted(MemoryReactorClock(), "localhost", ("nowhere.pem",))
+        TLSReactor(MemoryReactorClock(), "localhost", ("nowhere.pem",))
 
 
 def test_protocols_without_tcp_have_no_tls(authority: Authority) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from fyrehose.cli import streams, watching
-from fyrehose.cli.asking import Asker
+from fyrehose.cli import stats, streams
 from fyrehose.cli.command import main
+from fyrehose.cli.remote import RemoteServer
 from fyrehose.errors import FyrehoseError
 
 
@@ -77,12 +77,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
     """What was asked of the server so far; it answers."""
     found: list[tuple[str, str, int]] = []
 
-    def answer(asker: Asker, match: str = "", limit: int = 200) -> dict[str, Any]:
+    def answer(asker: RemoteServer, match: str = "", limit: int = 200) -> dict[str, Any]:
         found.append((asker.url, match, limit))
         return status()
 
-    monkeypatch.setattr(Asker, "status", answer)
-    monkeypatch.setattr(watching, "time", SimpleNamespace(sleep=lambda seconds: None))
+    monkeypatch.setattr(RemoteServer, "status", answer)
+    monkeypatch.setattr(stats, "time", SimpleNamespace(sleep=lambda seconds: None))
     return found
 
 
@@ -116,7 +116,7 @@ def test_streams_are_listed_as_a_table(asked: list[Any]) -> None:
 def test_ages_leave_out_a_part_that_is_zero(monkeypatch: pytest.MonkeyPatch, age: float, text: str) -> None:
     made = status()
     made["streams"]["listed"][0]["oldest_age"] = age
-    monkeypatch.setattr(Asker, "status", lambda *_, **__: made)
+    monkeypatch.setattr(RemoteServer, "status", lambda *_, **__: made)
     assert f" MiB {text} 0 s 2" in " ".join(run("streams").splitlines()[2].split())
 
 
@@ -128,12 +128,12 @@ def test_more_streams_than_one_answer_holds_are_fetched_page_by_page(
     there = [{**status()["streams"]["listed"][0], "name": name, "rate": rate} for name, rate in rates.items()]
     pages: list[int] = []
 
-    def answer(asker: Asker, match: str, page: int, limit: int) -> dict[str, Any]:
+    def answer(asker: RemoteServer, match: str, page: int, limit: int) -> dict[str, Any]:
         pages.append(page)
         assert (match, limit) == ("x", 2)
         return {"listed": there[2 * page : 2 * page + 2]}
 
-    monkeypatch.setattr(Asker, "streams", answer)
+    monkeypatch.setattr(RemoteServer, "streams", answer)
     lines = run("streams", "x", "--limit", "4", "--format", "json").splitlines()
     assert [json.loads(line)["name"] for line in lines] == ["c", "b", "a", "d"]
     assert pages == [0, 1, 2]
@@ -143,7 +143,7 @@ def test_more_streams_than_one_answer_holds_are_fetched_page_by_page(
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_hidden_stream_names_are_an_error(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     hidden = {**status(), "streams": {"total": 3, "matching": 3, "listed": [], "hidden": True}}
-    monkeypatch.setattr(Asker, "status", lambda *_: hidden)
+    monkeypatch.setattr(RemoteServer, "status", lambda *_: hidden)
     result = CliRunner().invoke(main, ["streams", "--format", form])
     assert result.exit_code == 1
     assert "hides the names of its 3 streams from this client; set admin.token-file on the server" in result.output
@@ -157,11 +157,11 @@ def test_request_is_repeated_until_rates_are_known(monkeypatch: pytest.MonkeyPat
     unknown = status()
     unknown["streams"]["listed"][0] = {**unknown["streams"]["listed"][0], "rate": None}
     answers = [status(), unknown]
-    monkeypatch.setattr(Asker, "status", lambda asker, match, limit: answers.pop())
+    monkeypatch.setattr(RemoteServer, "status", lambda asker, match, limit: answers.pop())
     slept: list[float] = []
-    monkeypatch.setattr(watching, "time", SimpleNamespace(sleep=slept.append))
+    monkeypatch.setattr(stats, "time", SimpleNamespace(sleep=slept.append))
     assert "7.2" in run("streams")
-    assert slept == [watching.SECOND]
+    assert slept == [stats.SECOND]
 
 
 def test_stats_shows_the_whole_status(asked: list[Any]) -> None:
@@ -193,13 +193,13 @@ def test_protocols_have_the_columns_that_fit(asked: list[Any], columns: str, num
 
 def test_failed_journal_without_durability_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     journal = {"state": "failed", "commit_p50": None, "commit_p99": None}
-    monkeypatch.setattr(Asker, "status", lambda asker, match, limit: status(journal=journal))
+    monkeypatch.setattr(RemoteServer, "status", lambda asker, match, limit: status(journal=journal))
     assert "journal failed, durability unknown" in run("stats")
 
 
 def test_stats_shows_the_role_in_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     journal = status()["journal"] | {"cluster": {"summary": "b follows a\x1b[2J, epoch 7"}}
-    monkeypatch.setattr(Asker, "status", lambda asker, match, limit: status(journal=journal))
+    monkeypatch.setattr(RemoteServer, "status", lambda asker, match, limit: status(journal=journal))
     said = run("stats")
     assert "cluster: b follows a" in said
     assert "\x1b" not in said
@@ -224,7 +224,7 @@ def test_top_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
         "commit_p99": 12.34,
     }
     full["subscribers"] |= {"total": 300_000, "lag": 1 << 47}
-    monkeypatch.setattr(Asker, "status", lambda *_, **__: full)
+    monkeypatch.setattr(RemoteServer, "status", lambda *_, **__: full)
     result = CliRunner().invoke(main, ["top", "--count", "1"], env={"COLUMNS": "80"})
     head = result.output.split("\n\n")[0].splitlines()
     assert [line.split()[0] for line in head] == ["fyrehose", "commits:", "journal", "memory", "streams:"]
@@ -235,17 +235,17 @@ def test_top_ends_by_ctrl_c(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Asker, "status", lambda asker, match="", limit=200: status())
-    monkeypatch.setattr(watching, "time", SimpleNamespace(sleep=interrupted))
+    monkeypatch.setattr(RemoteServer, "status", lambda asker, match="", limit=200: status())
+    monkeypatch.setattr(stats, "time", SimpleNamespace(sleep=interrupted))
     assert "orders" in run("top", "--format", form)
 
 
 @pytest.mark.parametrize("command", ["streams", "stats", "top"])
 def test_unreachable_server_is_one_line(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    def silent(asker: Asker, match: str = "", limit: int = 200) -> dict[str, Any]:
+    def silent(asker: RemoteServer, match: str = "", limit: int = 200) -> dict[str, Any]:
         raise FyrehoseError("it cannot be reached")
 
-    monkeypatch.setattr(Asker, "status", silent)
+    monkeypatch.setattr(RemoteServer, "status", silent)
     result = CliRunner().invoke(main, [command])
     assert result.exit_code == 1
     assert result.stderr == "fyrehose: it cannot be reached\n"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from fyrehose.cli import cluster, reseed
+from fyrehose.cli import cluster, cluster_reseed
 from fyrehose.cli.cluster import Survey
 from fyrehose.cli.command import main
 from fyrehose.journal import scan
@@ -29,7 +29,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, LogEntry]]:
     async def begin_again(settings: ReplicationSettings, first: LogEntry) -> None:
         found.append((settings.cluster, first))
 
-    monkeypatch.setattr(reseed, "begin_again", begin_again)
+    monkeypatch.setattr(cluster_reseed, "begin_again", begin_again)
     hear(monkeypatch, Survey([], {"first": 11, "last": 20}))
     return found
 
@@ -63,7 +63,7 @@ def run(config: Path, *words: str, answer: str = "") -> Result:
 def test_the_new_log_begins_where_the_journal_is_durable(config: Path, begun: list[tuple[str, LogEntry]]) -> None:
     ended = run(config, "--yes")
     assert ended.exit_code == 0, ended.output
-    assert "the shared log of cluster x has 10 entries, which are deleted" in ended.output
+    assert "the shared log of cluster x has 10 entries, to be deleted" in ended.output
     ((name, first),) = begun
     assert (name, first.kind, first.position, first.writer.name) == ("x", EntryKind.TAKEOVER, END, "a")
 

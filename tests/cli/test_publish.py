@@ -13,9 +13,8 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from fyrehose.cli import publishing
 from fyrehose.cli.contacts import Contacts
-from fyrehose.cli.publishing import publish
+from fyrehose.cli.publish import publish
 from fyrehose.errors import FyrehoseError, PayloadTooLarge
 
 
@@ -98,7 +97,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     class Worker:
         call = None
 
-    monkeypatch.setattr(publishing, "worker", lambda reactor: Worker)
+    monkeypatch.setattr("fyrehose.cli.publish.worker", lambda reactor: Worker)
 
 
 def connected(publisher: Publisher) -> Publisher:

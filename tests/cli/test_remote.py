@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fyrehose.cli.asking import Asker
+from fyrehose.cli.remote import RemoteServer
 from fyrehose.errors import ConfigError, FyrehoseError
 
 
@@ -46,14 +46,14 @@ def refusal(code: int, body: bytes) -> urllib.error.HTTPError:
 
 def test_status_is_requested_and_parsed(answer: Any) -> None:
     asked = answer(b'{"journal": {"state": "writable"}}')
-    assert Asker.of("http://x:1/", None).status("a/b", 7) == {"journal": {"state": "writable"}}
+    assert RemoteServer.of("http://x:1/", None).status("a/b", 7) == {"journal": {"state": "writable"}}
     assert asked[0].full_url == "http://x:1/api/status?match=a%2Fb&limit=7"
     assert not asked[0].has_header("Authorization")
 
 
 def test_streams_are_requested_by_page(answer: Any) -> None:
     asked = answer(b'{"listed": []}')
-    assert Asker.of("http://x:1/", None).streams("a", 3, 9) == {"listed": []}
+    assert RemoteServer.of("http://x:1/", None).streams("a", 3, 9) == {"listed": []}
     assert asked[0].full_url == "http://x:1/api/streams?match=a&page=3&limit=9"
 
 
@@ -61,13 +61,13 @@ def test_token_is_sent_and_kept_out_of_the_representation(answer: Any, tmp_path:
     token = tmp_path / "token"
     token.write_text("secret\nmore")
     asked = answer(b'{"journal": {}}')
-    asker = Asker.of("http://x:1", token)
+    asker = RemoteServer.of("http://x:1", token)
     asker.status()
     assert asked[0].get_header("Authorization") == "Bearer secret"
     assert "secret" not in repr(asker)
     token.write_text("tökén", encoding="utf-8")
     asked = answer(b'{"journal": {}}')
-    Asker.of("http://x:1", token).status()
+    RemoteServer.of("http://x:1", token).status()
     assert str(asked[1].get_header("Authorization")).encode("latin-1") == "Bearer tökén".encode(), (
         "as a server reads it"
     )
@@ -104,14 +104,14 @@ def test_token_is_sent_and_kept_out_of_the_representation(answer: Any, tmp_path:
 def test_error_says_what_failed_and_what_to_do(answer: Any, said: Any, words: str) -> None:
     answer(said)
     with pytest.raises(FyrehoseError, match=words):
-        Asker.of("http://x:1").status()
+        RemoteServer.of("http://x:1").status()
 
 
 def test_token_with_control_characters_is_refused(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("a\0b", encoding="utf-8")
     with pytest.raises(ConfigError, match="control characters"):
-        Asker.of("http://x:1", token)
+        RemoteServer.of("http://x:1", token)
 
 
 def test_truncated_error_response_is_reported(answer: Any) -> None:
@@ -121,13 +121,13 @@ def test_truncated_error_response_is_reported(answer: Any) -> None:
 
     answer(urllib.error.HTTPError("http://x", 500, "no", Message(), Cut()))
     with pytest.raises(FyrehoseError, match="not a Fyrehose admin listener"):
-        Asker("http://x:1").status()
+        RemoteServer("http://x:1").status()
 
 
 def test_wrong_token_and_missing_token_have_different_errors(answer: Any) -> None:
     answer(refusal(401, b"{}"))
     with pytest.raises(FyrehoseError, match="does not accept the token in --token-file"):
-        Asker("http://x:1", "wrong").status()
+        RemoteServer("http://x:1", "wrong").status()
 
 
 @pytest.mark.parametrize(
@@ -147,11 +147,11 @@ def test_wrong_token_and_missing_token_have_different_errors(answer: Any) -> Non
 )
 def test_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="--url"):
-        Asker.of(url)
+        RemoteServer.of(url)
 
 
 def test_missing_files_are_reported(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be used"):
-        Asker.of("http://x:1", tmp_path / "none")
-    with pytest.raises(ConfigError, match="cannot be used"):
-        Asker.of("https://x:1", None, tmp_path / "none")
+    with pytest.raises(ConfigError, match="cannot read --"):
+        RemoteServer.of("http://x:1", tmp_path / "none")
+    with pytest.raises(ConfigError, match="cannot read --"):
+        RemoteServer.of("https://x:1", None, tmp_path / "none")

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from twisted.application.app import ReactorSelectionMixin
 from twisted.application.service import ServiceMaker
+from twisted.python.usage import UsageError
 from twisted.python.util import gidFromString, uidFromString
 from twisted.scripts import twistd
 
@@ -22,7 +23,24 @@ LOG, PID = "fyrehose.log", "fyrehose.pid"
 
 
 def _umask(text: str) -> int:
-    return int(text, 8)
+    try:
+        return int(text, 8)
+    except ValueError:
+        raise UsageError(f"invalid --umask {text!r}: expected an octal number, such as 027") from None
+
+
+def _uid(text: str) -> int:
+    try:
+        return uidFromString(text)  # type: ignore[no-any-return]
+    except KeyError:
+        raise UsageError(f"invalid --uid {text!r}: there is no such user") from None
+
+
+def _gid(text: str) -> int:
+    try:
+        return gidFromString(text)  # type: ignore[no-any-return]
+    except KeyError:
+        raise UsageError(f"invalid --gid {text!r}: there is no such group") from None
 
 
 class ServeOptions(ReactorSelectionMixin, tap.Options):
@@ -48,8 +66,8 @@ class ServeOptions(ReactorSelectionMixin, tap.Options):
         ["pidfile", None, None, "Write the process id to this file."],
         ["rundir", None, ".", "Change to this directory first."],
         ["chroot", None, None, "Change the root directory to this one."],
-        ["uid", "u", None, "User to run as.", uidFromString],
-        ["gid", "g", None, "Group to run as; without it, that of --uid.", gidFromString],
+        ["uid", "u", None, "User to run as.", _uid],
+        ["gid", "g", None, "Group to run as; without it, that of --uid.", _gid],
         ["umask", None, None, "Mask of the permissions of new files, octal.", _umask],
         ["profile", None, None, "Write a profile of the run to this file."],
         ["profiler", None, "cprofile", "Profiler to use: profile or cprofile."],
@@ -86,7 +104,7 @@ class ServeOptions(ReactorSelectionMixin, tap.Options):
 
 
 def serve(arguments: Sequence[str]) -> None:
-    """Run the server until a signal stops it; invalid arguments end the process with status 1 and one line."""
+    """Run the server until a signal stops it; invalid arguments end the process with status 2 and one line."""
     options = ServeOptions()
     options.parseOptions(list(arguments))
     twistd.runApp(options.parent)

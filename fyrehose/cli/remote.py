@@ -16,6 +16,7 @@ import attrs
 
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.extras import ADMIN
+from fyrehose.options import why_unreadable
 
 #: Default address of a server's admin listener.
 DEFAULT_URL = "http://127.0.0.1:8118"
@@ -27,7 +28,7 @@ LARGEST = 64 << 20
 
 
 @attrs.frozen
-class Asker:
+class RemoteServer:
     """HTTP client of the server at ``url``.
 
     :ivar token: the bearer token that is sent, if any
@@ -47,7 +48,7 @@ class Asker:
         token_file: Path | None = None,
         authorities: Path | None = None,
         default: str = DEFAULT_URL,
-    ) -> Asker:
+    ) -> RemoteServer:
         """Build a client from the values of ``--url``, ``--token-file`` and ``--ca``.
 
         :raises ConfigError: the URL is invalid, or a file cannot be read or used
@@ -60,19 +61,8 @@ class Asker:
             usable = False
         if not usable:
             raise ConfigError(f"invalid --url {url!r}: expected a URL with a host and a port, such as {default}")
-        try:
-            token = None if token_file is None else token_file.read_text(encoding="utf-8").partition("\n")[0].strip()
-            if token is not None and not token.isprintable():
-                raise ConfigError(
-                    f"the token in {token_file} contains control characters, which an HTTP header cannot carry; "
-                    "write the token alone on the first line"
-                )
-            context = None
-            if parts.scheme == "https":
-                context = ssl.create_default_context(cafile=None if authorities is None else str(authorities))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--token-file or --ca cannot be used: {error}") from error
-        return cls(url.rstrip("/"), token, context, default)
+        context = _context(authorities) if parts.scheme == "https" else None
+        return cls(url.rstrip("/"), None if token_file is None else _token(token_file), context, default)
 
     def status(self, match: str = "", limit: int = 200) -> dict[str, Any]:
         """Return the server's status: see :mod:`fyrehose.admin.status`.
@@ -186,13 +176,38 @@ class Asker:
 
     def _unreachable(self, reason: object) -> str:
         if isinstance(reason, ssl.SSLCertVerificationError):
-            return f"certificate verification failed for {self.url}: {reason}; pass --ca FILE"
+            why = getattr(reason, "verify_message", "") or reason
+            return f"certificate verification failed for {self.url}: {why}; pass --ca FILE"
+        if isinstance(reason, ssl.SSLError) and reason.reason == "WRONG_VERSION_NUMBER":
+            return f"the server at {self.url} does not speak TLS; pass --url http{self.url.removeprefix('https')}"
         cause = getattr(reason, "strerror", None) or reason
         extra = f"; {ADMIN.missing('the admin listener')}" if self._protocol == "admin" else ""
         return (
             f"cannot connect to {self.url}: {cause}; is the server running with its default listeners, or with "
             f"--listen {self._protocol}=tcp:{urlsplit(self.default).port}:interface=127.0.0.1?{extra}"
         )
+
+
+def _token(path: Path) -> str:
+    try:
+        token = path.read_text(encoding="utf-8").partition("\n")[0].strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read --token-file {path}: {why_unreadable(error)}") from error
+    if not token.isprintable():
+        raise ConfigError(
+            f"the token in {path} contains control characters, which an HTTP header cannot carry; write the token "
+            "alone on the first line"
+        )
+    return token
+
+
+def _context(authorities: Path | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=None if authorities is None else str(authorities))
+    except ssl.SSLError as error:
+        raise ConfigError(f"invalid --ca {authorities}: expected a PEM file of certificates") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read --ca {authorities}: {why_unreadable(error)}") from error
 
 
 def _subscription_path(name: str) -> str:

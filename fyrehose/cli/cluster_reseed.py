@@ -14,6 +14,7 @@ from fyrehose.errors import ConfigError, FyrehoseError, JournalCorrupt
 from fyrehose.journal import scan
 from fyrehose.journal.files import Files, lock
 from fyrehose.journal.replica import REPLICA
+from fyrehose.options import counted
 from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry
 from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.replication.stream import begin_again
@@ -49,7 +50,7 @@ def reseed(config: Path, data_dir: Path | None, yes: bool) -> None:
         left = int(found.log["last"]) - int(found.log["first"]) + 1 if found.log and found.log["last"] else 0
         click.echo(
             f"the journal of server {settings.name} ends at position {end}; the shared log of cluster "
-            f"{settings.cluster} has {left:,} entries, which are deleted"
+            f"{settings.cluster} has {counted(left, 'entry', 'entries')}, to be deleted"
         )
         if not yes:
             click.confirm("begin a new shared log at this position?", abort=True)

@@ -19,7 +19,7 @@ from twisted.internet.task import Clock
 from zope.interface import implementer
 
 from fyrehose import extras
-from fyrehose.cli import exporting, main
+from fyrehose.cli import journal_export, main
 from fyrehose.errors import ConfigError, JournalGap
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import scan
@@ -99,7 +99,7 @@ ALL = sorted(
 def test_all_records_are_exported(data: Path, tmp_path: Path, name: str) -> None:
     result = export(data, tmp_path / name)
     size = (tmp_path / name).stat().st_size
-    assert (result.exit_code, result.stdout) == (0, f"81 records, {size} bytes in {tmp_path / name}\n")
+    assert (result.exit_code, result.stdout) == (0, f"81 records, {size:,} bytes in {tmp_path / name}\n")
     assert numbers(tmp_path / name) == ALL
 
 
@@ -150,7 +150,7 @@ def test_only_selected_records_are_exported(
 )
 def test_invalid_arguments_are_refused(data: Path, tmp_path: Path, name: str, words: list[str], said: str) -> None:
     result = export(data, tmp_path / name, *words)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert said in result.stderr
     assert result.stderr.count("\n") == 1
     assert not (tmp_path / name).exists()
@@ -164,9 +164,9 @@ def test_format_option_overrides_the_suffix(data: Path, tmp_path: Path) -> None:
 def test_without_pyarrow_the_error_suggests_ndjson(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
     result = export(tmp_path, tmp_path / "all.parquet")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "pip install 'fyrehose[spark]'; or write --format ndjson" in result.stderr
-    assert exporting.format_of(Path("all.ndjson"), None) == "ndjson"
+    assert journal_export.format_of(Path("all.ndjson"), None) == "ndjson"
 
 
 def damage(data: Path) -> None:
@@ -216,9 +216,9 @@ def test_missing_journal_or_directory_is_reported(data: Path, tmp_path: Path, na
 @pytest.mark.parametrize("name", FORMS)
 def test_progress_ends_at_the_end(data: Path, tmp_path: Path, name: str) -> None:
     seen: list[tuple[int, int]] = []
-    wanted = exporting.selected((), None, None)
-    form = exporting.format_of(tmp_path / name, None)
-    exported = exporting.export(data, tmp_path / name, form, wanted, False, lambda *n: seen.append(n))
+    wanted = journal_export.selected((), None, None)
+    form = journal_export.format_of(tmp_path / name, None)
+    exported = journal_export.export(data, tmp_path / name, form, wanted, False, lambda *n: seen.append(n))
     assert exported.records == 81
     assert seen == sorted(seen)
     assert seen[-1][0] == seen[-1][1]
@@ -252,7 +252,7 @@ def test_export_through_a_symbolic_link_keeps_the_link(data: Path, tmp_path: Pat
 @pytest.mark.parametrize("words", [("latest", None), ("earliest", None), (None, "latest"), (None, "earliest")])
 def test_earliest_and_latest_are_refused_as_bounds(words: tuple[str | None, str | None]) -> None:
     with pytest.raises(ConfigError, match="expected a number or a time"):
-        exporting.selected((), *words)
+        journal_export.selected((), *words)
 
 
 def test_terminated_export_leaves_no_temporary_file(data: Path, tmp_path: Path) -> None:
@@ -262,7 +262,9 @@ def test_terminated_export_leaves_no_temporary_file(data: Path, tmp_path: Path) 
 
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as ended:
-        exporting.export(data, tmp_path / "a.ndjson", "ndjson", exporting.selected((), None, None), False, end)
+        journal_export.export(
+            data, tmp_path / "a.ndjson", "ndjson", journal_export.selected((), None, None), False, end
+        )
     assert ended.value.code == 128 + signal.SIGTERM
     assert list(tmp_path.glob(".*.tmp")) == []
     assert not (tmp_path / "a.ndjson").exists()

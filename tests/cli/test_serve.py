@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from twisted.scripts import twistd
 
 from fyrehose import __version__
-from fyrehose.cli import main, starting
-from fyrehose.cli.starting import ServeOptions
+from fyrehose.cli import main
+from fyrehose.cli.serve import ServeOptions, serve
 from fyrehose.server import tap
 
 
@@ -60,7 +60,7 @@ def test_every_option_of_the_server_is_an_option_of_serve() -> None:
 def test_twistd_runs_the_server_without_looking_for_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[Any] = []
     monkeypatch.setattr(twistd, "runApp", ran.append)
-    starting.serve(["--data-dir", "here"])
+    serve(["--data-dir", "here"])
     (config,) = ran
     assert config.subCommand == "fyrehose"
     assert config.loadedPlugins["fyrehose"].makeService is tap.makeService
@@ -71,16 +71,24 @@ def test_twistd_runs_the_server_without_looking_for_plugins(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--port", "1"], "fyrehose serve: option --port not recognized"),
-        (["8119"], "fyrehose serve: unexpected argument '8119'; use --listen PROTOCOL=ENDPOINT"),
-        (["--umask", "x"], "fyrehose serve: Parameter type enforcement failed: invalid literal"),
+        (["--port", "1"], "fyrehose serve: unknown option --port"),
+        (["data"], "fyrehose serve: unexpected argument 'data'; every value follows an option, such as --data-dir DIR"),
+        (
+            ["figg=tcp:1"],
+            "fyrehose serve: unexpected argument 'figg=tcp:1'; every value follows an option, such as --l",
+        ),
+        (["--umask", "999"], "fyrehose serve: invalid --umask '999': expected an octal number, such as 027"),
+        (["--uid", "nobody-here"], "fyrehose serve: invalid --uid 'nobody-here': there is no such user"),
+        (["--gid", "nobody-here"], "fyrehose serve: invalid --gid 'nobody-here': there is no such group"),
     ],
 )
-def test_invalid_options_are_one_line(words: list[str], said: str) -> None:
+def test_invalid_options_are_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as raised:
         parsed(*words)
-    assert str(raised.value).startswith(said)
-    assert "\n" not in str(raised.value)
+    assert raised.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith(said)
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])

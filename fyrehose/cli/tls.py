@@ -13,7 +13,7 @@ from zope.interface import directlyProvides, providedBy
 from fyrehose.errors import ConfigError
 
 
-class Encrypted:
+class TLSReactor:
     """A reactor whose ``connectTCP`` connects by TLS.
 
     :param host: the name that the server's certificate must have

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import attrs
-from rich.console import Console
 from rich.table import Table
 
 from fyrehose import plugins
+from fyrehose.cli.tables import terminal
 from fyrehose.extras import SPARK, Extra
-
-#: Width of a table that is written to a file or a pipe, in columns.
-WIDTH = 160
-
-
-def terminal() -> Console:
-    """Return the console for tables; a file or a pipe gets :data:`WIDTH`, so that nothing is cut off."""
-    console = Console()
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=WIDTH)
+from fyrehose.options import shown_value, typed
 
 
 def show(names: Sequence[str], details: bool) -> None:
@@ -44,14 +35,6 @@ def show(names: Sequence[str], details: bool) -> None:
         options = Table("option", "default", "description", box=None, pad_edge=False)
         for field in attrs.fields(plugins.load(name).settings):
             default = getattr(plugins.load(name).settings(), field.name)
-            options.add_row(f"{name}.{field.name.replace('_', '-')}", _shown(default), field.metadata["help"])
+            options.add_row(f"{name}.{typed(field.name)}", shown_value(field, default), field.metadata["help"])
         console.print()
         console.print(options)
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, tuple | list):
-        return ",".join(map(str, value)) or "-"
-    return "-" if value is None or value == "" else str(value)

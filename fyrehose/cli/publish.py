@@ -20,7 +20,7 @@ from fyrehose.cli.progress import SpeedColumn
 from fyrehose.cli.running import connected, worker
 from fyrehose.cli.sources import Source
 from fyrehose.errors import FyrehoseError
-from fyrehose.options import shown_size
+from fyrehose.options import counted, shown_size
 
 #: Timeout of closing the publisher, in seconds.
 CLOSE_TIMEOUT = 5.0
@@ -83,13 +83,13 @@ class PublishCounts:
 
     def summary(self, seconds: float) -> str:
         """Return the counts as one line, after so many ``seconds``."""
-        messages = f"{self.published} message{'' if self.published == 1 else 's'} ({shown_size(self.size)})"
+        messages = f"{counted(self.published, 'message')} ({shown_size(self.size)})"
         if self.acknowledged == self.published:
             rate = f", {self.published / seconds:,.0f}/s" if seconds > 0.1 else ""
             return f"{messages} published and acknowledged in {seconds:.1f} s{rate}"
         because = f": {self.reason}" if self.reason else ""
         missing = self.published - self.acknowledged
-        return f"{messages} published, {self.acknowledged} acknowledged, {missing} not acknowledged{because}"
+        return f"{messages} published, {self.acknowledged:,} acknowledged, {missing:,} not acknowledged{because}"
 
 
 async def publish(

@@ -12,10 +12,9 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from fyrehose.cli import tailing
 from fyrehose.cli.contacts import Contacts
 from fyrehose.cli.formats import text
-from fyrehose.cli.tailing import HIGH, LOW, NamedTail, tail
+from fyrehose.cli.tail import HIGH, LOW, NamedTail, tail
 from fyrehose.errors import FyrehoseError
 from fyrehose.records import Run
 
@@ -65,8 +64,8 @@ class Follower:
         self.jobs: list[tuple[Callable[[], None], Deferred[None]]] = []
         self.written: list[bytes] = []
         self.outcome: list[Any] = []
-        monkeypatch.setattr(tailing, "worker", lambda reactor: self)
-        monkeypatch.setattr(tailing, "_write", lambda fd, data: self.written.append(data))
+        monkeypatch.setattr("fyrehose.cli.tail.worker", lambda reactor: self)
+        monkeypatch.setattr("fyrehose.cli.tail._write", lambda fd, data: self.written.append(data))
         self.contacts = Contacts("figg at h:1")
         self.tailer = Tailer()
         made = tail(self.clock, self.tailer, "notes", text, count, idle, 5.0, self.contacts, since, named)
@@ -169,12 +168,12 @@ def test_records_before_connect_returns_are_written(monkeypatch: pytest.MonkeyPa
     assert follower.outcome == [0]
 
 
-def test_closed_pipe_ends_the_tail_without_error(follower: Follower, capsys: pytest.CaptureFixture[str]) -> None:
+def test_closed_pipe_ends_the_tail_at_once(follower: Follower, capsys: pytest.CaptureFixture[str]) -> None:
     follower.records(b"a")
     follower.records(b"b")
     follower.write(BrokenPipeError(errno.EPIPE, "Broken pipe"))
     follower.write(BrokenPipeError(errno.EPIPE, "Broken pipe"))
-    assert follower.outcome == [0]
+    assert [type(error) for error in follower.outcome] == [BrokenPipeError]
     assert capsys.readouterr().err == ""
 
 
@@ -327,4 +326,4 @@ def test_a_record_that_cannot_be_written_is_not_consumed(monkeypatch: pytest.Mon
     follower.write(BrokenPipeError())
     follower.clock.advance(0)
     assert not done
-    assert follower.outcome == [0]
+    assert [type(error) for error in follower.outcome] == [BrokenPipeError]

@@ -40,7 +40,8 @@ async def serve(reactor: Any, directory: Path, place: str, token_file: str = "",
         factory = ServeFactory(directory, hosts_of(endpoint, names), token, reactor)
         listening = reactor.listenTCP(int(port), factory, interface=host)
     except CannotListenError as error:
-        raise FyrehoseError(f"cannot listen on {place}: {error.socketError}") from error
+        reason = getattr(error.socketError, "strerror", None) or error.socketError
+        raise FyrehoseError(f"cannot listen on {place}: {reason}; choose another --listen") from error
     address = listening.getHost()
     shown = f"[{address.host}]" if ":" in address.host else address.host
     click.echo(f"serving {directory} at http://{shown}:{address.port}")

@@ -11,6 +11,7 @@ import click
 from fyrehose.cli.progress import progress_bar
 from fyrehose.cli.values import DURATION
 from fyrehose.errors import ConfigError
+from fyrehose.options import counted
 
 if TYPE_CHECKING:
     from fyrehose.journal.offline.replica import Replica
@@ -106,6 +107,7 @@ def _figures(replica: Replica) -> str:
     done = replica.done
     deleted = f", old segments deleted: {done.deleted:,}" if done.deleted else ""
     return (
-        f"{done.records:,} records in {done.batches:,} batches ({done.size:,} bytes) copied and verified{deleted}; "
+        f"{counted(done.records, 'record')} in {counted(done.batches, 'batch', 'batches')} "
+        f"({counted(done.size, 'byte')}) copied and verified{deleted}; "
         f"{replica.directory} is complete up to position {replica.position}"
     )

@@ -77,14 +77,14 @@ def test_error_is_one_line_and_an_exit_status(data: Path, tmp_path: Path) -> Non
     try:
         for words, status, said in (
             (("backup", tmp_path / "typo", backup), 1, "there is no such directory"),
-            (("backup", data, data), 1, "cannot be a copy of itself"),
-            (("backup", data, home), 1, "has files and is no backup"),
-            (("backup", data, backup, "--subscription", "a/b"), 1, "invalid name of a subscription"),
-            (("backup", data, backup, "--every", "0"), 1, "invalid --every: expected more than 0"),
-            (("backup", "s3://bucket", backup), 1, "expected a directory, or http://HOST:PORT"),
+            (("backup", data, data), 2, "cannot be a copy of itself"),
+            (("backup", data, home), 2, "has files and is no backup"),
+            (("backup", data, backup, "--subscription", "a/b"), 2, "invalid name of a subscription"),
+            (("backup", data, backup, "--every", "0"), 2, "invalid --every: expected more than 0"),
+            (("backup", "s3://bucket", backup), 2, "expected a directory, or http://HOST:PORT"),
             (("backup", data, backup, "--token-file", "none"), 0, ""),
             (("backup", backup, data), 5, "is in use by another process"),
-            (("restore", backup, data), 1, "is not empty; name an empty or a new directory"),
+            (("restore", backup, data), 2, "is not empty; name an empty or a new directory"),
             (("restore", tmp_path / "typo", home / "x"), 1, "there is no such directory"),
         ):
             result = run(*words)

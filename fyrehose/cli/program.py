@@ -1,0 +1,111 @@
+"""What every program of Fyrehose does with an error and with output that nobody reads: one line, and an exit status.
+
+0    it has done what it should
+1    it failed, or only a part was done
+2    it was typed wrong, or an option, an address or a file of options cannot be used
+3-7  what the error says, see :mod:`fyrehose.errors`
+128 plus a signal  the signal ended it; 141 (SIGPIPE): the reader of its output, such as ``head``, has closed it
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import click
+
+from fyrehose.errors import FyrehoseError
+
+#: The exit status of a command whose output nobody reads any more: that of a process that SIGPIPE ended.
+UNREAD = 128 + signal.SIGPIPE
+
+
+class Program(click.Group):
+    """The outermost group of commands, which reports each error as one line and an exit status."""
+
+    #: its name in front of errors
+    program: ClassVar[str] = "fyrehose"
+
+    def explained(self, error: Exception) -> FyrehoseError | None:
+        """Return *error* as one for the user; None: its traceback is shown, because it is a bug."""
+        return error if isinstance(error, FyrehoseError) else None
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run the program."""
+        _occupy_standard_descriptors()
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                # A stream's name may have characters that the terminal's encoding lacks.
+                stream.reconfigure(errors="backslashreplace")
+        return super().main(*args, **extra)
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Parse the options of the program; ``--help`` prints, too."""
+        with self._reported():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        with self._reported():
+            return super().invoke(ctx)
+
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        try:
+            yield
+        except (click.exceptions.Exit, click.ClickException, click.Abort):
+            raise
+        except Exception as error:
+            status = self._status_after(error)
+            if status is None:
+                raise
+            _forget_output()
+            sys.exit(status)
+
+    def _status_after(self, error: Exception) -> int | None:
+        """Report *error*, and return the exit status; None: it is a bug."""
+        if isinstance(error, BrokenPipeError) and _unread():
+            return UNREAD
+        explained = self.explained(error)
+        if explained is not None:
+            click.echo(f"{self.program}: {explained}", err=True)
+            return explained.exit_status
+        if isinstance(error, OSError):
+            place = f"{error.filename}: " if error.filename else ""
+            click.echo(f"{self.program}: {place}{error.strerror or error}", err=True)
+            return 1
+        return None
+
+
+def _unread() -> bool:
+    """Return whether the reader of standard output or standard error has closed it; a socket may be broken, too."""
+    poll = select.poll()
+    for descriptor in (1, 2):
+        poll.register(descriptor, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+
+
+def _occupy_standard_descriptors() -> None:
+    """Open /dev/null for each of the descriptors 0 to 2 that is closed, in the mode that makes its use fail.
+
+    Otherwise a socket would get that number, and output would be written to it.
+    """
+    for descriptor, mode in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, mode)
+
+
+def _forget_output() -> None:
+    """Discard output that could not be written, so that the interpreter does not try again when it exits."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
