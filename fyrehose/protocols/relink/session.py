@@ -2,9 +2,10 @@
 
     in: bytes that the reactor read, calls of the owner      out: events for the owner, bytes for the peer
 
-Two machines define the states of a connection.  An error of the peer never raises: the last event is Broken, and the
-link is lost (its state is suspect, and the peer would send the same packet again).  The end of the transport is no
-error: the link stays, detached, and waits for the next connection.
+Two machines define the states of a connection.  An error of the peer never raises: the last event is Broken, and
+nothing more is decoded.  The link is lost (its state is suspect, and the peer would send the same packet again), but it
+stays attached until the owner calls ``fenced``: so the owner can acknowledge what came before the error.  The end of
+the transport is no error: the link stays, detached, and waits for the next connection.
 """
 
 from __future__ import annotations
@@ -103,9 +104,7 @@ class RelinkSession:
                 detail = f"{self._decoder.size} bytes arrived before the handshake was complete"
                 raise RemoteProtocolError("too-early", detail)
         except RemoteProtocolError as error:
-            if self.linked and self.link is not None:
-                self.link.over = True
-            self.fenced()
+            self._stop_decoding()
             self._events.append(Broken(error=error))
         return self._take_events()
 
@@ -113,8 +112,8 @@ class RelinkSession:
         """Detach the link; nothing that this connection has received or still receives has an effect (L4)."""
         if self.linked and self.link is not None:
             self.link.detach()
-        self._closed, self.linked, self.awaited = True, False, None
-        self._decoder.clear()
+        self.linked = False
+        self._stop_decoding()
         return []
 
     #: The transport has ended.
@@ -157,6 +156,11 @@ class RelinkSession:
         self._events.append(event)
 
     # Private.
+
+    def _stop_decoding(self) -> None:
+        """Drop the bytes that are not decoded, and ignore all that follow."""
+        self._closed, self.awaited = True, None
+        self._decoder.clear()
 
     def _take_events(self) -> list[SessionEvent]:
         found, self._events = self._events, []

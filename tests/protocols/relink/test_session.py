@@ -276,7 +276,7 @@ def test_first_violation_among_gathered_messages_is_reported(why: str) -> None:
         (b"\x1d" + bytes(7), "format-unknown"),
     ],
 )
-def test_protocol_violations_end_the_link(data: bytes, expected: str | None) -> None:
+def test_nothing_is_decoded_behind_a_violation(data: bytes, expected: str | None) -> None:
     for chunks in every_chunking(data):
         session = listener()
         found = feed(session, chunks)
@@ -284,9 +284,11 @@ def test_protocol_violations_end_the_link(data: bytes, expected: str | None) -> 
             assert found == [], "operations on forgotten channels are ignored"
             continue
         assert cause(found) == expected
-        assert session.link is not None
-        assert session.link.over
         assert session.receive_data(MESSAGE) == []
+        assert session.link is not None
+        assert session.link.attached, "the owner can still acknowledge what came before"
+        session.fenced()
+        assert not session.link.attached
         assert session.data_to_send() == []
 
 

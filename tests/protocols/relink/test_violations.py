@@ -148,7 +148,6 @@ def expect_end(server: Any, peer: Any, cause: str) -> None:
     assert again.events[0].lost is peer.link, "the peer gets a new link"
 
 
-@pytest.mark.xfail(strict=True, reason="messages before a violation are stored without an acknowledgement")
 @pytest.mark.parametrize("auto", [True, False], ids=["at-once", "later"])
 @named(BY_PLAIN)
 @pytest.mark.usefixtures("small")
@@ -163,7 +162,6 @@ def test_plain_messages_before_a_violation_are_acknowledged(
         expect_end(server, peer, cause)
 
 
-@pytest.mark.xfail(strict=True, reason="messages before a violation are stored without an acknowledgement")
 @pytest.mark.parametrize("auto", [True, False], ids=["at-once", "later"])
 @named(BY_TRANSACTIONAL)
 @pytest.mark.usefixtures("small")
@@ -180,7 +178,6 @@ def test_transactions_before_a_violation_are_acknowledged(
         expect_end(server, peer, cause)
 
 
-@pytest.mark.xfail(strict=True, reason="messages before a violation are stored without an acknowledgement")
 @pytest.mark.usefixtures("small")
 def test_results_before_one_too_many_are_acknowledged(make_server: Any) -> None:
     server = make_server()
@@ -252,7 +249,16 @@ def test_acknowledgements_before_a_violation_by_the_listener_count(
         assert wire.near.transport.aborted or wire.near.transport.disconnecting
 
 
-@pytest.mark.xfail(strict=True, reason="messages before a violation are stored without an acknowledgement")
+def test_client_acknowledges_messages_before_a_violation_by_the_listener(make_client: Any) -> None:
+    taken: list[bytes] = []
+    _, wire = make_client("subscribe:s", on_message=lambda channel, number, parts: taken.append(parts[0]))
+    wire.near.transport.clear()
+    wire.near.dataReceived(Message(channels=(0,), parts=(b"one",)).serialize(4) + b"\xa0" + bytes(7))
+    assert taken == [b"one"]
+    assert Acknowledgement(kind=Ack.CONSUMED, channels=(0,)).serialize(4) in wire.near.transport.value()
+    assert wire.near.transport.disconnecting
+
+
 @pytest.mark.parametrize("transactional", [False, True])
 def test_a_client_that_sends_the_lost_messages_again_doubles_none(
     make_client: Any, make_server: Any, transactional: bool
