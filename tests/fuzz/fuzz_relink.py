@@ -164,7 +164,7 @@ class Fuzzer:
             assert len(link.receiving) <= self.limits.channels
             session.data_to_send()
             session.receive_eof()
-            link.unknown()
+            link.unsettled()
             found.append(_plainly(got))
         timed = [last for one in found for last in one[-1:] if last[0] is Broken and last[1] in TIMED]
         # So it is with transactions that are too large by the bytes of all that waits.

@@ -236,8 +236,8 @@ class Side:
         """Say what nobody knows."""
         self.world.was_lost = True
         self.inbox.clear()
-        for unknown in link.unknown():
-            self.world.reported.add((self.world.key(self, unknown.channel), unknown.seq))
+        for message in link.unsettled():
+            self.world.reported.add((self.world.key(self, message.channel), message.seq))
         for channel in link.sending:
             self.world.next_incarnation(self, channel)
 

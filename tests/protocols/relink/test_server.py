@@ -225,8 +225,8 @@ def test_messages_before_a_refused_one_are_acknowledged(make_server: Any, togeth
     assert server.payloads() == [b"1", b"2", b"3", *([b"5"] if together else [])]
     assert not server.registry.entries, "a resumed link would send the same message again"
     peer.leave()
-    unknown = [parts.parts[0] for parts in peer.link.unknown()]
-    assert unknown == [b"too large", b"4", *([] if together else [b"5"])]
+    unsettled = [message.parts[0] for message in peer.link.unsettled()]
+    assert unsettled == [b"too large", b"4", *([] if together else [b"5"])]
 
 
 def test_messages_before_a_policy_change_are_acknowledged(make_server: Any) -> None:

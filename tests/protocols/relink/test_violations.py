@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fyrehose.protocols.relink import events, receiving
-from fyrehose.protocols.relink.events import UnknownOutcome
+from fyrehose.protocols.relink.events import MessageOutcome, UnknownOutcome
 from fyrehose.protocols.relink.frames import RESUME, SHUTDOWN, Ack, Acknowledgement, Message, Op, Operation
 from fyrehose.protocols.relink.limits import LinkLimits
 from fyrehose.protocols.relink.settings import RelinkSettings
@@ -245,7 +245,10 @@ def test_acknowledgements_before_a_violation_by_the_listener_count(
         assert outcomes[0] == [None]
         if cause != "consumed-undecided":
             assert outcomes[1][0].check(UnknownOutcome)
-            assert [one.parts for one in lost] == [(b"1",), (b"undecided",)]
+            assert [(one.parts, one.outcome) for one in lost] == [
+                ((b"1",), MessageOutcome.UNKNOWN),
+                ((b"undecided",), MessageOutcome.NOT_PROCESSED),
+            ]
         assert wire.near.transport.aborted or wire.near.transport.disconnecting
 
 
@@ -281,7 +284,7 @@ def test_a_client_that_sends_the_lost_messages_again_doubles_none(
     wire.pump()
     assert outcomes[:3] == [None] * 3
     assert outcomes[3].check(UnknownOutcome)
-    assert [one.parts for one in lost] == [(b"x" * 100,)]
+    assert [(one.parts, one.outcome) for one in lost] == [((b"x" * 100,), MessageOutcome.UNKNOWN)]
     assert server.payloads() == [b"1", b"2", b"3"]
 
 
