@@ -322,6 +322,7 @@ def test_every_test_has_a_module() -> None:
         # The session and the server of one protocol together, with the broker.
         "tests/protocols/http/test_keys.py",
         "tests/protocols/relink/test_subscriptions.py",
+        "tests/protocols/relink/test_forgotten.py",
         "tests/protocols/relink/test_violations.py",
         # The programs in examples/ and in the recipes.
         "tests/spark/test_pipeline.py",
