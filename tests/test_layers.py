@@ -323,6 +323,7 @@ def test_every_test_has_a_module() -> None:
         "tests/protocols/http/test_keys.py",
         "tests/protocols/relink/test_subscriptions.py",
         "tests/protocols/relink/test_forgotten.py",
+        "tests/protocols/relink/test_refused_transactions.py",
         "tests/protocols/relink/test_violations.py",
         # The programs in examples/ and in the recipes.
         "tests/spark/test_pipeline.py",

@@ -30,12 +30,21 @@ class Received:
     messages: MessageSequence
 
 
+class DropReason(Enum):
+    """Why undecided messages were not kept until their commit."""
+
+    COUNT = "more than twice `backlog` messages of the channel were undecided"
+    SIZE = "more than twice `backlog_size` bytes of the link were undecided"
+    MEMORY = "all links together had too many bytes"
+    FORGOTTEN = "the process was restarted, or could not write, after it had acknowledged them as received"
+
+
 @attrs.frozen(kw_only=True, slots=True)
 class Decided:
     """The peer commits or rolls back its messages ``first`` to ``last``; the owner has to stage and settle them.
 
     :ivar commit: True for a commit, False for a rollback
-    :ivar dropped: the messages were not kept, because too many were undecided; a commit of them has to fail
+    :ivar dropped: why the messages were not kept; a commit of them has to fail.  None: they were kept
     """
 
     channel: int
@@ -43,7 +52,7 @@ class Decided:
     last: int
     commit: bool
     messages: MessageSequence
-    dropped: bool = False
+    dropped: DropReason | None = None
 
 
 @attrs.frozen(kw_only=True, slots=True)

@@ -61,7 +61,6 @@ def come_back(peer: Any, report: bytes, restart: bool = True) -> Any:
 
 
 @pytest.mark.parametrize("number", [2, None], ids=["numbered", "plain"])
-@pytest.mark.xfail(strict=True, reason="a decision about forgotten messages gets no answer, or ends the link")
 def test_commit_of_messages_that_a_restart_has_lost_is_uncommitted(make_server: Any, number: int | None) -> None:
     server = make_server()
     peer = publish(server, message(b"1") + message(b"2") + message(b"3"))
@@ -80,7 +79,6 @@ def test_commit_of_messages_that_a_restart_has_lost_is_uncommitted(make_server: 
     assert server.payloads() == [b"4"]
 
 
-@pytest.mark.xfail(strict=True, reason="a decision about forgotten messages gets no answer, or ends the link")
 def test_commit_behind_durable_messages_is_no_violation_after_a_restart(make_server: Any) -> None:
     server = make_server()
     peer = publish(server, message(b"1") + decision(Op.COMMIT, 0) + message(b"2") + message(b"3"))
@@ -92,7 +90,6 @@ def test_commit_behind_durable_messages_is_no_violation_after_a_restart(make_ser
     assert server.payloads() == [b"1"]
 
 
-@pytest.mark.xfail(strict=True, reason="a decision about forgotten messages gets no answer, or ends the link")
 def test_new_messages_of_the_same_transaction_are_uncommitted_too(make_server: Any) -> None:
     """The server numbers them too low, because it does not know of those that it has forgotten."""
     server = make_server()
@@ -104,7 +101,6 @@ def test_new_messages_of_the_same_transaction_are_uncommitted_too(make_server: A
     assert server.payloads() == []
 
 
-@pytest.mark.xfail(strict=True, reason="a decision about forgotten messages gets no answer, or ends the link")
 def test_rollback_of_messages_that_a_restart_has_lost_is_consumed(make_server: Any) -> None:
     server = make_server()
     peer = publish(server, message(b"1") + message(b"2"))
@@ -118,7 +114,6 @@ def test_rollback_of_messages_that_a_restart_has_lost_is_consumed(make_server: A
     assert server.count("transactions-forgotten") == 0
 
 
-@pytest.mark.xfail(strict=True, reason="a decision about forgotten messages gets no answer, or ends the link")
 def test_answer_survives_another_restart(make_server: Any) -> None:
     server = make_server()
     peer = publish(server, message(b"1") + message(b"2"))
@@ -131,7 +126,6 @@ def test_answer_survives_another_restart(make_server: Any) -> None:
     assert written(once_more) == b"", "the message was decided before"
 
 
-@pytest.mark.xfail(strict=True, reason="a decision about forgotten messages gets no answer, or ends the link")
 def test_commit_of_messages_that_a_full_disk_has_rewound_is_uncommitted(make_server: Any) -> None:
     """A refused write forgets the undecided messages of its channel as well, without a restart."""
     server = make_server()
@@ -147,7 +141,6 @@ def test_commit_of_messages_that_a_full_disk_has_rewound_is_uncommitted(make_ser
     assert server.payloads() == []
 
 
-@pytest.mark.xfail(strict=True, reason="a decision about forgotten messages gets no answer, or ends the link")
 def test_commit_on_an_unknown_channel_is_answered(make_server: Any) -> None:
     """Nothing was forgotten on this link, so the channel stays unknown."""
     server = make_server()
@@ -168,7 +161,6 @@ def test_commit_of_unsent_messages_is_a_violation_while_nothing_was_forgotten(ma
     assert server.count("operation-on-unreceived") == 1
 
 
-@pytest.mark.xfail(strict=True, reason="a decision about forgotten messages gets no answer, or ends the link")
 def test_commit_behind_shutdown_is_answered_after_a_restart(make_server: Any) -> None:
     """``shutdown`` forbids new channels, and this one was opened before."""
     server = make_server()
