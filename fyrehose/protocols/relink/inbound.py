@@ -259,7 +259,9 @@ class Inbound(LinkState):
     def send_report(self) -> None:
         """Send the report of each channel on a resumed link, and resume (R5)."""
         for channel in self.receiving.values():
-            if self.durable and not channel.resumable:
+            # A peer that does not send forgotten messages again has got all later ones numbered too low.  If they were
+            # kept, it would take their `received` for that of others, and send messages again that are here already.
+            if self.durable and (self.forgetful or not channel.resumable):
                 self._rewind(channel)
             for packet in channel.report():
                 self.emit(packet, self.peer_size)

@@ -101,6 +101,21 @@ def test_new_messages_of_the_same_transaction_are_uncommitted_too(make_server: A
     assert server.payloads() == []
 
 
+def test_messages_that_are_numbered_too_low_are_not_kept_over_a_reconnection(make_server: Any) -> None:
+    """Otherwise the server would have two messages twice, and commit them in place of those that it has forgotten."""
+    server = make_server()
+    peer = publish(server, message(b"1") + message(b"2"))
+    assert written(peer) == acknowledged((Ack.RECEIVED, 1))
+    again = come_back(peer, report=b"")
+    again.say(message(b"3") + message(b"4"))
+    assert written(again) == acknowledged((Ack.RECEIVED, 1))
+    again.session.receive_eof()
+    once_more = come_back(again, report=b"", restart=False)
+    once_more.say(message(b"3") + message(b"4") + decision(Op.COMMIT, 3))
+    assert written(once_more) == acknowledged((Ack.UNCOMMITTED, 3), (Ack.CONSUMED, 3))
+    assert server.payloads() == []
+
+
 def test_rollback_of_messages_that_a_restart_has_lost_is_consumed(make_server: Any) -> None:
     server = make_server()
     peer = publish(server, message(b"1") + message(b"2"))
