@@ -137,8 +137,9 @@ class Publishing(Endpoint):
             case events.Decided():
                 self.decided(event)
             case events.Finished():
-                channel = self.link.receiving[event.channel]
-                if not channel.leaving:
+                # A channel that is closed twice in one read is gone already if the first write has settled at once.
+                channel = self.link.receiving.get(event.channel)
+                if channel is not None and not channel.leaving:
                     channel.leaving = True
                     self.protocol.write([], {event.channel: None})
             case events.PeerShutdown():
