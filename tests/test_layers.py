@@ -25,6 +25,7 @@ SANS_IO = (
     "fyrehose.records",
     "fyrehose.errors",
     "fyrehose.options",
+    "fyrehose.sessions",
     "fyrehose.journal.format",
     "fyrehose.kernels*",
     "fyrehose.ndjson",
@@ -39,7 +40,7 @@ SANS_IO = (
 OUTSIDE = {"twisted", "zmq", "pyspark", "pyarrow", "socket", "asyncio", "threading", "time"}
 
 #: Contracts, and what is nothing but the implementation of one: tests/conformance has their tests.
-UNTESTED = {"fyrehose.interfaces", "fyrehose.core.sequencer"}
+UNTESTED = {"fyrehose.interfaces", "fyrehose.sessions", "fyrehose.core.sequencer"}
 
 
 def module_name(path: Path) -> str:
@@ -170,7 +171,7 @@ def test_only_programs_import_the_reactor(module: str) -> None:
 #: such as the command line, may import everything.
 LAYERS = (
     ("kernels", "lazy"),
-    ("errors", "extras", "records", "options", "identity", "interfaces", "ndjson", "ownlog", "observe"),
+    ("errors", "extras", "records", "options", "identity", "interfaces", "sessions", "ndjson", "ownlog", "observe"),
     ("journal", "core"),
     ("net",),
     ("web",),

@@ -23,6 +23,7 @@ from fyrehose.protocols.relink.frames import RESUME
 from fyrehose.protocols.relink.handshake_events import Linked, SessionEvent
 from fyrehose.protocols.relink.limits import LinkLimits
 from fyrehose.protocols.relink.link import Link
+from fyrehose.sessions import ByteSession
 
 
 class Inputs(Protocol):
@@ -45,7 +46,7 @@ class Inputs(Protocol):
 
 
 @attrs.define(eq=False)
-class RelinkSession:
+class RelinkSession(ByteSession):
     """The common part of both sessions.
 
     :ivar link: the link; before the end of the handshake the connector's old one, if it has one
@@ -89,6 +90,15 @@ class RelinkSession:
     def ready(self) -> bool:
         """Whether received bytes may hold another packet."""
         return self.linked and self._decoder.ready
+
+    @property
+    def more(self) -> bool:
+        """Whether :meth:`next_events` can return events, because packets are no longer held back."""
+        return self.ready and self.link is not None and not (self.link.blocked or self.link.over)
+
+    def next_events(self) -> list[SessionEvent]:
+        """Return the events of packets that were held back."""
+        return self.receive_data(b"") if self.more else []
 
     def receive_data(self, data: bytes) -> list[SessionEvent]:
         """Return the events that *data* completes."""
