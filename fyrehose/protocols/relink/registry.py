@@ -235,7 +235,7 @@ class Registry:
         if not hello.link_id or hello.epoch != self.epoch:
             return None
         entry = self.entries.get(linklog.name_of(hello.epoch, hello.link_id))
-        if entry is None or entry.ending:
+        if entry is None or entry.ending or entry.link.over:
             self.broker.counters.add("relink", "links-unknown")
             return None
         if entry.link.terms != hello.terms or entry.identity != identity:
