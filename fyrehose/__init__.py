@@ -34,6 +34,7 @@ __all__ = [
     "interfaces",
     "options",
     "plugins",
+    "sessions",
 ]
 
 __version__ = "1.0.0rc1"

@@ -26,6 +26,7 @@ SANS_IO = (
     "fyrehose.errors",
     "fyrehose.options",
     "fyrehose.patterns",
+    "fyrehose.sessions",
     "fyrehose.journal.format",
     "fyrehose.kernels*",
     "fyrehose.ndjson",
@@ -40,7 +41,7 @@ SANS_IO = (
 OUTSIDE = {"twisted", "zmq", "pyspark", "pyarrow", "socket", "asyncio", "threading", "time"}
 
 #: Contracts, and what is nothing but the implementation of one: tests/conformance has their tests.
-UNTESTED = {"fyrehose.interfaces", "fyrehose.core.sequencer"}
+UNTESTED = {"fyrehose.interfaces", "fyrehose.sessions", "fyrehose.core.sequencer"}
 
 
 def module_name(path: Path) -> str:
@@ -171,7 +172,10 @@ def test_only_programs_import_the_reactor(module: str) -> None:
 #: such as the command line, may import everything.
 LAYERS = (
     ("kernels", "lazy"),
-    ("errors", "extras", "records", "options", "identity", "interfaces", "patterns", "ndjson", "ownlog", "observe"),
+    (
+        *("errors", "extras", "records", "options", "identity", "interfaces", "sessions", "patterns", "ndjson"),
+        *("ownlog", "observe"),
+    ),
     ("journal", "core"),
     ("net",),
     ("web",),
@@ -326,6 +330,9 @@ def test_every_test_has_a_module() -> None:
         "tests/protocols/http/test_keys.py",
         "tests/protocols/http/test_memory.py",
         "tests/protocols/relink/test_subscriptions.py",
+        "tests/protocols/relink/test_forgotten.py",
+        "tests/protocols/relink/test_refused_transactions.py",
+        "tests/protocols/relink/test_violations.py",
         # The programs in examples/ and in the recipes.
         "tests/spark/test_pipeline.py",
         "tests/spark/test_sinks.py",

@@ -13,7 +13,7 @@ from twisted.internet.endpoints import clientFromString
 from twisted.internet.task import react
 
 from fyrehose import Run
-from fyrehose.net.several import AnyServer
+from fyrehose.net import AnyServer
 from fyrehose.protocols.figg import FiggClient
 
 

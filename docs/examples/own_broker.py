@@ -23,7 +23,7 @@ from fyrehose.core import Budget, Cursor, Fanout, NoSubscriptions
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, ISink
 from fyrehose.net import TCPService
-from fyrehose.observe.counters import Counters
+from fyrehose.observe import Counters
 from fyrehose.protocols.figg import FiggFactory, FiggSettings
 
 

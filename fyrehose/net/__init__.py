@@ -1,4 +1,4 @@
-"""The shared parts of protocol servers: sockets, TLS, endpoints, and limits of connections."""
+"""The shared parts of protocol servers: sockets, TLS, endpoints, and limits of connections; servers for clients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from fyrehose.lazy import lazily
 if TYPE_CHECKING:
     from fyrehose.net.connections import SessionFactory
     from fyrehose.net.endpoints import TCPService
-    from fyrehose.net.tcp import Session, SessionProtocol, TCPSettings
+    from fyrehose.net.several import AnyServer
+    from fyrehose.net.tcp import Session, SessionProtocol, TCPSettings, on
     from fyrehose.net.tls import TLSSettings, add_tls
 else:
     __getattr__, __dir__ = lazily(
@@ -17,9 +18,20 @@ else:
         {
             "connections": "SessionFactory",
             "endpoints": "TCPService",
-            "tcp": "Session SessionProtocol TCPSettings",
+            "several": "AnyServer",
+            "tcp": "Session SessionProtocol TCPSettings on",
             "tls": "TLSSettings add_tls",
         },
     )
 
-__all__ = ["Session", "SessionFactory", "SessionProtocol", "TCPService", "TCPSettings", "TLSSettings", "add_tls"]
+__all__ = [
+    "AnyServer",
+    "Session",
+    "SessionFactory",
+    "SessionProtocol",
+    "TCPService",
+    "TCPSettings",
+    "TLSSettings",
+    "add_tls",
+    "on",
+]

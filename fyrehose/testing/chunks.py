@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
+
+from fyrehose.sessions import ByteSession, events_of
 
 
-class Receiver(Protocol):
-    """The receiving part of a sans-I/O session."""
-
-    def receive_data(self, data: bytes) -> list[Any]: ...
-
-
-def feed(session: Receiver, chunks: Sequence[bytes]) -> list[Any]:
+def feed(session: ByteSession, chunks: Sequence[bytes]) -> list[Any]:
     """Pass each chunk to ``session``, and return all its events in one list."""
-    return [event for chunk in chunks for event in session.receive_data(chunk)]
+    return [event for chunk in chunks for event in events_of(session, chunk)]
 
 
 def every_chunking(data: bytes, sizes: Sequence[int] = (1, 2, 3, 5, 7, 8, 13, 64, 1000)) -> Iterator[list[bytes]]:

@@ -18,6 +18,7 @@ import attrs
 import h11
 
 from fyrehose.errors import Broken, LocalProtocolError, RemoteProtocolError
+from fyrehose.sessions import ByteSession
 from fyrehose.web.hosts import FOREIGN_ORIGIN, foreign_host, host_in, same_origin
 
 #: The largest head of a request, in bytes.
@@ -79,7 +80,7 @@ class RequestRefused:
 
 
 @attrs.define(eq=False)
-class WebSession:
+class WebSession(ByteSession):
     """The server's side of one connection; subclasses turn heads and bodies of requests into events.
 
     :ivar hosts: the values of ``Host`` that are accepted, without ports; None accepts any.  This protects against DNS

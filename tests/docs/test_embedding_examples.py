@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import json
+import re
 import socket
 import sys
 from collections.abc import Iterator
@@ -24,11 +27,37 @@ from fyrehose.protocols.backbone.client import BackboneClient
 from fyrehose.protocols.figg.client import FiggClient
 from fyrehose.protocols.figg.frames import PublishRun
 from fyrehose.protocols.figg.session import FiggClientSession
+from fyrehose.protocols.lumberjack import LumberjackWriterSession
 from fyrehose.records import Run
 from fyrehose.server.service import Fyrehose
 from fyrehose.testing import MemoryJournal, RecordingSink, every_chunking
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+
+
+PAGE = EXAMPLES.parent.joinpath("embedding.md").read_text(encoding="utf-8")
+#: Names that a program of the page takes from the one before it, or that stand for the reader's own.
+GIVEN = {"reactor", "application", "journal", "port", "chunks", "after", "addresses"}
+GIVEN |= {"self", "fyrehose", "Shop", "LastMessages", "make_service"}
+
+
+def free_names(program: str) -> set[str]:
+    """Return the names that *program* uses and does not define."""
+    nodes = list(ast.walk(ast.parse(program)))
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    defined = {name.id for name in names if isinstance(name.ctx, ast.Store)}
+    defined |= {node.name for node in nodes if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+    defined |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    return {name.id for name in names} - defined - set(dir(builtins))
+
+
+def test_programs_of_the_page_import_what_they_use() -> None:
+    imported: dict[str, Any] = {}
+    for program in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        for node in ast.walk(ast.parse(program)):
+            if isinstance(node, ast.ImportFrom):
+                exec(ast.unparse(node), imported)
+        assert free_names(program) - set(imported) <= GIVEN, program
 
 
 @pytest.fixture
@@ -59,6 +88,19 @@ def test_the_codec_finds_every_message_however_the_bytes_are_cut(example: Any) -
     data = publish_frames(b"one", b"", b"two") + publish_frames(b"three", topic="u")
     for chunks in every_chunking(data, sizes=(1, 7, 64)):
         assert list(codec.published(chunks)) == [("t", b"one"), ("t", b""), ("t", b"two"), ("u", b"three")]
+
+
+@pytest.mark.parametrize("level", [0, 3], ids=["plain", "compressed"])
+def test_the_codec_finds_every_event_of_a_lumberjack_writer(example: Any, level: int) -> None:
+    codec = example("codec")
+    writer = LumberjackWriterSession(level=level)
+    for number in range(1_200):  # more windows than may be unacknowledged
+        run = Run.of("x", [b'{"n":%d}' % number], source="test")
+        writer.send_window(run.lengths, run.payload)
+    data = b"".join(writer.data_to_send())
+    for size in (len(data), 1_000):
+        chunks = [data[at : at + size] for at in range(0, len(data), size)]
+        assert list(codec.shipped(chunks)) == [(None, b'{"n":%d}' % number) for number in range(1_200)]
 
 
 def test_the_codec_raises_after_the_messages_before_a_violation(example: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,17 @@ def installed(monkeypatch: pytest.MonkeyPatch, lines_path: list[Path]) -> Iterat
     yield
     for name in [name for name in sys.modules if name.partition(".")[0] == "lines"]:
         del sys.modules[name]
+
+
+PAGE = Path(__file__).parents[2].joinpath("docs", "adding-a-protocol.md").read_text(encoding="utf-8")
+PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.partition("\n")[0])
+def test_each_program_of_the_page_imports_what_it_uses(program: str) -> None:
+    from lines.session import LineSession
+
+    exec(compile(program, "adding-a-protocol.md", "exec"), {"LineSession": LineSession})
 
 
 class LineServer:

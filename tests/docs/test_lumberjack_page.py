@@ -21,6 +21,6 @@ def test_every_option_is_in_the_table() -> None:
 
 
 def test_the_codec_example_on_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = (block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "session.more_work" in block)
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "events_of(session" in block)
     exec(compile(code, "lumberjack.md", "exec"), {})
     assert capsys.readouterr().out == "None 1 b'{}'\n[b'2A\\x00\\x00\\x00\\x01']\n"

@@ -16,18 +16,22 @@ from random import Random
 from typing import Any
 
 import attrs
+from twisted.internet.task import Clock
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import harness
 
 with harness.instrumented("fyrehose.protocols.relink", "fyrehose.kernels.pure"):
+    from fyrehose.core.broker import Broker
+    from fyrehose.core.sequencer import Sequencer
     from fyrehose.errors import Broken
     from fyrehose.kernels import NATIVE
     from fyrehose.kernels import relink as kernel
     from fyrehose.kernels.pure import relink as pure
     from fyrehose.protocols.relink import events, linklog, snapshot
     from fyrehose.protocols.relink.client_session import ConnectorSession
+    from fyrehose.protocols.relink.decoder import Decoder
     from fyrehose.protocols.relink.frames import (
         NOP,
         PING,
@@ -39,15 +43,20 @@ with harness.instrumented("fyrehose.protocols.relink", "fyrehose.kernels.pure"):
         Message,
         Op,
         Operation,
+        nearest,
     )
-    from fyrehose.protocols.relink.handshake import Hello, Terms, pack_reply, pack_version
+    from fyrehose.protocols.relink.handshake import Hello, Terms, pack_reply, pack_version, reply_size, version_size
     from fyrehose.protocols.relink.handshake_events import HelloReceived
     from fyrehose.protocols.relink.limits import LinkLimits
     from fyrehose.protocols.relink.link import Link
+    from fyrehose.protocols.relink.server import RelinkFactory
     from fyrehose.protocols.relink.server_session import ListenerSession
     from fyrehose.protocols.relink.session import RelinkSession
+    from fyrehose.protocols.relink.settings import RelinkSettings
     from fyrehose.protocols.relink.tables import Receiving
     from fyrehose.records import Run
+    from fyrehose.testing import MemoryJournal
+    from fyrehose.testing.shell import Peer as Connection
 
 LIMITS = LinkLimits(channels=3, backlog=4, backlog_size=4_000, window=5, results=2, result_runs=3)
 DEFAULTS = LinkLimits()
@@ -164,7 +173,7 @@ class Fuzzer:
             assert len(link.receiving) <= self.limits.channels
             session.data_to_send()
             session.receive_eof()
-            link.unknown()
+            link.unsettled()
             found.append(_plainly(got))
         timed = [last for one in found for last in one[-1:] if last[0] is Broken and last[1] in TIMED]
         # So it is with transactions that are too large by the bytes of all that waits.
@@ -310,6 +319,40 @@ def disks(data: bytes) -> None:
     Fuzzer(harness.Chance(data)).disks()
 
 
+def servers(data: bytes) -> None:
+    """What a server has stored is acknowledged, also if the peer broke a rule behind it."""
+    fuzzer, clock, journal = Fuzzer(harness.Chance(data)), Clock(), MemoryJournal()
+    broker = Broker(clock, journal, Sequencer())
+    broker.open()
+    factory = RelinkFactory(broker, RelinkSettings(refusal_delay=0.0, backlog=4), clock)
+    factory.startFactory()
+    peer = Connection.connect(factory, clock)
+    peer.send(pack_version(0) + Hello(terms=Terms(endpoint="publish:s", connector_size=1)).serialize())
+    answers = peer.received()[version_size(b"") + reply_size(b"") :]
+    for turn in fuzzer.turns(Peer(1, 0, decides=False), resumed=False):
+        for piece in fuzzer.pieces(turn):
+            peer.send(piece)
+        answers += peer.received(turns=20)
+    factory.stopFactory()
+    stored = sum(len(run) for run in journal.read("s", 1, 1 << 30))
+    assert _consumed(answers) == stored
+
+
+def _consumed(answers: bytes) -> int:
+    """Return how many messages the server's *answers* acknowledge as consumed, on all channels."""
+    decoder, total = Decoder(0, 1), 0
+    decoder.feed(answers)
+    consumed: dict[int, int] = {}
+    while (packet := decoder.next_packet()) is not None:
+        for channel in packet.channels if isinstance(packet, Acknowledgement) else ():
+            last = consumed.setdefault(channel, -1)
+            if packet.kind is Ack.CONSUMED:
+                consumed[channel] = last + 1 if packet.number is None else nearest(packet.number, last)
+            elif packet.kind is Ack.CLOSED:
+                total += consumed.pop(channel) + 1
+    return total + sum(consumed.values()) + len(consumed)
+
+
 def kernels(data: bytes) -> None:
     """The kernels in use, and their twins."""
     assert NATIVE, "the native kernels are not built"
@@ -333,6 +376,7 @@ DECODERS = {
     "raw": raw,
     "handshakes": handshakes,
     "disks": disks,
+    "servers": servers,
     "kernels": kernels,
 }
 

@@ -22,7 +22,7 @@ from world import Host, Violation, World
 
 from fyrehose.errors import Closed, LocalProtocolError
 from fyrehose.protocols.relink.client import RelinkClient
-from fyrehose.protocols.relink.events import Uncommitted, Unknown, UnknownOutcome
+from fyrehose.protocols.relink.events import Uncommitted, UnknownOutcome, Unsettled
 from fyrehose.protocols.relink.limits import LinkLimits
 from fyrehose.protocols.relink.parts import join
 from fyrehose.protocols.relink.plugin import plugin
@@ -76,9 +76,9 @@ class Client:
         )
         self.client.connect().addErrback(lambda failure: failure.trap(Closed))
 
-    def lost(self, unknown: list[Unknown]) -> None:
+    def lost(self, unsettled: list[Unsettled]) -> None:
         if self.used:
-            self.side.history.wrong(f"{self.name}: its link was lost, with {len(unknown)} messages")
+            self.side.history.wrong(f"{self.name}: its link was lost, with {len(unsettled)} messages")
 
     def close(self) -> None:
         self.closed = True
@@ -180,9 +180,9 @@ class Subscriber(Client):
         self.reader = Reader(side.history, stream, f"relink-{number}", after)
         super().__init__(side, number, f"subscribe:{stream}@{after}", on_message=self._take)
 
-    def lost(self, unknown: list[Unknown]) -> None:
+    def lost(self, unsettled: list[Unsettled]) -> None:
         if not self.side.server.was_full:
-            super().lost(unknown)
+            super().lost(unsettled)
         # As long as the disk is full, links of readers are made that a restart does not find: they begin again.
         self.reader.position = self.after
 

@@ -27,6 +27,7 @@ def _no_rollbacks_again(self: SendChannel) -> Any:
 
 _settle = ReceiveChannel.settle
 _decision = SendChannel.decision
+_operated = Link.operated
 
 
 def _consumed_first(self: ReceiveChannel, through: int) -> Any:
@@ -50,6 +51,11 @@ def _barrier_skipped(self: Link, channel: ReceiveChannel) -> None:
 def _always_plain(self: SendChannel, op: Op, first: int, last: int) -> Operation:
     packet = _decision(self, op, first, last)
     return Operation(kind=op, channels=packet.channels) if first == last and op is Op.COMMIT else packet
+
+
+def _nothing_forgotten(self: Link, id_: int, packet: Operation) -> Any:
+    self.forgetful = False
+    return _operated(self, id_, packet)
 
 
 def _barrier_and_close_anytime() -> Any:
@@ -108,6 +114,7 @@ RULES: dict[str, Any] = {
     "order": lambda: [patch.object(ReceiveChannel, "settle", _consumed_first)],
     "barrier": _barrier_and_close_anytime,
     "explicit": lambda: [patch.object(SendChannel, "decision", _always_plain), *Letter().patches()],
+    "forgotten": lambda: [patch.object(Link, "operated", _nothing_forgotten)],
     "letter": lambda: Letter().patches(),
 }
 

@@ -27,7 +27,7 @@ SHARE = 500
 def share(first: int, count: int, rule: str | None, losses: bool) -> tuple[list[tuple[int, str]], list[int]]:
     """Run schedules ``first`` to ``first + count - 1``: those that failed and why, and what was counted."""
     failed = []
-    counts = [0] * 6
+    counts = [0] * 7
     with relink_rules.without(rule) as broken:
         for seed in range(first, first + count):
             try:
@@ -36,7 +36,7 @@ def share(first: int, count: int, rule: str | None, losses: bool) -> tuple[list[
                 failed.append((seed, f"{type(error).__name__}: {error}"))
                 continue
             messages = sum(map(len, world.sent.values()))
-            found = (messages, world.cuts, world.resumes, world.crashes, world.lost_links, world.ends)
+            found = (messages, world.cuts, world.resumes, world.crashes, world.lost_links, world.ends, world.refused)
             counts = [a + b for a, b in zip(counts, found, strict=True)]
     return failed, counts
 
@@ -54,17 +54,18 @@ def main() -> int:
     firsts = range(args.seed, args.seed + args.count, SHARE)
     sizes = [min(SHARE, args.seed + args.count - first) for first in firsts]
     failed: list[tuple[int, str]] = []
-    totals = [0] * 6
+    totals = [0] * 7
     with ProcessPoolExecutor(args.jobs) as pool:
         rules, losses = [args.without] * len(sizes), [args.losses] * len(sizes)
         for bad, counts in pool.map(share, firsts, sizes, rules, losses):
             failed += bad
             totals = [a + b for a, b in zip(totals, counts, strict=True)]
-    messages, cuts, resumes, crashes, lost, ends = totals
+    messages, cuts, resumes, crashes, lost, ends, refused = totals
     print(
         f"{args.without or 'all rules'}{', links lost' if args.losses else ''}: {args.count} schedules, "
         f"{messages} messages, {cuts} cuts, {resumes} resumes, {crashes} crashes, {lost} links lost, "
-        f"{ends} one-sided ends, {len(failed)} violations, {args.count / (time.monotonic() - began):.0f} schedules/s"
+        f"{ends} one-sided ends, {refused} forgotten messages, {len(failed)} violations, "
+        f"{args.count / (time.monotonic() - began):.0f} schedules/s"
     )
     for seed, why in failed[:3]:
         print(f"   seed {seed}: {why}")

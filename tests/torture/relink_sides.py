@@ -29,6 +29,14 @@ class WorldLink(Link):
     """A link whose numbers begin anywhere, so that some wrap at 2^32, and that may read acknowledgements literally."""
 
     origin = 0
+    #: whether earlier ``received`` are believed, although the report takes them back
+    believes = False
+
+    def attach(self, *, resumed: bool) -> None:
+        held = {id_: channel.recv for id_, channel in self.sending.items()}
+        super().attach(resumed=resumed)
+        for id_, recv in held.items() if self.believes else ():
+            self.sending[id_].recv = max(recv, self.sending[id_].recv)
 
     def channel(self, channel: int) -> SendChannel:
         new = channel not in self.sending
@@ -38,8 +46,8 @@ class WorldLink(Link):
             found.recv = found.dec = found.settled = self.origin - 1
         return found
 
-    def _open(self, channel: int) -> ReceiveChannel:
-        found = super()._open(channel)
+    def _open(self, channel: int, again: bool = False) -> ReceiveChannel:
+        found = super()._open(channel, again)
         found.next = self.origin
         found.dec = found.done = found.consumed = found.acknowledged = self.origin - 1
         return found
@@ -73,6 +81,10 @@ class Side:
     # The application as a sender.
 
     @property
+    def believes(self) -> bool:
+        return isinstance(self.link, WorldLink) and self.link.believes
+
+    @property
     def sends_from_journal(self) -> bool:
         return self.link is not None and not self.link.kept
 
@@ -86,8 +98,9 @@ class Side:
         for channel in set(channels):
             if channel not in link.sending and self.leaving:
                 return
-            if link.channel(channel).room < channels.count(channel):
-                return
+            sent = link.channel(channel)
+            if sent.room < channels.count(channel) or (self.believes and sent.dec >= sent.base):
+                return  # Who believes can have one transaction at a time: later messages would get its numbers.
         keys = [(self.name, channel, world.incarnation(self, channel)) for channel in channels]
         seqs, ahead = [], {}
         for channel in channels:
@@ -127,7 +140,7 @@ class Side:
         if link is None or found is None or not found.undecided or found.mode is not Sending.OPEN:
             return
         op = Op.COMMIT if rnd.random() < 0.6 else Op.ROLLBACK
-        count = found.undecided if all_of_it else rnd.randint(1, found.undecided)
+        count = found.undecided if all_of_it or self.believes else rnd.randint(1, found.undecided)
         first, last = link.decide(channel, op, found.dec + count)
         for seq in range(first, last + 1):
             self.world.decided[self.world.key(self, channel), seq] = op
@@ -152,6 +165,9 @@ class Side:
         if link is None or not box:
             return
         seq, payload, commit = box.popleft()
+        if not payload:
+            self.refuse(channel, seq, commit)
+            return
         result = None
         if link.peer_transactions and commit:
             result = Ack.COMMITTED if rnd.random() < 0.7 else Ack.UNCOMMITTED
@@ -163,6 +179,15 @@ class Side:
             effects.append((key, payload, (seq, result)))
         link.stage(channel, seq, result)
         self.fly(effects, ("settle", channel, seq))
+
+    def refuse(self, channel: int, last: int, commit: bool) -> None:
+        """Finish messages that were forgotten, or not kept."""
+        assert self.link is not None
+        first, key = self.link.receiving[channel].done + 1, self.world.key(self.other, channel)
+        refused = [(key, b"", (seq, Ack.UNCOMMITTED)) for seq in range(first, last + 1)] if commit else []
+        self.link.stage(channel, last, Ack.UNCOMMITTED if commit else None)
+        self.world.refused += len(refused)
+        self.fly(refused, ("settle", channel, last))
 
     def fly(self, effects: list[tuple[Any, bytes, Any]], then: Any) -> None:
         assert self.link is not None
@@ -236,8 +261,8 @@ class Side:
         """Say what nobody knows."""
         self.world.was_lost = True
         self.inbox.clear()
-        for unknown in link.unknown():
-            self.world.reported.add((self.world.key(self, unknown.channel), unknown.seq))
+        for message in link.unsettled():
+            self.world.reported.add((self.world.key(self, message.channel), message.seq))
         for channel in link.sending:
             self.world.next_incarnation(self, channel)
 
@@ -256,6 +281,8 @@ class Side:
         box = self.inbox.setdefault(event.channel, deque())
         for seq, parts in enumerate(event.messages, event.first):
             box.append((seq, parts[0], event.commit))
+        if event.dropped is not None:
+            box.append((event.last, b"", event.commit))
 
     def on_resulted(self, event: events.Resulted) -> None:
         key = self.world.key(self, event.channel)

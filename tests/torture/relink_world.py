@@ -3,7 +3,8 @@
 A connects, B listens.  Bytes wait in the network until a step delivers some of them, cut anywhere; connections break
 at either end or both, within packets and within handshakes; A comes back while B still believes in the old connection,
 whose bytes go on arriving.  B may be a server whose link outlives it: what it finishes becomes durable later, and a
-crash takes everything that is not.
+crash takes everything that is not.  Then A may be a peer that believes an earlier ``received`` after such a crash, and
+decides messages that B does not have any more.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class World:
             connector_transactions=rnd.random() < 0.5,
             listener_transactions=not durable and rnd.random() < 0.5,
         )
+        #: whether A takes every ``received`` as final, and does not send the message again when B has forgotten it
+        self.believes = durable and self.terms.connector_transactions and rnd.random() < 0.4
         self.origin = rnd.choice((0, 0, (1 << 32) - 5)) if not durable else 0
         self.epoch = 1_000
         self.ids = 0
@@ -51,7 +54,7 @@ class World:
         self.delivered: dict[Any, list[tuple[int, bytes]]] = {}
         self.reported: set[Any] = set()
         self.was_lost = False
-        self.cuts = self.resumes = self.crashes = self.lost_links = self.ends = 0
+        self.cuts = self.resumes = self.crashes = self.lost_links = self.ends = self.refused = 0
         self.a, self.b = Side("A", self, False), Side("B", self, durable)
         self.a.other, self.b.other = self.b, self.a
 
@@ -83,6 +86,7 @@ class World:
             self.terms, side is self.a, epoch, id_, self.limits, durable=side.durable, kept=not side.durable
         )
         link.origin = self.origin
+        link.believes = self.believes and side is self.a
         return link
 
     # The network.

@@ -8,8 +8,7 @@ import attrs
 from zope.interface import implementer
 
 from fyrehose.interfaces import IBroker, IProtocolPlugin
-from fyrehose.net.endpoints import TCPService
-from fyrehose.net.tcp import TCPSettings
+from fyrehose.net import TCPService, TCPSettings
 from lines.server import LineFactory
 
 

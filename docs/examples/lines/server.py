@@ -8,8 +8,7 @@ from twisted.logger import Logger
 from zope.interface import implementer
 
 from fyrehose.interfaces import ISink
-from fyrehose.net.connections import SessionFactory
-from fyrehose.net.tcp import SessionProtocol, TCPSettings, on
+from fyrehose.net import SessionFactory, SessionProtocol, TCPSettings, on
 from fyrehose.records import Delivery, Run
 from lines.session import LineSession, Published, Subscribed, encode
 

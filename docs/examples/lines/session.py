@@ -19,6 +19,7 @@ import attrs
 
 from fyrehose.errors import Broken, RemoteProtocolError
 from fyrehose.records import Run
+from fyrehose.sessions import ByteSession
 
 #: The longest line, in bytes; checked while it arrives, so that a peer cannot make the session keep more.
 MAX_LINE = 64 << 10
@@ -44,7 +45,7 @@ Event = Published | Subscribed | Broken
 
 
 @attrs.define
-class LineSession:
+class LineSession(ByteSession):
     """The server's session of one connection."""
 
     _buffer: bytearray = attrs.field(factory=bytearray, init=False)

@@ -39,6 +39,7 @@ from fyrehose.protocols.figg.frames import (
     decode_topic,
 )
 from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Run
+from fyrehose.sessions import ByteSession
 
 #: Largest data of one run, in bytes, so that a large read does not become one large write to the disk.
 MAX_RUN = 1 << 20
@@ -46,7 +47,7 @@ MAX_RUN = 1 << 20
 Event = Frame | Published | DataRun | Broken
 
 
-class _Session:
+class _Session(ByteSession):
     """Base of both sides: framing, limits, and pending output."""
 
     #: types that the peer may send

@@ -26,6 +26,7 @@ from fyrehose.protocols.lumberjack.frames import (
     json_frames,
 )
 from fyrehose.records import Buffer
+from fyrehose.sessions import ByteSession
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -60,7 +61,7 @@ class _Sent:
 
 
 @attrs.define(eq=False)
-class LumberjackWriterSession:
+class LumberjackWriterSession(ByteSession):
     """The writer's state of one connection.
 
     :ivar version: protocol version, 1 or 2

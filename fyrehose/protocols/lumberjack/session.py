@@ -45,6 +45,7 @@ from fyrehose.protocols.lumberjack.inflate import PIECE, Inflation
 from fyrehose.protocols.lumberjack.limits import LumberjackLimits
 from fyrehose.protocols.lumberjack.refused import RefusedFramesOf
 from fyrehose.protocols.lumberjack.windows import Windows
+from fyrehose.sessions import ByteSession
 
 Event = EventRun | Broken
 
@@ -82,7 +83,7 @@ class Refusal:
 
 
 @attrs.define(eq=False)
-class LumberjackServerSession:
+class LumberjackServerSession(ByteSession):
     """The reader's state of one connection.
 
     :ivar expected: memory in bytes until the incomplete frame can be processed, as far as it is known: its size, or for
@@ -146,6 +147,15 @@ class LumberjackServerSession:
         :param granted: memory for inflating, in bytes; the turn inflates only while :attr:`needs` does not exceed it
         """
         return [] if self._broken or self._refusal is not None else self._turn(granted)
+
+    @property
+    def more(self) -> bool:
+        """Whether :meth:`next_events` can return events; False while too many windows are unacknowledged."""
+        return self.more_work and not self.windows_full
+
+    def next_events(self) -> list[Event]:
+        """Run another turn, for an owner that does not limit the memory for inflating; see :meth:`process`."""
+        return self.process(self.needs) if self.more else []
 
     def receive_eof(self) -> list[Event]:
         """Handle the end of the writer's data: drop all buffers, and return a violation that was not reported yet."""

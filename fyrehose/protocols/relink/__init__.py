@@ -8,6 +8,7 @@ from fyrehose.lazy import lazily
 
 if TYPE_CHECKING:
     from fyrehose.protocols.relink.client import RelinkClient
+    from fyrehose.protocols.relink.events import MessageOutcome, Uncommitted, UnknownOutcome, Unsettled
     from fyrehose.protocols.relink.publisher import TransactionalPublisher
     from fyrehose.protocols.relink.reader import RelinkReader
     from fyrehose.protocols.relink.server import RelinkFactory, RelinkProtocol
@@ -17,6 +18,7 @@ else:
         __name__,
         {
             "client": "RelinkClient",
+            "events": "MessageOutcome Uncommitted UnknownOutcome Unsettled",
             "publisher": "TransactionalPublisher",
             "reader": "RelinkReader",
             "server": "RelinkFactory RelinkProtocol",
@@ -25,10 +27,14 @@ else:
     )
 
 __all__ = [
+    "MessageOutcome",
     "RelinkClient",
     "RelinkFactory",
     "RelinkProtocol",
     "RelinkReader",
     "RelinkSettings",
     "TransactionalPublisher",
+    "Uncommitted",
+    "UnknownOutcome",
+    "Unsettled",
 ]

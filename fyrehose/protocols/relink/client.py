@@ -33,7 +33,7 @@ from fyrehose.net.clients import Watchers
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.client_session import ConnectorSession
 from fyrehose.protocols.relink.connection import ConnectorConnection
-from fyrehose.protocols.relink.events import Unknown, UnknownOutcome
+from fyrehose.protocols.relink.events import UnknownOutcome, Unsettled
 from fyrehose.protocols.relink.handshake import Hello, Terms
 from fyrehose.protocols.relink.handshake_events import Linked, LinkUnknown, SessionEvent
 from fyrehose.protocols.relink.inbox import Inbox, OnMessage
@@ -72,7 +72,8 @@ class RelinkClient:
         committed message is reported as uncommitted; a plain message ends the link.
     :ivar rename: called for the endpoint name before each new link is requested.  The client then requires its old link
         (handshake flag 2), so that a lost link is never replaced under the old name
-    :ivar on_lost: called with the messages of unknown outcome when the link is lost
+    :ivar on_lost: called with the messages that were not acknowledged when the link is lost.  A message whose outcome
+        is UNKNOWN (:class:`~.events.MessageOutcome`) may have been processed, so sending it again may store it twice
     :ivar on_state: called with True when the link becomes usable, and with False when its connection is lost
     :ivar retry: returns the delay before a connection attempt from the number of failed ones; see :func:`backoff`
     """
@@ -87,7 +88,7 @@ class RelinkClient:
     limits: LinkLimits = attrs.field(factory=LinkLimits, kw_only=True)
     on_message: OnMessage | None = attrs.field(default=None, kw_only=True)
     rename: Callable[[], str] | None = attrs.field(default=None, kw_only=True)
-    on_lost: Callable[[list[Unknown]], object] = attrs.field(default=lambda unknown: None, kw_only=True)
+    on_lost: Callable[[list[Unsettled]], object] = attrs.field(default=lambda unsettled: None, kw_only=True)
     on_state: Callable[[bool], object] = attrs.field(default=lambda connected: None, kw_only=True)
     retry: Callable[[int], float] = attrs.field(default=backoff, kw_only=True)
     link: Link | None = attrs.field(default=None, init=False)
@@ -419,11 +420,11 @@ class RelinkClient:
             self._connected.callback(None)
 
     def _drop_link(self, link: Link) -> None:
-        """Mark *link* as lost, report its messages of unknown outcome, and fail everything that waits for it."""
-        unknown = link.unknown()
+        """Mark *link* as lost, report its unacknowledged messages, and fail everything that waits for it."""
+        unsettled = link.unsettled()
         link.over = True
-        self.on_lost(unknown)
-        self._fail(UnknownOutcome(unknown))
+        self.on_lost(unsettled)
+        self._fail(UnknownOutcome(unsettled))
 
     def _link_ended(self) -> None:
         if self._connection is not None:

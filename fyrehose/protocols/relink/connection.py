@@ -87,7 +87,7 @@ class ConnectorConnection(Protocol):
         self.transport.writeSequence(self.session.data_to_send())
 
     def finish(self) -> None:
-        """Close the connection of an ended link, after its last packets were sent."""
+        """Close the connection of a link that has ended or is lost, after its last packets were sent."""
         self.flush()
         self._over = True
         self._timers.clear()
@@ -103,7 +103,7 @@ class ConnectorConnection(Protocol):
     # Private.
 
     def _dispatch(self, found: Sequence[Any]) -> None:
-        """Pass events on to the client; an event Broken aborts the connection after those before it."""
+        """Pass events on to the client; an event Broken closes the connection after those before it."""
         if found and isinstance(found[0], Linked):
             self._timers.stop(self._handshake_timed_out)
             self._keepalive.start()
@@ -111,9 +111,9 @@ class ConnectorConnection(Protocol):
         self.client.handle(found if broken is None else found[:-1])
         if broken is not None:
             log.warn("the listener violates the protocol, so the link is lost: {error}", error=broken.error)
+            self.finish()  # Messages before the violation are acknowledged.
+            self.session.fenced()
             self.client.protocol_broken()
-            self._over = True
-            self.transport.abortConnection()
         elif not self._over:
             self.flush()
             reading = not self.session.waiting  # False while too many messages wait for the client

@@ -20,7 +20,9 @@ from zope.interface import implementer
 from fyrehose.errors import FyrehoseError, PublishError, RemoteProtocolError
 from fyrehose.interfaces import IBroker, ISink, ISubscription
 from fyrehose.net.lifecycle import Timers
+from fyrehose.options import shown_size
 from fyrehose.protocols.relink import events
+from fyrehose.protocols.relink.events import DropReason
 from fyrehose.protocols.relink.frames import Ack
 from fyrehose.protocols.relink.linklog import Anchors
 from fyrehose.protocols.relink.messages import MessageSequence, Parts, Piece, parts_of, piece_of
@@ -135,8 +137,9 @@ class Publishing(Endpoint):
             case events.Decided():
                 self.decided(event)
             case events.Finished():
-                channel = self.link.receiving[event.channel]
-                if not channel.leaving:
+                # A channel that is closed twice in one read is gone already if the first write has settled at once.
+                channel = self.link.receiving.get(event.channel)
+                if channel is not None and not channel.leaving:
                     channel.leaving = True
                     self.protocol.write([], {event.channel: None})
             case events.PeerShutdown():
@@ -144,17 +147,31 @@ class Publishing(Endpoint):
 
     def decided(self, event: events.Decided) -> None:
         """Stage a commit or rollback, which is written after the read."""
-        if event.commit and event.dropped:
-            self.protocol.count_refusal(
-                "transactions-too-large",
-                f"a transaction of {event.last - event.first + 1} messages was too large to be kept, so its commit "
-                "failed; raise relink.backlog, relink.backlog-size or relink.link-memory",
-            )
+        if event.commit and event.dropped is not None:
+            self._count_dropped(event, event.dropped)
         self._stage(event)
         self._decided.append(event)
 
+    def _count_dropped(self, event: events.Decided, why: DropReason) -> None:
+        """Count and log a transaction that is refused because its messages were not kept."""
+        many = f"a transaction of {event.last - event.first + 1} messages on channel {event.channel} is refused"
+        if why is DropReason.FORGOTTEN:
+            detail = "the server has forgotten its messages, by a restart or while it could not write; send them again"
+            self.protocol.count_refusal("transactions-forgotten", f"{many}: {detail}")
+            return
+        limits = self.link.limits
+        size = shown_size(2 * limits.backlog_size)
+        detail = {
+            DropReason.COUNT: f"more than {2 * limits.backlog} messages of the channel, twice relink.backlog",
+            DropReason.SIZE: f"more than {size} of the link, twice relink.backlog-size",
+            DropReason.MEMORY: "more messages of all links than relink.link-memory allows",
+        }[why]
+        self.protocol.count_refusal(
+            "transactions-too-large", f"{many}: {detail}, were undecided; commit more often, or raise it"
+        )
+
     def _stage(self, event: events.Decided) -> None:
-        result = Ack.UNCOMMITTED if event.dropped else Ack.COMMITTED
+        result = Ack.COMMITTED if event.dropped is None else Ack.UNCOMMITTED
         self.link.stage(event.channel, event.last, result if event.commit else None)
 
     def after_read(self) -> None:
@@ -216,7 +233,7 @@ class Publishing(Endpoint):
         found: list[tuple[int, int, list[Piece]]] = []
         expected: tuple[int, int] | None = None
         for event in decided:
-            if not event.commit or event.dropped:
+            if not event.commit or event.dropped is not None:
                 continue
             if expected != (event.channel, event.first):
                 found.append((event.channel, event.first, []))

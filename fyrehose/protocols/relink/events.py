@@ -7,6 +7,7 @@ the last event of a peer that violates the protocol; its link is lost.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 
 import attrs
 
@@ -29,12 +30,21 @@ class Received:
     messages: MessageSequence
 
 
+class DropReason(Enum):
+    """Why undecided messages were not kept until their commit."""
+
+    COUNT = "more than twice `backlog` messages of the channel were undecided"
+    SIZE = "more than twice `backlog_size` bytes of the link were undecided"
+    MEMORY = "all links together had too many bytes"
+    FORGOTTEN = "the process was restarted, or could not write, after it had acknowledged them as received"
+
+
 @attrs.frozen(kw_only=True, slots=True)
 class Decided:
     """The peer commits or rolls back its messages ``first`` to ``last``; the owner has to stage and settle them.
 
     :ivar commit: True for a commit, False for a rollback
-    :ivar dropped: the messages were not kept, because too many were undecided; a commit of them has to fail
+    :ivar dropped: why the messages were not kept; a commit of them has to fail.  None: they were kept
     """
 
     channel: int
@@ -42,7 +52,7 @@ class Decided:
     last: int
     commit: bool
     messages: MessageSequence
-    dropped: bool = False
+    dropped: DropReason | None = None
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -114,17 +124,27 @@ Event = (
 )
 
 
-@attrs.frozen(kw_only=True, slots=True)
-class Unknown:
-    """A message of ours whose outcome is unknown, because its link was lost.
+class MessageOutcome(Enum):
+    """What is known of a message whose link was lost before it was acknowledged.
 
-    :ivar decided: False if the message was never committed, so that it was certainly not processed
+    The third outcome is that it was processed: then its acknowledgement has arrived, and it is not reported.
+    """
+
+    NOT_PROCESSED = "its transaction was never committed, so the listener has not processed it"
+    UNKNOWN = "the listener may or may not have processed it"
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Unsettled:
+    """A message of ours that was not acknowledged when its link was lost.
+
+    :ivar outcome: of a message on a plain channel always UNKNOWN
     """
 
     channel: int
     seq: int
     parts: tuple[bytes, ...]
-    decided: bool
+    outcome: MessageOutcome
 
 
 class Uncommitted(PublishError):
@@ -132,14 +152,19 @@ class Uncommitted(PublishError):
 
 
 class UnknownOutcome(PublishError):
-    """The link was lost, so the message may or may not have been processed.
+    """The link was lost before the message was acknowledged, so it may or may not have been processed.
 
-    :ivar unknown: all such messages of the link; those whose ``decided`` is False were not committed, so they were
-        certainly not processed
+    :ivar unsettled: all messages of the link that were not acknowledged, with what is known of each
     """
 
     retriable = True
 
-    def __init__(self, unknown: Sequence[Unknown] = ()) -> None:
-        super().__init__(f"the link was lost; {len(unknown)} messages may or may not have been processed")
-        self.unknown = tuple(unknown)
+    def __init__(self, unsettled: Sequence[Unsettled] = ()) -> None:
+        self.unsettled = tuple(unsettled)
+        unknown = sum(message.outcome is MessageOutcome.UNKNOWN for message in self.unsettled)
+        text = "the link was lost"
+        if unknown:
+            text += f"; {unknown} messages may or may not have been processed"
+        if unknown < len(self.unsettled):
+            text += f"; {len(self.unsettled) - unknown} messages of open transactions were not processed"
+        super().__init__(text)

@@ -22,7 +22,7 @@ class Linked:
 
     link: Link
     resumed: bool
-    #: connector: the old link, if the listener no longer knew it (see Link.unknown)
+    #: connector: the old link, if the listener no longer knew it (see Link.unsettled)
     lost: Link | None = None
 
 

@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.relink import events
-from fyrehose.protocols.relink.events import Event
+from fyrehose.protocols.relink.events import DropReason, Event
 from fyrehose.protocols.relink.frames import RESUME, Ack, Acknowledgement, Op, Operation
 from fyrehose.protocols.relink.linkstate import LinkState
 from fyrehose.protocols.relink.messages import MessageSequence, Piece, cut
@@ -70,9 +70,9 @@ class Inbound(LinkState):
         cost = size + OVERHEAD * len(sizes)
         if channel.transactional:
             self._unacknowledged.add(id_)
-            kept = self._count_fitting(channel, sizes, cost)
+            kept, why = self._count_fitting(channel, sizes, cost)
             if kept < len(sizes):
-                return self._receive_partly(channel, messages, sizes[:kept], len(sizes) - kept)
+                return self._receive_partly(channel, messages, sizes[:kept], len(sizes) - kept, why)
         elif not self.durable:
             self._unacknowledged.add(id_)
         first = channel.accept(messages, cost, sizes)
@@ -81,28 +81,30 @@ class Inbound(LinkState):
             return []
         return [events.Received(channel=id_, first=first, messages=MessageSequence((messages,)))]
 
-    def _count_fitting(self, channel: ReceiveChannel, sizes: Sequence[int], cost: int) -> int:
+    def _count_fitting(self, channel: ReceiveChannel, sizes: Sequence[int], cost: int) -> tuple[int, DropReason]:
         """Return how many of the messages with the given *sizes*, from the first on, still fit on *channel*.
 
         :param cost: the size of all of them, including ``OVERHEAD`` for each
+        :return: also the reason why the next one would not fit
         """
         if channel.dropped is not None:
-            return 0
+            return 0, channel.why_dropped
         count = min(len(sizes), 2 * self.limits.backlog - channel.undecided)
         available = 2 * self.limits.backlog_size + self.limits.message_size - self.held
         if count == len(sizes) and cost <= available:
-            return count
-        return bisect_right([*accumulate(size + OVERHEAD for size in sizes[:count])], available)
+            return count, DropReason.COUNT
+        fitting = bisect_right([*accumulate(size + OVERHEAD for size in sizes[:count])], available)
+        return fitting, DropReason.COUNT if fitting == count else DropReason.SIZE
 
     def _receive_partly(
-        self, channel: ReceiveChannel, messages: Piece, sizes: Sequence[int], dropped: int
+        self, channel: ReceiveChannel, messages: Piece, sizes: Sequence[int], dropped: int, why: DropReason
     ) -> list[Event]:
         """Keep the messages that still fit of a transaction that is too large; the others only get their numbers."""
         if sizes:
             cost = sum(sizes) + OVERHEAD * len(sizes)
             channel.accept(cut(messages, len(sizes))[0], cost, sizes)
             self._charge(channel, cost)
-        channel.accept_dropped(dropped)
+        channel.accept_dropped(dropped, why)
         return []
 
     def drop_undecided(self) -> None:
@@ -120,8 +122,12 @@ class Inbound(LinkState):
         undecided = self.held if self.peer_transactions else 0
         return CHANNEL_MEMORY * len(self.receiving) + undecided
 
-    def _open(self, channel: int) -> ReceiveChannel:
-        if self.shutdown_received:
+    def _open(self, channel: int, again: bool = False) -> ReceiveChannel:
+        """Open a channel of the peer.
+
+        :param again: the peer has opened it before, and we have forgotten that
+        """
+        if self.shutdown_received and not again:
             raise RemoteProtocolError("channel-after-shutdown")
         if len(self.receiving) >= self.limits.channels:
             raise RemoteProtocolError("too-many-channels", f"more than {self.limits.channels} channels are open")
@@ -133,8 +139,17 @@ class Inbound(LinkState):
         """Handle commit, rollback or close on a channel of the peer."""
         if packet.kind is Op.CLOSE:
             return self._closing(id_)
+        if not self.peer_transactions:
+            raise RemoteProtocolError("operation-not-transactional")
         channel = self.receiving.get(id_)
-        return [] if channel is None else self._decided(channel, packet)  # Forgotten channels are ignored (R4).
+        if self.forgetful:
+            channel = channel or self._open(id_, again=True)
+            channel.accept_forgotten(packet.number)
+        elif channel is None:
+            if packet.kind is Op.COMMIT:  # It gets its answer, and the channel stays unknown (R4).
+                self.emit(Acknowledgement(kind=Ack.UNCOMMITTED, channels=(id_,), number=packet.number), self.peer_size)
+            return []
+        return self._decided(channel, packet)
 
     def _decided(self, channel: ReceiveChannel, packet: Operation) -> list[Event]:
         decided = channel.decide(packet.number)
@@ -150,8 +165,8 @@ class Inbound(LinkState):
                 first=first,
                 last=last,
                 commit=packet.kind is Op.COMMIT,
-                messages=MessageSequence(()) if messages is None else messages,
-                dropped=messages is None,
+                messages=messages if isinstance(messages, MessageSequence) else MessageSequence(()),
+                dropped=None if isinstance(messages, MessageSequence) else messages,
             )
         ]
 
@@ -244,8 +259,10 @@ class Inbound(LinkState):
     def send_report(self) -> None:
         """Send the report of each channel on a resumed link, and resume (R5)."""
         for channel in self.receiving.values():
-            if self.durable and not channel.resumable:
-                self._charge(channel, -channel.rewind())
+            # A peer that does not send forgotten messages again has got all later ones numbered too low.  If they were
+            # kept, it would take their `received` for that of others, and send messages again that are here already.
+            if self.durable and (self.forgetful or not channel.resumable):
+                self._rewind(channel)
             for packet in channel.report():
                 self.emit(packet, self.peer_size)
         self.emit(RESUME)
@@ -258,7 +275,12 @@ class Inbound(LinkState):
         if self.attached or not self.durable:
             raise LocalProtocolError("cannot rewind a link that is attached or not durable")
         for channel in self.receiving.values():
-            self._charge(channel, -channel.rewind())
+            self._rewind(channel)
+
+    def _rewind(self, channel: ReceiveChannel) -> None:
+        """Forget the messages of *channel* that are not durable, also those that were acknowledged as received."""
+        self.forgetful = self.forgetful or channel.acknowledged > channel.consumed
+        self._charge(channel, -channel.rewind())
 
     def ponged(self) -> list[Event]:
         """Handle a pong: the k-th answers the k-th ping of the connection."""

@@ -50,7 +50,7 @@ class Inbox:
         process = True
         if isinstance(event, Decided):
             process = event.commit
-            if event.dropped:
+            if event.dropped is not None:
                 self._waiting.append((event.channel, event.last, None, process))
         for seq, parts in enumerate(event.messages, event.first):
             self._waiting.append((event.channel, seq, parts, process))

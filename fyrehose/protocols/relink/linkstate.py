@@ -39,6 +39,9 @@ class LinkState:
     attached: bool = attrs.field(default=False, init=False)
     #: whether a packet of the peer has ever arrived, which shows that the peer knows the link
     used: bool = attrs.field(default=False, init=False)
+    #: whether undecided messages may have been forgotten that were acknowledged as received: by a restart, or by a
+    #: refused write
+    forgetful: bool = attrs.field(default=False, init=False)
     #: whether messages may be sent: the link is new, or the peer has resumed
     may_send: bool = attrs.field(default=False, init=False)
     shutting_down: bool = attrs.field(default=False, init=False)

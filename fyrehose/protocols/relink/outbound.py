@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fyrehose.errors import LocalProtocolError
 from fyrehose.protocols.relink import events, frames
-from fyrehose.protocols.relink.events import Event, Unknown
+from fyrehose.protocols.relink.events import Event, Unsettled
 from fyrehose.protocols.relink.frames import Ack, Message, MessageRun, Op, Operation
 from fyrehose.protocols.relink.linkstate import LinkState
 from fyrehose.protocols.relink.sending import SendChannel
@@ -104,9 +104,9 @@ class Outbound(LinkState):
         """Return whether the close operation may be sent, because everything is consumed (S6)."""
         return channel.base == channel.next
 
-    def unknown(self) -> list[Unknown]:
-        """Return our messages whose outcome is unknown if the link is lost (S7)."""
-        return [unknown for channel in self.sending.values() for unknown in channel.unknown()]
+    def unsettled(self) -> list[Unsettled]:
+        """Return our messages that are not acknowledged, for the case that the link is lost (S7)."""
+        return [message for channel in self.sending.values() for message in channel.unsettled()]
 
     def acknowledged(self, channel: SendChannel, kind: Ack, number: int | None) -> list[Event]:
         """Handle an acknowledgement for one of our channels."""

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 import attrs
 
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
+from fyrehose.protocols.relink.events import DropReason
 from fyrehose.protocols.relink.frames import Ack, Acknowledgement, nearest
 from fyrehose.protocols.relink.messages import MessageSequence, Piece, cut
 from fyrehose.protocols.relink.sending import MAX_WINDOW as MAX_UNDECIDED
@@ -64,8 +65,10 @@ class ReceiveChannel:
     leaving: bool = attrs.field(default=False, init=False)
     #: number of results sent since the last such ping
     unconfirmed: int = attrs.field(default=0, init=False)
-    #: number of the first undecided message that was not kept, because too many were undecided; None: all are kept
+    #: number of the first undecided message that was not kept; None: all are kept
     dropped: int | None = attrs.field(default=None, init=False)
+    #: why it was not kept
+    why_dropped: DropReason = attrs.field(default=DropReason.COUNT, init=False)
     #: unconsumed messages, grouped as they arrived: their count, total cost in bytes, and the size of each message
     #: (None if the messages are not kept)
     _costs: deque[tuple[int, int, Sequence[int] | None]] = attrs.field(factory=deque, init=False)
@@ -115,21 +118,27 @@ class ReceiveChannel:
         self.next += len(sizes)
         return first
 
-    def accept_dropped(self, count: int) -> None:
-        """Number *count* more messages without keeping them, because their transaction is too large.
+    def accept_dropped(self, count: int, why: DropReason) -> None:
+        """Number *count* more messages without keeping them.
 
         :raises RemoteProtocolError: the peer has closed the channel, or more than MAX_UNDECIDED messages are undecided
         """
         if self.mode is not Receiving.OPEN:
             raise RemoteProtocolError("message-after-close")
         if self.dropped is None:
-            self.dropped = self.next
+            self.dropped, self.why_dropped = self.next, why
         self.next += count
         if self._costs and self._costs[-1][2] is None:
             count += self._costs.pop()[0]
         self._costs.append((count, 0, None))
         if self.undecided > MAX_UNDECIDED:
             raise RemoteProtocolError("backlog-too-large", f"more than {MAX_UNDECIDED} undecided messages")
+
+    def accept_forgotten(self, number: int | None) -> None:
+        """Number the messages up to *number* (None: the next undecided one), which the peer does not send again."""
+        last = self.dec + 1 if number is None else nearest(number, self.dec)
+        if last >= self.next:
+            self.accept_dropped(last + 1 - self.next, DropReason.FORGOTTEN)
 
     def drop_undecided(self) -> int:
         """Drop the payloads of all undecided messages, and return the bytes released; their numbers stay."""
@@ -147,14 +156,14 @@ class ReceiveChannel:
         if count:
             self._costs.append((count, 0, None))
             self._undecided.clear()
-            self.dropped = self.dec + 1
+            self.dropped, self.why_dropped = self.dec + 1, DropReason.MEMORY
         return freed
 
-    def decide(self, number: int | None) -> tuple[int, int, MessageSequence | None] | None:
+    def decide(self, number: int | None) -> tuple[int, int, MessageSequence | DropReason] | None:
         """Decide the undecided messages up to *number* (None: the next one).
 
-        :return: the numbers of the first and the last message, and the messages (None if they were not kept); or None
-            if there is nothing to decide (R4)
+        :return: the numbers of the first and the last message, and the messages, or why they were not kept; or None if
+            there is nothing to decide (R4)
         :raises RemoteProtocolError: message *number* was not received, or the channel has no transactions
         """
         if not self.transactional:
@@ -169,7 +178,7 @@ class ReceiveChannel:
         if self.dropped is not None and last >= self.dropped:
             self._undecided.clear()  # Kept messages precede those that are not kept, so all of them are decided now.
             self.dropped = None if last + 1 == self.next else last + 1
-            return first, last, None
+            return first, last, self.why_dropped
         return first, last, MessageSequence(tuple(self._oldest_undecided(last - first + 1)))
 
     def _oldest_undecided(self, count: int) -> Iterator[Piece]:

@@ -19,7 +19,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.core.fairness import FairShare
-from fyrehose.errors import JournalCorrupt, PublishError
+from fyrehose.errors import JournalCorrupt, PublishError, RemoteProtocolError
 from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker
 from fyrehose.protocols.relink import linklog, snapshot
@@ -48,6 +48,9 @@ class Holder(Protocol):
     def fenced(self) -> None:
         """Ignore everything that this connection still receives, because another connection takes over its link."""
 
+    def reject(self, error: RemoteProtocolError) -> None:
+        """End the link and its connection, after everything written for the link was acknowledged."""
+
 
 @attrs.define(eq=False)
 class LinkEntry:
@@ -60,6 +63,8 @@ class LinkEntry:
     :ivar saved: whether the link survives a restart
     :ivar holder: the connection that the link is attached to
     :ivar writes: number of unfinished writes for this link
+    :ivar ending: whether the link ends with its connection, after everything written for it was acknowledged; it cannot
+        be resumed
     :ivar expires: when a link without a connection is discarded, by the reactor's clock; None while it is attached
     """
 
@@ -73,6 +78,7 @@ class LinkEntry:
     writes: int = 0
     #: number of the last record that the peer has consumed, if the link consumes a named subscription
     consumed: int = 0
+    ending: bool = False
     expires: float | None = None
     #: memory that the link took when it was last measured, in bytes
     weight: int = 0
@@ -229,7 +235,7 @@ class Registry:
         if not hello.link_id or hello.epoch != self.epoch:
             return None
         entry = self.entries.get(linklog.name_of(hello.epoch, hello.link_id))
-        if entry is None or entry.link.over:
+        if entry is None or entry.ending or entry.link.over:
             self.broker.counters.add("relink", "links-unknown")
             return None
         if entry.link.terms != hello.terms or entry.identity != identity:
@@ -281,9 +287,11 @@ class Registry:
         return entry.settled()
 
     def detached(self, entry: LinkEntry) -> None:
-        """Start the retention time of a link whose connection is lost."""
+        """Start the retention time of a link whose connection is lost; discard it if it ends with its connection."""
         entry.holder = None
-        if self.entries.get(entry.name) is entry:
+        if entry.ending:
+            self.discard(entry)
+        elif self.entries.get(entry.name) is entry:
             self._start_retention(entry)
             self.measure(entry)
 
@@ -332,7 +340,7 @@ class Registry:
     def measure(self, entry: LinkEntry) -> None:
         """Update the memory that *entry* takes, and reduce the memory of all links if it exceeds the limit."""
         weight = entry.link.weight
-        if weight == entry.weight or entry.link.over:
+        if weight == entry.weight or entry.ending or entry.link.over:
             return
         self._weigh(entry, weight)
         if self._weight > self.settings.link_memory:
@@ -361,10 +369,14 @@ class Registry:
             for entry in entries:
                 if self._weight <= goal:
                     return
-                holder = entry.holder
-                self.discard(entry, "links-too-large", "all links exceed the memory limit; raise relink.link-memory")
-                if holder is not None:
-                    holder.fenced()
+                if not entry.weight:
+                    break
+                detail = "all links exceed the memory limit; raise relink.link-memory"
+                if entry.holder is None:
+                    self.discard(entry, "links-too-large", detail)
+                else:
+                    entry.holder.reject(RemoteProtocolError("links-too-large", f"link {entry.label} is lost: {detail}"))
+                    self._weigh(entry, 0)
 
     # Writing.
 

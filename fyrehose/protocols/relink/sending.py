@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import attrs
 
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
-from fyrehose.protocols.relink.events import Unknown
+from fyrehose.protocols.relink.events import MessageOutcome, Unsettled
 from fyrehose.protocols.relink.frames import Ack, Message, Op, Operation, nearest
 from fyrehose.protocols.relink.messages import Piece, parts_of
 from fyrehose.protocols.relink.tables import SENDING, ChannelEvent, Sending
@@ -113,12 +113,16 @@ class SendChannel:
         self._emitted = (op, last)
         return Operation(kind=op, channels=(self.id,), number=None if plain else last)
 
-    def unknown(self) -> Iterator[Unknown]:
-        """Yield the messages whose outcome is unknown if the link is lost (S7); none if messages are not kept."""
+    def unsettled(self) -> Iterator[Unsettled]:
+        """Yield the messages that are not acknowledged (S7); none if messages are not kept.
+
+        Without transactions the peer processes a message as soon as it arrives, so its outcome is unknown.
+        """
         for seq, message in enumerate(self._messages, self.base):
             if message.decision is not Op.ROLLBACK and message.result is None:
-                decided = message.decision is not None
-                yield Unknown(channel=self.id, seq=seq, parts=message.parts, decided=decided)
+                undecided = self.transactional and message.decision is None
+                outcome = MessageOutcome.NOT_PROCESSED if undecided else MessageOutcome.UNKNOWN
+                yield Unsettled(channel=self.id, seq=seq, parts=message.parts, outcome=outcome)
 
     # Called for the peer's acknowledgements.
 

@@ -3,7 +3,8 @@
     HelloReceived -> registry: fence the old connection, wait for its writes -> accept -> report, resume, messages
     Received, Decided -> one write of messages and cursors -> durable -> consumed, committed
 
-A link stays when its connection is lost.  A peer that violates the protocol loses both.
+A link stays when its connection is lost.  A peer that violates the protocol loses both, after everything that it sent
+before is stored and acknowledged.
 """
 
 from __future__ import annotations
@@ -77,8 +78,6 @@ class RelinkProtocol(SessionProtocol):
         #: the named subscription that the link consumes
         self.named: Any = None
         self._unread_paused = False
-        #: whether the link ends with the connection, after everything written was acknowledged
-        self._ends_link = False
         silence = settings.ping_after, settings.drop_after
         self._keepalive = KeepAliveTimer(self.timers, *silence, self._ping, self._give_up, lambda: self.reading.paused)
 
@@ -255,11 +254,12 @@ class RelinkProtocol(SessionProtocol):
         self.flush_soon()
 
     def broken(self, event: Broken) -> None:
-        if self.entry is not None:
-            if self.endpoint is not None:
-                self.endpoint.after_read()  # Messages before the violation take effect.
-            self.registry.discard(self.entry)
-        super().broken(event)
+        """End the link, after everything before the violation has taken effect and was acknowledged."""
+        if self.endpoint is not None:
+            self.endpoint.after_read()
+            self.reject(event.error)
+        else:
+            self.drop(event.error)  # The link, if one was found, has received nothing on this connection.
 
     def link_event(self, event: events.Event) -> None:
         """Handle an event of a link, which concerns only its endpoint."""
@@ -323,7 +323,7 @@ class RelinkProtocol(SessionProtocol):
 
     def _forbidden(self, stream: str) -> None:
         """End the link, because the access policy does not allow its peer to publish any more."""
-        self._ends_link = True
+        self._end_link_later()
         try:
             self.broker.check(Action.PUBLISH, stream)
         except Forbidden as error:
@@ -334,7 +334,7 @@ class RelinkProtocol(SessionProtocol):
 
         Messages that were written before are acknowledged first.
         """
-        self._ends_link = True
+        self._end_link_later()
         self.count_refusal(type(error).__name__, str(error))
         self.finish()
 
@@ -354,10 +354,11 @@ class RelinkProtocol(SessionProtocol):
 
     def _not_written(self, entry: LinkEntry, failure: Failure, error: PublishError) -> None:
         """Close the connection after a refused write; the peer sends the messages again on another one."""
-        entry.failed = True
-        self.session.fenced()
         if isinstance(error, PERMANENT_REFUSALS):
-            self.registry.discard(entry)  # A retry would be refused, too.
+            self._end_link_later()  # A retry would be refused, too.
+        else:
+            entry.failed = True
+            self.session.fenced()
         self.refused(failure)
 
     def count_refusal(self, cause: str, detail: str) -> None:
@@ -378,7 +379,7 @@ class RelinkProtocol(SessionProtocol):
 
     def hang_up(self) -> None:
         super().hang_up()
-        if self._ends_link and self.entry is not None and self.entry.holder is self:
+        if self.entry is not None and self.entry.ending:
             self.session.fenced()
             self.registry.discard(self.entry)
 
@@ -403,11 +404,18 @@ class RelinkProtocol(SessionProtocol):
         self.abort()
 
     def reject(self, error: RemoteProtocolError) -> None:
-        """Discard the link and close the connection of a peer that has violated a rule of its endpoint."""
-        self.session.fenced()
-        if self.entry is not None:
-            self.registry.discard(self.entry)
+        """End the link and the connection of a peer that has violated a rule.
+
+        Both wait until everything that was written for the link is acknowledged, or refused: messages that are stored
+        without an acknowledgement would be sent again on another link.
+        """
+        self._end_link_later()
         self.drop(error)
+
+    def _end_link_later(self) -> None:
+        """Discard the link when the connection closes; from now on it cannot be resumed."""
+        if self.entry is not None:
+            self.entry.ending = True
 
 
 class RelinkFactory(SessionFactory):

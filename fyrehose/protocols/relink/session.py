@@ -2,9 +2,10 @@
 
     in: bytes that the reactor read, calls of the owner      out: events for the owner, bytes for the peer
 
-Two machines define the states of a connection.  An error of the peer never raises: the last event is Broken, and the
-link is lost (its state is suspect, and the peer would send the same packet again).  The end of the transport is no
-error: the link stays, detached, and waits for the next connection.
+Two machines define the states of a connection.  An error of the peer never raises: the last event is Broken, and
+nothing more is decoded.  The link is lost (its state is suspect, and the peer would send the same packet again), but it
+stays attached until the owner calls ``fenced``: so the owner can acknowledge what came before the error.  The end of
+the transport is no error: the link stays, detached, and waits for the next connection.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from fyrehose.protocols.relink.frames import RESUME
 from fyrehose.protocols.relink.handshake_events import Linked, SessionEvent
 from fyrehose.protocols.relink.limits import LinkLimits
 from fyrehose.protocols.relink.link import Link
+from fyrehose.sessions import ByteSession
 
 
 class Inputs(Protocol):
@@ -44,7 +46,7 @@ class Inputs(Protocol):
 
 
 @attrs.define(eq=False)
-class RelinkSession:
+class RelinkSession(ByteSession):
     """The common part of both sessions.
 
     :ivar link: the link; before the end of the handshake the connector's old one, if it has one
@@ -89,6 +91,15 @@ class RelinkSession:
         """Whether received bytes may hold another packet."""
         return self.linked and self._decoder.ready
 
+    @property
+    def more(self) -> bool:
+        """Whether :meth:`next_events` can return events, because packets are no longer held back."""
+        return self.ready and self.link is not None and not (self.link.blocked or self.link.over)
+
+    def next_events(self) -> list[SessionEvent]:
+        """Return the events of packets that were held back."""
+        return self.receive_data(b"") if self.more else []
+
     def receive_data(self, data: bytes) -> list[SessionEvent]:
         """Return the events that *data* completes."""
         if self._closed:
@@ -103,9 +114,7 @@ class RelinkSession:
                 detail = f"{self._decoder.size} bytes arrived before the handshake was complete"
                 raise RemoteProtocolError("too-early", detail)
         except RemoteProtocolError as error:
-            if self.linked and self.link is not None:
-                self.link.over = True
-            self.fenced()
+            self._stop_decoding()
             self._events.append(Broken(error=error))
         return self._take_events()
 
@@ -113,8 +122,8 @@ class RelinkSession:
         """Detach the link; nothing that this connection has received or still receives has an effect (L4)."""
         if self.linked and self.link is not None:
             self.link.detach()
-        self._closed, self.linked, self.awaited = True, False, None
-        self._decoder.clear()
+        self.linked = False
+        self._stop_decoding()
         return []
 
     #: The transport has ended.
@@ -157,6 +166,11 @@ class RelinkSession:
         self._events.append(event)
 
     # Private.
+
+    def _stop_decoding(self) -> None:
+        """Drop the bytes that are not decoded, and ignore all that follow."""
+        self._closed, self.awaited = True, None
+        self._decoder.clear()
 
     def _take_events(self) -> list[SessionEvent]:
         found, self._events = self._events, []

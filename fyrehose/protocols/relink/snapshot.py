@@ -47,12 +47,15 @@ def save(link: Link, channels: Iterable[int] | None = None) -> bytes:
 def restore(link: Link, data: bytes) -> None:
     """Apply the snapshot *data* to the detached *link*; channels that it does not contain stay unchanged.
 
+    Undecided messages are not in a snapshot, so the restored link may have forgotten some.
+
     :raises ValueError: *data* is not a valid snapshot
     """
     if not data or data[0] != VERSION:
         raise ValueError(f"a link's snapshot has version {data[:1].hex() or 'none'}, expected {VERSION}")
     fields = _Fields(data, 1)
     link.opened = fields.read()
+    link.forgetful = link.forgetful or link.peer_transactions
     for _ in range(fields.read()):
         _take_channel(fields, link)
     for _ in range(fields.read()):

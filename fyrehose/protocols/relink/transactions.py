@@ -13,6 +13,7 @@ import attrs
 from twisted.internet.defer import Deferred, DeferredLock, maybeDeferred, succeed
 
 from fyrehose.errors import LocalProtocolError
+from fyrehose.options import shown_size
 from fyrehose.protocols.relink.events import Uncommitted, UnknownOutcome
 from fyrehose.protocols.relink.frames import Ack, Op
 from fyrehose.protocols.relink.limits import LinkLimits
@@ -28,8 +29,8 @@ class Channel:
     :ivar closing: the Deferreds of those that close the channel
     :ivar lock: held by the open transaction
     :ivar open: the open transaction
-    :ivar committed: committed transactions that wait for their results, in order: number of the last message, and the
-        Deferred of the commit
+    :ivar committed: committed transactions that wait for their results, in order: number of the last message, count of
+        messages, and the Deferred of the commit
     :ivar refused: whether a part of the first of them was refused
     """
 
@@ -37,7 +38,7 @@ class Channel:
     closing: list[Deferred[None]] = attrs.field(factory=list)
     lock: DeferredLock = attrs.field(factory=DeferredLock)
     open: Transaction | None = None
-    committed: deque[tuple[int, Deferred[None]]] = attrs.field(factory=deque)
+    committed: deque[tuple[int, int, Deferred[None]]] = attrs.field(factory=deque)
     refused: bool = False
 
     def consumed(self, last: int) -> None:
@@ -47,7 +48,8 @@ class Channel:
 
     def abandon(self) -> list[Deferred[None]]:
         """Forget everything that waits for the listener, and return its Deferreds."""
-        waiting = [deferred for _, deferred in (*self.sent, *self.committed)] + self.closing
+        waiting = [deferred for _, deferred in self.sent]
+        waiting += [deferred for _, _, deferred in self.committed] + self.closing
         self.sent.clear()
         self.committed.clear()
         self.closing, self.refused = [], False
@@ -58,15 +60,28 @@ class Channel:
         end = -1
         while self.committed and end < last:
             self.refused = self.refused or result is Ack.UNCOMMITTED
-            end, done = self.committed[0]
+            end, count, done = self.committed[0]
             if end > last:
                 return
             refused, self.refused = self.refused, False
             self.committed.popleft()
             if refused:
-                done.errback(Uncommitted("the listener did not commit the transaction"))
+                done.errback(Uncommitted(_refusal(count)))
             else:
                 done.callback(None)
+
+
+def _refusal(count: int) -> str:
+    """Return the message of the error for a refused transaction of *count* messages.
+
+    The protocol does not tell the reason, so name the limits that the listener most likely has.
+    """
+    limits = LinkLimits()
+    return (
+        f"the listener refused a transaction of {count} messages, and none of them is stored; a server takes at most "
+        f"twice its relink.backlog of undecided messages on a channel (by default {2 * limits.backlog}), and twice its "
+        f"relink.backlog-size on a link (by default {shown_size(2 * limits.backlog_size)}); its log says why it refused"
+    )
 
 
 class TransactionOwner(Protocol):
@@ -123,7 +138,10 @@ class Transaction:
         self._check()
         client = self._client
         if self.count >= client.limits.window:
-            raise LocalProtocolError(f"a transaction may not exceed the window of {client.limits.window} messages")
+            raise LocalProtocolError(
+                f"a transaction may not exceed the window of {client.limits.window} messages; commit it, or create the "
+                "client with limits=LinkLimits(window=...)"
+            )
         self.count += 1
         message = parts_of(parts)
 
@@ -147,7 +165,7 @@ class Transaction:
                 return succeed(None)
             _, last = link.decide(self.channel, Op.COMMIT)
             done: Deferred[None] = Deferred()
-            self._state.committed.append((last, done))
+            self._state.committed.append((last, self.count, done))
             self._client.flush_soon()
             return done
         finally:

@@ -37,7 +37,7 @@ def test_protocol_violation_of_the_listener_loses_the_link(make_client: Any) -> 
     client, wire = make_client(on_lost=lost.append)
     first = client.link
     wire.near.dataReceived(bytes([0xA0]) + bytes(7))
-    assert wire.near.transport.aborted
+    assert wire.near.transport.disconnecting
     wire.pump()
     wire.pump(1)
     wire.pump()

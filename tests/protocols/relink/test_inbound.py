@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fyrehose.protocols.relink.events import DropReason
 from fyrehose.protocols.relink.frames import Message, Op, Operation
 from fyrehose.protocols.relink.handshake import Terms
 from fyrehose.protocols.relink.inbound import SCAN_LIMIT
@@ -109,7 +110,7 @@ def test_no_message_fits_behind_a_dropped_one() -> None:
     pending = backlog(transactional=True)
     receive(pending, *[b""] * 14)
     commit = Operation(kind=Op.COMMIT, channels=(0,), number=12)
-    assert [event.dropped for event in pending.receive(commit)] == [True]  # type: ignore[union-attr]
+    assert [event.dropped for event in pending.receive(commit)] == [DropReason.COUNT]  # type: ignore[union-attr]
     receive(pending, b"x")
     assert pending.receiving[0].dropped == 13, "message 13 is still undecided, so the new one is not kept"
     pending.receive(Operation(kind=Op.COMMIT, channels=(0,), number=14))

@@ -9,6 +9,7 @@ import pytest
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.decoder import Decoder
+from fyrehose.protocols.relink.events import MessageOutcome
 from fyrehose.protocols.relink.frames import (
     PONG,
     RESUME,
@@ -176,7 +177,7 @@ def test_shutdown_is_repeated_after_resume() -> None:
     assert packets(ours) == [SHUTDOWN]
 
 
-def test_unknown_messages_of_a_lost_link() -> None:
+def test_unsettled_messages_of_a_lost_link() -> None:
     ours = link(connector_transactions=True)
     for _ in range(4):
         ours.send((0,), (b"x",))
@@ -184,7 +185,10 @@ def test_unknown_messages_of_a_lost_link() -> None:
     ours.decide(0, Op.ROLLBACK, 1)
     ours.decide(0, Op.COMMIT, 2)
     ours.receive(Acknowledgement(kind=Ack.COMMITTED, channels=(0,)))
-    assert [(one.seq, one.decided) for one in ours.unknown()] == [(2, True), (3, False)]
+    assert [(one.seq, one.outcome) for one in ours.unsettled()] == [
+        (2, MessageOutcome.UNKNOWN),
+        (3, MessageOutcome.NOT_PROCESSED),
+    ]
 
 
 def test_durable_link_does_not_acknowledge_received_messages() -> None:

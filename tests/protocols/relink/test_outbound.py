@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fyrehose.errors import LocalProtocolError
+from fyrehose.protocols.relink.events import MessageOutcome
 from fyrehose.protocols.relink.frames import Op
 from fyrehose.protocols.relink.handshake import Terms
 from fyrehose.protocols.relink.limits import LinkLimits
@@ -18,7 +19,16 @@ def test_messages_of_a_lost_link_are_reported_unless_they_were_rolled_back() -> 
         link.send((1,), (payload,))
     link.decide(1, Op.COMMIT, 0)
     link.decide(1, Op.ROLLBACK, 1)
-    assert [(unknown.parts, unknown.decided) for unknown in link.unknown()] == [((b"a",), True), ((b"c",), False)]
+    assert [(one.parts, one.outcome) for one in link.unsettled()] == [
+        ((b"a",), MessageOutcome.UNKNOWN),
+        ((b"c",), MessageOutcome.NOT_PROCESSED),
+    ]
+
+
+def test_outcome_of_a_plain_message_of_a_lost_link_is_unknown() -> None:
+    link: Outbound = Link(Terms(endpoint="e", connector_size=1), True)
+    link.send((1,), (b"a",))
+    assert [(one.parts, one.outcome) for one in link.unsettled()] == [((b"a",), MessageOutcome.UNKNOWN)]
 
 
 def test_full_window_refuses_a_multicast_on_all_of_its_channels() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.options import build
+from fyrehose.protocols.relink.events import MessageOutcome
 from fyrehose.protocols.relink.frames import Ack, Message, Op, Operation, nearest
 from fyrehose.protocols.relink.sending import MAX_WINDOW, SendChannel
 from fyrehose.protocols.relink.settings import RelinkSettings
@@ -88,11 +89,18 @@ def test_messages_without_a_result_are_unknown_when_the_link_is_lost() -> None:
     for op, last in ((Op.COMMIT, 1), (Op.ROLLBACK, 2), (Op.COMMIT, 3)):
         sent.decide(op, last)
     sent.resulted(Ack.COMMITTED, 0)
-    unknown = [(each.channel, each.seq, each.parts, each.decided) for each in sent.unknown()]
-    assert unknown == [(0, 1, (b"1",), True), (0, 3, (b"3",), True), (0, 4, (b"4",), False)]
+    unsettled = [(each.channel, each.seq, each.parts, each.outcome) for each in sent.unsettled()]
+    assert unsettled == [
+        (0, 1, (b"1",), MessageOutcome.UNKNOWN),
+        (0, 3, (b"3",), MessageOutcome.UNKNOWN),
+        (0, 4, (b"4",), MessageOutcome.NOT_PROCESSED),
+    ]
     plain = channel(3, transactional=False)
     plain.consumed(0)
-    assert [each.seq for each in plain.unknown()] == [1, 2]
+    assert [(each.seq, each.outcome) for each in plain.unsettled()] == [
+        (1, MessageOutcome.UNKNOWN),
+        (2, MessageOutcome.UNKNOWN),
+    ]
 
 
 def test_received_and_consumed_messages_are_not_resent() -> None:
@@ -228,12 +236,15 @@ class History:
         assert (sent.next, sent.base, sent.recv) == (len(self.all), self.consumed + 1, self.received)
         assert sent.room == WINDOW - (len(self.all) - 1 - self.consumed)
         assert sent.undecided == (len(self.all) - 1 - self.dec if self.transactional else 0)
-        unknown = [
-            (0, seq, (one.payload,), one.decision is not None)
+        unsettled = [
+            (0, seq, (one.payload,), self.outcome(one))
             for seq, one in self.pending()
             if one.decision is not Op.ROLLBACK and one.result is None
         ]
-        assert [(one.channel, one.seq, one.parts, one.decided) for one in sent.unknown()] == unknown
+        assert [(one.channel, one.seq, one.parts, one.outcome) for one in sent.unsettled()] == unsettled
+
+    def outcome(self, one: Went) -> MessageOutcome:
+        return MessageOutcome.NOT_PROCESSED if self.transactional and one.decision is None else MessageOutcome.UNKNOWN
 
     def pending(self) -> list[tuple[int, Went]]:
         return list(enumerate(self.all))[self.consumed + 1 :]

@@ -16,7 +16,7 @@ from fyrehose.core.streams import StreamRule, StreamRules
 from fyrehose.errors import Broken
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.relink import events
-from fyrehose.protocols.relink.frames import PING, Ack, Acknowledgement, Message, Op, Operation
+from fyrehose.protocols.relink.frames import PING, PONG, Ack, Acknowledgement, Message, Op, Operation
 from fyrehose.protocols.relink.handshake import Hello, Terms, pack_version
 from fyrehose.protocols.relink.handshake_events import Linked, LinkUnknown
 from fyrehose.protocols.relink.server import RelinkFactory
@@ -225,8 +225,8 @@ def test_messages_before_a_refused_one_are_acknowledged(make_server: Any, togeth
     assert server.payloads() == [b"1", b"2", b"3", *([b"5"] if together else [])]
     assert not server.registry.entries, "a resumed link would send the same message again"
     peer.leave()
-    unknown = [parts.parts[0] for parts in peer.link.unknown()]
-    assert unknown == [b"too large", b"4", *([] if together else [b"5"])]
+    unsettled = [message.parts[0] for message in peer.link.unsettled()]
+    assert unsettled == [b"too large", b"4", *([] if together else [b"5"])]
 
 
 def test_messages_before_a_policy_change_are_acknowledged(make_server: Any) -> None:
@@ -437,6 +437,20 @@ def test_results_survive_a_server_crash(make_server: Any) -> None:
     found = [(e.first, e.last, e.result) for e in again.events if isinstance(e, events.Resulted)]
     assert found == [(0, 0, Ack.COMMITTED), (1, 1, Ack.UNCOMMITTED), (2, 2, Ack.COMMITTED)]
     assert server.payloads() == [b"1", b"3"]
+
+
+def test_channel_that_is_closed_twice_in_one_read_is_closed(make_server: Any) -> None:
+    server = make_server()
+    peer = server.linked()
+    close = Operation(kind=Op.CLOSE, channels=(0,)).serialize(1)
+    peer.say(Message(channels=(0,), parts=(b"x",)).serialize(1))
+    server.clock.advance(0)
+    peer.say(close)
+    peer.transport.clear()
+    peer.say(PONG.serialize() + close)
+    server.clock.advance(0)
+    assert peer.transport.value() == Acknowledgement(kind=Ack.CLOSED, channels=(0,)).serialize(1)
+    assert not peer.closed
 
 
 def test_closed_channel_stays_closed_after_a_restart(make_server: Any) -> None:

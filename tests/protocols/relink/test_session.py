@@ -276,17 +276,21 @@ def test_first_violation_among_gathered_messages_is_reported(why: str) -> None:
         (b"\x1d" + bytes(7), "format-unknown"),
     ],
 )
-def test_protocol_violations_end_the_link(data: bytes, expected: str | None) -> None:
+def test_nothing_is_decoded_behind_a_violation(data: bytes, expected: str | None) -> None:
     for chunks in every_chunking(data):
         session = listener()
         found = feed(session, chunks)
         if expected is None:
-            assert found == [], "operations on forgotten channels are ignored"
+            assert found == [], "the channel stays unknown"
+            uncommitted = Acknowledgement(kind=Ack.UNCOMMITTED, channels=(3,)).serialize(1)
+            assert session.data_to_send()[-1] == uncommitted
             continue
         assert cause(found) == expected
-        assert session.link is not None
-        assert session.link.over
         assert session.receive_data(MESSAGE) == []
+        assert session.link is not None
+        assert session.link.attached, "the owner can still acknowledge what came before"
+        session.fenced()
+        assert not session.link.attached
         assert session.data_to_send() == []
 
 
@@ -397,7 +401,7 @@ def test_random_schedules(torture: Any, losses: bool) -> None:
     assert seen > 300
 
 
-@pytest.mark.parametrize("rule", ["rollback-resend", "fence", "retention", "order", "barrier", "explicit"])
+@pytest.mark.parametrize("rule", ["rollback-resend", "fence", "retention", "order", "barrier", "explicit", "forgotten"])
 def test_schedules_find_each_missing_rule(torture: Any, rule: str) -> None:
     world, rules = torture("relink_world"), torture("relink_rules")
     with rules.without(rule) as broken:

@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred, ensureDeferred
 
 from fyrehose.core.streams import StreamRule, StreamRules
 from fyrehose.errors import LocalProtocolError
-from fyrehose.protocols.relink.events import Uncommitted, UnknownOutcome
+from fyrehose.protocols.relink.events import MessageOutcome, Uncommitted, UnknownOutcome
 from fyrehose.protocols.relink.limits import LinkLimits
 
 
@@ -208,7 +208,10 @@ def test_transactions_fail_when_the_link_is_lost(make_client: Any) -> None:
     wire.pump(1)
     wire.pump()
     assert done == [UnknownOutcome]
-    assert [(one.parts, one.decided) for one in lost] == [((b"1",), True), ((b"2",), False)]
+    assert [(one.parts, one.outcome) for one in lost] == [
+        ((b"1",), MessageOutcome.UNKNOWN),
+        ((b"2",), MessageOutcome.NOT_PROCESSED),
+    ]
     assert outcome(open_.send(b"3")) == [UnknownOutcome]
     with pytest.raises(LocalProtocolError, match="not open"):
         open_.rollback()

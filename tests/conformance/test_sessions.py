@@ -1,0 +1,187 @@
+"""Every session of a byte stream keeps the contract of fyrehose/sessions.py."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from struct import pack
+from typing import Any
+
+import attrs
+import pytest
+
+import fyrehose
+from fyrehose.errors import Broken
+from fyrehose.protocols.figg.frames import PublishRun
+from fyrehose.protocols.figg.session import FiggClientSession, FiggServerSession
+from fyrehose.protocols.http.session import HttpSession, RequestLimits
+from fyrehose.protocols.lumberjack.client_session import LumberjackWriterSession
+from fyrehose.protocols.lumberjack.frames import EventRun
+from fyrehose.protocols.lumberjack.session import LumberjackLimits, LumberjackServerSession
+from fyrehose.protocols.relink.client_session import ConnectorSession
+from fyrehose.protocols.relink.events import Received
+from fyrehose.protocols.relink.frames import Message
+from fyrehose.protocols.relink.handshake import Hello, Terms, pack_reply, pack_version
+from fyrehose.protocols.relink.limits import LinkLimits
+from fyrehose.protocols.relink.link import Link
+from fyrehose.protocols.relink.server_session import ListenerSession
+from fyrehose.records import Run
+from fyrehose.sessions import ByteSession, events_of
+from fyrehose.testing import every_chunking, feed
+from fyrehose.web.session import WebSession
+
+TERMS = Terms(endpoint="publish:s", connector_size=1)
+
+
+def figg_publishes() -> bytes:
+    client = FiggClientSession()
+    for number in (1, 2, 3):
+        run = Run.of("t", [b"%d" % number], source="test")
+        client.send_publish(PublishRun(topic="t", first=number, lengths=run.lengths, payload=run.payload))
+    return b"".join(client.data_to_send())
+
+
+def lumberjack_windows(count: int, compressed: bool) -> bytes:
+    """Return *count* windows of one event each."""
+    events = [b"2J" + pack(">II", 1, 7) + b'{"n":%d}' % (number % 10) for number in range(count)]
+    frames = [b"2C" + pack(">I", len(zlib.compress(event))) + zlib.compress(event) for event in events]
+    return b"".join(b"2W" + pack(">I", 1) + frame for frame in (frames if compressed else events))
+
+
+def linked_listener() -> ListenerSession:
+    listener = ListenerSession(LinkLimits(backlog=2))
+    listener.receive_data(pack_version(0) + Hello(terms=TERMS).serialize())
+    listener.accept(Link(TERMS, False, 5, 6, LinkLimits(backlog=2)), resumed=False)
+    return listener
+
+
+def linked_connector() -> ConnectorSession:
+    connector = ConnectorSession(hello=Hello(terms=TERMS), new_link=lambda epoch, id_: Link(TERMS, True, epoch, id_))
+    connector.receive_data(pack_version(0) + pack_reply(5, 6))
+    return connector
+
+
+@attrs.frozen
+class Case:
+    """A session, what its peer sends, how its owner reacts to an event, and how many messages or events that makes."""
+
+    session: Callable[[], Any]
+    data: bytes
+    react: Callable[[Any, Any], object]
+    count: Callable[[Any], int]
+    expected: int
+
+
+def nothing(session: Any, event: Any) -> None:
+    """React to no event."""
+
+
+def one(event: Any) -> int:
+    return 1
+
+
+def consume(session: Any, event: Any) -> None:
+    """Settle received messages, after which a full link is decoded further."""
+    if isinstance(event, Received):
+        session.link.consume(event.channel, event.first + len(event.messages) - 1)
+
+
+CASES = {
+    FiggServerSession: Case(FiggServerSession, figg_publishes(), nothing, lambda event: sum(map(len, event.runs)), 3),
+    FiggClientSession: Case(FiggClientSession, b"", nothing, one, 0),
+    LumberjackServerSession: Case(
+        lambda: LumberjackServerSession(LumberjackLimits(max_windows=2, turn_bytes=8)),
+        lumberjack_windows(6, compressed=True) + lumberjack_windows(6, compressed=False),
+        lambda session, event: session.durable(len(event)),
+        len,
+        12,
+    ),
+    LumberjackWriterSession: Case(LumberjackWriterSession, b"", nothing, one, 0),
+    ListenerSession: Case(
+        linked_listener,
+        b"".join(Message(channels=(n % 2,), parts=(b"x",)).serialize(1) for n in range(9)),
+        consume,
+        lambda event: len(event.messages),
+        9,
+    ),
+    ConnectorSession: Case(linked_connector, Message(channels=(0,), parts=(b"x",)).serialize(0), consume, one, 1),
+    WebSession: Case(
+        WebSession,
+        b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n" * 3,
+        lambda session, event: session.respond(200, b"{}"),
+        one,
+        3,
+    ),
+    HttpSession: Case(
+        lambda: HttpSession(limits=RequestLimits(message=1_000, body=1_000)),
+        b"GET /streams HTTP/1.1\r\nHost: h\r\n\r\n" * 3,
+        lambda session, event: session.respond(200, b"{}"),
+        one,
+        3,
+    ),
+}
+
+
+def public_sessions() -> set[type]:
+    """Return every public class that receives a stream of bytes."""
+    root = Path(fyrehose.__file__).parent
+    found = set()
+    for path in [*root.glob("protocols/*/*session.py"), *root.glob("web/session.py"), *root.glob("admin/*.py")]:
+        module = import_module(".".join(("fyrehose", *path.relative_to(root).with_suffix("").parts)))
+        for name, value in vars(module).items():
+            own = isinstance(value, type) and value.__module__ == module.__name__
+            if own and hasattr(value, "receive_data") and not name.startswith("_"):
+                found.add(value)
+    return found
+
+
+def test_every_session_of_a_byte_stream_has_the_contract() -> None:
+    sessions = public_sessions()
+    assert all(issubclass(session, ByteSession) for session in sessions)
+    bases = {base for session in CASES for base in session.__mro__}
+    assert sessions <= bases, "each has a case"
+    assert set(CASES) <= sessions
+
+
+@pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
+def test_events_are_yielded_until_there_are_none(kind: type) -> None:
+    case = CASES[kind]
+    for chunks in every_chunking(case.data, sizes=(1, 7, 64)):
+        session, count = case.session(), 0
+        for chunk in chunks:
+            for event in events_of(session, chunk):
+                count += case.count(event)
+                case.react(session, event)
+            assert not session.more
+            assert session.next_events() == []
+        assert count == case.expected
+
+
+def test_feed_returns_the_events_of_compressed_windows() -> None:
+    found = feed(LumberjackServerSession(), [lumberjack_windows(3, compressed=True)])
+    assert sum(map(len, found)) == 3
+
+
+def test_nothing_follows_a_violation() -> None:
+    data = lumberjack_windows(3, compressed=True) + b"\xff" * 20
+    session = LumberjackServerSession()
+    found = list(events_of(session, data))
+    assert [type(event) for event in found[-2:]] == [EventRun, Broken]
+    assert list(events_of(session, data)) == []
+
+
+def test_session_that_waits_for_its_owner_has_no_more() -> None:
+    """Otherwise a loop until there are no more events would never end."""
+    limited = LumberjackServerSession(LumberjackLimits(max_windows=2))
+    first = sum(map(len, events_of(limited, lumberjack_windows(3, compressed=False))))
+    assert 0 < first < 3
+    assert not limited.more
+    limited.durable(first)
+    assert limited.more
+    rest = 0
+    for event in events_of(limited, b""):
+        rest += len(event)
+        limited.durable(len(event))
+    assert rest == 3 - first
