@@ -170,7 +170,7 @@ def test_only_programs_import_the_reactor(module: str) -> None:
 #: such as the command line, may import everything.
 LAYERS = (
     ("kernels", "lazy"),
-    ("errors", "extras", "records", "options", "identity", "interfaces", "ndjson", "ownlog", "observe"),
+    ("errors", "extras", "records", "options", "identity", "interfaces", "ndjson", "ownlog", "observe", "pieces"),
     ("journal", "core"),
     ("net",),
     ("web",),

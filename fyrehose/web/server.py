@@ -109,6 +109,11 @@ class WebProtocol(SessionProtocol):
         else:
             super().forbid(error)
 
+    def frame(self, data: bytes) -> list[bytes]:
+        super().frame(data)
+        self.session.send(data)
+        return self.session.data_to_send()
+
     def is_idle(self) -> bool:
         waiting = self.session.answering and not self.session.streaming
         return super().is_idle() and not waiting
