@@ -19,8 +19,11 @@ from twisted.internet.task import Clock
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.net.connections import SessionFactory
+from fyrehose.protocols.figg.frames import Attach, DataRun
+from fyrehose.protocols.figg.server import FiggFactory
+from fyrehose.protocols.figg.session import FiggClientSession
 from fyrehose.protocols.http.server import HttpFactory
-from fyrehose.records import Run
+from fyrehose.records import Column, Run
 from fyrehose.testing import MemoryJournal, Transport
 
 #: How many peers there are, and the most bytes that they may hold together: those of the issue.
@@ -127,7 +130,18 @@ def http_payloads(answer: bytes) -> list[bytes]:
     ]
 
 
+def figg_payloads(frames: bytes) -> list[bytes]:
+    session = FiggClientSession()
+    runs = [event for event in session.receive_data(frames) if isinstance(event, DataRun)]
+    return [bytes(payload) for run in runs for payload in Column(run.lengths, run.payload).payloads()]
+
+
+def figg(broker: Broker) -> SessionFactory:
+    return FiggFactory(broker, reactor=broker.clock)
+
+
 WAYS = {
+    "figg": (figg, Attach(topic="s", offset=0).serialize(), figg_payloads, False),
     "http read": http("/streams/s"),
     "http live": http("/streams/s/live?from=1"),
     "http pattern": http("/streams/*/live?match=*", live=True),
