@@ -367,7 +367,6 @@ def test_a_reader_that_never_reads(start: Any) -> None:
         assert highest - before < 48 << 20, "what it has not read is in the journal, not in memory"
 
 
-@pytest.mark.xfail(strict=True, reason="the kernel takes megabytes of DATA before the answer")
 def test_little_stands_before_the_answer_to_a_ping_of_a_slow_subscriber(start: Any) -> None:
     port = start(*FIGG).port("figg")
     payload, count = bytes(10_000), 2_000  # 20 MB
