@@ -175,6 +175,12 @@ class AdminProtocol(WebProtocol):
         self._stop_streaming()
         super().connectionLost(reason)
 
+    def readConnectionLost(self) -> None:
+        """Handle the end of input; it ends an answer without end, because the page may have gone."""
+        super().readConnectionLost()
+        if self._stop_stream is not None:
+            self.finish()
+
     def finish(self) -> None:
         """Close the connection, after completing an answer without end; its client may connect again."""
         self._end_stream({"error": "the server closes the connection; connect again to continue", "retry": True})

@@ -368,7 +368,6 @@ def test_event_streams_end_when_the_server_stops(connect: Connect) -> None:
         assert drained.called
 
 
-@pytest.mark.xfail(strict=True, reason="a page that has gone is noticed when something is written")
 @pytest.mark.parametrize("path", ["/api/events", "/api/streams/s/tail"])
 def test_event_streams_end_when_the_page_has_gone(connect: Connect, path: str) -> None:
     peer = connect()
