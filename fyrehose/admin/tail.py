@@ -13,6 +13,7 @@ import attrs
 
 from fyrehose import ndjson
 from fyrehose.core.broker import Broker
+from fyrehose.pieces import PIECE
 from fyrehose.records import Record
 
 #: The time between two reads, in seconds.
@@ -23,6 +24,8 @@ MOST_RECORDS = 50
 READ = 1 << 20
 #: The most payload shown of one record, in bytes.
 PART = 8 << 10
+#: The most bytes of an event besides its records, with the chunk around it.
+AROUND = 256
 
 
 @attrs.define(eq=False)
@@ -53,9 +56,23 @@ class StreamTail:
         if not records:
             self._next = last + 1
             return None
-        skipped = records[0].seq - self._next
+        shown = _latest(records)
+        skipped = records[-len(shown)].seq - self._next
         self._next = records[-1].seq + 1
-        return {"skipped": skipped, "records": [as_json(record) for record in records]}
+        return {"skipped": skipped, "records": shown}
+
+
+def _latest(records: list[Record]) -> list[dict[str, Any]]:
+    """Return the last of *records* as objects, as many as fit into a piece."""
+    shown: list[dict[str, Any]] = []
+    room = PIECE - AROUND
+    for record in reversed(records):
+        one = as_json(record)
+        room -= len(json.dumps(one, ensure_ascii=False).encode()) + len(", ")
+        if room < 0:
+            break
+        shown.append(one)
+    return shown[::-1]
 
 
 def as_json(record: Record) -> dict[str, Any]:
