@@ -16,7 +16,7 @@ import attrs
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 #: The most bytes that are produced for all peers before the reactor runs again.
-ROUND = 1 << 20
+ROUND = 512 << 10
 #: What a turn counts at the least, in bytes, because a turn also takes time when it produces little.
 LEAST = 1 << 10
 
@@ -45,11 +45,19 @@ class Rounds:
         if self._next_round is None:
             self._next_round = self.clock.callLater(0, self._run_later)
 
-    def run(self, producers: Iterable[Producer]) -> None:
-        """Queue *producers*, and begin a round now, unless one is scheduled already."""
-        self._queue.extend(producers)
-        if self._next_round is None:
-            self._round()
+    def run(self, producers: Iterable[Producer] = ()) -> None:
+        """Queue *producers*, and begin a round now, unless one is scheduled already.
+
+        In a round the producers have their turns in order, until ROUND bytes are produced; the rest follows in another.
+        """
+        queue, left = self._queue, ROUND
+        queue.extend(producers)
+        if self._next_round is not None:
+            return
+        while left > 0 and queue:
+            left -= max(queue.popleft().take_turn(), LEAST)
+        if queue and self._next_round is None:
+            self._next_round = self.clock.callLater(0, self._run_later)
 
     def close(self) -> None:
         """Forget all producers."""
@@ -60,13 +68,4 @@ class Rounds:
 
     def _run_later(self) -> None:
         self._next_round = None
-        self._round()
-
-    def _round(self) -> None:
-        """Give the producers turns in order, until ROUND bytes are produced; schedule another round for the rest."""
-        left = ROUND
-        queue = self._queue
-        while left > 0 and queue:
-            left -= max(queue.popleft().take_turn(), LEAST)
-        if queue and self._next_round is None:
-            self._next_round = self.clock.callLater(0, self._run_later)
+        self.run()

@@ -256,14 +256,15 @@ def encode_data(runs: Sequence[Run]) -> Encoded:
     for run in runs:
         topic = run.stream.encode()
         extra = DATA_HEAD + len(topic)
-        fits = fitting(run, extra, room)
-        if fits:
-            part = run if fits == len(run) else run.slice(0, fits)
+        size = len(run.lengths) // 4
+        whole = len(run.payload) + size * extra <= room  # as nearly always
+        part = run if whole else run.slice(0, fitting(run, extra, room))
+        if part.lengths:
             frames.append(kernel.frames(FrameType.DATA, topic, run.first_seq, part.lengths, part.payload))
             room -= len(frames[-1])
             last = part.last_seq
-            count += fits
-        if fits < len(run):
+            count += size if whole else len(part)
+        if not whole:
             break
     return Encoded(frames[0] if len(frames) == 1 else b"".join(frames), last, count)
 
