@@ -22,6 +22,8 @@ from fyrehose.records import Record, Run
 
 #: Bytes of a payload in a piece; a character may need six times as many in JSON.  A multiple of 3, for base64.
 STEP = 3 * 7_000
+#: Bytes of a payload that are decoded at once to find out whether it is UTF-8.
+CHECKED = 64 << 10
 _Decoder = getincrementaldecoder("utf-8")
 
 
@@ -93,8 +95,8 @@ def is_text(payload: memoryview) -> bool:
     """Return whether *payload* is UTF-8, without a copy of all of it."""
     decoder = _Decoder()
     try:
-        for begin in range(0, len(payload), STEP):
-            decoder.decode(payload[begin : begin + STEP], begin + STEP >= len(payload))
+        for begin in range(0, len(payload), CHECKED):
+            decoder.decode(payload[begin : begin + CHECKED], begin + CHECKED >= len(payload))
     except UnicodeDecodeError:
         return False
     return True

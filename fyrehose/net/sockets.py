@@ -48,8 +48,10 @@ class PromptServer(Server):
     #: bytes that may be written before the kernel is asked again how many are unsent
     _room = 0
 
-    def __init__(self, sock: socket.socket, *args: Any) -> None:
-        super().__init__(sock, *args)
+    def __init__(
+        self, sock: socket.socket, protocol: Any, client: Any, server: Port, sessionno: int, reactor: Any
+    ) -> None:
+        super().__init__(sock, protocol, client, server, sessionno, reactor)
         # The reactor is told that the socket is writable only when less than this is unsent.
         with suppress(OSError, AttributeError):  # it is no TCP socket, or the system has no such option
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT - WRITE)
