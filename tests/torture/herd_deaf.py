@@ -28,30 +28,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 import servers
 import wire
 from abuse import Usage
-from herd_attacks import connect, event, zmtp, zmtp_message
+from herd_attacks import connect, event, question, zmtp, zmtp_message
 
 HONEST, ATTACKER = "127.0.0.1", "127.0.0.2"
 #: Records of each size: their bytes, and how many there are.
 SIZES = {"large": (16 << 20, 4), "mib": (1_000_000, 40), "small": (100, 200_000)}
 WAYS = ("http-read", "http-live", "http-pattern", "admin-tail", "figg", "relink", "eventbus")
-
-
-def request(target: str) -> bytes:
-    return f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
-
-
-def question(way: str) -> tuple[str, bytes]:
-    """The listener of a reader, and what it sends."""
-    name = b"subscribe:deaf@0"
-    hello = bytes((len(name),)) + name + bytes(3)
-    return {
-        "http-read": ("http", request("/streams/deaf")),
-        "http-live": ("http", request("/streams/deaf/live?from=1")),
-        "http-pattern": ("http", request("/streams/*/live?match=deaf*")),
-        "admin-tail": ("admin", request("/api/streams/deaf/tail")),
-        "figg": ("figg", wire.attach(b"deaf", 0)),
-        "relink": ("relink", bytes(8) + hello + bytes(-len(hello) % 8) + bytes(16)),
-    }[way]
 
 
 def fill(port: int, size: int, count: int, topic: bytes = b"deaf") -> None:
