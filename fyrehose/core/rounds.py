@@ -14,6 +14,9 @@ from typing import Protocol
 
 import attrs
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+
+log = Logger()
 
 #: The most bytes that are produced for all peers before the reactor runs again.
 ROUND = 512 << 10
@@ -55,7 +58,10 @@ class Rounds:
         if self._next_round is not None:
             return
         while left > 0 and queue:
-            left -= max(queue.popleft().take_turn(), LEAST)
+            try:
+                left -= max(queue.popleft().take_turn(), LEAST)
+            except Exception:  # an error of one producer must not affect the others, nor the commit that runs a round
+                log.failure("what is sent to one peer ends: its turn failed")
         if queue and self._next_round is None:
             self._next_round = self.clock.callLater(0, self._run_later)
 

@@ -81,7 +81,11 @@ class Outgoing:
     def send_record(self, record: LargeRecord) -> None:
         """Send *record*; none is half sent, and everything before it was written."""
         self.record = record
-        if not self._owner.write_paused:
+        if record.run is not None and not self._lending.lend(self, len(record.run.payload)):
+            record.run = None
+        if self._owner.write_paused:
+            self.pause()
+        else:
             self.resume()
 
     def follow(self, data: Iterable[bytes]) -> None:

@@ -72,3 +72,17 @@ def test_closing_forgets_all_producers() -> None:
     rounds.close()
     clock.advance(1)
     assert (producer.turns, clock.getDelayedCalls()) == (0, [])
+
+
+def test_a_producer_that_fails_does_not_stop_the_others(logged_errors: Any) -> None:
+    class Failing:
+        def take_turn(self) -> int:
+            raise RuntimeError("oops")
+
+    clock = Reactor()
+    rounds = Rounds(clock)
+    other = Endless(rounds, ROUND)
+    rounds.run([Failing(), other])
+    assert other.turns == 1
+    assert len(logged_errors) == 1
+    logged_errors.clear()

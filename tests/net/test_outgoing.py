@@ -116,6 +116,19 @@ def test_peers_share_the_memory_for_records_and_all_get_theirs(world: World) -> 
     assert not world.broker.budget.lending.lent
 
 
+def test_a_record_that_waits_for_its_first_turn_is_charged(world: World) -> None:
+    size = len(RECORD)
+    world.broker.budget.lending.limit = 2 * size
+    run = world.broker.read("s", 1, 1)[0]
+    protocols = [world.connect(number)[0] for number in range(2, 12)]
+    for number, protocol in enumerate(protocols):
+        if number % 2:
+            protocol.pauseProducing()
+        protocol.send_record(LargeRecord("s", 1, cut, run))
+    held = [protocol.outgoing.record.run for protocol in protocols if protocol.outgoing.record is not None]
+    assert (len(held), sum(one is not None for one in held), world.broker.budget.lending.lent) == (10, 1, size)
+
+
 def test_a_record_that_is_deleted_meanwhile_ends_the_connection(world: World) -> None:
     world.send()
     world.clock.advance(0)
