@@ -204,12 +204,13 @@ class ISink(Interface):
     see these figures instead of those of the subscription.
     """
 
-    def deliver(delivery: Any) -> None:
+    def deliver(delivery: Any) -> int | None:
         """Handle the next records.
 
         The sink may pause its subscription from within.  An exception ends this subscription and no other.
 
         :param delivery: a :class:`fyrehose.records.Delivery`, never empty, with ascending numbers from call to call
+        :return: the number of the last record that the sink has taken, after which deliveries continue; None: all
         """
 
     def skipped(first: int, last: int) -> None:
@@ -312,6 +313,9 @@ class IBroker(Interface):
 
     def read(stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
         """See :meth:`IJournal.read`."""
+
+    def ready(producer: Any) -> None:
+        """Give *producer*, which has something to send, a turn; see :meth:`fyrehose.core.rounds.Rounds.ready`."""
 
     def retire(streams: Sequence[str]) -> Deferred[None]:
         """Retire *streams*, all of them or none: they are no longer listed, served, or counted against limits.

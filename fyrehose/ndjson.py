@@ -10,12 +10,21 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator
 from json.encoder import encode_basestring
 from typing import Any
 from uuid import UUID
 
+import attrs
+
 from fyrehose.records import Record, Run
+
+#: Bytes of a payload in a piece; a character may need six times as many in JSON.  A multiple of 3, for base64.
+STEP = 3 * 7_000
+#: Bytes of a payload that are decoded at once to find out whether it is UTF-8.
+CHECKED = 64 << 10
+_Decoder = getincrementaldecoder("utf-8")
 
 
 def fields(record: Record) -> dict[str, Any]:
@@ -66,6 +75,44 @@ def objects(run: Run) -> Iterator[bytes]:
         except UnicodeDecodeError:
             text = f'"payload_base64": "{b64encode(payload).decode()}"}}'
         yield f"{head}{seq}{middle}{text}".encode()
+
+
+def head_of(run: Run) -> tuple[bytes, bool]:
+    """Return the beginning of the first record of *run* as a JSON object, up to its payload, and whether that is text.
+
+    The rest of the object are pieces of its payload (:func:`piece_of`) and :data:`END`.
+    """
+    whole = next(objects(attrs.evolve(run.slice(0, 1), lengths=bytes(4), payload=b"")))
+    text = is_text(next(run.payloads()))
+    return whole.removesuffix(b'"payload": ""}') + (b'"payload": "' if text else b'"payload_base64": "'), text
+
+
+#: The end of an object whose payload was written in pieces.
+END = b'"}'
+
+
+def is_text(payload: memoryview) -> bool:
+    """Return whether *payload* is UTF-8, without a copy of all of it."""
+    decoder = _Decoder()
+    try:
+        for begin in range(0, len(payload), CHECKED):
+            decoder.decode(payload[begin : begin + CHECKED], begin + CHECKED >= len(payload))
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def piece_of(payload: memoryview, begin: int, text: bool) -> tuple[bytes, int]:
+    """Return the piece of *payload* that begins at *begin* as it stands in a JSON object, and its end.
+
+    It holds at most STEP bytes of the payload, and ends behind a whole character.
+    """
+    end = min(begin + STEP, len(payload))
+    if not text:
+        return b64encode(payload[begin:end]), end
+    while end < len(payload) and payload[end] & 0xC0 == 0x80:
+        end -= 1
+    return encode_basestring(str(payload[begin:end], "utf-8"))[1:-1].encode(), end
 
 
 def lines(runs: Iterable[Run]) -> bytes:

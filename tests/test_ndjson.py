@@ -6,10 +6,11 @@ import json
 from base64 import b64decode
 from struct import pack
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fyrehose.ndjson import as_object, lines, objects
+from fyrehose.ndjson import END, STEP, as_object, head_of, lines, objects, piece_of
 from fyrehose.records import Run
 
 RUN = Run.of("s", [b"one", b"", b"two\nlines", b"\xff\x00"], source="figg").numbered(7, 0)
@@ -74,3 +75,18 @@ def test_unknown_fields_are_omitted() -> None:
     assert list(objects(run)) == [b'{"stream": "s", "seq": 3, "payload": "x"}']
     [record] = run.records()
     assert as_object(record) == b'{"stream": "s", "seq": 3, "payload": "x"}'
+
+
+@pytest.mark.parametrize(
+    "payload", ["ä€𝄞".encode() * 40_000, b"\1" * 300_000, b"\xff" * 200_000, b"x" * 300_000 + b"\xe2\x82", b""]
+)
+def test_a_record_in_pieces_is_the_record(payload: bytes) -> None:
+    run = Run.of("s", [payload], source="http", topic="t").numbered(7, 1)
+    whole, text = head_of(run)
+    begin = 0
+    view = memoryview(payload)
+    while begin < len(payload):
+        piece, begin = piece_of(view, begin, text)
+        assert len(piece) <= 6 * STEP
+        whole += piece
+    assert whole + END == next(objects(run))

@@ -19,7 +19,7 @@ from twisted.internet.defer import Deferred, succeed
 from zope.interface import implementer
 
 from fyrehose import Run
-from fyrehose.core import Budget, Cursor, Fanout, NoSubscriptions
+from fyrehose.core import Budget, Cursor, Fanout, NoSubscriptions, Producer
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, ISink
 from fyrehose.net import TCPService
@@ -102,6 +102,9 @@ class LastMessages:
                 rest = run.slice(max(0, start - run.first_seq), len(run))
                 return (rest.slice(0, rest.fitting(max_bytes)),)
         return ()
+
+    def ready(self, producer: Producer) -> None:
+        self._fanout.rounds.ready(producer)
 
     def retire(self, streams: Sequence[str]) -> Deferred[None]:
         raise NotImplementedError("Figg does not use this method")

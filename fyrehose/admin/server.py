@@ -35,7 +35,7 @@ from fyrehose.admin import metrics
 from fyrehose.admin.sampling import Sampler, StreamRates
 from fyrehose.admin.settings import PROTOCOL, AdminSettings, read_token
 from fyrehose.admin.status import LISTED, Status
-from fyrehose.admin.tail import INTERVAL, StreamTail, as_event
+from fyrehose.admin.tail import StreamTail, TailTurns, as_event
 from fyrehose.core.broker import Broker
 from fyrehose.core.policy import LOOPBACK, OPEN
 from fyrehose.identity import Action, Identity, digest
@@ -174,6 +174,12 @@ class AdminProtocol(WebProtocol):
     def connectionLost(self, reason: Any = None) -> None:
         self._stop_streaming()
         super().connectionLost(reason)
+
+    def readConnectionLost(self) -> None:
+        """Handle the end of input; it ends an answer without end, because the page may have gone."""
+        super().readConnectionLost()
+        if self._stop_stream is not None:
+            self.finish()
 
     def finish(self) -> None:
         """Close the connection, after completing an answer without end; its client may connect again."""
@@ -319,25 +325,26 @@ class AdminProtocol(WebProtocol):
     def _tail(self, request: RequestHead, stream: str) -> Callable[[], None]:
         tail = StreamTail(self.admin.broker, stream)
 
-        def send_new() -> None:
-            self.timers.start(INTERVAL, send_new)
+        def send_new() -> int:
             if self.write_paused:
-                return
+                return 0
             if not self._may_read(request, stream):  # The policy has changed.
                 self._end_stream({"error": f"the access policy no longer allows this stream: {_ADVICE}"})
                 self.finish()
-                return
+                return 0
             try:
                 new = tail.read()
             except errors.JournalError as error:
                 self._end_stream({"error": str(error)})
                 self.finish()
-                return
+                return 0
             if new is not None:
                 self._send_event("records", new)
+            return tail.cost
 
-        self.timers.start(0, send_new)
-        return lambda: self.timers.stop(send_new)
+        turns = TailTurns(self.timers, self.admin.broker, send_new)
+        turns.begin()
+        return turns.stop
 
 
 class AdminFactory(SessionFactory):

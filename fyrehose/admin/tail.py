@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from collections.abc import Callable
 from typing import Any
 
 import attrs
 
 from fyrehose import ndjson
 from fyrehose.core.broker import Broker
-from fyrehose.records import Record
+from fyrehose.net.lifecycle import Timers
+from fyrehose.pieces import PIECE
+from fyrehose.records import Record, Run, column_of
 
 #: The time between two reads, in seconds.
 INTERVAL = 0.25
@@ -23,6 +26,8 @@ MOST_RECORDS = 50
 READ = 1 << 20
 #: The most payload shown of one record, in bytes.
 PART = 8 << 10
+#: The most bytes of an event besides its records, with the chunk around it.
+AROUND = 256
 
 
 @attrs.define(eq=False)
@@ -32,6 +37,8 @@ class StreamTail:
     broker: Broker
     stream: str
     back: int = MOST_RECORDS
+    #: about how many bytes could have been written in the time that the last read took
+    cost: int = attrs.field(default=0, init=False)
     _next: int = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -45,23 +52,73 @@ class StreamTail:
             there are no new records
         """
         last = self.broker.bounds(self.stream)[1]
+        self.cost = 0
         if last < self._next:
             return None
         start = max(self._next, last + 1 - MOST_RECORDS)
         runs = self.broker.read(self.stream, start, READ)
-        records = [record for run in runs for record in run.records()][:MOST_RECORDS]
-        if not records:
+        self.cost = PIECE + sum(len(run.payload) for run in runs) // 4
+        found = [one for run in runs for one in zip(_cut(run).records(), run.sizes, strict=True)][:MOST_RECORDS]
+        if not found:
             self._next = last + 1
             return None
-        skipped = records[0].seq - self._next
-        self._next = records[-1].seq + 1
-        return {"skipped": skipped, "records": [as_json(record) for record in records]}
+        shown = _latest(found)
+        skipped = shown[0]["seq"] - self._next
+        self._next = found[-1][0].seq + 1
+        return {"skipped": skipped, "records": shown}
 
 
-def as_json(record: Record) -> dict[str, Any]:
-    """Return *record* as an object for the page: its fields, and the beginning of its payload as base64."""
-    known = ndjson.fields(record)
-    return {**known, "size": len(record.payload), "payload": b64encode(record.payload[:PART]).decode()}
+@attrs.define(eq=False)
+class TailTurns:
+    """Calls *send* every INTERVAL, each time in a turn among all that send records.
+
+    :ivar send: sends what is new, and returns about how many bytes that are
+    """
+
+    timers: Timers
+    broker: Broker
+    send: Callable[[], int]
+    _stopped: bool = attrs.field(default=False, init=False)
+
+    def begin(self) -> None:
+        """Ask for a turn."""
+        self.broker.ready(self)
+
+    def stop(self) -> None:
+        """Send nothing more."""
+        self._stopped = True
+        self.timers.stop(self.begin)
+
+    def take_turn(self) -> int:
+        """Send what is new, and ask for the next turn after INTERVAL."""
+        if self._stopped:
+            return 0
+        self.timers.start(INTERVAL, self.begin)
+        return self.send()
+
+
+def _cut(run: Run) -> Run:
+    """Return *run* with the shown part of each payload only, so that no large one is copied."""
+    column = column_of(payload[:PART] for payload in run.payloads())
+    return attrs.evolve(run, lengths=column.lengths, payload=column.payload)
+
+
+def _latest(found: list[tuple[Record, int]]) -> list[dict[str, Any]]:
+    """Return the last records of *found* as objects, as many as fit into a piece; each comes with its size."""
+    shown: list[dict[str, Any]] = []
+    room = PIECE - AROUND
+    for record, size in reversed(found):
+        one = as_json(record, size)
+        room -= len(json.dumps(one, ensure_ascii=False).encode()) + len(", ")
+        if room < 0:
+            break
+        shown.append(one)
+    return shown[::-1]
+
+
+def as_json(record: Record, size: int) -> dict[str, Any]:
+    """Return *record* as an object for the page: its fields, the *size* of its payload, and its beginning as base64."""
+    return {**ndjson.fields(record), "size": size, "payload": b64encode(record.payload).decode()}
 
 
 def as_event(name: str, value: object) -> bytes:

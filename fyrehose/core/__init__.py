@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fyrehose.core.consuming import NoSubscriptions
     from fyrehose.core.fanout import Cursor, Fanout
     from fyrehose.core.quotas import PeerLimits
+    from fyrehose.core.rounds import Producer
     from fyrehose.core.sequencer import Sequencer
 else:
     __getattr__, __dir__ = lazily(
@@ -22,8 +23,20 @@ else:
             "consuming": "NoSubscriptions",
             "fanout": "Cursor Fanout",
             "quotas": "PeerLimits",
+            "rounds": "Producer",
             "sequencer": "Sequencer",
         },
     )
 
-__all__ = ["Broker", "Budget", "Cursor", "Fanout", "NoSubscriptions", "PeerLimits", "Sequencer", "policy", "streams"]
+__all__ = [
+    "Broker",
+    "Budget",
+    "Cursor",
+    "Fanout",
+    "NoSubscriptions",
+    "PeerLimits",
+    "Producer",
+    "Sequencer",
+    "policy",
+    "streams",
+]

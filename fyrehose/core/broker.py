@@ -26,6 +26,7 @@ from fyrehose.core.named import NamedSubscriptions
 from fyrehose.core.once import KEPT, PublishedOnce
 from fyrehose.core.once import STREAM as KEYS
 from fyrehose.core.quotas import STREAMS, NamedRoom, NewStreams, PeerLimits, Subscriptions
+from fyrehose.core.rounds import Producer
 from fyrehose.core.streams import UNLIMITED, StreamRules
 from fyrehose.errors import (
     Closed,
@@ -280,6 +281,9 @@ class Broker:
     def bounds(self, stream: str) -> tuple[int, int]:
         bounds: tuple[int, int] = self.journal.bounds(stream)
         return bounds
+
+    def ready(self, producer: Producer) -> None:
+        self._fanout.rounds.ready(producer)
 
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
         runs: tuple[Run, ...] = self.journal.read(stream, start, max_bytes)

@@ -13,7 +13,8 @@ nothing.  An account that may not grow pauses its connection; TCP then makes the
   the pool.
 - State that lasts as long as a peer wants, such as subscriptions, is *kept* (``keep`` and ``forget``).  It reduces the
   pool, and is at most half of the limit; callers bound it for each address.  State with a bound of its own is *set
-  aside* (``set_aside`` and ``put_back``): it reduces the pool, too, and takes nothing of that half.
+  aside* (``set_aside`` and ``put_back``): it reduces the pool, too, and takes nothing of that half.  Records that are
+  half sent are lent memory in the same way (lending.py).
 
 Deadlock is impossible.  Held publishes become durable without further input.  An incomplete frame either may grow or
 waits for a grant.  A frame with a grant is never paused for memory: it completes, or its connection ends at its
@@ -42,6 +43,8 @@ from collections import OrderedDict
 from typing import Protocol
 
 import attrs
+
+from fyrehose.core.lending import Lending
 
 #: Bytes that are read from a connection at once, as in :mod:`fyrehose.net.sockets`.
 READ = 256 << 10
@@ -116,6 +119,7 @@ class Budget:
     :ivar aside: lasting state whose owner bounds it: an eighth of the limit at the most, of all owners
     :ivar spare: the value of ``held`` beyond which even connections that hold very little are paused
     :ivar part: the bytes of a frame that may arrive without a grant
+    :ivar lending: memory for large records that are half sent, a sixteenth of the limit
     :ivar next_to_nothing: the bytes that an account may hold after its address has used up its share of the pool
     """
 
@@ -131,6 +135,7 @@ class Budget:
     spare: int = attrs.field(init=False)
     part: int = attrs.field(init=False)
     next_to_nothing: int = attrs.field(init=False)
+    lending: Lending = attrs.field(init=False)
     _shares: dict[str, Share] = attrs.field(factory=dict, init=False)
     _waiting: OrderedDict[Share, None] = attrs.field(factory=OrderedDict, init=False)
     _with_grant: OrderedDict[Account, None] = attrs.field(factory=OrderedDict, init=False)
@@ -146,6 +151,7 @@ class Budget:
         self.spare = self.limit // 16
         self.part = self.limit // 512
         self.next_to_nothing = self.part // 16
+        self.lending = Lending(self, self.limit // 16)
 
     def account(self, transport: Pausable, network: str | None = None, frame: IncompleteFrame | None = None) -> Account:
         """Return a new account for the connection that reads from *transport*.

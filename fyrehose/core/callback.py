@@ -19,6 +19,7 @@ from zope.interface import implementer
 from fyrehose.core.budget import Budget
 from fyrehose.core.consuming import NoSubscriptions
 from fyrehose.core.policy import LOOPBACK, Policy
+from fyrehose.core.rounds import Producer
 from fyrehose.errors import Forbidden, FyrehoseError, TooManyStreams
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, ISink, ISubscription
@@ -126,6 +127,9 @@ class CallbackBroker:
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
         """Return nothing, because nothing is kept."""
         return ()
+
+    def ready(self, producer: Producer) -> None:
+        """Do nothing, because there is nothing to read, and so nothing that takes turns."""
 
     def retire(self, streams: Sequence[str]) -> Deferred[None]:
         """Refuse: there are no streams to retire."""

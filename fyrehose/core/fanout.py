@@ -10,15 +10,16 @@ fails ends only its own cursor.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import attrs
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from zope.interface import implementer
 
+from fyrehose.core.rounds import Rounds
 from fyrehose.errors import JournalCorrupt
 from fyrehose.interfaces import ISink, ISubscription
 from fyrehose.records import Delivery, Run
@@ -27,8 +28,6 @@ log = Logger()
 
 #: The most that one cursor delivers in its turn, in bytes of payload.
 TURN = 256 << 10
-#: The most that all cursors deliver before the reactor runs again, in bytes of payload.
-ROUND = 4 << 20
 #: How much of the latest deliveries is kept for cursors that reach the same position later, in bytes of payload.
 SHARED = 4 << 20
 #: The most deliveries that are kept: each may keep a much larger batch in memory.
@@ -154,12 +153,54 @@ class Cursor:
         """End the subscription; the sink receives the reason."""
         self.place.fanout.end(self, reason)
 
+    def take_turn(self) -> int:
+        """Hand the next delivery to the sink; return its size in bytes, 0 if there is none."""
+        self.placed = False
+        fanout = self.place.fanout
+        delivery = fanout._next(self)
+        if delivery is None:
+            return 0
+        expected = self.position + 1
+        last = self.position = delivery.last_seq
+        try:
+            if delivery.first_seq > expected:
+                self.sink.skipped(expected, delivery.first_seq - 1)
+            self.delivered += delivery.count
+            tally = self.tally
+            if self not in tally.relays:
+                tally.messages += delivery.count
+                tally.bytes += delivery.payload_size
+            taken = self.sink.deliver(delivery)
+            if taken is not None and taken < last:
+                self._take_back(delivery, taken)
+        except Exception as failure:
+            log.failure("a subscription to stream {stream!r} ends: its sink failed", stream=self.place.stream)
+            fanout._end(self, failure)
+        # After a small delivery most cursors are at the end of the stream, so look now instead of queueing them again.
+        if (delivery.size > TURN // 2 or fanout._next(self) is not None) and not self.paused:
+            fanout.ready(self)
+        return delivery.size
+
+    def _take_back(self, delivery: Delivery, taken: int) -> None:
+        """Continue behind number *taken*, because the sink has not taken the rest of *delivery*."""
+        rest = [run.slice(max(0, taken + 1 - run.first_seq), len(run)) for run in delivery.runs if run.last_seq > taken]
+        if not rest:
+            return
+        left = Delivery(tuple(rest))
+        self.position = taken
+        self.delivered -= left.count
+        if self not in self.tally.relays:
+            self.tally.messages -= left.count
+            self.tally.bytes -= left.payload_size
+        self.place.fanout._share(left)
+
 
 @attrs.define(eq=False)
 class Fanout:
     """Delivers records to all cursors of a server.
 
     :ivar clock: lets the reactor run between two rounds of deliveries
+    :ivar rounds: gives each cursor its turn, and other producers theirs
     :ivar read: see :meth:`fyrehose.interfaces.IJournal.read`
     :ivar expired: see :meth:`fyrehose.interfaces.IJournal.expired`
     :ivar cursors: all cursors, in the order of their subscription
@@ -169,15 +210,17 @@ class Fanout:
     clock: IReactorTime
     read: Callable[[str, int, int], tuple[Run, ...]]
     expired: Callable[[str, int], bool] = lambda stream, time: False
+    rounds: Rounds = attrs.field(init=False)
     cursors: dict[Cursor, None] = attrs.field(factory=dict, init=False)
     tallies: dict[str, Tally] = attrs.field(factory=dict, init=False)
     _places: dict[str, StreamCursors] = attrs.field(factory=dict, init=False)
-    _queue: deque[Cursor] = attrs.field(factory=deque, init=False)
-    _next_round: IDelayedCall | None = attrs.field(default=None, init=False)
     _recent: OrderedDict[tuple[str, int], Delivery] = attrs.field(factory=OrderedDict, init=False)
     _recent_size: int = attrs.field(default=0, init=False)
     #: why the fan-out was closed; None while it is open
     _ended: Exception | None = attrs.field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.rounds = Rounds(self.clock)
 
     def subscribe(self, stream: str, position: int, last: int, sink: ISink, owner: Owner | None = None) -> Cursor:
         """Return a new, paused cursor of *stream*.
@@ -213,14 +256,14 @@ class Fanout:
 
         :param ends: the last durable number of each stream that grew
         """
+        found: list[Cursor] = []
         for stream, last in ends.items():
             place = self._places.get(stream)
             if place is not None:
                 place.last = last
                 waiting, place.waiting = place.waiting, None
-                self._queue.extend(waiting or ())
-        if self._next_round is None:
-            self._round()
+                found += waiting or ()
+        self.rounds.run(found)
 
     def forget_stream(self, stream: str) -> None:
         """Drop the kept deliveries of *stream*, because it was retired; its cursors remain."""
@@ -235,8 +278,7 @@ class Fanout:
             self._end(cursor, self._ended)
             return
         cursor.placed = True
-        self._queue.append(cursor)
-        self._schedule()
+        self.rounds.ready(cursor)
 
     def forget(self, cursor: Cursor) -> None:
         """Remove *cursor*, whose subscription was stopped."""
@@ -255,59 +297,12 @@ class Fanout:
     def close(self, reason: Exception) -> None:
         """End every subscription, because of *reason*; a paused one ends when it is resumed."""
         self._ended = reason
-        if self._next_round is not None:
-            self._next_round.cancel()
-            self._next_round = None
-        cursors = list(self._queue)
+        cursors = [cursor for cursor in self.cursors if cursor.placed]
         for place in self._places.values():
-            cursors += place.waiting or ()
             place.waiting = None
-        self._queue.clear()
         for cursor in cursors:
             self._end(cursor, reason)
-
-    def _schedule(self) -> None:
-        if self._next_round is None:
-            self._next_round = self.clock.callLater(0, self._run_later)
-
-    def _run_later(self) -> None:
-        self._next_round = None
-        self._round()
-
-    def _round(self) -> None:
-        """Give each queued cursor one turn, until ROUND bytes are delivered; schedule another round for the rest."""
-        left = ROUND
-        for _ in range(len(self._queue)):
-            if left <= 0 or not self._queue:  # a sink that publishes may have run a round within this one
-                break
-            left -= self._turn(self._queue.popleft())
-        if self._queue:
-            self._schedule()
-
-    def _turn(self, cursor: Cursor) -> int:
-        """Hand the next delivery to the sink of *cursor*; return its size in bytes, 0 if there is none."""
-        cursor.placed = False
-        delivery = self._next(cursor)
-        if delivery is None:
-            return 0
-        expected = cursor.position + 1
-        cursor.position = delivery.last_seq
-        try:
-            if delivery.first_seq > expected:
-                cursor.sink.skipped(expected, delivery.first_seq - 1)
-            cursor.delivered += delivery.count
-            tally = cursor.tally
-            if cursor not in tally.relays:
-                tally.messages += delivery.count
-                tally.bytes += delivery.payload_size
-            cursor.sink.deliver(delivery)
-        except Exception as failure:
-            log.failure("a subscription to stream {stream!r} ends: its sink failed", stream=cursor.stream)
-            self._end(cursor, failure)
-        # After a small delivery most cursors are at the end of the stream, so look now instead of queueing them again.
-        if (delivery.size > TURN // 2 or self._next(cursor) is not None) and not cursor.paused:
-            self.ready(cursor)
-        return delivery.size
+        self.rounds.close()
 
     def _next(self, cursor: Cursor) -> Delivery | None:
         """Return the next delivery of *cursor*; None if it is paused or ended, or now waits for records."""
@@ -340,11 +335,20 @@ class Fanout:
         runs = self.read(stream, start, TURN)
         if not runs:
             return None
-        delivery = self._recent[stream, start] = Delivery(runs)
+        delivery = Delivery(runs)
+        self._share(delivery, start)
+        return delivery
+
+    def _share(self, delivery: Delivery, start: int = 0) -> None:
+        """Keep *delivery* for the cursors that reach *start* next, or its first number."""
+        key = delivery.runs[0].stream, start or delivery.first_seq
+        before = self._recent.pop(key, None)
+        if before is not None:
+            self._recent_size -= before.size
+        self._recent[key] = delivery
         self._recent_size += delivery.size
         while self._recent_size > SHARED or len(self._recent) > SHARED_COUNT:
             self._recent_size -= self._recent.popitem(last=False)[1].size
-        return delivery
 
     def _end(self, cursor: Cursor, reason: Exception) -> None:
         if cursor.stopped:

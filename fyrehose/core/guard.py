@@ -24,6 +24,7 @@ from fyrehose.core.named import NamedSubscriptions
 from fyrehose.core.once import PublishedOnce
 from fyrehose.core.policy import OPEN, Policy, Rule, holder_of
 from fyrehose.core.quotas import Subscriptions
+from fyrehose.core.rounds import Producer
 from fyrehose.errors import Forbidden
 from fyrehose.identity import Action, Identity, network_of
 from fyrehose.interfaces import IBroker, ISink, ISubscription
@@ -80,6 +81,8 @@ class Unguarded(Protocol):
     def bounds(self, stream: str) -> tuple[int, int]: ...
 
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]: ...
+
+    def ready(self, producer: Producer) -> None: ...
 
     def restrict(self, stream: str, max_payload: int) -> None: ...
 
@@ -223,6 +226,9 @@ class Guarded:
     def bounds(self, stream: str) -> tuple[int, int]:
         self.check(Action.SUBSCRIBE, stream)
         return self.broker.bounds(stream)
+
+    def ready(self, producer: Producer) -> None:
+        self.broker.ready(producer)
 
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
         self.check(Action.SUBSCRIBE, stream)

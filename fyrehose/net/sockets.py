@@ -1,7 +1,7 @@
 """Twisted's TCP sockets, with fewer system calls.
 
     reading   up to READ bytes at once
-    writing   immediately, as much as the kernel accepts; the rest waits in Twisted's buffer, and the producer is paused
+    writing   immediately, up to UNSENT bytes; the rest waits in Twisted's buffer, and the producer is paused
 
 Twisted itself buffers written data until the next turn of the reactor, waits until the kernel reports the socket as
 writable, writes 128 KiB, and repeats.  For a subscriber that keeps up this costs three more system calls per delivery.
@@ -15,7 +15,9 @@ import socket
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
+from fcntl import ioctl
 from pathlib import Path
+from struct import unpack
 from typing import Any, cast
 
 from twisted.internet.interfaces import IListeningPort, IPushProducer
@@ -24,7 +26,12 @@ from twisted.internet.tcp import Port, Server
 #: Bytes that are read at once, as many as one cursor delivers in its turn (fyrehose.core.fanout.TURN).
 READ = 256 << 10
 #: Bytes that are written at once.
-WRITE = 1 << 20
+WRITE = 128 << 10
+#: The most bytes that the kernel holds for a connection before it has sent them.  Its buffer would take megabytes, and
+#: an answer to a slow subscriber, such as a PONG, stands behind all of them.
+UNSENT = 256 << 10
+#: Linux's ioctl for what a socket holds and has not sent yet.
+_SIOCOUTQNSD = 0x894B
 #: Connections that are accepted in one turn of the reactor.  When a listener is full, each of them makes another close,
 #: which takes until the next turn; Twisted would meanwhile accept hundreds, more than there are descriptors.
 ACCEPTS = 16
@@ -38,6 +45,16 @@ class PromptServer(Server):
 
     bufferSize = READ
     SEND_LIMIT = WRITE
+    #: bytes that may be written before the kernel is asked again how many are unsent
+    _room = 0
+
+    def __init__(
+        self, sock: socket.socket, protocol: Any, client: Any, server: Port, sessionno: int, reactor: Any
+    ) -> None:
+        super().__init__(sock, protocol, client, server, sessionno, reactor)
+        # The reactor is told that the socket is writable only when less than this is unsent.
+        with suppress(OSError, AttributeError):  # it is no TCP socket, or the system has no such option
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT - WRITE)
 
     def write(self, data: bytes) -> None:
         self.writeSequence((data,))
@@ -50,18 +67,32 @@ class PromptServer(Server):
             super().writeSequence(pieces)  # type: ignore[no-untyped-call]
             return
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if len(data) > self._room:
+            self._room = UNSENT - _unsent(self.socket)
         try:
-            written = self.socket.send(data if len(data) <= WRITE else memoryview(data)[:WRITE])
+            written = (
+                0 if self._room <= 0 else self.socket.send(data if len(data) <= WRITE else memoryview(data)[:WRITE])
+            )
         except OSError:
             written = 0  # the buffer of the kernel is full, or the connection is lost; doWrite handles that in its turn
+        self._room -= written
         if written == len(data):
             return
+        self._room = 0  # doWrite will write as well
         # Twisted continues from the offset, so the rest need not be copied.
         self.dataBuffer, self.offset = data, written
         self.startWriting()  # type: ignore[no-untyped-call]
         if self.producer is not None and self.streamingProducer:
             self.producerPaused = True
             cast("IPushProducer", self.producer).pauseProducing()
+
+
+def _unsent(sock: socket.socket) -> int:
+    """Return how many bytes *sock* holds that were not sent; 0 if the system does not say."""
+    try:
+        return int(unpack("i", ioctl(sock, _SIOCOUTQNSD, bytes(4)))[0])
+    except OSError:
+        return 0
 
 
 def remove_stale_socket(path: str) -> None:

@@ -36,6 +36,7 @@ from fyrehose.net.handshakes import Handshake
 from fyrehose.net.holding import LONGEST
 from fyrehose.net.incoming import SLOWEST, FrameWatch, Reading
 from fyrehose.net.lifecycle import TRANSITIONS, Phase, Timers
+from fyrehose.net.outgoing import LargeRecord, Outgoing
 from fyrehose.net.peers import PROOFS, identify, producer_of
 from fyrehose.options import count, duration, option
 from fyrehose.records import Run
@@ -50,7 +51,7 @@ LINGER = 5.0
 #: How long a publisher waits before it is disconnected because the disk is full, in seconds.
 FULL_GRACE = 5.0
 #: The most bytes of replies that a peer may leave unread.
-MOST_UNREAD = 1 << 20
+MOST_UNREAD = 256 << 10
 
 
 class Session(Protocol):
@@ -109,6 +110,7 @@ class SessionProtocol(TwistedProtocol):
     protocol_name: ClassVar[str]
     log: ClassVar[Logger]
     transport: Any  #: ITCPTransport and IConsumer, which Twisted's annotation does not say
+    outgoing: Outgoing  #: everything that is written
     reading: Reading  #: pauses and resumes reading, for several parties
     peer = "?"  #: the peer's host, for log lines
     network = "?"  #: the network under which limits per address count it
@@ -162,6 +164,7 @@ class SessionProtocol(TwistedProtocol):
         self.reading = Reading(self._stop_reading, self._read_again)
         self.account = self._frame.account = self.broker.budget.account(self.reading, self.network, self._frame)
         self.in_flight = InFlight(self.account, self.failed, self.settled)
+        self.outgoing = Outgoing(self)
         transport.registerProducer(self, True)
         self.broker.counters.add(self.protocol_name, "connections")
         self._identify()
@@ -212,17 +215,19 @@ class SessionProtocol(TwistedProtocol):
     def pauseProducing(self) -> None:
         """Pause the subscriptions, because the peer reads more slowly than the server writes."""
         self.write_paused = True
-        for subscription in self._subscriptions:
-            subscription.pauseProducing()
+        self._pause_subscriptions()
+        self.outgoing.pause()
         if self.phase is Phase.OPEN:
             self.timers.start(self.settings.stall_timeout + self._written / SLOWEST, self._stalled)
 
     def resumeProducing(self) -> None:
         self.write_paused = False
-        self._written = self._unread = 0
+        self._written = 0
         self.timers.stop(self._stalled)
-        for subscription in list(self._subscriptions):
-            subscription.resumeProducing()
+        if self.outgoing.record is not None:
+            self.outgoing.resume()
+        else:
+            self._resume_subscriptions()
 
     def stopProducing(self) -> None:
         """Do nothing: connectionLost follows."""
@@ -239,7 +244,7 @@ class SessionProtocol(TwistedProtocol):
         if expected or before:
             self._frame.received(self._got, expected > 0, bool(events))
             self.account.expect(expected, self.session.buffered if expected else 0)
-        if self.write_paused:
+        if self.write_paused or self.outgoing.record is not None:
             self._flush_unread()
         else:
             self.flush()
@@ -298,7 +303,7 @@ class SessionProtocol(TwistedProtocol):
     def attach(self, subscription: ISubscription) -> None:
         """Deliver *subscription* to the peer, as fast as it reads."""
         self._subscriptions[subscription] = None
-        if not self.write_paused:
+        if not self.write_paused and self.outgoing.record is None:
             subscription.resumeProducing()
 
     def detach(self, subscription: ISubscription) -> None:
@@ -312,9 +317,43 @@ class SessionProtocol(TwistedProtocol):
         if not data or not self.writable:
             return
         # A transport that is not paused has hardly any unsent data left.
-        self._written = sum(map(len, data)) + (self._written if self.write_paused else 0)
         self._written_to = True
-        self.transport.writeSequence(data)
+        if self.outgoing.record is None:
+            self._written = sum(map(len, data)) + (self._written if self.write_paused else 0)
+            self.transport.writeSequence(data)
+        else:
+            self._written += sum(map(len, data))
+            self.outgoing.follow(data)
+
+    def send_record(self, record: LargeRecord) -> None:
+        """Send a record that is larger than a piece; subscriptions are paused until all of it is written."""
+        self.flush()
+        self._pause_subscriptions()
+        self.outgoing.send_record(record)
+
+    def frame(self, data: bytes) -> list[bytes]:
+        """Return *data*, a piece of a large record, as the protocol sends it; a hook for subclasses."""
+        self._written = len(data)
+        self._written_to = True
+        return [data]
+
+    def record_sent(self) -> None:
+        """Resume the subscriptions, or close a connection that only waited for the end of a large record."""
+        if self.phase is Phase.SETTLING and not self.in_flight.count:
+            self.timers.stop(self.abort)
+            self.hang_up()
+        elif not self.write_paused:
+            self._resume_subscriptions()
+
+    def record_lost(self, reason: Exception) -> None:
+        """Abort the connection, because the rest of a record cannot be read, and nothing else can follow its part."""
+        self.log.warn(
+            "{protocol}: closing the connection of {peer} within a record: {reason}",
+            protocol=self.protocol_name,
+            peer=self.peer,
+            reason=str(reason),
+        )
+        self.abort()
 
     def watch_idle(self, timeout: float) -> None:
         """Close the connection when nothing has happened on it for *timeout* seconds."""
@@ -349,6 +388,9 @@ class SessionProtocol(TwistedProtocol):
     def hang_up(self) -> None:
         """Close a connection whose publishes are settled, after sending the remaining data; a hook for subclasses."""
         self.flush()
+        if self.outgoing.record is not None:  # what follows a record that is cut would be misread
+            self.timers.start(LINGER, self.abort)
+            return
         self.transport.unregisterProducer()
         # A peer with unread data gets its time to read instead, and still counts as connected.
         if self._delay and not self.write_paused:
@@ -386,7 +428,8 @@ class SessionProtocol(TwistedProtocol):
         """Close the connection by the end of the next turn of the reactor, whatever the peer does."""
         self._close()
         # Unread data and the end of TLS would wait for the peer.
-        if self.write_paused or ISSLTransport.providedBy(self.transport):
+        waits = self.write_paused or self.outgoing.record is not None
+        if waits or ISSLTransport.providedBy(self.transport):
             self.abort()
 
     # Private.
@@ -395,6 +438,15 @@ class SessionProtocol(TwistedProtocol):
         assert phase in TRANSITIONS[self.phase], f"{phase} after {self.phase}"
         self.phase = phase
         self.writable = phase is Phase.SETTLING
+
+    def _pause_subscriptions(self) -> None:
+        for subscription in self._subscriptions:
+            subscription.pauseProducing()
+
+    def _resume_subscriptions(self) -> None:
+        self._unread = 0
+        for subscription in list(self._subscriptions):
+            subscription.resumeProducing()
 
     def _detach_all(self) -> None:
         for subscription in list(self._subscriptions):
@@ -452,6 +504,7 @@ class SessionProtocol(TwistedProtocol):
         self.timers.clear()
         self._frame.close()
         self.account.close()
+        self.outgoing.close()
 
     def _handle_silence(self) -> None:
         if self.phase is Phase.OPEN:

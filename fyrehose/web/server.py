@@ -114,6 +114,11 @@ class WebProtocol(SessionProtocol):
         else:
             super().forbid(error)
 
+    def frame(self, data: bytes) -> list[bytes]:
+        super().frame(data)
+        self.session.send(data)
+        return self.session.data_to_send()
+
     def forbidden_status(self, error: Forbidden) -> int:
         """Return 429 for too many subscriptions, else 403, or 401 to a peer without a token."""
         if isinstance(error, TooManySubscriptions):

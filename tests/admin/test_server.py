@@ -377,6 +377,17 @@ def test_event_streams_end_when_the_server_stops(connect: Connect) -> None:
         assert drained.called
 
 
+@pytest.mark.parametrize("path", ["/api/events", "/api/streams/s/tail"])
+def test_event_streams_end_when_the_page_has_gone(connect: Connect, path: str) -> None:
+    peer = connect()
+    peer.ask(path)
+    peer.events()
+    peer.protocol.readConnectionLost()
+    assert [name for name, _ in peer.events()] == ["ended"]
+    assert peer.transport.disconnecting
+    peer.leave()
+
+
 def test_head_of_an_event_stream_ends_immediately(connect: Connect) -> None:
     peer = connect()
     assert peer.ask("/api/events", method="HEAD")[2] == b""

@@ -7,6 +7,7 @@ from base64 import b64decode
 from typing import Any
 
 from fyrehose.admin.tail import MOST_RECORDS, PART, StreamTail, as_event
+from fyrehose.pieces import PIECE
 
 
 def seqs(new: Any) -> list[int]:
@@ -28,6 +29,15 @@ def test_records_beyond_the_limit_are_counted_as_skipped(watched: Any) -> None:
     watched.publish(*[b"x"] * 1000)
     new = tail.read()
     assert (len(new["records"]), new["skipped"], seqs(new)[-1]) == (MOST_RECORDS, 1000 - MOST_RECORDS, 1000)
+
+
+def test_one_read_is_shown_in_one_piece(watched: Any) -> None:
+    tail = StreamTail(watched.broker, "s")
+    watched.publish(*[b"x" * PART] * 40)
+    new = tail.read()
+    assert len(as_event("records", new)) <= PIECE
+    assert (len(new["records"]) + new["skipped"], seqs(new)[-1]) == (40, 40)
+    assert len(new["records"]) >= 10
 
 
 def test_large_payload_is_truncated(watched: Any) -> None:

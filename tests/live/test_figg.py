@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import random
 import signal
 import socket
 import struct
+import termios
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -130,6 +132,11 @@ def resident(pid: int) -> int:
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) << 10
     raise AssertionError("no VmRSS")
+
+
+def ioctl_unread(peer: socket.socket) -> int:
+    """Return how many bytes have arrived at *peer* and are not read."""
+    return int(struct.unpack("i", fcntl.ioctl(peer, termios.FIONREAD, bytes(4)))[0])
 
 
 def test_every_message_by_hand(start: Any) -> None:
@@ -358,6 +365,31 @@ def test_a_reader_that_never_reads(start: Any) -> None:
             assert writer.hear() == ack(i)
             highest = max(highest, resident(server.process.pid))
         assert highest - before < 48 << 20, "what it has not read is in the journal, not in memory"
+
+
+def test_little_stands_before_the_answer_to_a_ping_of_a_slow_subscriber(start: Any) -> None:
+    port = start(*FIGG).port("figg")
+    payload, count = bytes(10_000), 2_000  # 20 MB
+    with Peer(port) as writer:
+        for first in range(1, count + 1, 200):
+            writer.say(*(publish(number, payload) for number in range(first, first + 200)))
+            writer.acknowledged(first + 199)
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 << 10)  # what is in the buffer of the peer counts, too
+        slow.settimeout(PATIENCE)
+        slow.connect(("127.0.0.1", port))
+        slow.sendall(attach(b"t", 0))
+        read = unread = 0
+        while read < 1 << 20 or unread != (unread := ioctl_unread(slow)):  # until nothing more arrives
+            if read < 1 << 20:
+                read += len(slow.recv(10_000))
+            else:
+                time.sleep(0.2)
+        slow.sendall(frame(PING, struct.pack(">Q", 7)))
+        pong, before = frame(PONG, struct.pack(">Q", 7)), b""
+        while pong not in before:
+            before += slow.recv(10_000)
+    assert before.index(pong) <= 512 << 10
 
 
 def test_leaving_stopping_and_reading_from_the_start_change_nothing_for_others(start: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,17 @@ from twisted.internet.error import ConnectionLost
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.tcp import Port, Server
 
-from fyrehose.net.sockets import ACCEPTS, READ, PromptServer, check_adopted, remove_stale_socket, tune_port
+from fyrehose.net.sockets import (
+    ACCEPTS,
+    READ,
+    UNSENT,
+    WRITE,
+    PromptServer,
+    _unsent,
+    check_adopted,
+    remove_stale_socket,
+    tune_port,
+)
 
 #: More than any kernel takes at once from a socket whose buffers were made small.
 MUCH = 3 << 20
@@ -111,6 +122,43 @@ def test_unsent_data_waits_and_pauses_the_producer(pair: Pair) -> None:
     assert pair.producer.said == ["pause"]
     assert pair.read() == much
     assert pair.producer.said == ["pause", "resume"]
+
+
+@pytest.fixture
+def slow() -> Iterator[tuple[PromptServer, socket.socket]]:
+    """A TCP connection, and its peer, which has a small buffer."""
+    with socket.socket() as listening, socket.socket() as peer:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        peer.connect(listening.getsockname())
+        ours, address = listening.accept()
+        with ours:
+            ours.setblocking(False)
+            yield PromptServer(ours, Protocol(), address, None, 0, Reactor()), peer
+
+
+@pytest.mark.parametrize("size", [100, 10_000, WRITE, MUCH])
+def test_the_kernel_holds_a_bounded_number_of_unsent_bytes(slow: tuple[PromptServer, socket.socket], size: int) -> None:
+    transport, _ = slow
+    for _ in range(MUCH // size):
+        transport.write(bytes(size))
+    for _ in range(50):
+        if select.select([], [transport.socket], [], 0)[1]:
+            transport.doWrite()
+    assert UNSENT // 4 <= _unsent(transport.socket) <= UNSENT
+
+
+def test_all_of_it_arrives_when_the_peer_reads(slow: tuple[PromptServer, socket.socket]) -> None:
+    transport, peer = slow
+    much = bytes(range(256)) * (MUCH // 256)
+    transport.write(much)
+    got = bytearray()
+    while len(got) < len(much):
+        got += peer.recv(1 << 16)
+        if select.select([], [transport.socket], [], 0)[1]:
+            transport.doWrite()
+    assert got == much
 
 
 def test_later_data_follows_unsent_data(pair: Pair) -> None:

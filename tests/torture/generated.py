@@ -44,6 +44,7 @@ EXPLAINED = Path(__file__).with_name("explained.toml")
 MODULES = (
     "fyrehose/core/broker.py",
     "fyrehose/core/fanout.py",
+    "fyrehose/core/rounds.py",
     "fyrehose/core/sequencer.py",
     "fyrehose/core/budget.py",
     "fyrehose/core/quotas.py",

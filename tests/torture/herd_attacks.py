@@ -8,6 +8,7 @@
     requests       a REQUEST for everything every 120 ms without a KEEPALIVE: at the most three times as much may come
     deaf-subs      subscribers of the event bus that never read, of events of 1 MiB
     deaf-dealers   clients of the event bus that ask for everything and never read it
+    deaf-readers   250 readers of records of 16 MiB that JSON makes six times as large, by HTTP, Figg and Relink
     refusals       connections that are refused for what they say, and come back at once
     patterns       named subscriptions of patterns, lists by the worst patterns, and streams that nearly match them
     bombs          a large compressed frame of lumberjack that is refused near its end, again and again
@@ -318,6 +319,45 @@ def deaf_dealers(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
     return f"{asked} clients asked for {written} events of 8 KiB and did not read them", []
 
 
+def request(target: str) -> bytes:
+    return f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+
+
+def question(way: str) -> tuple[str, bytes]:
+    """The listener of a reader of the stream "deaf", and what it sends."""
+    name = b"subscribe:deaf@0"
+    hello = bytes((len(name),)) + name + bytes(3)
+    return {
+        "http-read": ("http", request("/streams/deaf")),
+        "http-live": ("http", request("/streams/deaf/live?from=1")),
+        "http-pattern": ("http", request("/streams/*/live?match=deaf*")),
+        "admin-tail": ("admin", request("/api/streams/deaf/tail")),
+        "figg": ("figg", wire.attach(b"deaf", 0)),
+        "relink": ("relink", bytes(8) + hello + bytes(-len(hello) % 8) + bytes(16)),
+    }[way]
+
+
+def deaf_readers(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
+    writer = connect(ports["figg"], WRITER)
+    if writer is None:
+        return "nobody could connect", ["Figg takes no connections"]
+    writer.settimeout(PATIENCE)
+    writer.sendall(b"".join(wire.publish(b"deaf", number, b"\1" * ((16 << 20) - 100)) for number in (1, 2)))
+    acked, frames = 0, wire.Frames()
+    while acked < 2:
+        acked = max([acked, *(number for kind, _, number, _ in frames.feed(writer.recv(1 << 16)) if kind == wire.ACK)])
+    ways = ("http-read", "http-live", "figg", "relink")
+    peers: list[socket.socket] = []
+    for number in range(250):
+        listener, asked = question(ways[number % len(ways)])
+        if (peer := connect(ports[listener], address, 4096)) is not None:
+            peer.sendall(asked)
+            peers.append(peer)
+    while not stopped(0.5):
+        pass
+    return f"{len(peers)} readers did not read {len(peers) * 32} MiB", []
+
+
 def refusals(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
     said = {
         "figg": wire.publish(b".reserved", 1, b"x"),
@@ -489,6 +529,7 @@ ATTACKS: dict[str, Callable[[dict[str, int], str, Stopped], Said]] = {
     "requests": requests,
     "deaf-subs": deaf_subs,
     "deaf-dealers": deaf_dealers,
+    "deaf-readers": deaf_readers,
     "refusals": refusals,
     "patterns": patterns,
     "bombs": bombs,

@@ -300,7 +300,7 @@ MUTANTS = (
     Mutant(
         "who waits is forgotten",
         _FANOUT,
-        "self._queue.extend(waiting or ())",
+        "found += waiting or ()",
         "pass",
         "tests/core/test_fanout.py",
     ),

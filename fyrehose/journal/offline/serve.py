@@ -27,19 +27,19 @@ from twisted.logger import Logger
 from zope.interface import implementer
 
 from fyrehose.core.callback import CallbackBroker
+from fyrehose.core.rounds import Rounds
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.interfaces import ISubscription
 from fyrehose.journal import scan, subscriptions
 from fyrehose.journal.offline.view import look
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.tcp import on
+from fyrehose.pieces import PIECE
 from fyrehose.web.server import WebProtocol, WebSettings, token_of
 from fyrehose.web.session import RequestHead, WebSession
 from fyrehose.web.tokens import same
 
 PROTOCOL = "journal-serve"
-#: How many bytes are read from a file at once.
-PIECE = 1 << 20
 #: Timeout of idle connections, and of clients that read nothing of the answer, in seconds.
 IDLE = 90.0
 #: The largest number of digits of a position.
@@ -208,6 +208,7 @@ class ServeFactory(SessionFactory):
         # Only the counters and limits of this broker are used: nothing is published.
         super().__init__(CallbackBroker(lambda run: None), reactor=reactor)
         self.directory, self.hosts, self.token = directory, hosts, token
+        self.rounds = Rounds(self.clock)
 
 
 @implementer(ISubscription)
@@ -220,26 +221,37 @@ class FileSending:
     position: int
     stop: int
     paused: bool = True
+    _queued: bool = attrs.field(default=False, init=False)
 
     def resumeProducing(self) -> None:
-        """Send pieces of the file until the client's connection is full or the range is sent."""
         self.paused = False
-        while self.position < self.stop and not self.paused:
-            try:
-                data = self.file.read(min(PIECE, self.stop - self.position))
-            except OSError as error:
-                self.protocol.log.warn("closing a connection, because a file cannot be read: {error}", error=error)
-                data = b""
-            if not data:  # the file was truncated, or its disk failed: the promised content length cannot be sent
-                self.protocol.finish()
-                return
-            self.position += len(data)
-            self.protocol.session.send(data)
-            self.protocol.flush()
-        if self.position == self.stop and not self.file.closed:
+        if not self._queued:
+            self._queued = True
+            self.protocol.factory.rounds.ready(self)
+
+    def take_turn(self) -> int:
+        """Send the next piece of the file, and complete the answer after the last one."""
+        self._queued = False
+        if self.paused:
+            return 0
+        try:
+            data = self.file.read(min(PIECE, self.stop - self.position))
+        except OSError as error:
+            self.protocol.log.warn("closing a connection, because a file cannot be read: {error}", error=error)
+            data = b""
+        if not data:  # the file was truncated, or its disk failed: the promised content length cannot be sent
+            self.protocol.finish()
+            return 0
+        self.position += len(data)
+        self.protocol.session.send(data)
+        self.protocol.flush()
+        if self.position == self.stop:
             self.protocol.session.end()
             self.protocol.detach(self)
             self.protocol.proceed()
+        elif not self.paused:
+            self.resumeProducing()
+        return len(data)
 
     def pauseProducing(self) -> None:
         self.paused = True

@@ -58,7 +58,7 @@ PIECE_COST = 50
 #: Delay before the next turn if no snapshot can be sent, in seconds.
 SNAPSHOT_WAIT = 0.05
 #: Upper bound of the memory of large events that wait for subscribers, in bytes.
-BROADCAST_MEMORY = 256 << 20
+BROADCAST_MEMORY = 32 << 20
 #: While that memory is used up: how often the send queues are checked, in seconds.
 BROADCAST_LOOK = 0.02
 #: Delay before events are published again that a full disk refused, in seconds.

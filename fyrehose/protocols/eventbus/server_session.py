@@ -26,7 +26,7 @@ from fyrehose.protocols.eventbus.settings import EventBusSettings, Syntax
 from fyrehose.protocols.eventbus.snapshots import SnapshotAnswer, Snapshots
 
 #: Upper bound of the memory of SYNCs that wait for clients, in bytes.
-SNAPSHOT_MEMORY = 256 << 20
+SNAPSHOT_MEMORY = 64 << 20
 #: Number of UUIDs that are remembered with the option ``dedup``, and for how long, in seconds.
 MOST_SEEN = 100_000
 SEEN_AGE = 600.0

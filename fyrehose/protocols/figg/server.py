@@ -21,11 +21,13 @@ from fyrehose.errors import Closed, Forbidden, PublishError, ReadOnly, RemotePro
 from fyrehose.interfaces import ISink, ISubscription
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
+from fyrehose.net.outgoing import LargeRecord
 from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import count, exact_size, option, size
+from fyrehose.pieces import piece_of
 from fyrehose.protocols.figg.frames import Attach, Detach, Ping, Published
-from fyrehose.protocols.figg.session import FiggServerSession, encode_data
+from fyrehose.protocols.figg.session import FiggServerSession, encode_data, head_of_data
 from fyrehose.records import MAX_PAYLOAD, Delivery, Run
 
 PROTOCOL = "figg"
@@ -57,9 +59,14 @@ class Attachment:
     def subscriber(self) -> tuple[str, str]:
         return self.connection.subscriber
 
-    def deliver(self, delivery: Delivery) -> None:
-        self.connection.session.send_data(delivery.encoded(encode_data))
+    def deliver(self, delivery: Delivery) -> int:
+        encoded = delivery.encoded(encode_data)
+        if not encoded.records:
+            self.connection.send_record(_large(delivery.runs[0]))
+            return delivery.first_seq
+        self.connection.session.send_data(encoded.data)
         self.connection.flush()
+        return encoded.last
 
     def skipped(self, first: int, last: int) -> None:
         """Count skipped records; Figg has no frame for them, so the next DATA only has a higher offset."""
@@ -222,6 +229,14 @@ class FiggProtocol(SessionProtocol):
         size, self._postponed_size = self._postponed_size, 0
         self.account.release(size)
         self.reading.resumeProducing()
+
+
+def _large(run: Run) -> LargeRecord:
+    """Return the first record of *run*, which is larger than a piece, as a DATA frame to be sent in pieces."""
+    head = head_of_data(run)
+    return LargeRecord(
+        run.stream, run.first_seq, lambda one, position: piece_of((head, one.payload), position), run.slice(0, 1)
+    )
 
 
 def _split_in_half(runs: list[Run]) -> list[tuple[list[Run], int]]:

@@ -13,6 +13,7 @@ from typing import ClassVar, NoReturn
 
 from fyrehose.errors import Broken, RemoteProtocolError
 from fyrehose.kernels import figg as kernel
+from fyrehose.pieces import PIECE, Encoded, fitting
 from fyrehose.protocols.figg.frames import (
     CLIENT_FRAMES,
     FRAMES,
@@ -43,6 +44,8 @@ from fyrehose.sessions import ByteSession
 
 #: Largest data of one run, in bytes, so that a large read does not become one large write to the disk.
 MAX_RUN = 1 << 20
+#: Size of a DATA frame without its topic and data, in bytes.
+DATA_HEAD = HEADER.size + SIZE.size + NUMBER.size + SIZE.size
 
 Event = Frame | Published | DataRun | Broken
 
@@ -245,12 +248,33 @@ class FiggServerSession(_Session):
         return out
 
 
-def encode_data(runs: Sequence[Run]) -> bytes:
-    """Encode records as DATA frames; the stream is the topic, the records' numbers are the offsets."""
-    frames = []
+def encode_data(runs: Sequence[Run]) -> Encoded:
+    """Encode as many of the first records as fit into a piece, as DATA frames; the topic is the stream.
+
+    The records' numbers are the offsets.
+    """
+    frames, room, last, count = [], PIECE, runs[0].first_seq - 1, 0
     for run in runs:
-        frames.append(kernel.frames(FrameType.DATA, run.stream.encode(), run.first_seq, run.lengths, run.payload))
-    return b"".join(frames)
+        topic = run.stream.encode()
+        extra = DATA_HEAD + len(topic)
+        size = len(run.lengths) // 4
+        whole = len(run.payload) + size * extra <= room  # as nearly always
+        part = run if whole else run.slice(0, fitting(run, extra, room))
+        if part.lengths:
+            frames.append(kernel.frames(FrameType.DATA, topic, run.first_seq, part.lengths, part.payload))
+            room -= len(frames[-1])
+            last = part.last_seq
+            count += size if whole else len(part)
+        if not whole:
+            break
+    return Encoded(frames[0] if len(frames) == 1 else b"".join(frames), last, count)
+
+
+def head_of_data(run: Run) -> bytes:
+    """Return what stands before the data of the first record of *run* in its DATA frame."""
+    topic, size = run.stream.encode(), run.sizes[0]
+    head = HEADER.pack(FrameType.DATA, VERSION, DATA_HEAD - HEADER.size + len(topic) + size)
+    return head + SIZE.pack(len(topic)) + topic + NUMBER.pack(run.first_seq) + SIZE.pack(size)
 
 
 class FiggClientSession(_Session):

@@ -1,16 +1,14 @@
 """Producers of streamed answers: stored records of a GET, and new records of a live GET.
 
-    ReadAnswer  broker.read, a part in each turn of the reactor -> one JSON object per line
+    ReadAnswer  broker.read, a piece in each turn -> one JSON object per line
     LiveAnswer  broker.subscribe -> server-sent events, until the peer disconnects
 
-The transport pauses both, and a paused answer buffers little.
+The transport pauses both, and a paused answer keeps nothing but its position.
 """
 
 from __future__ import annotations
 
 import json
-from collections import deque
-from collections.abc import Callable
 from typing import Protocol
 
 import attrs
@@ -20,15 +18,17 @@ from fyrehose import ndjson
 from fyrehose.errors import FyrehoseError
 from fyrehose.interfaces import IBroker, ISink, ISubscription
 from fyrehose.net.lifecycle import Timers
+from fyrehose.net.outgoing import LargeRecord
+from fyrehose.pieces import PIECE, Encoded
 from fyrehose.protocols.http.session import PROTOCOL, HttpSession
 from fyrehose.records import Delivery, Run
 
 #: Interval of the comments that keep a live answer alive, in seconds; some proxies close idle connections after 30.
 KEEPALIVE = 15.0
-#: Payload that an answer reads and sends in one turn of the reactor, in bytes.
-TURN_BYTES = 256 << 10
 #: The most records that an answer sends in one turn: small records cost more than their bytes.
 TURN_RECORDS = 2_000
+#: What a record counts in a turn besides its bytes, because encoding it takes time.
+RECORD_COST = 512
 
 
 class AnsweredConnection(Protocol):
@@ -48,6 +48,8 @@ class AnsweredConnection(Protocol):
 
     def flush(self) -> None: ...
 
+    def send_record(self, record: LargeRecord) -> None: ...
+
     def finish(self) -> None: ...
 
     def complete_answer(self) -> None: ...
@@ -55,10 +57,69 @@ class AnsweredConnection(Protocol):
     def abort_answer(self, reason: Exception) -> None: ...
 
 
+@attrs.frozen
+class Form:
+    """How a record is sent: as a line, or as a server-sent event with or without its number.
+
+    :ivar before: stands before the record's JSON object
+    :ivar after: stands behind it
+    :ivar numbered: whether the record's number goes first, as the id of an event
+    """
+
+    before: bytes
+    after: bytes
+    numbered: bool = False
+
+    def head(self, seq: int) -> bytes:
+        """Return what stands before the JSON object of record *seq*."""
+        return b"id: %d\n%b" % (seq, self.before) if self.numbered else self.before
+
+    def encode(self, runs: tuple[Run, ...]) -> Encoded:
+        """Encode as many of the first records of *runs* as fit into a piece, and at most TURN_RECORDS."""
+        found: list[bytes] = []
+        room, last = PIECE, runs[0].first_seq - 1
+        for run in runs:
+            records = ndjson.objects(run)
+            for seq, size in enumerate(run.sizes, run.first_seq):
+                if size > room or len(found) == TURN_RECORDS:
+                    return Encoded(b"".join(found), last, len(found))
+                data = b"%b%b%b" % (self.head(seq), next(records), self.after)
+                room -= len(data)
+                if room < 0:
+                    return Encoded(b"".join(found), last, len(found))
+                found.append(data)
+                last = seq
+        return Encoded(b"".join(found), last, len(found))
+
+    def large(self, run: Run) -> LargeRecord:
+        """Return the first record of *run*, which is larger than a piece, to be sent in pieces."""
+        begin, text = ndjson.head_of(run)
+        begin = self.head(run.first_seq) + begin
+
+        def cut(run: Run, position: int) -> tuple[bytes, int | None]:
+            if not position:
+                return begin, 1
+            payload = memoryview(run.payload)
+            data, end = ndjson.piece_of(payload, position - 1, text)
+            return (data, end + 1) if end < len(payload) else (data + ndjson.END + self.after, None)
+
+        return LargeRecord(run.stream, run.first_seq, cut, run.slice(0, 1))
+
+
+LINE = Form(b"", b"\n")
+EVENT = Form(b"data: ", b"\n\n", numbered=True)
+#: Many streams have no common numbers.
+UNNUMBERED = Form(b"data: ", b"\n\n")
+
+# A delivery is encoded once for all that call the same function.
+events = EVENT.encode
+unnumbered = UNNUMBERED.encode
+
+
 @implementer(ISubscription)
 @attrs.define(eq=False)
 class ReadAnswer:
-    """The answer to a GET: records *next* to *last*, at most *left* of them, a part in each turn of the reactor.
+    """The answer to a GET: records *next* to *last*, at most *left* of them, a piece in each turn.
 
     :ivar then: further streams, with the first and the last record of each
     """
@@ -69,16 +130,21 @@ class ReadAnswer:
     last: int
     left: int
     then: list[tuple[str, int, int]] = attrs.field(factory=list)
+    _paused: bool = attrs.field(default=True, init=False)
+    _queued: bool = attrs.field(default=False, init=False)
 
     @property
     def position(self) -> int:
         return self.next - 1
 
     def resumeProducing(self) -> None:
-        self.connection.timers.start(0, self._send_part)
+        self._paused = False
+        if not self._queued:
+            self._queued = True
+            self.connection.broker.ready(self)
 
     def pauseProducing(self) -> None:
-        self.connection.timers.stop(self._send_part)
+        self._paused = True
 
     def stopProducing(self) -> None:
         self.pauseProducing()
@@ -87,58 +153,77 @@ class ReadAnswer:
         """Stop sending records."""
         self.connection.detach(self)
 
-    def _send_part(self) -> None:
-        try:
-            runs = self.connection.broker.read(self.stream, self.next, TURN_BYTES)
-        except FyrehoseError as error:
-            # The status 200 was sent already; aborting the connection shows the peer that the answer is incomplete.
-            self.connection.abort_answer(error)
-            return
-        room = TURN_RECORDS
-        for run in runs:
-            part = run.slice(0, max(0, min(room, self.left, self.last + 1 - run.first_seq)))
-            if len(part):
-                self.connection.session.send(ndjson.lines((part,)))
-            room -= len(part)
-            self.left -= len(part)
-            self.next = run.first_seq + len(part)
-            if not room:
-                break
-            self.next = run.last_seq + 1
-        ended = not runs or self.next > self.last
-        if ended and self.then:
-            ended = False
+    def take_turn(self) -> int:
+        """Send the next piece of the answer, or end it."""
+        self._queued = False
+        if self._paused:
+            return 0
+        size = 0
+        if not self._over:
+            try:
+                runs = self.connection.broker.read(self.stream, self.next, PIECE)
+            except FyrehoseError as error:
+                # The status 200 was sent already; aborting the connection shows the peer that the answer is incomplete.
+                self.connection.abort_answer(error)
+                return 0
+            wanted = self._wanted(runs)
+            if wanted:
+                size = self._send(wanted)
+            else:
+                self.next = self.last + 1
+        if self._paused:  # also while a large record is sent
+            return size
+        if self._over and self.left and self.then:
             self.stream, self.next, self.last = self.then.pop(0)
-        if ended or not self.left:
+        if self._over:
             self.stop()
             self.connection.complete_answer()
         else:
             self.resumeProducing()
-            self.connection.flush()
+        return size
 
+    @property
+    def _over(self) -> bool:
+        return not self.left or self.next > self.last
 
-def events(runs: tuple[Run, ...]) -> bytes:
-    """Return *runs* as server-sent events, one per record."""
-    return b"".join(
-        b"id: %d\ndata: %b\n\n" % (seq, record)
-        for run in runs
-        for seq, record in enumerate(ndjson.objects(run), run.first_seq)
-    )
+    def _wanted(self, runs: tuple[Run, ...]) -> tuple[Run, ...]:
+        """Return the records of *runs* that belong to the answer."""
+        wanted, left = [], self.left
+        for run in runs:
+            part = run.slice(0, max(0, min(left, self.last + 1 - run.first_seq)))
+            if not len(part):
+                break
+            wanted.append(part)
+            left -= len(part)
+        return tuple(wanted)
+
+    def _send(self, runs: tuple[Run, ...]) -> int:
+        """Send the first of *runs*, as many as fit into a piece, and return what that counts in a turn."""
+        encoded = LINE.encode(runs)
+        if not encoded.records:
+            self.next, self.left = runs[0].first_seq + 1, self.left - 1
+            self.connection.send_record(LINE.large(runs[0]))
+            return len(runs[0].payload) // 16
+        self.next, self.left = encoded.last + 1, self.left - encoded.records
+        self.connection.session.send(encoded.data)
+        self.connection.flush()
+        return len(encoded.data) + RECORD_COST * encoded.records
 
 
 @implementer(ISink, ISubscription)
 class LiveAnswer:
     """The answer to a live GET: one server-sent event per record, with the record's number as the id.
 
-    It relays pausing and resuming from the transport to the subscription.  A delivery of many small records is sent in
-    several turns of the reactor, and the subscription stays paused until all of them are sent.
+    It relays pausing and resuming from the transport to the subscription.  Of a delivery that does not fit into a piece
+    it takes the first records, and the subscription continues behind these in its next turn.
     """
 
-    def __init__(self, connection: AnsweredConnection, encode: Callable[[tuple[Run, ...]], bytes] = events) -> None:
+    #: how it sends a record, and the function that encodes deliveries for all answers of this form
+    form, encode = EVENT, staticmethod(events)
+
+    def __init__(self, connection: AnsweredConnection) -> None:
         self.connection = connection
-        self._encode = encode
         self._subscription: ISubscription | None = None
-        self._pending: deque[Run] = deque()
         self._paused = True
         self._ended = False
 
@@ -166,15 +251,12 @@ class LiveAnswer:
 
     def pauseProducing(self) -> None:
         self._paused = True
-        self.connection.timers.stop(self._send_pending)
         if self._subscription is not None:
             self._subscription.pauseProducing()
 
     def resumeProducing(self) -> None:
         self._paused = False
-        if self._pending:
-            self.connection.timers.start(0, self._send_pending)
-        elif self._subscription is not None:
+        if self._subscription is not None:
             self._subscription.resumeProducing()
 
     def stopProducing(self) -> None:
@@ -189,17 +271,15 @@ class LiveAnswer:
     def subscriber(self) -> tuple[str, str]:
         return self.connection.subscriber
 
-    def deliver(self, delivery: Delivery) -> None:
-        """Send the records as events; of many records, a part in each turn of the reactor."""
-        if len(delivery) <= TURN_RECORDS:
-            self.connection.session.send(delivery.encoded(self._encode))
-            self.connection.flush()
-            return
-        for run in delivery.runs:
-            self._pending.extend(run.slice(at, at + TURN_RECORDS) for at in range(0, len(run), TURN_RECORDS))
-        if self._subscription is not None:
-            self._subscription.pauseProducing()
-        self.resumeProducing()
+    def deliver(self, delivery: Delivery) -> int:
+        """Send the first records as events, as many as fit into a piece."""
+        encoded = delivery.encoded(self.encode)
+        if not encoded.records:
+            self.connection.send_record(self.form.large(delivery.runs[0]))
+            return delivery.first_seq
+        self.connection.session.send(encoded.data)
+        self.connection.flush()
+        return encoded.last
 
     def skipped(self, first: int, last: int) -> None:
         self.connection.broker.counters.add(PROTOCOL, "skipped", last - first + 1)
@@ -216,12 +296,6 @@ class LiveAnswer:
         if not self._ended:
             self._ended = True
             self.connection.session.send(b"event: ended\ndata: %b\n\n" % json.dumps(reason).encode())
-
-    def _send_pending(self) -> None:
-        self.connection.session.send(self._encode((self._pending.popleft(),)))
-        self.connection.flush()
-        if not self._paused:  # The transport may have called pauseProducing during the flush.
-            self.resumeProducing()
 
     def _send_keepalive(self) -> None:
         self.connection.timers.start(KEEPALIVE, self._send_keepalive)

@@ -15,23 +15,17 @@ import attrs
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from fyrehose import ndjson
 from fyrehose.errors import Closed, Forbidden
 from fyrehose.interfaces import ISink, ISubscription
 from fyrehose.patterns import Pattern
-from fyrehose.protocols.http.answers import AnsweredConnection, LiveAnswer
+from fyrehose.protocols.http.answers import UNNUMBERED, AnsweredConnection, LiveAnswer, unnumbered
 from fyrehose.protocols.http.session import EVENTS, PROTOCOL
-from fyrehose.records import Delivery, Run
+from fyrehose.records import Delivery
 
 log = Logger()
 
 #: The most streams that one answer follows.
 MOST_STREAMS = 1_000
-
-
-def unnumbered(runs: tuple[Run, ...]) -> bytes:
-    """Return *runs* as server-sent events without ids, one per record."""
-    return b"".join(b"data: %b\n\n" % record for run in runs for record in ndjson.objects(run))
 
 
 @implementer(ISink)
@@ -46,8 +40,8 @@ class _Part:
     def subscriber(self) -> tuple[str, str]:
         return self.answer.subscriber
 
-    def deliver(self, delivery: Delivery) -> None:
-        self.answer.deliver(delivery)
+    def deliver(self, delivery: Delivery) -> int:
+        return self.answer.deliver(delivery)
 
     def skipped(self, first: int, last: int) -> None:
         self.answer.skipped_in(self.stream, first, last)
@@ -60,8 +54,10 @@ class _Part:
 class PatternAnswer(LiveAnswer):
     """Sends the new records of every stream that matches *pattern*; it is its own subscription to all of them."""
 
+    form, encode = UNNUMBERED, staticmethod(unnumbered)
+
     def __init__(self, connection: AnsweredConnection, pattern: Pattern) -> None:
-        super().__init__(connection, unnumbered)
+        super().__init__(connection)
         self._pattern = pattern
         self._place: Callable[[str], int | None] | None = None
         self._parts: dict[str, ISubscription] = {}

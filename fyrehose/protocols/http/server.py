@@ -108,6 +108,7 @@ class HttpProtocol(WebProtocol):
         self._upload: Upload | None = None
         self._streamed: ReadAnswer | LiveAnswer | None = None
         self._consumption: Consumption | None = None
+        self._input_ended = False
 
     # Handlers of the session's events.
 
@@ -253,6 +254,8 @@ class HttpProtocol(WebProtocol):
             answer.skipped(after + 1, subscription.position)
         self._streamed = answer
         answer.start(subscription)
+        if self._input_ended:
+            self.timers.start(0, self._end_follower)
 
     def on_retire(self, event: Retire) -> None:
         """Retire a stream, and answer when that is durable."""
@@ -338,6 +341,8 @@ class HttpProtocol(WebProtocol):
         answer = PatternAnswer(self, event.pattern)
         answer.follow(place, headers)
         self._streamed = answer
+        if self._input_ended:
+            self.timers.start(0, self._end_follower)
         self.proceed()
 
     def displace(self, reason: Exception) -> None:
@@ -396,13 +401,27 @@ class HttpProtocol(WebProtocol):
         super().hang_up()
 
     def readConnectionLost(self) -> None:
-        """Handle the end of input; a consumer that has disconnected leaves its subscription to another one."""
+        """Handle the end of input; it ends a live answer, and a request that waits for records.
+
+        The peer may have gone.  Otherwise this is noticed when something is written, which may be much later.
+        """
+        self._input_ended = True
         super().readConnectionLost()
-        consumption = self._consumption
-        if consumption is not None and (consumption.waits or isinstance(self._streamed, LiveAnswer)):
-            # Otherwise the loss is noticed when something is written, which may be much later.
+        if self._consumption is not None and self._consumption.waits:
             self._end_consumption()
             self.abort()
+        else:
+            self._end_follower()
+
+    def _end_follower(self) -> None:
+        """End a live answer if the peer has finished sending; if it does not read either, without its last events."""
+        if not self._input_ended or not isinstance(self._streamed, LiveAnswer):
+            return
+        if self.write_paused:
+            self._end_consumption()
+            self.abort()
+        else:
+            self.finish()
 
     def connectionLost(self, reason: Any = None) -> None:
         if self._streamed is not None:

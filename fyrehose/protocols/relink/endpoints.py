@@ -20,20 +20,25 @@ from zope.interface import implementer
 from fyrehose.errors import FyrehoseError, PublishError, RemoteProtocolError
 from fyrehose.interfaces import IBroker, ISink, ISubscription
 from fyrehose.net.lifecycle import Timers
+from fyrehose.net.outgoing import LargeRecord
 from fyrehose.options import shown_size
+from fyrehose.pieces import PIECE, fitting, piece_of
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.events import DropReason
 from fyrehose.protocols.relink.frames import Ack
 from fyrehose.protocols.relink.linklog import Anchors
-from fyrehose.protocols.relink.messages import MessageSequence, Parts, Piece, parts_of, piece_of
+from fyrehose.protocols.relink.messages import MessageSequence, Parts, Piece
 from fyrehose.protocols.relink.names import SEQ_SIZE, EndpointName
+from fyrehose.protocols.relink.parts import CONTENT_TYPE, views
 from fyrehose.protocols.relink.registry import LinkEntry, Registry
 from fyrehose.protocols.relink.tables import Sending
-from fyrehose.records import Column, Delivery, Run
+from fyrehose.records import Buffer, Delivery, Run
 
 PROTOCOL = "relink"
 #: Delay before a position that could not be moved is tried again, in seconds.
 RETRY = 1.0
+#: The most bytes that a message needs besides its part, or for another part: head, size and padding.
+HEAD = 32
 #: Largest number of gaps in the part of a stream that a subscriber has not consumed.
 MAX_ANCHORS = 1_000
 
@@ -92,6 +97,8 @@ class Shell(Protocol):
     def detach(self, subscription: ISubscription) -> None: ...
 
     def flush(self) -> None: ...
+
+    def send_record(self, record: LargeRecord) -> None: ...
 
     def flush_soon(self) -> None: ...
 
@@ -308,8 +315,8 @@ class Subscribing(Endpoint):
         super().__init__(protocol, entry, place)
         self._subscription: ISubscription | None = None
         self._transport_ready = False
-        #: records that wait for the window: columns of messages of one part, single messages, and gaps
-        self._pending: deque[Column | Parts | _Gap] = deque()
+        #: what precedes the next record, and waits for the window: the message that says where it begins, and gaps
+        self._pending: deque[Parts | _Gap] = deque()
         self._writing_anchor = False
         self._named = protocol.named
 
@@ -391,20 +398,24 @@ class Subscribing(Endpoint):
     def subscriber(self) -> tuple[str, str]:
         return self.protocol.subscriber
 
-    def deliver(self, delivery: Delivery) -> None:
-        """Queue the records for the channel, and send as many as the window of the peer allows."""
-        seqs = self.place.seqs
-        max_parts = self.link.limits.parts - seqs
-        for run in delivery.runs:
-            piece = piece_of(run, max_parts)
-            if seqs:
-                self._pending.extend(
-                    (_pack_seq(seq), *parts) for seq, parts in enumerate(parts_of(piece), run.first_seq)
-                )
-            else:
-                self._pending.extend([piece] if isinstance(piece, Column) else piece)
+    def deliver(self, delivery: Delivery) -> int:
+        """Send as many records as fit into a piece and into the window of the peer; return the number of the last."""
         self._pump()
+        room, last = PIECE, delivery.first_seq - 1
+        for run in delivery.runs:
+            if run.first_seq != last + 1:  # the gap is reported before the next delivery
+                break
+            count, size = self._send_records(run, min(len(run), self._room), room)
+            room -= size
+            last += count
+            if count < len(run):
+                break
+        if last < delivery.first_seq and self._room:
+            last = delivery.first_seq
+            self._send_large(delivery.runs[0])
+        self._update()
         self.protocol.flush()
+        return last
 
     def skipped(self, first: int, last: int) -> None:
         self._pending.append(_Gap(last + 1))
@@ -445,17 +456,25 @@ class Subscribing(Endpoint):
         self.protocol.attach(self)
         self._pump()
 
+    @property
+    def _room(self) -> int:
+        """Return how many records may be sent now."""
+        channel = self.link.sending.get(0)
+        if self._pending or self._writing_anchor or channel is None or not self.link.may_send:
+            return 0
+        return channel.room
+
     def _update(self) -> None:
         """Resume or pause the subscription after the window or the transport has changed."""
         if self._subscription is None:
             return
-        if self._transport_ready and not self._pending:
+        if self._transport_ready and self._room > 0:
             self._subscription.resumeProducing()
         else:
             self._subscription.pauseProducing()
 
     def _pump(self) -> None:
-        """Send pending records while the window has room; the caller flushes."""
+        """Send what precedes the next record, while the window has room; the caller flushes."""
         channel = self.link.sending.get(0)
         if self._writing_anchor or channel is None or not self.link.may_send:
             return
@@ -464,15 +483,49 @@ class Subscribing(Endpoint):
             if isinstance(item, _Gap):
                 self._write_anchor(channel.next, item.seq)
                 break
-            if isinstance(item, Column):
-                room = channel.room
-                if len(item) > room:
-                    self._pending.appendleft(item.part(room, len(item)))
-                    item = item.part(0, room)
-                self.link.send_run(channel.id, item)
-            else:
-                self.link.send((channel.id,), item)
+            self.link.send((channel.id,), item)
         self._update()
+
+    def _send_records(self, run: Run, most: int, room: int) -> tuple[int, int]:
+        """Send records of *run*, from the first, as many as fit into *room* bytes, and at most *most*.
+
+        :return: how many were sent, and the most bytes that they take
+        """
+        if not self.place.seqs and run.content_type != CONTENT_TYPE:
+            count = min(fitting(run, HEAD, room), most)
+            part = run.part(0, count)
+            if count:
+                self.link.send_run(0, part)
+            return count, len(part.payload) + count * HEAD
+        count, left = 0, room
+        for seq, payload in enumerate(run.payloads(), run.first_seq):
+            if count == most or len(payload) > left:
+                break
+            parts = self._parts(run, seq, payload)
+            size = HEAD * (1 + len(parts)) + sum(map(len, parts))
+            if size > left:
+                break
+            self.link.send((0,), tuple(map(bytes, parts)))
+            left -= size
+            count += 1
+        return count, room - left
+
+    def _send_large(self, run: Run) -> None:
+        """Send the first record of *run*, which is larger than a piece."""
+        seq, link = run.first_seq, self.link
+        link.begin(0, self._parts(run, seq, next(run.payloads())))
+
+        def cut(one: Run, position: int) -> tuple[bytes, int | None]:
+            return piece_of(link.packet(0, self._parts(one, seq, next(one.payloads()))), position)
+
+        self.protocol.send_record(LargeRecord(run.stream, seq, cut, run.slice(0, 1)))
+
+    def _parts(self, run: Run, seq: int, payload: memoryview) -> tuple[Buffer, ...]:
+        """Return the parts of the message for a record of *run*, without copying its payload."""
+        parts: tuple[Buffer, ...] = (payload,)
+        if run.content_type == CONTENT_TYPE:
+            parts = views(payload, self.link.limits.parts - self.place.seqs)
+        return (_pack_seq(seq), *parts) if self.place.seqs else parts
 
     def _write_anchor(self, channel_seq: int, seq: int) -> None:
         """Write where the channel continues behind a gap.

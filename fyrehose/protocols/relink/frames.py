@@ -23,6 +23,7 @@ Messages of one part are packed and unpacked many at a time, as columns: see :cl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from struct import Struct
 from typing import ClassVar
@@ -31,7 +32,7 @@ import attrs
 
 from fyrehose.errors import LocalProtocolError
 from fyrehose.kernels import relink as kernel
-from fyrehose.records import Column
+from fyrehose.records import Buffer, Column
 
 #: The possible sizes of a channel id, in bytes; the handshake agrees on one for each direction.
 ID_SIZES = frozenset({0, 1, 2, 4, 8})
@@ -216,12 +217,16 @@ class Message(_ChannelPacket):
     parts: tuple[bytes, ...]
 
     def serialize(self, id_size: int, *, long: bool = False, large: bool = False) -> bytes:
-        """Return the packet's bytes in the shortest form.
+        """Return the packet's bytes in the shortest form; for the parameters see :meth:`around`."""
+        return b"".join(self.around(self.parts, id_size, long=long, large=large))
+
+    def around(self, parts: Sequence[Buffer], id_size: int, *, long: bool = False, large: bool = False) -> list[Buffer]:
+        """Return the packet with these *parts* in the shortest form: a head, the parts themselves, and padding.
 
         :param long: use the long message length in any case
         :param large: use the large payload size vector in any case
         """
-        sizes = [len(part) for part in self.parts]
+        sizes = [len(part) for part in parts]
         long = long or len(sizes) > MAX_SHORT
         large = large or max(sizes, default=0) > MAX_SMALL
         flags = (LONG if long else 0) | (LARGE if large else 0)
@@ -233,10 +238,10 @@ class Message(_ChannelPacket):
             packet += bytes(-len(packet) & 7) + Struct(f"<{len(sizes)}Q").pack(*sizes)
         else:
             packet += Struct(f"<{len(sizes)}H").pack(*sizes)
-        pieces = [packet, bytes(-len(packet) & 7)]
-        for part in self.parts:
+        pieces: list[Buffer] = [packet, bytes(-len(packet) & 7)]
+        for part in parts:
             pieces += (part, bytes(-len(part) & 7))
-        return b"".join(pieces)
+        return pieces
 
 
 @attrs.frozen(kw_only=True, slots=True)

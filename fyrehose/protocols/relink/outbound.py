@@ -11,7 +11,7 @@ from fyrehose.protocols.relink.frames import Ack, Message, MessageRun, Op, Opera
 from fyrehose.protocols.relink.linkstate import LinkState
 from fyrehose.protocols.relink.sending import SendChannel
 from fyrehose.protocols.relink.tables import ChannelEvent, Sending
-from fyrehose.records import Column
+from fyrehose.records import Buffer, Column
 
 
 class Outbound(LinkState):
@@ -39,11 +39,7 @@ class Outbound(LinkState):
 
         :raises LocalProtocolError: the message is too large, or one of the windows is full; nothing was sent
         """
-        limits = self.limits
-        size = sum(frames.aligned(len(part)) for part in parts) + (0 if len(parts) == 1 else 4 + 4 * len(parts))
-        if len(parts) > limits.parts or len(channels) > limits.targets or size > limits.sent_size:
-            many = f"a message of {len(parts)} parts and {size} bytes to {len(channels)} channels"
-            raise LocalProtocolError(f"{many} exceeds the limits {limits.parts}, {limits.sent_size}, {limits.targets}")
+        self._check_size(channels, parts)
         for channel in set(channels):
             room = self.channel(channel).room
             if room < channels.count(channel):
@@ -52,6 +48,18 @@ class Outbound(LinkState):
         if self.may_send and channels:
             self.emit(Message(channels=tuple(channels), parts=parts, multicast=len(channels) > 1), self.our_size)
         return seqs
+
+    def begin(self, channel: int, parts: Sequence[Buffer]) -> None:
+        """Number a message on *channel*, whose :meth:`packet` the caller sends instead of the link.
+
+        :raises LocalProtocolError: the message is too large, or the window is full
+        """
+        self._check_size((channel,), parts)
+        self.channel(channel).add(((),))
+
+    def packet(self, channel: int, parts: Sequence[Buffer]) -> list[Buffer]:
+        """Return the packet of a message on *channel* in segments, without a copy of its parts."""
+        return Message(channels=(channel,), parts=()).around(parts, self.our_size)
 
     def send_run(self, channel: int, messages: Column) -> int:
         """Send messages of one part each on *channel*, and return the sequence number of the first.
@@ -92,6 +100,13 @@ class Outbound(LinkState):
             raise LocalProtocolError(f"cannot close channel {channel}: {found.undecided} messages are undecided")
         found.advance(ChannelEvent.CLOSE)
         self._drain(found)
+
+    def _check_size(self, channels: Sequence[int], parts: Sequence[Buffer]) -> None:
+        limits = self.limits
+        size = sum(frames.aligned(len(part)) for part in parts) + (0 if len(parts) == 1 else 4 + 4 * len(parts))
+        if len(parts) > limits.parts or len(channels) > limits.targets or size > limits.sent_size:
+            many = f"a message of {len(parts)} parts and {size} bytes to {len(channels)} channels"
+            raise LocalProtocolError(f"{many} exceeds the limits {limits.parts}, {limits.sent_size}, {limits.targets}")
 
     def _drain(self, channel: SendChannel) -> None:
         if channel.mode is Sending.DRAINING and self.drained(channel):

@@ -35,7 +35,12 @@ def join(parts: tuple[bytes, ...]) -> bytes:
 
 def split(payload: Buffer, max_parts: int) -> tuple[bytes, ...]:
     """Return the parts that *payload* holds; a payload that is not valid, or has more than *max_parts*, is one part."""
-    whole = bytes(payload)
+    return tuple(map(bytes, views(payload, max_parts)))
+
+
+def views(payload: Buffer, max_parts: int) -> tuple[memoryview, ...]:
+    """Return the parts that *payload* holds, as :func:`split` does, without copying them."""
+    whole = memoryview(payload)
     if len(whole) < _U32.size:
         return (whole,)
     count = _U32.unpack_from(whole)[0]

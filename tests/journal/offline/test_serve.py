@@ -16,6 +16,7 @@ from fyrehose.journal import scan, subscriptions
 from fyrehose.journal.offline import serve
 from fyrehose.journal.offline.serve import ServeFactory
 from fyrehose.journal.offline.view import look
+from fyrehose.pieces import PIECE
 from fyrehose.testing import Transport
 
 
@@ -36,6 +37,7 @@ def ask(
         f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{headers}Content-Length: {len(body)}\r\n\r\n"
     )
     connection.dataReceived(head.encode() + body)
+    bench.clock.advance(0)
     assert transport.producer is None, "the answer is complete, and the peer wanted the connection to be closed"
     connection.connectionLost(Failure(ConnectionDone()))
     head, _, rest = transport.value().partition(b"\r\n\r\n")
@@ -244,10 +246,12 @@ def test_client_that_reads_nothing_is_disconnected(bench: Any, monkeypatch: pyte
     connection, transport = connected(bench, Full)
     base, end = bench.journal._store.sealed[1]
     connection.dataReceived(b"GET /segments/%016x HTTP/1.1\r\nHost: x\r\n\r\n" % base)
+    bench.clock.advance(0)
     if reads:
         for _ in range((end - base) // 1000):
             bench.clock.advance(serve.IDLE - 1)
             transport.producer.resumeProducing()  # type: ignore[union-attr]
+            bench.clock.advance(0)
         assert transport.value().endswith(scan.path_of(bench.directory, base).read_bytes())
         assert not transport.disconnecting
     else:
@@ -256,6 +260,30 @@ def test_client_that_reads_nothing_is_disconnected(bench: Any, monkeypatch: pyte
         assert transport.aborted
     connection.connectionLost(Failure(ConnectionDone()))
     assert len(bench.clock.getDelayedCalls()) == timers
+
+
+def test_many_clients_that_read_nothing_hold_a_piece_each(open_journal: Any) -> None:
+    bench = open_journal()
+    bench.append(b"x" * (2 << 20))
+    written: list[int] = []
+
+    class Full(Transport):
+        def writeSequence(self, data: Any) -> None:
+            written.append(sum(map(len, data)))
+            if written[-1] > 1_000:  # not only the head
+                assert self.producer is not None
+                self.producer.pauseProducing()
+
+    factory = ServeFactory(bench.directory, reactor=bench.clock)
+    connections = [connected(bench, Full, factory)[0] for _ in range(20)]
+    base = scan.segments(bench.directory)[0].base
+    for connection in connections:
+        connection.dataReceived(b"GET /segments/%016x HTTP/1.1\r\nHost: x\r\n\r\n" % base)
+    bench.clock.advance(0)
+    assert max(written) <= 2 * PIECE
+    assert sum(written) <= 21 * 2 * PIECE
+    for connection in connections:
+        connection.connectionLost(Failure(ConnectionDone()))
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
@@ -326,6 +354,7 @@ def test_an_answer_that_cannot_be_finished_ends_the_connection(
     timers = len(bench.clock.getDelayedCalls())
     connection, transport = connected(bench, Full)
     connection.dataReceived(b"GET /segments/%016x HTTP/1.1\r\nHost: x\r\n\r\n" % base)
+    bench.clock.advance(0)
     path = scan.path_of(bench.directory, base)
     whole = path.read_bytes()
     if trouble == "shorter":
@@ -341,6 +370,7 @@ def test_an_answer_that_cannot_be_finished_ends_the_connection(
         for _ in range(3):  # some of it may have been read ahead
             if transport.producer is not None:
                 transport.producer.resumeProducing()
+                bench.clock.advance(0)
         assert transport.disconnecting
     assert whole.startswith(transport.value().partition(b"\r\n\r\n")[2])
     connection.connectionLost(Failure(ConnectionDone()))

@@ -420,6 +420,52 @@ def test_answer_counts_messages_published_before_the_disk_was_full(server: Serve
     assert server.journal.ends() == {"s": 2}
 
 
+@pytest.mark.parametrize("path", ["/streams/s/live", "/streams/*/live?match=*"])
+@pytest.mark.parametrize("reading", [True, False])
+def test_a_follower_that_has_gone_is_not_counted(server: Server, path: str, reading: bool) -> None:
+    server.publish(b"a")
+    peer = server.connect()
+    peer.say(f"GET {path}")
+    peer.hear()
+    assert len(server.broker.cursors()) == 1
+    if not reading:
+        peer.protocol.pauseProducing()
+    peer.protocol.readConnectionLost()
+    assert peer.transport.disconnecting
+    if reading:
+        assert b"event: ended" in peer.hear()
+    else:
+        assert peer.transport.aborted
+        peer.leave()
+    assert not server.broker.cursors()
+    if reading:
+        peer.leave()
+
+
+def test_a_follower_whose_input_had_ended_before_is_not_counted(server: Server) -> None:
+    server.publish(b"a")
+    peer = server.connect()
+    peer.say("GET /streams/s")
+    peer.say("GET /streams/s/live")
+    peer.protocol.readConnectionLost()
+    assert b'"payload": "a"' in peer.hear()
+    assert not server.broker.cursors()
+    assert peer.transport.disconnecting
+    peer.leave()
+
+
+def test_a_peer_that_has_finished_sending_gets_the_whole_answer(server: Server) -> None:
+    payloads = [b"%d" % n * 50_000 for n in range(10)]
+    server.publish(*payloads)
+    peer = server.connect()
+    peer.say("GET /streams/s")
+    peer.protocol.readConnectionLost()
+    heard = peer.hear()
+    assert [payload in heard for payload in payloads] == [True] * 10
+    assert peer.transport.disconnecting
+    peer.leave()
+
+
 def _nothing(peer: Peer) -> None:
     pass
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fyrehose.interfaces import JournalState
+from fyrehose.pieces import PIECE
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.endpoints import first_anchor, stream_seq
 from fyrehose.protocols.relink.frames import SHUTDOWN, Message
@@ -337,3 +338,48 @@ def test_position_beyond_the_end_begins_at_the_end(make_server: Any) -> None:
     server.publish("s", b"3")
     peer.talk()
     assert got(peer) == [(0, (b"", number(2))), (1, (number(3), b"3"))]
+
+
+@pytest.mark.parametrize(("size", "count"), [(100, 20_000), (1 << 20, 3), (4 << 20, 2)])
+def test_subscribers_that_never_read_hold_little(make_server: Any, size: int, count: int) -> None:
+    server = make_server(window="1000000")
+    peers = [server.linked("subscribe:s@0") for _ in range(50)]
+    written: list[int] = []
+    for peer in peers:
+
+        def full(data: list[bytes], peer: Any = peer) -> None:
+            written.append(sum(map(len, data)))
+            peer.protocol.pauseProducing()
+
+        peer.transport.writeSequence = full
+    server.publish("s", *[b"x" * size] * count)
+    for _ in range(500):
+        server.clock.advance(0)
+    assert len(written) == len(peers)
+    assert max(written) <= PIECE
+    assert sum(written) + server.broker.budget.lending.lent <= 64 << 20
+
+
+@pytest.mark.parametrize("name", ["subscribe:s@0", "subscribe:s@0?seq"])
+def test_messages_larger_than_a_piece_arrive_whole(make_server: Any, name: str) -> None:
+    server = make_server()
+    large = b"large" * 100_000
+    server.publish("s", b"before")
+    server.publish("s", large, content_type="text/plain")
+    server.publish("s", join((b"a", large, b"", large)), content_type=CONTENT_TYPE)
+    server.publish("s", b"after")
+    peer = server.linked(name)
+    parts = [parts for _, parts in got(peer)]
+    if "seq" in name:
+        assert [one[0] for one in parts[1:]] == [n.to_bytes(8, "little") for n in (1, 2, 3, 4)]
+        parts = [one[1:] for one in parts[1:]]
+    assert parts == [(b"before",), (large,), (b"a", large, b"", large), (b"after",)]
+
+
+def test_a_subscriber_without_a_window_holds_no_records(make_server: Any) -> None:
+    server = make_server(window="2")
+    peer = server.linked("subscribe:s@0")
+    server.publish("s", b"1", b"2", b"3")
+    peer.talk()
+    cursor = next(iter(server.broker.cursors()))
+    assert (cursor.position, bodies(peer)) == (2, [b"1", b"2"])

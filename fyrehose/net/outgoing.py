@@ -1,0 +1,156 @@
+"""The way out of every connection: what is written to it, in pieces (pieces.py).
+
+    acknowledgements, answers    -> flush() ---------------------------> transport
+    records of a subscription    -> a piece in each turn -> flush() ---> transport
+    a record larger than a piece -> send_record() -> a piece in each turn, while the transport wants more
+
+Nothing waits here for a peer that does not read: a subscription continues behind the last record that it sent, and a
+large record is read from the journal again for its next piece.  It is kept between two pieces only while the memory
+budget lends the memory for it.  What is written while a record is half sent follows the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import attrs
+
+from fyrehose.core.lending import Lending
+from fyrehose.errors import FyrehoseError, JournalCorrupt
+from fyrehose.interfaces import IBroker
+from fyrehose.records import Run
+
+
+class SendingConnection(Protocol):
+    """The connection, as its outgoing half uses it."""
+
+    broker: IBroker
+    transport: Any
+    network: str
+    writable: bool
+    write_paused: bool
+
+    def frame(self, data: bytes) -> list[bytes]:
+        """Return *data*, a piece of a large record, as the protocol sends it."""
+
+    def record_sent(self) -> None:
+        """Continue after a large record has been sent."""
+
+    def record_lost(self, reason: Exception) -> None:
+        """End the connection, because the rest of a large record cannot be read."""
+
+
+#: Returns the piece of a record that begins at a position, and the next position; None after the last piece.
+Cut = Callable[[Run, int], tuple[bytes, int | None]]
+
+
+@attrs.define(eq=False)
+class LargeRecord:
+    """A record that is larger than a piece.
+
+    :ivar stream: the stream, of which it is record number *seq*
+    :ivar cut: cuts a piece out of a run that holds the record alone
+    :ivar run: that run, while it is in memory
+    :ivar position: where the next piece begins, in units of *cut*
+    """
+
+    stream: str
+    seq: int
+    cut: Cut
+    run: Run | None
+    position: int = 0
+
+
+class Outgoing:
+    """The outgoing half of one connection.
+
+    :ivar record: the record that is half sent
+    """
+
+    __slots__ = ("_behind", "_lending", "_owner", "_queued", "network", "record")
+
+    def __init__(self, owner: SendingConnection) -> None:
+        self._owner = owner
+        self._lending: Lending = owner.broker.budget.lending
+        self.network = owner.network
+        self._behind: list[bytes] = []
+        self._queued = False
+        self.record: LargeRecord | None = None
+
+    def send_record(self, record: LargeRecord) -> None:
+        """Send *record*; none is half sent, and everything before it was written."""
+        self.record = record
+        if record.run is not None and not self._lending.lend(self, len(record.run.payload)):
+            record.run = None
+        if self._owner.write_paused:
+            self.pause()
+        else:
+            self.resume()
+
+    def follow(self, data: Iterable[bytes]) -> None:
+        """Write *data* behind the record that is half sent."""
+        self._behind.extend(data)
+
+    def resume(self) -> None:
+        """Continue with the record that is half sent, because the transport wants more."""
+        if self.record is not None and not self._queued:
+            self._queued = True
+            self._lending.use(self)
+            self._owner.broker.ready(self)
+
+    def pause(self) -> None:
+        """Let others use the memory of the record that is half sent, because the peer does not read."""
+        if self.record is not None:
+            self._lending.leave(self)
+
+    def reclaim(self) -> None:
+        """Forget the record that is half sent, because others need its memory; it is read again."""
+        if self.record is not None:
+            self.record.run = None
+
+    def close(self) -> None:
+        """Forget everything, because the connection has ended."""
+        self.record = None
+        self._behind.clear()
+        self._lending.release(self)
+
+    def take_turn(self) -> int:
+        """Write the next piece of the record that is half sent."""
+        self._queued = False
+        record = self.record
+        if record is None or self._owner.write_paused or not self._owner.writable:
+            return 0
+        cost = 0
+        try:
+            run = record.run
+            if run is None:
+                run = self._read(record)
+                cost = len(run.payload) // 16  # it takes about as long as writing so much
+            data, position = record.cut(run, record.position)
+        except FyrehoseError as error:
+            self._owner.record_lost(error)
+            return 0
+        record.run = run if position is not None and self._lending.lend(self, len(run.payload)) else None
+        if position is None:
+            self._finish(data)
+        else:
+            record.position = position
+            self._owner.transport.writeSequence(self._owner.frame(data))
+            if not self._owner.write_paused:
+                self.resume()
+        return len(data) + cost
+
+    def _read(self, record: LargeRecord) -> Run:
+        runs = self._owner.broker.read(record.stream, record.seq, 1)
+        if not runs or runs[0].first_seq != record.seq:
+            raise JournalCorrupt(f"record {record.seq} of stream {record.stream!r} was deleted while it was sent")
+        return runs[0].slice(0, 1)
+
+    def _finish(self, data: bytes) -> None:
+        """Write the last piece, and what was written behind the record."""
+        self.record = None
+        self._lending.release(self)
+        behind, self._behind = self._behind, []
+        self._owner.transport.writeSequence([*self._owner.frame(data), *behind])
+        self._owner.record_sent()

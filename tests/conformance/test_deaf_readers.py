@@ -1,0 +1,209 @@
+"""Peers that never read cost little memory, by every protocol that delivers, and no write is larger than a piece.
+
+The transport takes nothing: it pauses its producer at the first write, and counts what it was given.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import attrs
+import h11
+import pytest
+from twisted.internet.address import IPv4Address
+from twisted.internet.task import Clock
+
+from fyrehose.core.broker import Broker
+from fyrehose.core.sequencer import Sequencer
+from fyrehose.net.connections import SessionFactory
+from fyrehose.protocols.figg.frames import Attach, DataRun
+from fyrehose.protocols.figg.server import FiggFactory
+from fyrehose.protocols.figg.session import FiggClientSession
+from fyrehose.protocols.http.server import HttpFactory
+from fyrehose.records import Column, Run
+from fyrehose.testing import MemoryJournal, Transport
+
+#: How many peers there are, and the most bytes that they may hold together: those of the issue.
+PEERS, MOST = 250, 64 << 20
+T = TypeVar("T")
+#: The most bytes of one write: a piece, and what frames it.
+PIECE = 256 << 10
+
+
+class Deaf(Transport):
+    """A transport whose peer reads nothing, or only when told: it keeps no data, but counts it.
+
+    :ivar held: bytes that were written since the peer has read last
+    :ivar largest: the largest write
+    """
+
+    held = largest = 0
+    protocol: Any
+    kept: list[bytes] | None = None  #: what was written, if that is wanted
+
+    def writeSequence(self, data: Any) -> None:
+        size = sum(map(len, data))
+        self.largest = max(self.largest, size)
+        if self.kept is not None:
+            self.kept += map(bytes, data)
+        if not self.held:
+            self.held = size
+            self.protocol.pauseProducing()
+        else:
+            self.held += size
+
+    def write(self, data: Any) -> None:
+        self.writeSequence([data])
+
+    def read(self) -> int:
+        """Let the peer read everything, and return how much that was."""
+        size, self.held = self.held, 0
+        if size:
+            self.protocol.resumeProducing()
+        return size
+
+
+@attrs.define
+class World:
+    """A server with records, and peers that do not read.
+
+    :ivar request: what a peer sends
+    :ivar payloads: returns the payloads that a peer was sent
+    :ivar live: whether peers are sent only what is published after their request
+    """
+
+    make: Callable[[Broker], SessionFactory]
+    request: bytes
+    payloads: Callable[[bytes], list[bytes]]
+    live: bool
+    clock: Clock = attrs.field(factory=Clock)
+    journal: MemoryJournal = attrs.field(factory=lambda: MemoryJournal(auto=True))
+    broker: Broker = attrs.field(init=False)
+    factory: SessionFactory = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.broker = Broker(self.clock, self.journal, Sequencer())
+        self.broker.open()
+        self.factory = self.make(self.broker)
+        self.factory.clock = self.clock
+
+    def publish(self, payload: bytes, count: int) -> None:
+        for _ in range(count):
+            self.broker.publish([Run.of("s", [payload], source="test")])
+
+    def connect(self, number: int) -> Deaf:
+        address = IPv4Address("TCP", "127.0.0.1", 10_000 + number)
+        protocol = self.factory.buildProtocol(address)
+        transport = Deaf(peerAddress=address)  # type: ignore[no-untyped-call]
+        transport.protocol = protocol
+        protocol.makeConnection(transport)
+        return transport
+
+    def ask(self, number: int) -> Deaf:
+        """Connect a peer that asks for the records, and hears how its request begins."""
+        peer = self.connect(number)
+        peer.protocol.dataReceived(self.request)
+        peer.read()
+        return peer
+
+
+def http(target: str, live: bool = False) -> tuple[Any, ...]:
+    request = f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    return (lambda broker: HttpFactory(broker, reactor=broker.clock)), request, http_payloads, live
+
+
+def http_payloads(answer: bytes) -> list[bytes]:
+    """Return the payloads of an answer, of lines or of events."""
+    client = h11.Connection(h11.CLIENT)
+    client.send(h11.Request(method="GET", target="/", headers=[("Host", "x")]))
+    client.send(h11.EndOfMessage())
+    client.receive_data(answer)
+    body = b""
+    while isinstance(event := client.next_event(), (h11.Response, h11.Data)):
+        body += event.data if isinstance(event, h11.Data) else b""
+    found = [json.loads(line.removeprefix(b"data: ")) for line in body.splitlines() if b'"payload' in line]
+    return [
+        b64decode(each["payload_base64"]) if "payload_base64" in each else each["payload"].encode() for each in found
+    ]
+
+
+def figg_payloads(frames: bytes) -> list[bytes]:
+    session = FiggClientSession()
+    runs = [event for event in session.receive_data(frames) if isinstance(event, DataRun)]
+    return [bytes(payload) for run in runs for payload in Column(run.lengths, run.payload).payloads()]
+
+
+def figg(broker: Broker) -> SessionFactory:
+    return FiggFactory(broker, reactor=broker.clock)
+
+
+WAYS = {
+    "figg": (figg, Attach(topic="s", offset=0).serialize(), figg_payloads, False),
+    "http read": http("/streams/s"),
+    "http live": http("/streams/s/live?from=1"),
+    "http pattern": http("/streams/*/live?match=*", live=True),
+}
+
+
+@pytest.fixture(params=WAYS)
+def world(request: pytest.FixtureRequest) -> World:
+    return World(*WAYS[request.param])
+
+
+def asked(world: World, publish: Callable[[], object], ask: Callable[[], T]) -> T:
+    """Publish, and ask for it; first ask if peers are sent only what is published later."""
+    if world.live:
+        peers = ask()
+        publish()
+    else:
+        publish()
+        peers = ask()
+    return peers
+
+
+@pytest.mark.parametrize(
+    ("size", "count"), [(100, 20_000), (1 << 20, 3), (2 << 20, 2)], ids=["small", "of 1 MiB", "large"]
+)
+def test_peers_that_never_read_hold_little(world: World, size: int, count: int) -> None:
+    def publish() -> None:
+        if size == 100:
+            world.broker.publish([Run.of("s", [b"\1" * size] * count, source="test")])
+        else:
+            world.publish(b"\1" * size, count)
+
+    peers = asked(world, publish, lambda: [world.ask(number) for number in range(PEERS)])
+    for _ in range(1_000):
+        world.clock.advance(0)
+    assert all(peer.held for peer in peers), "every peer has been sent something"
+    lent = world.broker.budget.lending.lent
+    assert sum(peer.held for peer in peers) + lent <= MOST
+    assert max(peer.largest for peer in peers) <= PIECE
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"\1" * 300_000, b"a" * 300_000, "ä€𝄞".encode() * 50_000, b"\xff\0" * 200_000, b'"\\\n' * 100_000],
+    ids=["control characters", "text", "wide characters", "bytes", "escapes"],
+)
+def test_a_large_record_arrives_whole_between_its_neighbours(world: World, payload: bytes) -> None:
+    kept: list[bytes] = []
+
+    def publish() -> None:
+        world.publish(b"before", 1)
+        world.publish(payload, 2)
+        world.publish(b"after", 1)
+
+    def ask() -> Deaf:
+        reader = world.connect(1)
+        reader.kept = kept
+        reader.protocol.dataReceived(world.request)
+        return reader
+
+    reader = asked(world, publish, ask)
+    for _ in range(300):
+        reader.read()
+        world.clock.advance(0)
+    assert world.payloads(b"".join(kept)) == [b"before", payload, payload, b"after"]
