@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -168,6 +169,22 @@ def test_health_and_readiness_follow_the_journal_and_need_no_token(
     peer = connect(token=TOKEN)
     assert (peer.ask("/health")[0], peer.ask("/ready")[0]) == (health, ready), "without the token"
     assert peer.json("/ready") == {"ok": ready == 200, "journal": state.value, "draining": False}
+
+
+@pytest.mark.xfail(strict=True, reason="the health hides damage")
+def test_health_tells_of_damage_without_asking_for_a_restart(
+    connect: Connect, watched: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+    status = SimpleNamespace(damage=found)
+    monkeypatch.setattr("fyrehose.admin.server.journal_status", lambda broker: status)
+    peer = connect(token=TOKEN)
+    assert peer.json("/health") == {"ok": True, "journal": "writable", "draining": False}
+    found += ["/data/0000000000000000.segment is damaged", "/data/0000000000001000.segment is damaged"]
+    assert peer.ask("/health")[0] == 200
+    said = {"ok": False, "journal": "writable", "draining": False, "damaged_segments": 2}
+    assert peer.json("/health") == said, "without names of files, because no token is needed"
+    assert peer.json("/ready")["ok"]
 
 
 def test_a_draining_server_is_healthy_but_not_ready(connect: Connect, watched: Any) -> None:
