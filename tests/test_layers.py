@@ -317,7 +317,6 @@ def test_every_test_has_a_module() -> None:
         "tests/journal/test_identity.py",
         "tests/journal/test_newer.py",
         "tests/journal/test_descriptors.py",
-        "tests/journal/test_stray.py",
         # The sessions and columns of one protocol together.
         "tests/protocols/lumberjack/test_progress.py",
         # The session and the server of one protocol together, with the broker.

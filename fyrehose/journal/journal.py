@@ -424,18 +424,18 @@ class FileJournal:
 
     def status(self) -> JournalStatus:
         """Return the figures of an open journal, for metrics and status pages."""
-        position = self._writer.position
-        sealed = self._store.sealed
+        position, bases = self._writer.position, self._store.bases
         return JournalStatus(
             directory=str(self.directory),
             durability=str(self.settings.durability),
             position=position,
             durable=self._writer.durable,
-            segments=len(sealed) + 1,
-            size=position - (sealed[0][0] if sealed else self._writer.base),
+            segments=len(bases),
+            size=position - bases[0],
             free=self._free,
             held_by=self.keeper.held_by,
             overrun_subscriptions=self.keeper.overrun_subscriptions,
+            damage=tuple(self._store.damage.values()),
             keep_bytes=self.settings.keep_bytes,
             keep_age=self.settings.keep_age,
             min_free=self.settings.min_free,

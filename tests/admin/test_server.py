@@ -171,7 +171,6 @@ def test_health_and_readiness_follow_the_journal_and_need_no_token(
     assert peer.json("/ready") == {"ok": ready == 200, "journal": state.value, "draining": False}
 
 
-@pytest.mark.xfail(strict=True, reason="the health hides damage")
 def test_health_tells_of_damage_without_asking_for_a_restart(
     connect: Connect, watched: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

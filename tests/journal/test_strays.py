@@ -40,7 +40,6 @@ def middle(segment: scan.Segment) -> int:
 @pytest.mark.parametrize("stream", ["s", "of the other journal"])
 @pytest.mark.parametrize("count", [3, 40, COUNT])
 @pytest.mark.parametrize("within", [0, 2, -1])
-@pytest.mark.xfail(strict=True, reason="a stray segment hides records")
 def test_quarantine_sets_a_stray_segment_aside_and_every_record_is_read(
     open_journal, tmp_path: Path, within: int, count: int, stream: str
 ) -> None:
@@ -63,7 +62,6 @@ def test_quarantine_sets_a_stray_segment_aside_and_every_record_is_read(
     assert (report.problems, report.gaps, report.records) == ([], [], COUNT + 1)
 
 
-@pytest.mark.xfail(strict=True, reason="a stray segment hides records")
 def test_several_stray_segments_are_set_aside(open_journal, tmp_path: Path) -> None:
     stray = first_segment_of_another(open_journal, tmp_path, COUNT, "s")
     bench = filled(open_journal)
@@ -121,14 +119,12 @@ def overlapped(open_journal):  # type: ignore[no-untyped-def]
     return bench, base
 
 
-@pytest.mark.xfail(strict=True, reason="a stray segment hides records")
 def test_verify_finds_a_segment_within_another_even_if_its_checksums_are_right(open_journal) -> None:
     bench, base = overlapped(open_journal)
     said = [str(problem) for problem in verify(bench.directory).problems]
     assert any(f"goes on behind the start of {base:016x}.segment" in each for each in said)
 
 
-@pytest.mark.xfail(strict=True, reason="a stray segment hides records")
 def test_overlapping_segments_of_one_journal_are_refused_also_by_quarantine(open_journal) -> None:
     bench, base = overlapped(open_journal)
     with pytest.raises(JournalCorrupt, match=rf"where {base:016x}\.segment begins"):
@@ -140,7 +136,6 @@ def test_overlapping_segments_of_one_journal_are_refused_also_by_quarantine(open
     assert {path.name: path.read_bytes() for path in bench.directory.iterdir()} == kept
 
 
-@pytest.mark.xfail(strict=True, reason="a stray segment hides records")
 def test_bytes_behind_the_end_of_a_sealed_segment_are_set_aside(open_journal) -> None:
     bench = filled(open_journal)
     path = scan.segments(bench.directory)[1].path
@@ -164,7 +159,6 @@ def test_zeros_behind_the_end_of_a_sealed_segment_are_no_damage(open_journal) ->
     assert open_journal().payloads() == PAYLOADS
 
 
-@pytest.mark.xfail(strict=True, reason="a stray segment hides records")
 def test_verify_reads_records_as_the_server_does(open_journal, monkeypatch: pytest.MonkeyPatch) -> None:
     """It reports every record that the server's store does not find, for whatever reason."""
     bench = filled(open_journal)
@@ -189,7 +183,6 @@ def test_verify_leaves_no_file_behind(open_journal) -> None:
     assert sorted(bench.directory.iterdir()) == kept
 
 
-@pytest.mark.xfail(strict=True, reason="a stray segment hides records")
 def test_damage_that_reading_finds_is_in_the_status_until_its_segment_is_deleted(open_journal) -> None:
     bench = filled(open_journal)
     damaged = scan.segments(bench.directory)[1]
