@@ -160,10 +160,9 @@ class FileJournal:
         return found
 
     def _start_writing(self, found: Recovered) -> Writer:
-        sync_each = self.settings.durability.mode == "batch"
-        writer = Writer(
-            self.directory, found, self.settings.segment_size, sync_each, self.files, self.meters.sync_seconds
-        )
+        settings, sync_seconds = self.settings, self.meters.sync_seconds
+        sync_each = settings.durability.mode == "batch"
+        writer = Writer(self.directory, found, settings.segment_size, sync_each, self.files, sync_seconds)
         try:
             writer.open(self._clock.start(found.time))
         except Exception:
@@ -474,7 +473,8 @@ class FileJournal:
     def _close(self, in_order: bool) -> Deferred[None]:
         self._cancel_sync()  # only now: commits that were on their way may have scheduled one
         # If a commit has failed meanwhile, the log must not say that it was closed in order.
-        closed = self._call(lambda: self._writer.close(in_order and self.state is not JournalState.FAILED))
+        failed = JournalState.FAILED
+        closed = self._call(lambda: self._writer.close(in_order and self.state is not failed, self._clock.now()))
         return closed.addErrback(self._not_in_order).addCallback(lambda _: self._unlock())
 
     def _not_in_order(self, failure: Failure) -> None:
