@@ -362,7 +362,6 @@ def test_on_a_socket_of_systemds(start: Any) -> None:
     assert server.stop() == 0
 
 
-@pytest.mark.xfail(strict=True, reason="the log file is renamed blindly")
 def test_daemon_logs_to_a_new_file_after_its_log_was_moved(start: Any) -> None:
     """As logrotate does it: with `create` there is a new file already, without it there is none."""
     before = ("--pidfile", "daemon.pid", "--logfile", "daemon.log")
