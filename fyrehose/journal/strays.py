@@ -24,27 +24,27 @@ def set_strays_aside(directory: Path, files: Files) -> list[str]:
 
     Also set aside what a segment file has behind the start of the next segment without being part of the log.
 
-    :raises JournalCorrupt: two files of this journal have the same positions, and both are undamaged
+    :raises JournalCorrupt: two files of this journal have the same positions, and nothing tells which one is right
     """
     notes = []
     found = scan.segments(directory)
-    identity = scan.identity_of(found)
     while len(found) > 1:
         segment, after = found[:2]
         del found[0]
         reader = scan.SegmentReader(segment.path, segment.base, files)
         try:
             end = last_byte(reader, after.base, segment.end)
-            overlaps = end > after.base
-            goes_on = overlaps and _undamaged_end(reader, segment.end) > after.base
+            # The end of a batch may be zeros, too.
+            goes_on = segment.end > after.base and _undamaged_end(reader, segment.end) > after.base
+            header = reader.look_at_header()
         finally:
             reader.close()
         if goes_on:
-            if _is_of(after, identity, files):
+            if header is None or _is_of(after, header.identity, files):
                 raise JournalCorrupt(
-                    f"{segment.path} and {after.path} both have the log at position {after.base}, and both are "
-                    "undamaged, as if copies of the journal from different times were mixed; put the files back from "
-                    "one copy"
+                    f"{segment.path} and {after.path} both have the log at position {after.base}, and nothing tells "
+                    "which one is right, as if copies of the journal from different times were mixed; put the files "
+                    "back from one copy"
                 )
             aside = free_name(directory / f"quarantine-{after.base:016x}.segment.bytes")
             files.rename(after.path, aside)
@@ -52,7 +52,7 @@ def set_strays_aside(directory: Path, files: Files) -> list[str]:
             files.sync_directory(directory)
             notes.append(f"{after.path.name}, which is no part of this journal, was set aside in {aside.name}")
             found[0] = segment
-        elif overlaps:
+        elif end > after.base:
             notes.append(_cut(segment, after.base, end, files))
     return notes
 

@@ -62,6 +62,39 @@ def test_quarantine_sets_a_stray_segment_aside_and_every_record_is_read(
     assert (report.problems, report.gaps, report.records) == ([], [], COUNT + 1)
 
 
+def test_segment_of_another_journal_that_begins_at_the_same_position_is_set_aside(open_journal) -> None:
+    """Its header is undamaged, and only tells that it is of another journal; nobody takes its word for the identity."""
+    bench, base = overlapped(open_journal)
+    path = scan.path_of(bench.directory, base)
+    content = path.read_bytes()
+    header = fmt.SegmentHeader.unpack(content)
+    stray = fmt.SegmentHeader(base, header.created, header.chain, b"another journal!").pack() + content[64:]
+    for segment in scan.segments(bench.directory)[3:]:  # so that the stray one is the last
+        segment.path.unlink()
+    (bench.directory / "MARK").unlink()
+    path.write_bytes(stray)
+    bench = open_journal(quarantine=True)
+    assert bench.payloads() == PAYLOADS[: len(bench.payloads())]
+    assert bench.journal.ends()["s"] >= bench.records()[-1].seq
+    (aside,) = bench.directory.glob("quarantine-*.segment.bytes")
+    assert aside.read_bytes() == stray
+
+
+def test_stray_segment_is_set_aside_where_the_log_has_only_zeros_behind_its_start(open_journal, tmp_path: Path) -> None:
+    """Zeros at the end of a payload are not space that was allocated ahead."""
+    stray = first_segment_of_another(open_journal, tmp_path, 3, "s")
+    bench = open_journal()
+    bench.append(b"before")
+    bench.append(bytes(3000))
+    end = bench.journal._writer.position
+    bench.crash()
+    scan.path_of(bench.directory, (end - 1000) // 8 * 8).write_bytes(stray)
+    assert verify(bench.directory).problems
+    with pytest.raises(JournalCorrupt):
+        open_journal()
+    assert open_journal(quarantine=True).payloads() == [b"before", bytes(3000)]
+
+
 def test_several_stray_segments_are_set_aside(open_journal, tmp_path: Path) -> None:
     stray = first_segment_of_another(open_journal, tmp_path, COUNT, "s")
     bench = filled(open_journal)
