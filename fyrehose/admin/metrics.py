@@ -152,6 +152,9 @@ class Exporter:
         )
         overrun.add_metric((), status.overrun_subscriptions)
         yield overrun
+        yield _gauge(
+            "fyrehose_journal_damaged_segments", "Segments in which reading has found damage.", len(status.damage)
+        )
 
     def _cluster(self) -> Iterator[Metric]:
         status = cluster_status(self.broker)

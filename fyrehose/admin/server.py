@@ -2,7 +2,7 @@
 
     GET /                           the page, and its style, scripts and icon
     GET /metrics                    metrics for Prometheus
-    GET /health                     200, or 503 if the journal has failed; how often the reactor stalled
+    GET /health                     200, or 503 if the journal has failed; stalls, and damage that a read found
     GET /ready                      200 while the server accepts messages and does not stop soon, else 503
     GET /ready?for=read             200 while readers find what was acknowledged, else 503
     GET /api/status?match=&limit=   the status as JSON
@@ -32,7 +32,7 @@ from twisted.logger import Logger
 
 from fyrehose import errors
 from fyrehose.admin import metrics
-from fyrehose.admin.sampling import Sampler, StreamRates
+from fyrehose.admin.sampling import Sampler, StreamRates, journal_status
 from fyrehose.admin.settings import PROTOCOL, AdminSettings, read_token
 from fyrehose.admin.status import LISTED, Status
 from fyrehose.admin.tail import StreamTail, TailTurns, as_event
@@ -196,6 +196,9 @@ class AdminProtocol(WebProtocol):
         if check == "health":
             stalls = self.admin.broker.stalls
             answer |= {"stalls": stalls.count, "longest_turn": round(stalls.longest, 1)}
+            if passed and (found := journal_status(self.admin.broker)) is not None and found.damage:
+                # A restart would not mend it, and would disconnect everybody else: the status stays 200.
+                answer |= {"ok": False, "damaged_segments": len(found.damage)}
         self.session.respond(200 if passed else 503, json.dumps(answer).encode() + b"\n")
 
     def _metrics(self, request: RequestHead) -> None:

@@ -5,6 +5,9 @@ changed, and retention deletes by it, so a step of more than :data:`BOUND` is no
 clock then counts the time, until the wall clock steps back, or has run steadily for :data:`SETTLED`: then the step was
 a correction.
 
+At a start, the end of the log tells the time: a wall clock that is further from it than :data:`BOUND` counts as a step.
+The server may have been down for that long, which is known when the wall clock has run steadily, too.
+
     in: the wall clock, the monotonic clock, the time of the last record      out: the time of the next record
 """
 
@@ -52,8 +55,6 @@ class RecordClock:
     _stepped_offset: int | None = attrs.field(default=None, init=False)
     #: The monotonic time of that step.
     _stepped_at: int = attrs.field(default=0, init=False)
-    #: Until this monotonic time, a gap between the last record and the start of the server is in doubt; 0: it is not.
-    _doubted_until: int = attrs.field(default=0, init=False)
     #: Only the latest messages: a clock that steps all the time must not fill the memory.
     _messages: deque[str] = attrs.field(factory=lambda: deque(maxlen=4), init=False)
     _lock: Lock = attrs.field(factory=Lock, init=False)
@@ -61,24 +62,16 @@ class RecordClock:
     def start(self, last: int) -> int:
         """Start the clock, and return its time, in microseconds since 1970 UTC.
 
-        A wall clock far behind the last record is not followed.  One far ahead is, because the server may have been
-        down for so long; but :attr:`in_doubt` is true until that clock has settled, and retention deletes slowly.
-
-        :param last: time of the last record, in microseconds since 1970 UTC; 0: there is none
+        :param last: the time at the end of the log, in microseconds since 1970 UTC; 0: there is none, so that the wall
+            clock is followed
         """
         with self._lock:
             wall, now = self.wall(), self.monotonic()
-            self._offset, self._stepped_offset, self._doubted_until = wall - now, None, 0
-            if last and wall < last - BOUND:
+            self._offset, self._stepped_offset = wall - now, None
+            if last and abs(wall - last) > BOUND:
                 self._offset = last - now
-                self._doubt(wall, last, now)
-            elif last and wall > last + BOUND:
-                self._doubted_until = now + SETTLED
-                self._messages.append(
-                    f"the wall clock shows {_text(wall)}, {_span(wall - last)} after the last record; it is followed, "
-                    "because the server may have been down for that long: if it was not, stop the server, and check "
-                    "the machine's clock"
-                )
+                hint = ", unless the server was down for that long" if wall > last else ""
+                self._doubt(wall, last, now, "the last record", hint)
             return now + self._offset
 
     def now(self) -> int:
@@ -94,7 +87,7 @@ class RecordClock:
     def in_doubt(self) -> bool:
         """Return whether the time may be wrong: the wall clock made a step, and has not run steadily since."""
         with self._lock:
-            return self._stepped_offset is not None or self.monotonic() < self._doubted_until
+            return self._stepped_offset is not None
 
     def messages(self) -> list[str]:
         """Return log messages about steps of the wall clock since the last call."""
@@ -122,12 +115,12 @@ class RecordClock:
             )
         return now + self._offset
 
-    def _doubt(self, wall: int, time: int, now: int) -> None:
+    def _doubt(self, wall: int, time: int, now: int, what: str = "the time of the records", hint: str = "") -> None:
         self._stepped_offset, self._stepped_at = wall - now, now
         way = "ahead of" if wall > time else "behind"
         self._messages.append(
-            f"the wall clock shows {_text(wall)}, {_span(abs(wall - time))} {way} the time of the records; it is not "
-            f"followed until it has run steadily for {_span(SETTLED)}: check the machine's clock"
+            f"the wall clock shows {_text(wall)}, {_span(abs(wall - time))} {way} {what}; it is not followed until it "
+            f"has run steadily for {_span(SETTLED)}: check the machine's clock{hint}"
         )
 
 

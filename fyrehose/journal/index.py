@@ -146,6 +146,14 @@ class SegmentIndex:
         of = self._streams.get(stream)
         return 0 if of is None else of[0]
 
+    def firsts(self) -> list[tuple[str, int]]:
+        """Return each stream and its first number here, in the order of the positions of these records."""
+        return [(stream, of[1]) for stream, of in self._streams.items()]
+
+    def lasts(self) -> list[tuple[str, int]]:
+        """Return each stream and its last number here, roughly in the order of the positions of these records."""
+        return [(stream, of[0]) for stream, of in sorted(self._streams.items(), key=lambda item: item[1][-1])]
+
     def find(self, stream: str, seq: int) -> int | None:
         of = self._streams.get(stream)
         if of is None or of[0] < seq:

@@ -161,10 +161,9 @@ class FileJournal:
         return found
 
     def _start_writing(self, found: Recovered) -> Writer:
-        sync_each = self.settings.durability.mode == "batch"
-        writer = Writer(
-            self.directory, found, self.settings.segment_size, sync_each, self.files, self.meters.sync_seconds
-        )
+        settings, sync_seconds = self.settings, self.meters.sync_seconds
+        sync_each = settings.durability.mode == "batch"
+        writer = Writer(self.directory, found, settings.segment_size, sync_each, self.files, sync_seconds)
         try:
             writer.open(self._clock.start(found.time))
         except Exception:
@@ -425,18 +424,18 @@ class FileJournal:
 
     def status(self) -> JournalStatus:
         """Return the figures of an open journal, for metrics and status pages."""
-        position = self._writer.position
-        sealed = self._store.sealed
+        position, bases = self._writer.position, self._store.bases
         return JournalStatus(
             directory=str(self.directory),
             durability=str(self.settings.durability),
             position=position,
             durable=self._writer.durable,
-            segments=len(sealed) + 1,
-            size=position - (sealed[0][0] if sealed else self._writer.base),
+            segments=len(bases),
+            size=position - bases[0],
             free=self._free,
             held_by=self.keeper.held_by,
             overrun_subscriptions=self.keeper.overrun_subscriptions,
+            damage=tuple(self._store.damage.values()),
             keep_bytes=self.settings.keep_bytes,
             keep_age=self.settings.keep_age,
             min_free=self.settings.min_free,
@@ -475,7 +474,8 @@ class FileJournal:
     def _close(self, in_order: bool) -> Deferred[None]:
         self._cancel_sync()  # only now: commits that were on their way may have scheduled one
         # If a commit has failed meanwhile, the log must not say that it was closed in order.
-        closed = self._call(lambda: self._writer.close(in_order and self.state is not JournalState.FAILED))
+        failed = JournalState.FAILED
+        closed = self._call(lambda: self._writer.close(in_order and self.state is not failed, self._clock.now()))
         return closed.addErrback(self._not_in_order).addCallback(lambda _: self._unlock())
 
     def _not_in_order(self, failure: Failure) -> None:

@@ -4,6 +4,7 @@ This is done on request only (``--quarantine``), because acknowledged records ar
 a file of its own, and replaced by a batch of kind GAP of the same length.  The batch lists the missing numbers, which
 follow from the numbers before and after the range.  At the end of the log there are none after it; there, every stream
 skips as many numbers as the range can have contained, so that no number is used twice.
+Files that are no part of the log are set aside first (strays.py).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from fyrehose.journal.recovery import (
     next_whole,
     sync_mended,
 )
+from fyrehose.journal.strays import free_name, set_strays_aside
 from fyrehose.journal.streams import Streams, streams_at_start
 from fyrehose.options import counted
 from fyrehose.records import Buffer
@@ -148,7 +150,7 @@ class _Survey:
             streams = Streams(dict(self.ends), floor=highest)
             path = scan.snapshot_path_of(directory, position)
             if path.exists():
-                files.rename(path, _free_name(path.with_name(f"quarantine-{position:016x}.streams.bytes")))
+                files.rename(path, free_name(path.with_name(f"quarantine-{position:016x}.streams.bytes")))
             files.store(path, snapshots.pieces(streams, position, self.identity))
             known = counted(len(self.ends), "stream")
             self.notes.append(
@@ -195,13 +197,13 @@ def set_aside(directory: Path, files: Files) -> list[str]:
     files.store(directory / QUARANTINE_NAME, b"")
     noted = scan.look_at_mark(directory, files)
     mark = noted.trusted.durable
-    front = _front(directory, noted.trusted, files)
+    before = set_strays_aside(directory, files) + _front(directory, noted.trusted, files)
     _extend(scan.segments(directory), mark, files)
     found = scan.segments(directory)
     survey = _Survey(scan.identity_of(found))
     for segment in found:
         after = [other.base for other in found if other.base > segment.base]
-        reader = scan.SegmentReader(segment.path, segment.base, files)
+        reader = scan.SegmentReader(segment.path, segment.base, files, limit=min(after, default=segment.end))
         try:
             _mend_header(reader, survey, files)
             if after:
@@ -210,7 +212,7 @@ def set_aside(directory: Path, files: Files) -> list[str]:
                 _survey_last(reader, segment.end, mark, survey)
         finally:
             reader.close()
-    notes = front + survey.notes
+    notes = before + survey.notes
     if survey.skip:
         _skip(found[-1], survey, files)
         notes.append(f"the end of the log is damaged: all streams skip {counted(survey.skip, 'number')}")
@@ -378,7 +380,7 @@ def _add_damage(reader: scan.SegmentReader, start: int, stop: int, reason: str, 
 
 def _replace(damage: _Range, survey: _Survey, files: Files) -> str:
     """Copy a damaged range to another file, and replace it by batches of the same length; return a message."""
-    aside = _free_name(damage.path.with_name(f"quarantine-{damage.start:016x}.bytes"))
+    aside = free_name(damage.path.with_name(f"quarantine-{damage.start:016x}.bytes"))
     # First, and durable with the name of the copy: a start that ends here must not leave the index of what is lost.
     files.unlink(scan.index_path_of(damage.path.parent, damage.base))
     fd = files.open(damage.path, os.O_RDWR)
@@ -395,15 +397,6 @@ def _replace(damage: _Range, survey: _Survey, files: Files) -> str:
         f"{damage.stop - damage.start} damaged bytes of {damage.path.name} ({damage.reason}) were set aside in "
         f"{aside.name}; lost records: {lost or 'none according to other batches'}{more}"
     )
-
-
-def _free_name(path: Path) -> Path:
-    """Return *path*, or a similar path that is free: files from an interrupted quarantine must not be overwritten."""
-    tried, number = path, 1
-    while tried.exists():
-        number += 1
-        tried = path.with_name(f"{path.stem}-{number}{path.suffix}")
-    return tried
 
 
 def _beginning(damage: _Range, streams: Streams, identity: bytes, files: Files) -> tuple[fmt.Kind, list[fmt.Entry]]:

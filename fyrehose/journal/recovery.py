@@ -337,7 +337,7 @@ def _check_front(directory: Path, begin: int, mark: Mark, recovered: Recovered) 
 def _check_sealed(segment: Segment, next_base: int, identity: bytes, copied: bool) -> int:
     """Check the size and the header of a sealed segment; return the position at which it ends.
 
-    :raises JournalCorrupt: it is damaged, too short, or of another journal
+    :raises JournalCorrupt: it is damaged, too short, or of another journal, or it overlaps the next segment
     """
     if segment.end < next_base:
         remedy = (
@@ -353,10 +353,17 @@ def _check_sealed(segment: Segment, next_base: int, identity: bytes, copied: boo
     reader = SegmentReader(segment.path, segment.base)
     try:
         header = reader.header()
+        overlap = last_byte(reader, next_base, segment.end) - next_base
     except fmt.Damage as damage:
         raise damaged(segment.path, segment.base, segment.base, damage) from damage
     finally:
         reader.close()
+    if overlap:
+        raise JournalCorrupt(
+            f"{segment.path} has {overlap} bytes behind position {next_base}, where {next_base:016x}.segment begins: "
+            "one of the two does not belong there, perhaps a file of another journal; remove it, or start with "
+            "--quarantine to set it aside"
+        )
     if header.identity not in (fmt.UNKNOWN, identity):
         raise JournalCorrupt(
             f"{segment.path} belongs to another journal ({header.identity.hex()}, not {identity.hex()}); put the file "
@@ -366,7 +373,7 @@ def _check_sealed(segment: Segment, next_base: int, identity: bytes, copied: boo
 
 
 def _check(segment: Segment, end: int, copied: bool) -> None:
-    reader = SegmentReader(segment.path, segment.base)
+    reader = SegmentReader(segment.path, segment.base, limit=end)
     position = segment.base + fmt.SEGMENT_HEADER.size
     try:
         for header, _ in reader.batches(position, end):

@@ -221,7 +221,7 @@ class ReplicaWriter(Writer):
         mark = scan.pack_mark(min(self.durable, self.released), self._begin, self._mark_identity)
         self.files.write(self._mark_fd, mark, 0)
 
-    def close(self, in_order: bool) -> None:
+    def close(self, in_order: bool, time: int = 0) -> None:
         """Close the files; nothing is appended to the log."""
         try:
             if in_order:

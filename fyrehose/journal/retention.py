@@ -87,7 +87,7 @@ def judge(
     :param now: microseconds since 1970 UTC
     :param subscriptions: returns the named subscriptions, the one that is furthest behind first; called only if there
         is a segment to delete, because it reads files
-    :param doubted: see :func:`expired`
+    :param doubted: whether *now* may be wrong; then nothing is too old, neither segments nor subscriptions
     """
     count = expired(store, settings, now, doubted)
     if not count:
@@ -97,7 +97,8 @@ def judge(
     count = sum(end <= pinned for _, end in sealed[:count])
     if not count:
         return Verdict(0)
-    alive = [each for each in registered if now - each.time <= settings.subscription_timeout * 1_000_000]
+    longest = settings.subscription_timeout * 1_000_000
+    alive = [each for each in registered if doubted or now - each.time <= longest]
     done = count
     if alive:
         done = sum(end <= alive[0].position for _, end in sealed[:count])
@@ -116,7 +117,7 @@ def expired(store: Store, settings: JournalSettings, now: int, doubted: bool) ->
     Only sealed segments count: the active one stays, and with it the last number of every stream.
 
     :param now: microseconds since 1970 UTC
-    :param doubted: whether *now* may be wrong; then at most one segment expires by its age
+    :param doubted: whether *now* may be wrong; then no segment expires by its age
     """
     sealed = store.sealed
     count = 0
@@ -125,10 +126,9 @@ def expired(store: Store, settings: JournalSettings, now: int, doubted: bool) ->
         while count < len(sealed) and size > settings.keep_bytes:
             size -= sealed[count][1] - sealed[count][0]
             count += 1
-    if settings.keep_age:
+    if settings.keep_age and not doubted:
         oldest = now - int(settings.keep_age * 1_000_000)
         # The next segment was created when the last record of this one had been written.
-        most = min(count + 1, len(sealed)) if doubted else len(sealed)
-        while count < most and store.created_after(sealed[count][0]) < oldest:
+        while count < len(sealed) and store.created_after(sealed[count][0]) < oldest:
             count += 1
     return count

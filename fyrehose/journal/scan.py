@@ -180,7 +180,8 @@ def pack_mark(durable: int, begin: int | None = None, identity: tuple[int, int] 
 class SegmentReader:
     """Reads a segment file, also after retention has deleted it.
 
-    :ivar limit: nothing from this position on is read ahead, because it may still be written
+    :ivar limit: the end of the segment, or of what is known of it; no batch extends beyond it, and nothing behind it
+        is read ahead, because it may still be written
     :ivar ahead: how many bytes are read ahead
     """
 
@@ -232,10 +233,12 @@ class SegmentReader:
     def batch(self, position: int) -> tuple[fmt.BatchHeader, memoryview]:
         """Read and check the batch at *position*; return its header and its body.
 
-        :raises Damage: there is no batch, or it is damaged
+        :raises Damage: there is no batch, or it is damaged, or it extends beyond the end of the segment
         """
         size = fmt.BATCH_HEADER.size
         header = fmt.BatchHeader.unpack(self.read(position, size), position)
+        if header.end > self.limit:
+            raise fmt.Damage(f"the batch ends at position {header.end}, beyond the end of its segment ({self.limit})")
         body = self.read(position + size, header.length)
         header.check(body)
         return header, body

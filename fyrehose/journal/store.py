@@ -56,11 +56,13 @@ class Store:
     """The segments of one journal up to the last commit; used in the reactor thread.
 
     :ivar remade: called with the path and the content of an index file that was missing and has been rebuilt
+    :ivar damage: the last damage that reading has found in each segment that is kept, by the base of the segment
     """
 
     directory: Path
     files: Files
     remade: Callable[[Path, bytes], object] = lambda path, packed: None
+    damage: dict[int, str] = attrs.field(factory=dict, init=False)
     _bases: list[int] = attrs.field(factory=list, init=False)
     _sealed_ends: dict[int, int] = attrs.field(factory=dict, init=False)
     _active: SegmentIndex = attrs.field(factory=lambda: SegmentIndex(0), init=False)
@@ -106,9 +108,8 @@ class Store:
         for reader in self._readers.values():
             reader.close()
         kept = self._readers, self._indexes, self._snapshots, self._fresh, self._cache, self._sealed_ends, self._places
-        for each in kept:
+        for each in (*kept, self._created, self.damage):
             each.clear()
-        self._created.clear()
         self._bases, self._active = [], SegmentIndex(0)
         self._cached = self._indexed = 0
 
@@ -148,11 +149,17 @@ class Store:
     def before(self, base: int, stream: str) -> int:
         """Return the last number of *stream* before the segment at *base*.
 
-        :raises JournalCorrupt: the segment is damaged
+        :raises JournalCorrupt: the segment, or the snapshot that it refers to, is damaged
         """
         index = self.index(base)
         before = index.last_before(stream)
-        return self._snapshot(index.snapshot).last(stream) if before is None else before
+        if before is not None:
+            return before
+        try:
+            return self._snapshot(index.snapshot).last(stream)
+        except JournalCorrupt as error:
+            self.damage[base] = str(error)
+            raise
 
     def place(self, stream: str, seq: int) -> int:
         """Return the position of the segment that has record *seq* of *stream*, or a later one; of the active, if none.
@@ -183,7 +190,7 @@ class Store:
             try:
                 created = self._created[base] = self._reader(base).header().created
             except (fmt.Damage, OSError) as damage:
-                raise damaged(scan.path_of(self.directory, base), base, base, damage) from damage
+                raise self._damaged(base, base, damage) from damage
         return created
 
     def time_at(self, base: int, position: int) -> int:
@@ -194,7 +201,7 @@ class Store:
         try:
             return self._reader(base).batch_header(position).time
         except (fmt.Damage, OSError) as damage:
-            raise damaged(scan.path_of(self.directory, base), position, base, damage) from damage
+            raise self._damaged(base, position, damage) from damage
 
     def drop_oldest(self) -> tuple[Path, int, int]:
         """Forget the oldest sealed segment.
@@ -208,6 +215,7 @@ class Store:
         del self._bases[0]
         del self._sealed_ends[base]
         self._created.pop(base, None)
+        self.damage.pop(base, None)
         if index := self._indexes.pop(base, None):
             self._indexed -= len(index.data)
         if reader := self._readers.pop(base, None):
@@ -293,7 +301,7 @@ class Store:
                 body = memoryview(bytes(body))  # a small batch must not keep everything alive that was read ahead
             runs = fmt.runs(body, header.time) if header.kind is fmt.Kind.RECORDS else []
         except (fmt.Damage, OSError) as damage:
-            raise damaged(scan.path_of(self.directory, base), position, base, damage) from damage
+            raise self._damaged(base, position, damage) from damage
         return self._keep(header, grouped(runs))
 
     def _keep(self, header: fmt.BatchHeader, streams: dict[str, list[Run]]) -> StoredBatch:
@@ -303,6 +311,12 @@ class Store:
         while self._cached > CACHE and len(self._cache) > 1:
             self._cached -= self._cache.popitem(last=False)[1].size
         return batch
+
+    def _damaged(self, base: int, position: int, reason: fmt.Damage | OSError) -> JournalCorrupt:
+        """Note damage in the segment at *base*, and build the error about it."""
+        error = damaged(scan.path_of(self.directory, base), position, base, reason)
+        self.damage[base] = str(error)
+        return error
 
     def _reader(self, base: int) -> scan.SegmentReader:
         reader = self._readers.get(base)
@@ -361,7 +375,7 @@ class Store:
         try:
             packed = SegmentIndex.scan(self._reader(base), end).pack()
         except (fmt.Damage, OSError) as damage:
-            raise damaged(scan.path_of(self.directory, base), base, base, damage) from damage
+            raise self._damaged(base, base, damage) from damage
         self.remade(path, packed)
         return PackedIndex.unpack(packed, base, end)
 

@@ -348,16 +348,18 @@ class Writer:
         if self._failure is not None:
             raise self._failure
 
-    def close(self, in_order: bool) -> None:
+    def close(self, in_order: bool, time: int = 0) -> None:
         """Close the files.
 
         :param in_order: whether to append a batch of kind CLOSED, and free the space that was allocated ahead
+        :param time: of that batch, in microseconds since 1970 UTC, which tells the next start how long ago this was
         :raises NoRoom: the disk is too full for that batch, which does no harm
         :raises SyncFailed: a sync failed
         """
         try:
             if in_order:
                 self._check()
+                self.time = max(self.time, time)
                 try:
                     self._control(fmt.Kind.CLOSED, [])
                 except OSError as error:

@@ -109,6 +109,7 @@ class JournalStatus:
     :ivar free: the free space of the disk, in bytes; None if it is unknown
     :ivar held_by: name of the subscription that keeps the oldest segments; empty if none does
     :ivar overrun_subscriptions: how often segments were deleted that a subscription had not read
+    :ivar damage: the damage that reading has found since the start, and that was not deleted since
     :ivar keep_bytes: retention deletes the oldest segments beyond this size, in bytes; 0: no limit
     :ivar keep_age: retention deletes segments that are older than this, in seconds; 0: no limit
     :ivar min_free: the free space below which messages are refused, in bytes
@@ -123,6 +124,7 @@ class JournalStatus:
     free: int | None
     held_by: str
     overrun_subscriptions: int
+    damage: tuple[str, ...] = ()
     keep_bytes: int = 0
     keep_age: float = 0.0
     min_free: int = 0

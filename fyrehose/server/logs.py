@@ -6,23 +6,34 @@
 Events contain names from peers, which must not forge lines or control a terminal, so both formats escape characters
 that cannot be printed.
 
-    events of twisted.logger -> text
+    events of twisted.logger -> text -> a file, which the server or another program rotates
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from math import isfinite
+from pathlib import Path
 from typing import Any, TextIO
 
-from twisted.logger import FileLogObserver, LogEvent, LogLevel, formatEvent, formatEventAsClassicLogText
+from twisted.logger import FileLogObserver, LogEvent, Logger, LogLevel, formatEvent, formatEventAsClassicLogText
 from twisted.python.failure import Failure
+from twisted.python.logfile import LogFile
+from twisted.python.threadable import synchronize
+
+log = Logger()
 
 #: The longest value of a field, in characters; longer ones are truncated, but messages never are.
 MAX_FIELD = 2_000
+
+#: Size at which a log file is rotated, in bytes, and how many older ones are kept.
+LOG_SIZE = 10 << 20
+LOG_FILES = 9
 
 #: Twisted's own lines about ports, which name classes and mean nothing to an operator.
 _PORT = re.compile(r".* starting on \S+|\((\S+ )?Port .* Closed\)")
@@ -54,6 +65,48 @@ def json_line(event: LogEvent) -> str:
         shown["traceback"] = failure.getTraceback()
     return json.dumps(shown) + "\n"  # ASCII, so it contains no control characters
 
+
+class RotatedFile(LogFile):
+    """A log file that the server rotates, and that another program, such as logrotate, may move at any time.
+
+    Every file has the permissions of the first: a daemon sets its mask of permissions only after that was opened.  If
+    the program that moved the file has begun a new one, that file keeps the permissions that it has.
+    """
+
+    synchronized = ["rotate"]  # noqa: RUF012 (an instance variable in the base class)
+
+    def __init__(self, path: Path) -> None:
+        path = path.absolute()
+        super().__init__(path.name, str(path.parent), LOG_SIZE, None, LOG_FILES)  # type: ignore[no-untyped-call]
+        self.defaultMode = stat.S_IMODE(os.fstat(self._file.fileno()).st_mode)
+
+    def rotate(self) -> None:
+        """Rename the file and begin a new one; if it was moved, write to the file of that name from now on."""
+        ours = os.fstat(self._file.fileno())
+        try:
+            there = Path(self.path).stat()
+        except OSError:
+            self._reopen()
+        else:
+            if not os.path.samestat(there, ours):
+                self.defaultMode = stat.S_IMODE(there.st_mode)
+                self._reopen()
+            elif stat.S_ISREG(ours.st_mode):
+                super().rotate()  # type: ignore[no-untyped-call]
+
+    def _reopen(self) -> None:
+        """Open the file again; if that fails, continue in the one that was moved."""
+        moved = self._file
+        try:
+            self._openFile()  # type: ignore[no-untyped-call]
+        except OSError as error:
+            self.size = 0  # so that not every line tries again
+            log.error("cannot open the log file {path} again: {why}", path=self.path, why=error.strerror)
+        else:
+            moved.close()
+
+
+synchronize(RotatedFile)
 
 FORMATS: Mapping[str, Callable[[LogEvent], str | None]] = {"text": text_line, "json": json_line}
 

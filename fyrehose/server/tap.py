@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, TextIO, cast
 
 import attrs
 from twisted.application.service import IService, Service
@@ -24,7 +24,6 @@ from twisted.logger import FileLogObserver, ILogObserver, Logger
 from twisted.python import usage
 from twisted.python.components import Componentized
 from twisted.python.failure import Failure
-from twisted.python.logfile import LogFile
 
 from fyrehose import __version__, kernels, plugins
 from fyrehose.core import policy
@@ -58,9 +57,6 @@ from fyrehose.web.hosts import is_local
 
 log = Logger()
 
-#: Size at which a log file is rotated, in bytes, and how many older ones are kept.
-LOG_SIZE = 10 << 20
-LOG_FILES = 9
 #: How long a server under systemd or in Kubernetes drains by default, in seconds.
 DRAIN = 10.0
 #: What getopt says of an option that does not exist.
@@ -217,9 +213,9 @@ def _log_observer(command: str, form: str, twistd: Any) -> FileLogObserver:
             _exit(command, ConfigError("a daemon cannot log to standard output; use --logfile FILE, or -n"))
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the default handler would end the process
         return logs.observer(form, sys.stdout)
-    file = LogFile.fromFullPath(name or "twistd.log", rotateLength=LOG_SIZE, maxRotatedFiles=LOG_FILES)
+    file = logs.RotatedFile(Path(name or "twistd.log"))
     signal.signal(signal.SIGUSR1, lambda number, frame: reactor.callFromThread(file.rotate))  # type: ignore[attr-defined]
-    return logs.observer(form, file)
+    return logs.observer(form, cast("TextIO", file))
 
 
 def makeService(options: Options) -> ServerProcess:

@@ -114,6 +114,7 @@ def test_metrics_of_the_journal(real: Status) -> None:
     assert labelled(samples, "fyrehose_journal_segments")[()] == 1
     assert labelled(samples, "fyrehose_journal_free_bytes")[()] > 0
     assert labelled(samples, "fyrehose_journal_overrun_subscriptions_total")[()] == 0
+    assert labelled(samples, "fyrehose_journal_damaged_segments")[()] == 0
     assert labelled(samples, "fyrehose_subscription_lag_bytes") == {}
     journal = real.complete()["journal"]
     assert journal["durable"] == labelled(samples, "fyrehose_journal_durable_bytes")[()]

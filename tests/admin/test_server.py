@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -168,6 +169,22 @@ def test_health_and_readiness_follow_the_journal_and_need_no_token(
     peer = connect(token=TOKEN)
     assert (peer.ask("/health")[0], peer.ask("/ready")[0]) == (health, ready), "without the token"
     assert peer.json("/ready") == {"ok": ready == 200, "journal": state.value, "draining": False}
+
+
+def test_health_tells_of_damage_without_asking_for_a_restart(
+    connect: Connect, watched: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+    status = SimpleNamespace(damage=found)
+    monkeypatch.setattr("fyrehose.admin.server.journal_status", lambda broker: status)
+    peer = connect(token=TOKEN)
+    rest = {"journal": "writable", "draining": False, "stalls": 0, "longest_turn": 0.0}
+    assert peer.json("/health") == {"ok": True, **rest}
+    found += ["/data/0000000000000000.segment is damaged", "/data/0000000000001000.segment is damaged"]
+    assert peer.ask("/health")[0] == 200
+    said = {"ok": False, **rest, "damaged_segments": 2}
+    assert peer.json("/health") == said, "without names of files, because no token is needed"
+    assert peer.json("/ready")["ok"]
 
 
 def test_health_counts_stalls_and_stays_healthy(connect: Connect, watched: Any) -> None:

@@ -81,6 +81,30 @@ def test_start_of_a_subscription_is_moved_into_the_kept_range(server: Server, af
     assert server.broker.subscribe("unknown", after, RecordingSink()).position == 0
 
 
+def test_expired_records_are_not_delivered_although_they_were_delivered_to_others_before() -> None:
+    """The latest deliveries are kept for subscribers that come later; records expire meanwhile."""
+    kept = [Run.of("s", [b"%d" % n], source="test").numbered(n, time=n) for n in range(1, 6)]
+    oldest = 1
+
+    def read(stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
+        return tuple(kept[max(start, oldest) - 1 :][:2])
+
+    clock = Clock()
+    fanout = Fanout(clock, read, lambda stream, time: time < oldest)
+
+    def delivered() -> RecordingSink:
+        sink = RecordingSink()
+        fanout.subscribe("s", 0, 5, sink).resumeProducing()
+        while clock.getDelayedCalls():
+            clock.advance(0)
+        return sink
+
+    assert delivered().payloads == [b"1", b"2", b"3", b"4", b"5"]
+    oldest = 4
+    late = delivered()
+    assert (late.payloads, late.gaps) == ([b"4", b"5"], [(1, 3)])
+
+
 def test_nothing_is_delivered_before_the_subscription_is_resumed(server: Server) -> None:
     sink = RecordingSink()
     subscription = server.broker.subscribe("s", 0, sink)

@@ -190,6 +190,17 @@ def test_a_new_policy_holds_at_once_and_ends_forbidden_subscriptions() -> None:
     assert world.peer.publish([draft("out")]).result == (2,)
 
 
+@pytest.mark.parametrize("action", Action)
+def test_a_new_policy_holds_for_every_action_at_once(action: Action) -> None:
+    """What was allowed is cached, and that cache must not outlive the policy."""
+    world = World(OPEN)
+    assert world.peer.permits(action, "s")
+    world.broker.guard.change(WRITERS)
+    assert not world.peer.permits(action, "s")
+    world.broker.guard.change(OPEN)
+    assert world.peer.permits(action, "s")
+
+
 def test_a_sink_that_fails_in_ended_does_not_keep_others_from_ending(logged_errors: Any) -> None:
     world = World(OPEN)
 

@@ -316,6 +316,19 @@ def test_a_checkpoint_contains_what_is_being_written() -> None:
     assert world.restarted().open().state.seq == 3
 
 
+def test_a_checkpoint_contains_subscriptions_with_and_without_a_consumer() -> None:
+    world = World()
+    for name in ("with", "without"):
+        world.named.acknowledge(world.open(name), 3)
+    world.table.attach(world.table.find("with"), Consumer())
+    before = world.journal.bounds(STREAM)[1]
+    world.journal.keeper.sealed = True
+    world.clock.advance(CHECK)
+    world.journal.forget(STREAM, before + 1)  # retention keeps nothing before the checkpoint
+    again = world.restarted()
+    assert {name: named.state.seq for name, named in again.table.entries.items()} == {"with": 3, "without": 3}
+
+
 def test_subscriptions_with_nothing_to_read_stay_alive() -> None:
     world = World()
     behind, done = world.open("behind"), world.open("done", after=None)

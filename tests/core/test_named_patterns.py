@@ -23,6 +23,7 @@ from fyrehose.errors import (
     Forbidden,
     InvalidPattern,
     InvalidPosition,
+    ReadOnly,
     SubscriptionConflict,
     SubscriptionInUse,
     TooManyNamedSubscriptions,
@@ -109,6 +110,23 @@ def test_a_checkpoint_has_every_position() -> None:
     world.named.acknowledge(named, {"logs.a": 8})
     world.journal.forget(STREAM, 3)
     assert world.restarted().open().places == {"logs.a": 8, "logs.b": 6}
+
+
+@pytest.mark.parametrize("refused", [{"logs.b": 7}, {"logs.a": 9, "logs.b": 7}])
+def test_a_position_that_was_refused_is_written_when_it_comes_again(refused: dict[str, int]) -> None:
+    """Records have only the numbers that differ from what was written, and what was refused was not."""
+    world = World()
+    named = world.open()
+    world.named.acknowledge(named, {"logs.a": 3})
+    world.journal.auto = False
+    waiting = world.named.acknowledge(named, refused)
+    world.journal.enter(JournalState.READ_ONLY, "full")
+    assert isinstance(refusal(waiting), ReadOnly)
+    assert named.places == {"logs.a": 3, "logs.b": 0}
+    world.journal.auto = True
+    world.journal.enter(JournalState.WRITABLE, "room")
+    world.named.acknowledge(named, refused)
+    assert world.restarted().open().places == {"logs.a": 3, "logs.b": 0} | refused
 
 
 def test_a_position_is_refused_that_the_streams_cannot_have() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from itertools import pairwise
 from typing import Any
 
 import attrs
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fyrehose.journal import subscriptions
 from fyrehose.journal.clock import BOUND, SETTLED, RecordClock, wall_clock
 from fyrehose.records import Run
 
@@ -97,14 +97,31 @@ def test_a_clock_that_keeps_stepping_is_not_followed() -> None:
         assert clock.now() < NOW + (i + 2) * SETTLED
 
 
-def test_clock_far_ahead_at_the_start_is_followed_and_in_doubt() -> None:
+@pytest.mark.parametrize("ahead", [BOUND + 1, YEAR])
+def test_clock_far_ahead_at_the_start_is_not_followed_until_it_has_settled(ahead: int) -> None:
+    """The server may have been down for that long: nothing but time tells."""
     clocks = Clocks()
     clock = clocks.record_clock()
-    assert clock.start(NOW - 2 * HOUR) == NOW
-    (said,) = clock.messages()
-    assert ", 2:00:00 after the last record; it is followed" in said
+    assert clock.start(NOW - ahead) == NOW - ahead
     assert clock.in_doubt
-    clocks.advance(SETTLED)
+    (said,) = clock.messages()
+    assert "ahead of the last record; it is not followed" in said
+    assert "unless the server was down for that long" in said
+    for _ in range(SETTLED // (10 * SECOND)):
+        assert clock.now() == clocks.monotonic - 5 * SECOND + NOW - ahead
+        clocks.advance(10 * SECOND)
+    assert clock.now() == clocks.wall
+    assert not clock.in_doubt
+
+
+def test_clock_that_was_ahead_at_the_start_is_followed_as_soon_as_it_is_corrected() -> None:
+    clocks = Clocks(wall=NOW + YEAR)
+    clock = clocks.record_clock()
+    assert clock.start(NOW) == NOW
+    clocks.advance(SECOND)
+    assert clock.now() == NOW + SECOND
+    clocks.wall = NOW + 7 * SECOND
+    assert clock.now() == NOW + 7 * SECOND
     assert not clock.in_doubt
 
 
@@ -181,22 +198,84 @@ class TestTheJournal:
         bench.append(b"after the restart")
         assert max(self.times(bench)) <= NOW + 120 * SECOND
 
-    def test_while_the_clock_is_in_doubt_one_segment_expires_at_a_time(self, open_journal: Any) -> None:
+    def test_start_with_a_wrong_clock_deletes_no_segment_and_stamps_no_record(self, open_journal: Any) -> None:
         clocks = Clocks()
-        bench = self.journal(open_journal, clocks, keep_age=3600.0)
+        bench = self.journal(open_journal, clocks)
         self.fill(bench, clocks, 90)
         bench.close()
-        clocks.wall += YEAR  # the server was down, or the clock is wrong: nobody can tell
-        clocks.monotonic += SECOND
-        bench = self.journal(open_journal, clocks, keep_age=60.0)
         sealed = len(list(bench.directory.glob("*.segment"))) - 1
         assert sealed > 3
-        counts = []
-        for _ in range(sealed):
+        clocks.wall += YEAR
+        bench = self.journal(open_journal, clocks, keep_age=3600.0)
+        for _ in range(60):
+            bench.append(b"lost in time")
+            clocks.advance(SECOND)
             bench.clock.advance(1)
-            counts.append(len(list(bench.directory.glob("*.segment"))) - 1)
-        assert all(before - after <= 1 for before, after in pairwise(counts))
-        assert counts[0] >= sealed - 2
+        clocks.wall -= YEAR
+        bench.append(b"back")
+        bench.clock.advance(1)
+        assert bench.journal.bounds("s")[0] == 1
+        assert max(self.times(bench)) <= clocks.wall
+        bench.append(b"after the correction")
+        assert self.times(bench)[-1] == clocks.wall
+
+    def test_after_a_year_off_segments_expire_as_soon_as_the_clock_has_settled(self, open_journal: Any) -> None:
+        clocks = Clocks()
+        bench = self.journal(open_journal, clocks)
+        self.fill(bench, clocks, 90)
+        bench.close()
+        clocks.wall += YEAR
+        bench = self.journal(open_journal, clocks, keep_age=3600.0)
+        for _ in range(SETTLED // SECOND - 1):
+            clocks.advance(SECOND)
+            bench.clock.advance(1)
+        assert bench.journal.bounds("s")[0] == 1
+        clocks.advance(SECOND)
+        bench.clock.advance(1)
+        assert len(list(bench.directory.glob("*.segment"))) == 1
+        bench.append(b"this year")
+        assert self.times(bench)[-1] == clocks.wall
+
+    @pytest.mark.parametrize("step", [YEAR, -YEAR])
+    def test_no_segment_expires_by_its_age_while_the_clock_is_in_doubt(self, open_journal: Any, step: int) -> None:
+        """Whatever time is counted meanwhile: the last record may have the wrong one."""
+        clocks = Clocks()
+        bench = self.journal(open_journal, clocks, keep_age=60.0)
+        self.fill(bench, clocks, 30)
+        clocks.wall += step
+        clocks.advance(50 * SECOND)
+        before = sorted(bench.directory.glob("*.segment"))
+        for _ in range(SETTLED // SECOND - 60):
+            clocks.advance(SECOND)
+            bench.clock.advance(1)
+        assert sorted(bench.directory.glob("*.segment")) == before
+
+    def test_subscription_does_not_time_out_while_the_clock_is_in_doubt(self, open_journal: Any) -> None:
+        clocks = Clocks()
+        bench = self.journal(open_journal, clocks)
+        self.fill(bench, clocks, 90)
+        bench.close()
+        subscriptions.update(bench.directory, "archive", 64, clocks.wall)
+        clocks.wall -= YEAR  # the last record has the right time
+        bench = self.journal(open_journal, clocks, keep_bytes=4096, subscription_timeout=3600.0)
+        clocks.advance(2 * HOUR)
+        for _ in range(5):
+            clocks.wall -= YEAR  # in doubt again
+            bench.clock.advance(1)
+        assert bench.journal.bounds("s")[0] == 1
+
+    def test_time_of_a_quiet_server_is_known_after_it_was_stopped(self, open_journal: Any) -> None:
+        """The end of the log has the time when the journal was closed, not that of the last record."""
+        clocks = Clocks()
+        bench = self.journal(open_journal, clocks)
+        bench.append(b"long ago")
+        clocks.advance(30 * 24 * HOUR)
+        bench.clock.advance(1)
+        bench.close()
+        clocks.advance(HOUR // 2)
+        bench = self.journal(open_journal, clocks)
+        bench.append(b"after the restart")
+        assert self.times(bench)[-1] == clocks.wall
 
 
 def test_a_step_of_an_hour_is_followed_at_once_and_a_longer_one_after_ten_minutes() -> None:

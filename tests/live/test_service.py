@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -441,6 +442,42 @@ def test_on_a_socket_of_systemds(start: Any) -> None:
     server = start("--listen", "lines=systemd:domain=INET:name=lines", command=(sys.executable, "-c", passing))
     publish(server.port("lines"), b"x")
     assert server.stop() == 0
+
+
+def test_daemon_logs_to_a_new_file_after_its_log_was_moved(start: Any) -> None:
+    """As logrotate does it: with `create` there is a new file already, without it there is none."""
+    before = ("--pidfile", "daemon.pid", "--logfile", "daemon.log")
+    parent = start("--data-dir", "data", "--listen", LINES, before=before, ready=False)
+    assert parent.ended() == 0
+    log, moved, again = (parent.directory / name for name in ("daemon.log", "daemon.log-1", "daemon.log-2"))
+    wait_until(lambda: "serving" in log.read_text())
+    pid = int(parent.directory.joinpath("daemon.pid").read_text())
+    try:
+        log.rename(moved)
+        os.kill(pid, signal.SIGUSR1)
+        wait_until(log.exists)
+        os.kill(pid, signal.SIGHUP)
+        wait_until(lambda: "reloaded" in log.read_text())
+        log.rename(again)
+        log.touch(0o644)
+        os.kill(pid, signal.SIGUSR1)
+        wait_until(lambda: str(log) in [os.path.realpath(each) for each in Path(f"/proc/{pid}/fd").iterdir()])
+        os.kill(pid, signal.SIGHUP)
+        wait_until(lambda: "reloaded" in log.read_text())
+        assert "reloaded" not in moved.read_text()
+        assert again.read_text().count("reloaded") == 1
+        assert {path.stat().st_mode & 0o777 for path in (log, moved, again)} == {moved.stat().st_mode & 0o777}
+    finally:
+        os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: not parent.directory.joinpath("daemon.pid").exists())
+    assert not parent.directory.joinpath("daemon.log.1").exists()
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_as_a_daemon(start: Any) -> None:

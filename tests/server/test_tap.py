@@ -7,8 +7,10 @@ import os
 import re
 import signal
 import socket
+import stat
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +30,7 @@ from fyrehose.core.policy import LOOPBACK
 from fyrehose.errors import ConfigError, FyrehoseError, JournalCorrupt, JournalFailed, JournalLocked, MissingExtra
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import JournalState
-from fyrehose.server import process, tap
+from fyrehose.server import logs, process, tap
 from fyrehose.server.tap import Options, ServerProcess
 from fyrehose.testing import MemoryJournal
 
@@ -456,8 +458,91 @@ class TestLog:
         finally:
             signal.signal(signal.SIGUSR1, kept)
 
+    def logging_to(self, path: Path) -> Any:
+        """Return an observer that logs to *path*; like a daemon, the process makes private files from now on."""
+        observer = self.under(logfile=str(path))()
+        os.umask(0o077)
+        return observer
+
+    @pytest.fixture
+    def usual(self) -> Iterator[None]:
+        """Put the handler of SIGUSR1 and the mask of permissions back, and begin with the usual one."""
+        kept, mask = signal.getsignal(signal.SIGUSR1), os.umask(0o022)
+        yield
+        os.umask(mask)
+        signal.signal(signal.SIGUSR1, kept)
+
+    @staticmethod
+    def say(observer: Any, what: str) -> None:
+        observer({"log_format": what, "log_level": LogLevel.info, "log_time": 0.0, "log_namespace": "x"})
+
+    def test_moved_log_file_is_left_alone_and_a_new_one_is_begun(self, tmp_path: Path, usual: None) -> None:
+        path, moved = tmp_path / "log", tmp_path / "log-yesterday"
+        observer = self.logging_to(path)
+        self.say(observer, "before")
+        path.rename(moved)
+        self.say(observer, "before the signal")
+        observer._outFile.rotate()
+        self.say(observer, "behind it")
+        observer._outFile.close()
+        assert [line[-6:] for line in path.read_text().splitlines()] == ["ind it"]
+        assert "before the signal" in moved.read_text()
+        assert sorted(tmp_path.iterdir()) == [path, moved]
+        assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(moved.stat().st_mode) == 0o644
+
+    def test_log_goes_to_the_file_that_took_the_place_of_a_moved_one(self, tmp_path: Path, usual: None) -> None:
+        """The program that moved the file decides on the permissions of the new one."""
+        path, moved = tmp_path / "log", tmp_path / "log.1"
+        observer = self.logging_to(path)
+        self.say(observer, "before")
+        path.rename(moved)
+        path.touch()
+        path.chmod(0o640)
+        observer._outFile.rotate()
+        self.say(observer, "behind it")
+        observer._outFile.rotate()
+        self.say(observer, "rotated by the server")
+        observer._outFile.close()
+        assert "rotated by the server" in path.read_text()
+        assert "behind it" in moved.read_text()
+        assert "before" in tmp_path.joinpath("log.2").read_text()
+        assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(moved.stat().st_mode) == 0o640
+
+    def test_rotated_log_file_has_the_permissions_of_the_first(self, tmp_path: Path, usual: None) -> None:
+        observer = self.logging_to(tmp_path / "log")
+        self.say(observer, "before")
+        observer._outFile.rotate()
+        self.say(observer, "behind it")
+        observer._outFile.close()
+        assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o644}
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "log.1"]
+
+    def test_log_goes_on_in_the_moved_file_if_a_new_one_cannot_be_opened(
+        self, tmp_path: Path, usual: None, logged_errors: Any
+    ) -> None:
+        path, moved = tmp_path / "logs" / "log", tmp_path / "moved"
+        path.parent.mkdir()
+        observer = self.logging_to(path)
+        path.parent.rename(moved)
+        observer._outFile.rotate()
+        (said,) = logged_errors.take()
+        assert said["why"] == "No such file or directory"
+        self.say(observer, "still here")
+        observer._outFile.close()
+        assert "still here" in moved.joinpath("log").read_text()
+
+    def test_log_to_a_device_is_not_rotated(self, tmp_path: Path, usual: None) -> None:
+        """Renaming it would take it from every other program."""
+        path = tmp_path / "log"
+        path.symlink_to("/dev/null")
+        observer = self.logging_to(path)
+        observer._outFile.rotate()
+        self.say(observer, "nowhere")
+        observer._outFile.close()
+        assert [found.name for found in tmp_path.iterdir()] == ["log"]
+
     def test_the_number_of_rotated_log_files_is_bounded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(tap, "LOG_SIZE", 100)
+        monkeypatch.setattr(logs, "LOG_SIZE", 100)
         kept = signal.getsignal(signal.SIGUSR1)
         try:
             observer = self.under(logfile=str(tmp_path / "log"))()
@@ -466,7 +551,7 @@ class TestLog:
             observer._outFile.close()
         finally:
             signal.signal(signal.SIGUSR1, kept)
-        assert len(list(tmp_path.iterdir())) == 1 + tap.LOG_FILES
+        assert len(list(tmp_path.iterdir())) == 1 + logs.LOG_FILES
         assert "line 99 of the log" in (tmp_path / "log").read_text()
 
     def test_a_daemon_cannot_log_to_standard_output(self, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,7 +45,7 @@ _due, _replay_slice = Repair.due, BackboneProtocol._replay_slice
 _acks, _lost = LumberjackWindows.acks, LumberjackConnection.connectionLost
 _start, _connected = SnapshotAnswer.start, EventBusClientSession.connected
 _reserve, _open, _delete = Writer._reserve, Writer.open, retention.Deletion.work
-_store, _replace = Files.store, quarantine._replace
+_store, _replace, _start_clock = Files.store, quarantine._replace, RecordClock.start
 _write, _decided = RelinkProtocol.write, Publishing.decided
 
 
@@ -106,6 +106,10 @@ def _one_segment_too_many(store: Any, *more: Any) -> int:
 
 def _believes_the_clock(self: RecordClock, wall: int, now: int) -> int:
     return wall
+
+
+def _believes_the_clock_at_a_start(self: RecordClock, last: int) -> int:
+    return _start_clock(self, 0)
 
 
 def _stores_without_a_sync(self: Files, path: Any, data: Any) -> None:
@@ -219,6 +223,7 @@ BUGS = {
     "a reservation of numbers is not synced": Bug("lumberjack", (Writer, "_reserve", _reserves_without_a_sync)),
     "a gap is not written": Bug("lumberjack", (Writer, "open", _goes_on_without_a_gap)),
     "interval: nothing is synced later": Bug("figg", (FileJournal, "_sync", lambda journal: None)),
+    "clock: a wrong one is believed at a start": Bug("figg", (RecordClock, "start", _believes_the_clock_at_a_start)),
     "clock: a large step is believed": Bug("figg", (RecordClock, "_follow", _believes_the_clock)),
     "retention: where the log begins is not synced": Bug(
         "lumberjack", (Writer, "keep_from", _notes_the_beginning_only)

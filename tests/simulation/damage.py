@@ -1,4 +1,4 @@
-"""Damage to a journal's files while no server runs: bits change below the durable mark.
+"""Damage to a journal's files while no server runs: bits change below the durable mark, or a stray file is there.
 
 flip(tree) -> Damage: which records lay there; the files of the tree are changed
 """
@@ -15,6 +15,9 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal.scan import INDEX_SUFFIX, MARK_NAME, SUFFIX
 from tests.doubles.disk import Tree
 
+#: How often damage is a stray file.
+STRAYS = 0.15
+
 
 @attrs.define
 class Damage:
@@ -22,6 +25,7 @@ class Damage:
 
     :ivar matters: whether a server must not start with it
     :ivar lost: (stream, first, last) of the records in the batches that it touches
+    :ivar stray: whether the file is no part of the log, and overlaps one that is
     """
 
     name: str
@@ -31,6 +35,7 @@ class Damage:
     matters: bool
     lost: list[tuple[str, int, int]] = attrs.field(factory=list)
     in_batch: bool = False
+    stray: bool = False
 
     def __str__(self) -> str:
         return f"{len(self.was)} bytes at {self.offset} of {self.name}, where {self.lost or 'no record'} lay"
@@ -41,6 +46,9 @@ class Damage:
 
     def undo(self, tree: Tree) -> None:
         """Put the file back."""
+        if self.stray:
+            del tree.names[self.name]
+            return
         content = tree.contents[tree.names[self.name]]
         content[self.offset : self.offset + len(self.was)] = self.was
 
@@ -79,6 +87,8 @@ def flip(tree: Tree, mark: int, dice: Random) -> Damage | None:
     batches = [batch for batch in batches if batch.position + batch.stop - batch.start <= durable]
     if not batches:
         return None
+    if dice.random() < STRAYS:
+        return _stray(tree, dice.choice(batches), dice)
     # By their bytes, so that large bodies are met, but not only those.
     weights = [batch.stop - batch.start for batch in batches] if dice.random() < 0.5 else None
     hit = dice.choices(batches, weights)[0]
@@ -87,6 +97,20 @@ def flip(tree: Tree, mark: int, dice: Random) -> Damage | None:
     damage = _change(tree, hit.name, at, count, dice)
     damage.matters, damage.lost, damage.in_batch = True, hit.lost, hit.start > 0
     return damage
+
+
+def _stray(tree: Tree, hit: _Batch, dice: Random) -> Damage | None:
+    """Name a segment of another journal like one that begins within the batch *hit*."""
+    if not hit.start:
+        return None
+    base = hit.position + dice.randrange(0, hit.stop - hit.start, 8)
+    first = min(name for name in tree.names if name.endswith(SUFFIX))
+    content = bytes(tree.contents[tree.names[first]])
+    if dice.random() < 0.5:  # that journal has a segment which begins there
+        content = fmt.SegmentHeader(base, 1, 0, b"another journal!").pack() + content[fmt.SEGMENT_HEADER.size :]
+    name, inode = f"{base:016x}{SUFFIX}", max(*tree.names.values(), *tree.contents) + 1
+    tree.names[name], tree.contents[inode] = inode, bytearray(content)
+    return Damage(name, 0, b"", content, matters=True, in_batch=True, stray=True)
 
 
 def _change(tree: Tree, name: str, at: int, count: int, dice: Random) -> Damage:

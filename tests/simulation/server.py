@@ -25,7 +25,7 @@ from world import BELIEVED, Host, Violation, World
 from fyrehose.core.policy import OPEN
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal.journal import FileJournal
-from fyrehose.journal.scan import read_mark
+from fyrehose.journal.scan import SUFFIX, read_mark
 from fyrehose.journal.settings import JournalSettings, durability
 from fyrehose.server.service import Fyrehose
 from tests.doubles.disk import Kept, Tree, image, what_stays
@@ -145,7 +145,7 @@ class Server:
         #: whether the power went since the server ran last, and what no power cut could take by then
         self.power_cut = False
         self.certain: dict[str, int] = {}
-        #: whether it began with a clock that may be wrong
+        #: whether it began with a clock that may be wrong, and no log that tells the time, or had to believe it later
         self.misled = False
         history.may_be_lost, history.right_time = self._may_be_lost, self._is_right_time
         history.seconds = world.clock.seconds
@@ -174,7 +174,8 @@ class Server:
     def start(self) -> None:
         """A new life, on what the last one left."""
         self.lives += 1
-        self.misled = self.misled or abs(self.world.lie) > BELIEVED
+        untold = not any(name.endswith(SUFFIX) for name in self.left.files())
+        self.misled = self.misled or (untold and abs(self.world.lie) > BELIEVED)
         directory = self.root / f"{self.name}life-{self.lives}"
         directory.mkdir()
         for name, content in self.left.files().items():

@@ -66,6 +66,7 @@ RARE = {
     "every 10,000th sync does nothing",
     "bodies over 64 KiB are not checked",
     "clock: a large step is believed",
+    "clock: a wrong one is believed at a start",
     "retention: where the log begins is not synced",
     "retention: deletes before it notes that",
     "quarantine: what it sets aside is not synced",

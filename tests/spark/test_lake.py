@@ -126,6 +126,17 @@ def test_second_archive_of_a_journal_cannot_commit_the_same_round(tmp_path: Path
         pass
 
 
+@pytest.mark.parametrize("chain", [8, None])
+def test_round_that_begins_at_the_same_position_of_another_log_is_refused(tmp_path: Path, chain: int | None) -> None:
+    """A journal that was put back from a copy may have another log at the positions that the lake has."""
+    lake = opened(tmp_path)
+    lake.commit(ONE, None, at(10, chain=7), [file(tmp_path, "1")])
+    with pytest.raises(JournalLocked, match="another archive of this journal has committed"):
+        opened(tmp_path).commit(ONE, at(10, chain=chain), at(20, chain=9), [file(tmp_path, "2")])
+    assert Lake.at(tmp_path).progress(ONE) == at(10, chain=7)
+    assert len(Lake.at(tmp_path).files()) == 1
+
+
 def test_journals_of_several_servers_commit_independently(tmp_path: Path) -> None:
     one = opened(tmp_path)
     other = opened(tmp_path, OTHER, "other")  # changes the table, which the first has loaded before

@@ -22,6 +22,7 @@ _FORMAT = "fyrehose/journal/format.py"
 _RECOVERY = "fyrehose/journal/recovery.py"
 _FANOUT = "fyrehose/core/fanout.py"
 _BROKER = "fyrehose/core/broker.py"
+_NAMED = "fyrehose/core/named.py"
 _TESTS_JOURNAL = "tests/journal/test_writer.py tests/journal/test_journal.py tests/conformance/test_journal.py"
 _TESTS_FORMAT = "tests/journal/test_format.py tests/journal/test_recovery.py"
 _TESTS_RECOVERY = "tests/journal/test_recovery.py tests/journal/test_writer.py"
@@ -437,5 +438,58 @@ MUTANTS = (
         "if isinstance(frame, _Range) and frame.first > frame.last:",
         "if False:",
         "tests/protocols/backbone/test_frames.py",
+    ),
+    # What outsiders planted, and no test noticed.
+    Mutant(
+        "a reload keeps verdicts on administering",
+        "fyrehose/core/guard.py",
+        "        for verdicts in self._verdicts.values():\n            verdicts.clear()\n",
+        "        for action, verdicts in self._verdicts.items():\n"
+        "            if action is not Action.ADMINISTER:\n"
+        "                verdicts.clear()\n",
+        "tests/core/test_guard.py",
+    ),
+    Mutant(
+        "a refused position counts as written",
+        _NAMED,
+        "named.writing, named.wanted, named.appended = False, named.stored, named.stored",
+        "named.writing, named.wanted = False, named.stored",
+        "tests/core/test_named.py tests/core/test_named_patterns.py",
+    ),
+    Mutant(
+        "a refused position stays wanted",
+        _NAMED,
+        "named.writing, named.wanted, named.appended = False, named.stored, named.stored",
+        "named.writing, named.appended = False, named.stored",
+        "tests/core/test_named.py tests/core/test_named_patterns.py",
+    ),
+    Mutant(
+        "a checkpoint omits subscriptions with a consumer",
+        _NAMED,
+        "for named in self.entries.values() if named.appended is not None}",
+        "for named in self.entries.values() if named.appended is not None and not named.consumer}",
+        "tests/core/test_named.py tests/core/test_named_patterns.py",
+    ),
+    Mutant(
+        "expired records are served from the latest deliveries",
+        _FANOUT,
+        "        if delivery is not None and not self.expired(stream, delivery.runs[0].time):\n",
+        "        if delivery is not None:\n",
+        "tests/core/test_fanout.py",
+    ),
+    Mutant(
+        "no sync after a short write was cut",
+        _WRITER,
+        "            self._zeroed = 0\n            self._sync(self._fd)\n",
+        "            self._zeroed = 0\n",
+        _TESTS_JOURNAL,
+    ),
+    Mutant(
+        "the lake's progress is compared by its position only",
+        "fyrehose/spark/lake.py",
+        "            if self.progress(identity) != before:\n",
+        "            present = self.progress(identity)\n"
+        "            if (present and present.position) != (before and before.position):\n",
+        "tests/spark/test_lake.py",
     ),
 )

@@ -4,10 +4,12 @@
 
 Kinds:
 
-    delete    a statement does nothing
+    delete    a statement does nothing, or one of the assignments in it is left out
     negate    a condition is the opposite
     compare   < and <=, > and >=, == and !=, in and not in, is and is not change places
     logic     `and` and `or` change places
+    drop      an operand of `and` or `or` is left out
+    omit      a loop or a comprehension leaves out the first element
     constant  an integer is one more or one less; True and False change places
     arith     + and - change places, and so do min and max, << and >>
     return    a value is not returned; a bool that is returned is the opposite
@@ -30,7 +32,7 @@ from collections.abc import Iterator
 
 import attrs
 
-KINDS = ("delete", "negate", "compare", "logic", "constant", "arith", "return", "empty", "except")
+KINDS = ("delete", "negate", "compare", "logic", "drop", "omit", "constant", "arith", "return", "empty", "except")
 _SWAPPED: dict[type, type] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -257,9 +259,31 @@ class _Finder(ast.NodeVisitor):
 
     def visit_Assign(self, node: ast.Assign) -> None:
         self._delete(node, node.targets)
+        self._delete_one(node)
         if any(isinstance(target, ast.Name) and target.id in ("__all__", "__slots__") for target in node.targets):
             return
         self.visit(node.value)
+
+    def _delete_one(self, node: ast.Assign) -> None:
+        """Leave each of several assignments out, where a statement has several: ``a.x, a.y = 1, 2``."""
+        (target, *more), value = node.targets, node.value
+        if more or not (isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)):
+            return
+        pairs = list(zip(target.elts, value.elts, strict=False))
+        if len(pairs) != len(target.elts) or len(pairs) != len(value.elts):
+            return
+        for left, _ in pairs:
+            if isinstance(left, ast.Attribute | ast.Subscript):
+                kept = [pair for pair in pairs if pair[0] is not left]
+                targets, values = (", ".join(map(ast.unparse, side)) for side in zip(*kept, strict=True))
+                self._add("delete", node, f"{targets} = {values}")
+
+    def visit_For(self, node: ast.For) -> None:
+        self._omit(node.iter)
+        self.generic_visit(node)
+
+    def _omit(self, elements: ast.expr) -> None:
+        self._add("omit", elements, f"list({ast.unparse(elements)})[1:]")
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         self._add("delete", node, "pass")
@@ -336,6 +360,8 @@ class _Finder(ast.NodeVisitor):
         self.visit(node.orelse)
 
     def visit_comprehension(self, node: ast.comprehension) -> None:
+        if not node.is_async:
+            self._omit(node.iter)
         self.visit(node.iter)
         for test in node.ifs:
             self._add("negate", test, f"(not ({ast.unparse(test)}))")
@@ -354,6 +380,9 @@ class _Finder(ast.NodeVisitor):
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
         self._add("logic", node, f"({ast.unparse(ast.BoolOp(_SWAPPED[type(node.op)](), node.values))})")
+        for dropped in node.values:
+            rest = [value for value in node.values if value is not dropped]
+            self._add("drop", node, f"({ast.unparse(ast.BoolOp(node.op, rest) if len(rest) > 1 else rest[0])})")
         self.generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:

@@ -29,22 +29,17 @@ from pathlib import Path
 from typing import Any
 
 from deltalake import DeltaTable
+from plain_reader import records
 from pyspark.java_gateway import launch_gateway
 from spark_lives import descendants, kind_of, lives, parser_of, report, writing
 
 from fyrehose.journal.files import Files
-from fyrehose.journal.offline.places import Directory
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.writer import Writer
 from fyrehose.records import Run
-from fyrehose.spark.columns import arrow_schema
-from fyrehose.spark.plan import Planner
-from fyrehose.spark.reading import PartReader
-from fyrehose.spark.selection import Selection
 from fyrehose.spark.sessions import LOCAL, java_home
 
 PIPELINE = Path(__file__).parents[2] / "examples" / "pipeline" / "pipeline.py"
-COLUMNS = ("stream", "seq", "payload")
 #: Lateness of some events, beyond what the pipeline accepts.
 LATE = timedelta(hours=2)
 
@@ -144,16 +139,9 @@ class Starter:
 
 def durable(journal: Path) -> dict[bytes, tuple[str, int]]:
     """Return the events of the journal, with the stream and the number under which each was received first."""
-    place, everything, schema = Directory(journal), Selection(), arrow_schema(COLUMNS)
-    rows = [
-        row
-        for part in Planner(place).parts()
-        for batch in PartReader(place, part, everything, schema).read()
-        for row in batch.to_pylist()
-    ]
     found: dict[bytes, tuple[str, int]] = {}
-    for row in sorted(rows, key=lambda row: row["seq"]):
-        found.setdefault(row["payload"], (row["stream"], row["seq"]))
+    for stream, seq, payload in sorted(records(journal), key=lambda record: record.seq):
+        found.setdefault(payload, (stream, seq))
     return found
 
 

@@ -7,7 +7,7 @@ A journal is being written and rolled all the time.  ``fyrehose-spark archive --
 one of its processes is killed: the driver (Python), the JVM, or one of the workers that write.  If the archive lives on
 after that, it is killed as a whole before the next one starts.  With --engine local there is only the driver.  In the
 end it runs once undisturbed, and the lake is read with delta-rs, without Spark: every record that is durable, once, and
-as it was written.
+as it was written.  The journal is read by a reader of its own (plain_reader.py), not by the one that writes the lake.
 
 The status is 1 if anything is missing, doubled or different; the directory is kept then.
 """
@@ -26,22 +26,17 @@ from hashlib import sha256
 from pathlib import Path
 
 from deltalake import DeltaTable
+from plain_reader import Record, records
 from spark_lives import descendants, kind_of, lives, parser_of, report, writing
 
 from fyrehose.journal.files import Files
-from fyrehose.journal.offline.places import Directory
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.writer import Writer
 from fyrehose.records import Run
-from fyrehose.spark.columns import arrow_schema
-from fyrehose.spark.plan import Planner
-from fyrehose.spark.reading import PartReader
-from fyrehose.spark.selection import Selection
 
 COLUMNS = ("stream", "seq", "payload")
 #: How long a process is waited for that is to be killed, in seconds.
 PATIENCE = 20.0
-Record = tuple[str, int, bytes]
 
 
 def write(directory: Path, seed: int) -> None:
@@ -88,25 +83,15 @@ def disturb(archive: subprocess.Popen[bytes], dice: random.Random, engine: str) 
     return "nobody"
 
 
-def durable(journal: Path) -> list[Record]:
-    """Every record of the journal."""
-    place, everything, schema = Directory(journal), Selection(), arrow_schema(COLUMNS)
-    found: list[Record] = []
-    for part in Planner(place).parts():
-        for batch in PartReader(place, part, everything, schema).read():
-            found += [(row["stream"], row["seq"], row["payload"]) for row in batch.to_pylist()]
-    return found
-
-
 def archived(lake: Path) -> list[Record]:
     """Every record of the lake."""
     rows = DeltaTable(str(lake)).to_pyarrow_table(columns=list(COLUMNS)).to_pylist()
-    return [(row["stream"], row["seq"], row["payload"]) for row in rows]
+    return [Record(row["stream"], row["seq"], row["payload"]) for row in rows]
 
 
 def compare(journal: Path, lake: Path) -> list[str]:
     """What is wrong with the lake."""
-    expected, there = durable(journal), Counter(archived(lake))
+    expected, there = list(records(journal)), Counter(archived(lake))
     problems = [f"{stream} {seq} is missing" for stream, seq, payload in expected if not there[stream, seq, payload]]
     problems += [f"{stream} {seq} is there {count} times" for (stream, seq, _), count in there.items() if count > 1]
     problems += [f"{stream} {seq} was never written" for stream, seq, _ in set(there) - set(expected)]

@@ -33,18 +33,14 @@ from pathlib import Path
 from typing import Any
 
 import wire
+from plain_reader import records
 from servers import Server
 
-from fyrehose.journal.offline.places import Directory
 from fyrehose.spark import session, table
-from fyrehose.spark.columns import arrow_schema
 from fyrehose.spark.jobs.archive import archive
 from fyrehose.spark.jobs.dedup import doubles
 from fyrehose.spark.jobs.gaps import gaps
 from fyrehose.spark.jobs.verify import verify
-from fyrehose.spark.plan import Planner
-from fyrehose.spark.reading import PartReader
-from fyrehose.spark.selection import Selection
 
 #: How many events are sent before an answer is waited for, and one in how many is sent again.
 TOGETHER, PLANTED = 500, 1000
@@ -284,13 +280,7 @@ def count(spark: Any, lake: Path, journal: Path) -> Counter[str]:
 
 def durable(journal: Path) -> Counter[str]:
     """What is durable at this moment, of each stream that is not the server's own; read without Spark."""
-    place, everything, schema = Directory(journal), Selection(), arrow_schema(("stream",))
-    found: Counter[str] = Counter()
-    for part in Planner(place).parts():
-        for batch in PartReader(place, part, everything, schema).read():
-            for one in batch.column("stream").value_counts().to_pylist():
-                found[one["values"]] += one["counts"]
-    return Counter({stream: number for stream, number in found.items() if not stream.startswith(".")})
+    return Counter(record.stream for record in records(journal) if not record.stream.startswith("."))
 
 
 def ask(spark: Any, lake: Path, journal: Path, told: Told) -> list[str]:

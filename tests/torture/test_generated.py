@@ -44,6 +44,11 @@ class Box:
         except ValueError:
             return 0
 
+    def move(self, other: Box) -> None:
+        self.held, other.held = [], [thing for thing in self.held]
+        for thing in other.held:
+            log.info("moved {thing}", thing=thing)
+
     def full(self) -> bool:
         return len(self.held) == MOST
 
@@ -64,6 +69,15 @@ def test_mutants_of_every_kind_are_made() -> None:
         ("delete", "self.held.append(thing)", "pass"),
         ("compare", "if len(self.held) >= MOST or thing == 0:", "if len(self.held) > MOST or thing == 0:"),
         ("logic", "if len(self.held) >= MOST or thing == 0:", "if (len(self.held) >= MOST and thing == 0):"),
+        ("drop", "if len(self.held) >= MOST or thing == 0:", "if (len(self.held) >= MOST):"),
+        ("drop", "if len(self.held) >= MOST or thing == 0:", "if (thing == 0):"),
+        ("omit", "for thing in other.held:", "for thing in list(other.held)[1:]:"),
+        (
+            "omit",
+            "self.held, other.held = [], [thing for thing in self.held]",
+            "self.held, other.held = [], [thing for thing in list(self.held)[1:]]",
+        ),
+        ("delete", "self.held, other.held = [], [thing for thing in self.held]", "self.held = []"),
         ("negate", "if len(self.held) >= MOST or thing == 0:", "if not (len(self.held) >= MOST or thing == 0):"),
         ("arith", "return min(self.held[start:]) + 1", "return max(self.held[start:]) + 1"),
         ("arith", "return min(self.held[start:]) + 1", "return (min(self.held[start:]) - 1)"),

@@ -176,6 +176,7 @@ function showJournal(journal, status) {
     ["commits in total", whole(journal.commits)],
     ["retention held by", journal.held_by || undefined],
     ["subscriptions that lost records", journal.overrun_subscriptions ? count(journal.overrun_subscriptions) : undefined],
+    ["damage", (journal.damage || [])[0]],
     ["cluster", journal.cluster ? journal.cluster.summary : undefined],
     ["buffers", `${bytes(status.memory.budget_used)} of ${bytes(status.memory.budget)}`],
     ["pauses of the server", `99% ${within(status.reactor.lag_p99)} in the last minute`],

@@ -1,8 +1,9 @@
 """Verify every byte of a journal, also while it is in use.
 
 The checks cover the checksums and their chain, also from segment to segment; that the numbers of every stream are
-consecutive, except for gaps that are noted as such; the last numbers at the start of each segment; the times; and that
-the index files agree with the segments.
+consecutive, except for gaps that are noted as such; the last numbers at the start of each segment; the times; that the
+index files agree with the segments; and that a server can read what is there: the first and the last record that each
+segment has of each stream are read through :class:`~fyrehose.journal.store.Store`, as the server reads them.
 
     in: a directory      out: Report
 """
@@ -17,9 +18,11 @@ import attrs
 from fyrehose.errors import JournalCorrupt, JournalError
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan, snapshots
+from fyrehose.journal.files import Files
 from fyrehose.journal.index import PackedIndex, SegmentIndex
 from fyrehose.journal.offline.walk import Batch, Damaged, Log, SegmentStart, walk
 from fyrehose.journal.recovery import last_byte
+from fyrehose.journal.store import Store
 from fyrehose.journal.streams import streams_at_start
 from fyrehose.options import counted
 from fyrehose.records import Run
@@ -79,10 +82,13 @@ def verify(
     total = sum(segment.size for segment in log.segments)
     verifier = _Verifier(Report(mark=log.mark), directory)
     verifier.front(log)
-    for found in walk(log, everything):
-        verifier.add(found)
-        progress(verifier.done, total)
-    verifier.finish()
+    try:
+        for found in walk(log, everything):
+            verifier.add(found)
+            progress(verifier.done, total)
+        verifier.finish()
+    finally:
+        verifier.store.close()
     progress(total, total)
     report = verifier.report
     if not report.batches and not report.problems:
@@ -96,7 +102,12 @@ def verify(
 class _Verifier:
     report: Report
     directory: Path
+    store: Store = attrs.field(init=False)
     done: int = 0
+    #: (base, end) of the sealed segments that were checked
+    _sealed: list[tuple[int, int]] = attrs.field(factory=list)
+    #: The index of the last of them, until its records are read through the store; None: nothing is left to read.
+    _unread: SegmentIndex | None = None
     _last: SegmentStart | None = None
     _whole: bool = True  #: no damage was found in the segment
     _index: SegmentIndex = attrs.field(factory=lambda: SegmentIndex(0))
@@ -109,6 +120,9 @@ class _Verifier:
     _certain: set[str] = attrs.field(factory=set)
     _lost: bool = False
     _first: bool = True  #: the numbers at the start of the next segment cannot be compared with earlier ones
+
+    def __attrs_post_init__(self) -> None:
+        self.store = Store(self.directory, Files())
 
     def front(self, log: Log) -> None:
         """Check that no segment is missing at the beginning, and note if MARK is missing."""
@@ -134,12 +148,16 @@ class _Verifier:
     def finish(self) -> None:
         """Complete the report."""
         self._end_segment()
+        if self._last is not None and not self._last.sealed:
+            self.store.open(self._sealed, self._index)
+            self._read(self._index)
         self.report.streams = len(self._ends)
 
     def _start_segment(self, start: SegmentStart) -> None:
         if self._last is not None and start.segment.base != self._last.stop:
             self._chain, self._first = None, True  # retention has deleted the segments in between
             self._ends.clear()
+            self._sealed.clear()
         self._end_segment()
         report, base = self.report, start.segment.base
         report.segments += 1
@@ -191,6 +209,7 @@ class _Verifier:
             self._run(batch, run)
         if fmt.begins(header, batch.segment.base):
             self._check_beginning(batch, entries)
+            self._read_previous()
         elif header.kind is fmt.Kind.STREAMS:
             self._check_retired(batch, entries)
         elif header.kind is fmt.Kind.GAP:
@@ -264,8 +283,12 @@ class _Verifier:
         start = self._last
         if start is None:
             return
+        self._unread = None
+        if start.sealed:
+            self._sealed.append((start.segment.base, start.stop))
         if start.sealed and self._whole:
             self._check_index(start.segment, start.stop)
+            self._unread = self._index
         if not start.sealed and start.segment.end > self.report.end:
             self._tail(start.segment)
 
@@ -298,6 +321,36 @@ class _Verifier:
             self.report.notes.append(f"{path.name} is damaged or of another segment, and will be rebuilt")
         elif data != self._index.pack():
             self._problem(scan.Segment(path, 0, len(data)), 0, "the index does not match its segment; delete it")
+
+    def _read_previous(self) -> None:
+        """Read the records of the segment before the one that has just begun.
+
+        This waits for the first batch of the next segment, because a reader decides by it where to look.
+        """
+        unread, self._unread = self._unread, None
+        if unread is not None:
+            self.store.open(self._sealed, self._index)
+            self._read(unread)
+
+    def _read(self, index: SegmentIndex) -> None:
+        """Read the first and the last record of each stream of a segment, as a server reads them.
+
+        Readers cannot get past damage, so after a problem was found nothing more is read.
+        """
+        path = scan.path_of(self.directory, index.base)
+        for stream, seq in (*index.firsts(), *index.lasts()):
+            if self.report.problems:
+                return
+            try:
+                runs = self.store.read(stream, seq, 1)
+                why = "" if runs and runs[0].first_seq == seq else "it is not found"
+            except JournalCorrupt as error:
+                why = str(error)
+            if why and not path.exists():
+                return  # retention has deleted the segment meanwhile
+            if why:
+                what = f"a server cannot read record {seq} of stream {stream!r}: {why}"
+                self._problem(scan.Segment(path, index.base, 0), index.base, what)
 
     def _problem(self, segment: scan.Segment, position: int, what: str) -> None:
         if len(self.report.problems) < MAX_PROBLEMS:

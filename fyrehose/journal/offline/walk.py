@@ -18,7 +18,7 @@ from fyrehose.errors import JournalCorrupt, JournalError
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.offline.view import believed_mark, durable_by_batches
-from fyrehose.journal.recovery import damaged, newer_refused, next_whole
+from fyrehose.journal.recovery import damaged, last_byte, newer_refused, next_whole
 from fyrehose.records import Run
 
 
@@ -58,7 +58,7 @@ class Batch:
 class Damaged:
     """A damaged range, from the position *start* to *stop*, that was durable.
 
-    If the two are equal, the batch there is intact, but it does not continue from the previous one.
+    If the two are equal, the bytes there are intact, but they do not continue the log.
     """
 
     segment: scan.Segment
@@ -120,6 +120,8 @@ def walk(log: Log, everything: bool = False) -> Iterator[SegmentStart | Batch | 
         try:
             with newer_refused(segment.path):
                 yield from _walk_segment(reader, segment, min(stop, segment.end), log.durable, after is not None)
+            if after is not None and last_byte(reader, stop, segment.end) > stop:
+                yield Damaged(segment, stop, stop, f"the file goes on behind the start of {after.path.name}")
         finally:
             reader.close()
         missing = log.durable if after is None else after.base

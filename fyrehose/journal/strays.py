@@ -1,0 +1,101 @@
+"""Set files aside that are no part of the log, although they are named like segments of it.
+
+A segment of another journal, or an old copy of a segment, may have a name within this log.  Two files then have the
+same positions.  If the previous segment goes on with undamaged batches where the stray file begins, only that file is
+set aside, and no record is lost.
+
+    in: a directory      out: renamed and truncated files, messages for the log
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fyrehose.errors import JournalCorrupt
+from fyrehose.journal import format as fmt
+from fyrehose.journal import scan
+from fyrehose.journal.files import Files
+from fyrehose.journal.recovery import last_byte
+
+
+def set_strays_aside(directory: Path, files: Files) -> list[str]:
+    """Rename every segment file that begins where the previous segment goes on; return messages about them.
+
+    Also set aside what a segment file has behind the start of the next segment without being part of the log.
+
+    :raises JournalCorrupt: two files of this journal have the same positions, and nothing tells which one is right
+    """
+    notes = []
+    found = scan.segments(directory)
+    while len(found) > 1:
+        segment, after = found[:2]
+        del found[0]
+        reader = scan.SegmentReader(segment.path, segment.base, files)
+        try:
+            end = last_byte(reader, after.base, segment.end)
+            # The end of a batch may be zeros, too.
+            goes_on = segment.end > after.base and _undamaged_end(reader, segment.end) > after.base
+            header = reader.look_at_header()
+        finally:
+            reader.close()
+        if goes_on:
+            if header is None or _is_of(after, header.identity, files):
+                raise JournalCorrupt(
+                    f"{segment.path} and {after.path} both have the log at position {after.base}, and nothing tells "
+                    "which one is right, as if copies of the journal from different times were mixed; put the files "
+                    "back from one copy"
+                )
+            aside = free_name(directory / f"quarantine-{after.base:016x}.segment.bytes")
+            files.rename(after.path, aside)
+            files.unlink(scan.index_path_of(directory, after.base))
+            files.sync_directory(directory)
+            notes.append(f"{after.path.name}, which is no part of this journal, was set aside in {aside.name}")
+            found[0] = segment
+        elif end > after.base:
+            notes.append(_cut(segment, after.base, end, files))
+    return notes
+
+
+def _undamaged_end(reader: scan.SegmentReader, stop: int) -> int:
+    """Return up to which position the batches of a segment are undamaged and follow each other."""
+    position = reader.base + fmt.SEGMENT_HEADER.size
+    try:
+        for header, _ in reader.batches(position, stop):
+            position = header.end
+    except fmt.Damage:
+        pass  # what follows is damaged, or belongs to no batch
+    return position
+
+
+def _is_of(segment: scan.Segment, identity: bytes, files: Files) -> bool:
+    """Return whether the header of *segment* is undamaged, and of the journal with this *identity*."""
+    reader = scan.SegmentReader(segment.path, segment.base, files)
+    try:
+        header = reader.look_at_header()
+    finally:
+        reader.close()
+    return header is not None and header.identity in (fmt.UNKNOWN, identity)
+
+
+def _cut(segment: scan.Segment, start: int, stop: int, files: Files) -> str:
+    """Set aside the bytes of a segment file from *start* to *stop*, and truncate it there; return a message."""
+    aside = free_name(segment.path.with_name(f"quarantine-{start:016x}.bytes"))
+    fd = files.open(segment.path, os.O_RDWR)
+    try:
+        files.store(aside, files.pieces(fd, start - segment.base, stop - segment.base))
+        files.truncate(fd, start - segment.base)
+        files.sync(fd)
+    finally:
+        files.close(fd)
+    size, name = stop - start, segment.path.name
+    return f"{size} bytes of {name} behind the start of the next segment were set aside in {aside.name}"
+
+
+def free_name(path: Path) -> Path:
+    """Return *path*, or a similar path that is free: files from an interrupted quarantine must not be overwritten."""
+    tried, number = path, 1
+    while tried.exists():
+        number += 1
+        tried = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return tried
