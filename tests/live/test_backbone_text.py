@@ -127,7 +127,6 @@ def connect(start: Any) -> Iterator[Connect]:
         peer.socket.close()
 
 
-@pytest.mark.xfail(strict=True, reason="a client receives 87 bytes until its second KEEPALIVE")
 def test_one_keepalive_makes_a_subscriber_who_receives_every_deliver(connect: Connect) -> None:
     """RULES (BACKBONE) 2 and 3."""
     peer, publisher = connect(), connect()
@@ -140,7 +139,6 @@ def test_one_keepalive_makes_a_subscriber_who_receives_every_deliver(connect: Co
     assert peer.messages == dict(enumerate(payloads, 1))
 
 
-@pytest.mark.xfail(strict=True, reason="a REQUEST waits for the second KEEPALIVE")
 def test_a_request_after_one_keepalive_is_answered(connect: Connect) -> None:
     """RULES (BACKBONE) 4; and the publisher has never sent a KEEPALIVE (5)."""
     peer, publisher = connect(), connect()
@@ -152,7 +150,6 @@ def test_a_request_after_one_keepalive_is_answered(connect: Connect) -> None:
     peer.until(lambda: len(peer.messages) == 100)
 
 
-@pytest.mark.xfail(strict=True, reason="PORT 0 is refused as impossible")
 def test_port_0_stands_for_the_source_port(connect: Connect) -> None:
     peer = connect(port_field=0)
     peer.keep_alive()
@@ -164,7 +161,6 @@ def test_port_0_stands_for_the_source_port(connect: Connect) -> None:
     peer.until(lambda: peer.messages == {1: b"one"})
 
 
-@pytest.mark.xfail(strict=True, reason="10 REQUESTs a second are answered, whatever they request")
 def test_a_peer_that_loses_a_fifth_and_requests_each_gap_keeps_up(connect: Connect) -> None:
     peer = connect(loss=0.2)
     peer.keep_alive()
