@@ -27,6 +27,15 @@ MAX_AHEAD = 64 << 10
 MOST_EVENTS = 256
 #: The most parameters that a query may have.
 MAX_PARAMETERS = 20
+#: The causes for which every server of HTTP refuses requests.
+WEB_REFUSALS = (
+    "bad-http",
+    "bad-request",
+    "foreign-host",
+    "foreign-origin",
+    "head-too-large",
+    "unexpected-body",
+)
 
 #: Headers of every answer: browsers must neither cache it nor guess its type.
 _ALWAYS = ((b"Cache-Control", b"no-store"), (b"X-Content-Type-Options", b"nosniff"))

@@ -43,6 +43,40 @@ log = Logger()
 PROTOCOL = "backbone"
 #: Causes that are counted and not logged, because they are normal.
 QUIET = frozenset({"request-repeated", "request-of-nothing"})
+#: Counters of the backbone, and the causes for which it drops datagrams.
+EVENTS = (
+    *QUIET,
+    "answers-dropped",
+    "delivers",
+    "dropped-by-kernel",
+    "fragmented-pushes",
+    "held-back",
+    "pushed-bytes",
+    "pushes",
+    "replayed",
+    "skipped",
+    "too-large-for-a-datagram",
+)
+REFUSALS = (
+    "backward-range",
+    "destination-rate",
+    "empty",
+    "foreign-address",
+    "impossible-address",
+    "journal-behind",
+    "journal-corrupt",
+    "not-for-servers",
+    "own-address",
+    "push-rate",
+    "receive-error",
+    "replays-behind",
+    "request-rate",
+    "request-without-keepalive",
+    "subscriber-displaced",
+    "too-many-subscribers",
+    "unknown-type",
+    "wrong-size",
+)
 #: Bytes of a replay for one destination before the next one has its turn.
 SLICE = 64 << 10
 #: Slices of replays in one turn of the reactor.
@@ -86,6 +120,7 @@ class BackboneProtocol(TrainProtocol):
         self.reactor = reactor
         self.counters = broker.counters
         self._broker = broker
+        broker.counters.declare(PROTOCOL, EVENTS, REFUSALS)
         self._settings = settings = settings or BackboneSettings()
         # Here, and not when the port is bound, because other listeners may be open before this one.
         broker.restrict(settings.stream, MAX_DATA)

@@ -42,6 +42,7 @@ from fyrehose.protocols.http.session import (
     EVENTS,
     NDJSON,
     PROTOCOL,
+    REFUSALS,
     BodyRefused,
     Follow,
     HttpSession,
@@ -487,6 +488,8 @@ class HttpFactory(SessionFactory):
 
     protocol = HttpProtocol
     defaults = HttpSettings()
+    events = ("not-json", "refused-after-refusal", "skipped")
+    refusals = REFUSALS
     proofs = PROOFS | {"token"}
     settings: HttpSettings
 
