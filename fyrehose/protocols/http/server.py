@@ -242,7 +242,7 @@ class HttpProtocol(WebProtocol):
         if event.subscription is not None and event.request.method != "HEAD":
             self._consume(event)
         else:
-            self._send_events(event, event.after, {})
+            self._send_events(event, event.after, {"Fyrehose-Last": str(self.broker.bounds(event.stream)[1])})
 
     def _send_events(self, event: Live, after: int | None, headers: Mapping[str, str]) -> None:
         answer = LiveAnswer(self)
