@@ -155,7 +155,7 @@ OPTIONS = {
     "relink": ("relink.max-per-host=20000",),
     "backbone": (
         "backbone.push-rate=100000000",
-        "backbone.request-rate=100000",
+        "backbone.request-rate=1000000000",
         "backbone.destination-rate=100G",
         "backbone.receive-buffer=16M",
     ),

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from pygments.lexers.special import TextLexer
+import re
+import sys
+from pathlib import Path
+
+from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.transforms import SphinxTransform
 
 from fyrehose import __version__
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+
+import diagrams
+
+TITLE = re.compile(r"^title: (.*)$", re.MULTILINE)
 
 project = "Fyrehose"
 author = "the authors of Fyrehose"
@@ -35,6 +46,18 @@ html_copy_source = False
 html_show_sphinx = False
 
 
+class ShowDiagrams(SphinxTransform):
+    """Show the picture of each Mermaid diagram in its place; tools/diagrams.py has drawn it."""
+
+    default_priority = 200
+
+    def apply(self) -> None:
+        for block in list(self.document.findall(nodes.literal_block)):
+            if block.get("language") == "mermaid":
+                title = TITLE.search(block.astext())
+                path = f"/{diagrams.picture(block.astext())}"
+                block.replace_self(nodes.image(uri=path, alt=title[1] if title else "a state diagram"))
+
+
 def setup(app: Sphinx) -> None:
-    """Show Mermaid drawings as text, because only GitHub renders them."""
-    app.add_lexer("mermaid", TextLexer)
+    app.add_transform(ShowDiagrams)

@@ -454,6 +454,10 @@ class IPublisher(Interface):
 class ITailer(Interface):
     """A client of one server that reads a stream until it is closed."""
 
+    absent = Attribute(
+        "Whether the server has said that the stream does not exist yet; False if the protocol cannot say."
+    )
+
     def subscribe(stream: str | None, take: Any, after: int | None = None, lost: Any = None) -> Any:
         """Subscribe to *stream*, before :meth:`connect` or later; None is the only stream of the protocol.
 

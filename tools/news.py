@@ -1,7 +1,8 @@
 """Write NEWS.md from the fragments in newsfragments/: ``python tools/news.py VERSION``.
 
 It may be repeated: the section of VERSION is replaced, and those of earlier releases stay.  The fragments stay, too.
-The news of a first release have no fixes, because nobody had the errors.
+The folder of a fragment is its part, a protocol for example; pyproject.toml lists them.  The news of a first release
+have no fixes, because nobody had the errors.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ def earlier(news: str, version: str) -> list[str]:
 def section(fragments: list[Path], version: str) -> str:
     """Return the section of *version*, made by towncrier."""
     with TemporaryDirectory() as folder:
-        copies = Path(folder, "newsfragments")
-        copies.mkdir()
         for fragment in fragments:
-            shutil.copy(fragment, copies)
+            copy = Path(folder, "newsfragments", fragment.parent.name, fragment.name)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(fragment, copy)
         command = [sys.executable, "-m", "towncrier", "build", "--draft", "--version", version]
         command += ["--config", str(ROOT / "pyproject.toml"), "--dir", folder]
         made = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -42,7 +43,7 @@ def write(root: Path, version: str) -> str:
     """Write the NEWS.md of the checkout *root*; return a line about it."""
     path = root / "NEWS.md"
     before = earlier(path.read_text(encoding="utf-8") if path.exists() else "", version)
-    fragments = sorted(root.joinpath("newsfragments").glob("*.md"))
+    fragments = sorted(root.joinpath("newsfragments").glob("*/*.md"))
     told = [fragment for fragment in fragments if before or ".bugfix." not in fragment.name]
     sections = [section(told, version), *(text.strip() for text in before)]
     path.write_text(START + "\n" + "\n\n\n".join(sections) + "\n", encoding="utf-8")

@@ -19,7 +19,7 @@ from fyrehose.admin.sampling import journal_status, meters_of, published_by_prot
 from fyrehose.admin.status import Status, cluster_status
 from fyrehose.core.broker import Broker
 from fyrehose.interfaces import JournalState
-from fyrehose.observe.meters import Histogram
+from fyrehose.observe.meters import SECONDS, Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -110,8 +110,11 @@ class Exporter:
         latency = HistogramMetricFamily(
             "fyrehose_acknowledge_seconds", "Time until a publish is durable.", labels=("protocol",)
         )
-        for name in published_by_protocol(self.broker):
-            latency.add_metric((name,), *_buckets(self.broker.published[name].seconds))
+        published, nothing = published_by_protocol(self.broker), Histogram(SECONDS)
+        for name in sorted({*published, *(protocol for protocol, _ in self.broker.counters.known)}):
+            latency.add_metric(
+                (name,), *_buckets(self.broker.published[name].seconds if name in published else nothing)
+            )
         yield latency
 
     def _refusals(self) -> Iterator[Metric]:
@@ -120,8 +123,9 @@ class Exporter:
             "fyrehose_refused", "Requests, messages and connections refused or dropped.", labels=("protocol", "cause")
         )
         other = CounterMetricFamily("fyrehose_events", "Other events counted.", labels=("protocol", "event"))
-        for (protocol, event), count in sorted(counters.counts.items()):
-            if (protocol, event) in counters.refusals:
+        for protocol, event in sorted({*counters.counts, *counters.known}):
+            count = counters.counts[protocol, event]
+            if (protocol, event) in counters.refusals or counters.known.get((protocol, event)):
                 refused.add_metric((protocol, event), count)
             elif event != "connections":  # fyrehose_connections_total has it
                 other.add_metric((protocol, event), count)

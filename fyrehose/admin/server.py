@@ -48,7 +48,7 @@ from fyrehose.observe.history import SPANS, Sample
 from fyrehose.records import MAX_NAME
 from fyrehose.web.hosts import hosts_of, is_encrypted
 from fyrehose.web.server import WebProtocol, token_of
-from fyrehose.web.session import RequestHead, WebSession
+from fyrehose.web.session import WEB_REFUSALS, RequestHead, WebSession
 from fyrehose.web.tokens import same
 
 EVENTS = "text/event-stream"
@@ -355,6 +355,7 @@ class AdminFactory(SessionFactory):
 
     protocol = AdminProtocol
     defaults = AdminSettings()
+    refusals = (*WEB_REFUSALS, "bad-method", "bad-name", "bad-query", "bad-token", "no-such-path")
     proofs = None
     settings: AdminSettings
 

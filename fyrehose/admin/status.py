@@ -239,10 +239,10 @@ class Status:
 
 
 def protocols_of(broker: Broker) -> list[str]:
-    """Return the sorted names of the protocols that have counted, published or delivered anything."""
+    """Return the sorted names of the protocols with a listener, and of those that have counted anything."""
     counters = broker.counters
-    active = {protocol for protocol, _ in [*counters.counts, *counters.gauges]} | set(published_by_protocol(broker))
-    return sorted(active | broker.tallies().keys() - {""})
+    counted = {protocol for protocol, _ in [*counters.known, *counters.counts, *counters.gauges]}
+    return sorted((counted | published_by_protocol(broker).keys() | broker.tallies().keys()) - {""})
 
 
 def cluster_status(broker: Broker) -> ClusterStatus | None:

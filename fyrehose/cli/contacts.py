@@ -31,6 +31,7 @@ log = Logger()
 _FOREIGN = (
     (b"HTTP/", "http", "an HTTP server, such as the http or the admin listener"),
     (b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f", "eventbus", "a ZeroMQ socket, such as the eventbus listener"),
+    (bytes(8), "relink", "a relink listener"),
     (b"\x15\x03", "", "a server that requires TLS; pass --tls"),
 )
 #: A connection that ends within SHORT seconds counts as closed at once; TIMES of them in a row are a refusal.
@@ -43,6 +44,7 @@ class Contacts:
 
     :ivar name: the server's name in messages, such as ``figg at 127.0.0.1:8119``
     :ivar wanted: the action of this command, such as ``read 'notes'``
+    :ivar servers_own: whether the stream's name begins with a dot: the server keeps such streams to itself
     :ivar encrypted: whether the connections use TLS
     :ivar times: so many connections in a row that are closed at once are a refusal
     :ivar refused: the error to report once the server has refused the connections
@@ -50,6 +52,7 @@ class Contacts:
 
     name: str
     wanted: str = "do this"
+    servers_own: bool = False
     encrypted: bool = False
     times: int = TIMES
     refused: FyrehoseError | None = attrs.field(default=None, init=False)
@@ -60,6 +63,7 @@ class Contacts:
     _open: int = attrs.field(default=0, init=False)
     _made: bool = attrs.field(default=False, init=False)
     _unknown: bool = attrs.field(default=False, init=False)
+    _heard: bool = attrs.field(default=False, init=False)
 
     def __str__(self) -> str:
         return self.name
@@ -73,6 +77,9 @@ class Contacts:
     @property
     def hint(self) -> str:
         """Return the likely cause why the server does not answer, and where to look."""
+        if self._open and not self._heard:
+            protocol = self.name.partition(" at ")[0]
+            return f"the connection is open, and nothing has arrived on it: is that a port of protocol {protocol}?"
         if self._open:
             return "the connection is open; see the server's log, and check its disk and the network"
         if self._failure:
@@ -105,6 +112,7 @@ class Contacts:
 
     def received(self, data: bytes) -> None:
         """Record the first bytes that the server sent on a connection, which may belong to another protocol."""
+        self._heard = True
         for beginning, protocol, kind in _FOREIGN:
             if data.startswith(beginning) and not self.name.startswith(f"{protocol} at ") and not self._lasted:
                 self._refuse(f"{self} is {kind}" + ("; check the port and --protocol" if protocol else ""))
@@ -122,6 +130,11 @@ class Contacts:
                 log.warn("{name} closes each connection at once; see its log; retrying", name=self)
         elif tls_error:
             self._refuse(f"TLS handshake with {self} failed: {tls_error}; see --tls")
+        elif self._short == self.times and self.servers_own:
+            self._refuse(
+                f"{self} does not let this client {self.wanted}: streams whose names begin with a dot belong to the "
+                "server; use another name"
+            )
         elif self._short == self.times:
             protocol, tls = self.name.partition(" at ")[0], "speak" if self.encrypted else "require"
             option = "" if self.encrypted else " (--tls)"

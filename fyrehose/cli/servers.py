@@ -92,6 +92,7 @@ class ServerAddress:
             raise ConfigError(
                 f"invalid --stream: the name has {len(os.fsencode(stream))} bytes; expected 1 to {MAX_NAME} bytes"
             )
+        self.contacts.servers_own = stream is not None and stream.startswith(".")
         self.contacts.wanted = alone if stream is None else f"{wanted} {stream!r}"
         if self.others and self.protocol in ONE_ADDRESS:
             raise ConfigError(f"protocol {self.protocol} takes one address; its client uses several connections")

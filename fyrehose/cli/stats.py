@@ -24,6 +24,8 @@ from fyrehose.options import shown_size
 _TEXTS = ("stream", "cause", "endpoint", "encryption", "access", "state")
 #: Width from which the table of protocols has all columns.
 ALL_COLUMNS = 110
+#: Forecasts beyond it are not given in days, which would mean nothing, in seconds.
+YEAR = 365 * 86_400
 #: The server knows a rate one second after the first request for it; how long to wait, in seconds.
 SECOND = 1.1
 
@@ -114,7 +116,8 @@ def _overview(status: dict[str, Any], everything: bool) -> list[RenderableType]:
     commits = f"commits: half within {_time(journal['commit_p50'])}, 99% within {_time(journal['commit_p99'])}"
     disk = f"journal {_size(journal.get('size'))}, free disk {_size(journal.get('free'))}"
     if journal.get("full_in") is not None:
-        disk += f", full in {_time(journal['full_in'])}"
+        full_in = journal["full_in"]
+        disk += f", full in {_time(full_in) if full_in <= YEAR else 'more than a year'}"
     lines: list[RenderableType] = [
         head,
         *([Text(f"cluster: {escaped(journal['cluster']['summary'])}")] if "cluster" in journal else []),

@@ -22,6 +22,8 @@ from fyrehose.records import Run
 #: Bytes waiting for standard output at which the tailer is paused, and at which it is resumed.
 HIGH, LOW = 4 << 20, 1 << 20
 
+#: How long to wait for a message before saying that the stream does not exist, in seconds.
+ABSENT_AFTER = 1.0
 #: Most lost ranges that the final error lists.
 MOST_NAMED = 10
 
@@ -117,6 +119,8 @@ class Tailing:
     named: NamedTail | None
     #: set when the tailer has accepted the subscription
     output: Output = attrs.field(init=False)
+    #: says that the stream does not exist, unless a message arrives before
+    _announcing: IDelayedCall | None = None
     #: ends the run when no message has arrived for ``idle`` seconds
     _timer: IDelayedCall | None = None
     #: the first ranges of numbers that are lost, and why the last of all is
@@ -133,6 +137,7 @@ class Tailing:
         """
         if self.output.ended.called:
             return None if self.named is None else Deferred()  # A record that is not written is not consumed.
+        _cancel(self._announcing)
         if self.left is not None:
             run = run.slice(0, self.left)
             self.left -= len(run)
@@ -152,15 +157,17 @@ class Tailing:
         if len(self._missing) < MOST_NAMED and not (self.since == 0 and first == 1):
             self._missing.append(numbers)
 
-    def start_timer(self, reactor: Any) -> None:
-        """End the run when no message arrives for ``idle`` seconds."""
+    def start_timers(self, reactor: Any, stream: str | None) -> None:
+        """Say soon if ``stream`` does not exist, and end the run when no message arrives for ``idle`` seconds."""
+        if stream is not None and not self.output.ended.called:
+            self._announcing = reactor.callLater(ABSENT_AFTER, self._announce, stream)
         if self.idle is not None and not self.output.ended.called:
             self._timer = reactor.callLater(self.idle, self._end_idle)
 
-    def stop_timer(self) -> None:
-        """Stop the timer of :meth:`start_timer`, if it runs."""
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
+    def stop_timers(self) -> None:
+        """Stop the timers of :meth:`start_timers`, if they run."""
+        _cancel(self._announcing)
+        _cancel(self._timer)
 
     def check(self) -> None:
         """Raise an error if the output could not be written, or records are missing.
@@ -175,6 +182,10 @@ class Tailing:
             short = f"{', '.join(self._missing)} {self._why}"
         if short:
             raise FyrehoseError(f"records are missing: {short}")
+
+    def _announce(self, stream: str) -> None:
+        if self.tailer.absent:
+            click.echo(f"fyrehose: stream {stream!r} does not exist yet; waiting for its first message", err=True)
 
     def _end_idle(self) -> None:
         broken = f"connection to {self.where} lost: {self.where.hint}" if self.where.broken else None
@@ -211,18 +222,24 @@ async def tail(
     try:
         await connected(reactor, tailer, timeout, where)
         where.watch(lambda: output.end(where.refused))
-        tailing.start_timer(reactor)
+        tailing.start_timers(reactor, stream)
         await output.ended
         await output.drained()
         if named is not None:
             await deferLater(reactor, 0)  # The last record is consumed when the callbacks of its write have run.
         tailing.check()
     finally:
-        tailing.stop_timer()
+        tailing.stop_timers()
         closed = tailer.close().addErrback(lambda failure: failure.trap(Exception))
         if named is not None:
             await closed  # The last acknowledgement is sent before.
     return 0
+
+
+def _cancel(timer: IDelayedCall | None) -> None:
+    """Cancel *timer* if it runs."""
+    if timer is not None and timer.active():
+        timer.cancel()
 
 
 def _write(fd: int, data: bytes) -> None:

@@ -36,6 +36,21 @@ READS = 32 << 20
 LEAST_READ = 16 << 10
 #: The most connections that are closing to make room: those of two turns of the reactor.
 CLOSING = 2 * ACCEPTS
+#: Counters of every listener of TCP, and the causes for which it refuses connections.
+EVENTS = ("connections", "handshake-aborted", "idle")
+REFUSALS = (
+    "answers-unread",
+    "forbidden-address",
+    "frame-timeout",
+    "handshake-failed",
+    "handshake-timeout",
+    "made-room",
+    "silent",
+    "slow-frame",
+    "stalled-peer",
+    "too-many-connections",
+    "too-many-connections-from-one-host",
+)
 
 
 def spare(max_connections: int) -> int:
@@ -62,6 +77,7 @@ class SessionFactory(Factory):
     :cvar defaults: the settings of a factory that is built without any
     :cvar proofs: the kinds of proof that a peer may send after it was accepted, such as a token; None: the protocol
         authenticates its peers itself, so the access policy does not apply when connections are accepted
+    :cvar events: the names of the protocol's own counters; :cvar refusals: the causes for which it refuses and drops
     :cvar largest_read: the largest value of ``buffer_size``
     :ivar buffer_size: bytes that each connection reads at once; fewer, the more connections there are
     :param reactor: a reactor or a Clock; None: the global reactor
@@ -70,6 +86,8 @@ class SessionFactory(Factory):
     protocol: type[Any]
     defaults: ClassVar[Any]
     proofs: ClassVar[frozenset[str] | None] = PROOFS
+    events: ClassVar[tuple[str, ...]] = ()
+    refusals: ClassVar[tuple[str, ...]] = ()
     largest_read: ClassVar[int] = READ
 
     def __init__(self, broker: IBroker, settings: TCPSettings | None = None, reactor: Any = None) -> None:
@@ -80,6 +98,7 @@ class SessionFactory(Factory):
         self.clock: IReactorTime = reactor
         self.protocol_name: str = self.protocol.protocol_name
         self.log: Logger = self.protocol.log
+        broker.counters.declare(self.protocol_name, (*EVENTS, *self.events), (*REFUSALS, *self.refusals))
         #: open connections, in the order of their last activity; without refused ones that are held
         self.connections: OrderedDict[SessionProtocol, None] = OrderedDict()
         self.holding = Holding(reactor, self.settings.refusal_delay, self._check_drained)

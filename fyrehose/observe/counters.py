@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import attrs
 from twisted.logger import Logger
+
+from fyrehose import errors
 
 #: The most lines per second about one cause.
 MOST_LINES = 10
 #: The most kinds of lines whose last time is remembered; beyond that, the one used least recently is forgotten.
 MOST_KINDS = 4_096
+#: The causes with which the broker refuses a publish or a subscription.
+BROKER_REFUSALS = tuple(
+    sorted(
+        name
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, (errors.PublishError, errors.Forbidden))
+    )
+)
 
 
 @attrs.define
@@ -24,6 +34,8 @@ class Counters:
     :ivar refusals: the keys of ``counts`` that count refusals and drops
     :ivar gauges: current values, for example the number of connections
     :ivar peaks: the largest value that each gauge has had
+    :ivar known: the counters of open listeners, whether or not they have counted anything; the value says whether
+        they count refusals
     """
 
     seconds: Callable[[], float] = time.monotonic
@@ -31,10 +43,16 @@ class Counters:
     refusals: set[tuple[str, str]] = attrs.field(factory=set, init=False)
     gauges: Counter[tuple[str, str]] = attrs.field(factory=Counter, init=False)
     peaks: Counter[tuple[str, str]] = attrs.field(factory=Counter, init=False)
+    known: dict[tuple[str, str], bool] = attrs.field(factory=dict, init=False)
     #: when each kind of line was logged last, and how many were left out since; the kinds in the order of their use
     _logged: OrderedDict[tuple[str, str, str], tuple[float, int]] = attrs.field(factory=OrderedDict, init=False)
     #: the second in which lines about each cause were last logged, and how many
     _bursts: dict[tuple[str, str], tuple[int, int]] = attrs.field(factory=dict, init=False)
+
+    def declare(self, protocol: str, events: Iterable[str] = (), refusals: Iterable[str] = ()) -> None:
+        """Declare the counters of a listener, so that metrics begin at 0 and alerts see the first increase."""
+        self.known.update(dict.fromkeys(((protocol, name) for name in events), False))
+        self.known.update(dict.fromkeys(((protocol, name) for name in (*BROKER_REFUSALS, *refusals)), True))
 
     def add(self, protocol: str, name: str, n: int = 1) -> None:
         """Add *n* to a counter; both names come from the code, never from a peer."""

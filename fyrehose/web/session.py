@@ -29,6 +29,15 @@ MAX_AHEAD = 64 << 10
 MOST_EVENTS = 256
 #: The most parameters that a query may have.
 MAX_PARAMETERS = 20
+#: The causes for which every server of HTTP refuses requests.
+WEB_REFUSALS = (
+    "bad-http",
+    "bad-request",
+    "foreign-host",
+    "foreign-origin",
+    "head-too-large",
+    "unexpected-body",
+)
 
 #: In the head of a request: LF without CR, and a line that continues the one before it.  h11 accepts both, but a proxy
 #: in front of the server may see another request (RFC 9112, 2.2 and 5.2, lets a server refuse them).

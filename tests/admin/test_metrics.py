@@ -63,6 +63,27 @@ def test_metrics_of_protocols(watched: Any) -> None:
     }
 
 
+def test_metrics_of_a_listener_begin_at_0(watched: Any) -> None:
+    """Or an alert on the first increase never fires, because ``rate()`` of a new series is nothing."""
+    watched.broker.counters.declare("relink", ["links-made"], ["too-many-links"])
+    samples = scraped(watched.status)
+    for name in (
+        "published_messages",
+        "published_bytes",
+        "acknowledged_publishes",
+        "delivered_messages",
+        "connections",
+    ):
+        assert labelled(samples, f"fyrehose_{name}_total")["relink",] == 0
+    assert labelled(samples, "fyrehose_acknowledge_seconds_count")["relink",] == 0
+    assert labelled(samples, "fyrehose_events_total")["links-made", "relink"] == 0
+    refused = labelled(samples, "fyrehose_refused_total")
+    assert refused["too-many-links", "relink"] == refused["Forbidden", "relink"] == 0
+    assert watched.status.complete()["refusals"] == [], "the page has only what was refused"
+    watched.broker.counters.refuse(log, "relink", "too-many-links", "x")
+    assert labelled(scraped(watched.status), "fyrehose_refused_total")["too-many-links", "relink"] == 1
+
+
 def test_number_of_stream_series_is_limited_and_series_persist(watched: Any) -> None:
     names = ["b", "a", 'quo"te\\ä\n{}', "d"]
     for name in names:

@@ -93,6 +93,7 @@ def test_refusal_over_tls_asks_whether_the_server_speaks_tls() -> None:
             b"\xff" + bytes(7) + b"\x01\x7f\x03",
             "a ZeroMQ socket, such as the eventbus listener; check the port and --protocol",
         ),
+        (bytes(8), "a relink listener; check the port and --protocol"),
         (b"\x15\x03\x01\x00\x02\x02\x16", "a server that requires TLS; pass --tls"),
     ],
 )
@@ -151,7 +152,25 @@ def test_hint_has_the_reason_of_the_last_failed_attempt() -> None:
 def test_hint_says_that_a_silent_connection_is_open() -> None:
     server = Server()
     server.dial().buildProtocol(None).makeConnection(StringTransport())
-    assert server.contacts.hint.startswith("the connection is open")
+    assert server.contacts.hint == (
+        "the connection is open, and nothing has arrived on it: is that a port of protocol figg?"
+    )
+
+
+def test_hint_says_where_to_look_when_a_server_that_has_answered_is_silent() -> None:
+    server = Server()
+    protocol = server.dial().buildProtocol(None)
+    protocol.makeConnection(StringTransport())
+    protocol.dataReceived(b"a word")
+    assert server.contacts.hint.startswith("the connection is open; see the server's log")
+
+
+def test_refusal_of_a_stream_of_the_server_does_not_blame_the_network() -> None:
+    server = Server(servers_own=True)
+    for _ in range(3):
+        server.closes()
+    own = "streams whose names begin with a dot belong to the server; use another name"
+    assert server.told == [f"figg at h:1 does not let this client read 's': {own}"]
 
 
 def test_hint_says_that_the_host_name_has_no_address() -> None:

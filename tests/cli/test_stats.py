@@ -205,6 +205,18 @@ def test_stats_shows_the_role_in_a_cluster(monkeypatch: pytest.MonkeyPatch) -> N
     assert "\x1b" not in said
 
 
+@pytest.mark.parametrize(
+    ("full_in", "said"), [(365 * 86_400.0, "full in 365 d\n"), (148_821 * 86_400.0, "full in more than a year\n")]
+)
+def test_disk_that_is_full_in_years_is_given_no_days(
+    monkeypatch: pytest.MonkeyPatch, full_in: float, said: str
+) -> None:
+    distant = status()
+    distant["journal"]["full_in"] = full_in
+    monkeypatch.setattr(RemoteServer, "status", lambda *_, **__: distant)
+    assert said in run("stats")
+
+
 def test_top_stops_after_count_updates(asked: list[Any]) -> None:
     said = run("top", "--count", "3")
     assert len(asked) == 3

@@ -22,6 +22,8 @@ from fyrehose.records import Run
 class Tailer:
     """Hands out what the test says."""
 
+    absent = False
+
     def __init__(self) -> None:
         self.connecting: Deferred[None] = Deferred()
         self.told: list[str] = []
@@ -99,6 +101,22 @@ def follower(monkeypatch: pytest.MonkeyPatch) -> Follower:
     follower = Follower(monkeypatch)
     follower.connect()
     return follower
+
+
+def test_stream_that_does_not_exist_is_announced_once(follower: Follower, capsys: pytest.CaptureFixture[str]) -> None:
+    follower.tailer.absent = True
+    follower.clock.advance(0.9)
+    assert capsys.readouterr().err == ""
+    follower.clock.advance(60)
+    said = capsys.readouterr().err
+    assert said == "fyrehose: stream 'notes' does not exist yet; waiting for its first message\n"
+
+
+def test_stream_with_messages_is_not_announced(follower: Follower, capsys: pytest.CaptureFixture[str]) -> None:
+    follower.tailer.absent = True
+    follower.records(b"the first one, within a second")
+    follower.clock.advance(60)
+    assert capsys.readouterr().err == ""
 
 
 def test_each_run_is_written_at_once_and_in_order(follower: Follower) -> None:

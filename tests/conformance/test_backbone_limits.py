@@ -43,16 +43,20 @@ def test_as_many_pushes_a_second_as_the_rate_says_and_no_more() -> None:
     assert dropped(session, push, 1 / SETTINGS.push_rate) == []
 
 
-def test_as_many_requests_a_second_as_the_rate_says_and_no_more() -> None:
+def test_as_many_records_a_second_as_the_rate_of_requests_says_and_no_more() -> None:
+    """A REQUEST may begin while any of the rate is left; it costs 20 records and its range, of at most 10,000."""
     session = make()
 
-    def ask(number: int, now: float = 0.0) -> list[str]:
-        return dropped(session, Request(address=CLIENT, first=number, last=number).serialize(), now)
+    def ask(first: int, cost: int, now: float = 0.0) -> list[str]:
+        return dropped(session, Request(address=CLIENT, first=first, last=first + cost - 21).serialize(), now)
 
-    assert [ask(n) for n in range(1, SETTINGS.request_rate)] == [[]] * (SETTINGS.request_rate - 1)
-    assert ask(SETTINGS.request_rate) == [], "the last one that the rate allows"
-    assert ask(SETTINGS.request_rate + 1) == ["request-rate"]
-    assert ask(SETTINGS.request_rate + 2, 1 / SETTINGS.request_rate) == []
+    assert SETTINGS.request_rate == 100_000
+    assert [ask(first, 10_000) for first in range(1, 10)] == [[]] * 9
+    assert ask(20, 9_999) == []
+    assert ask(21, 21) == [], "the last one that the rate allows"
+    assert ask(22, 21) == ["request-rate"]
+    assert ask(23, 21, 19 / SETTINGS.request_rate) == ["request-rate"]
+    assert ask(24, 21, 22 / SETTINGS.request_rate) == []
 
 
 def test_bytes_to_one_host_stop_when_the_rate_is_used_up() -> None:

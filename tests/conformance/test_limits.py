@@ -40,7 +40,7 @@ BOUNDARIES = {
         "tests/conformance/test_backbone_limits.py::test_as_many_pushes_a_second_as_the_rate_says_and_no_more"
     ),
     "backbone.request_rate": (
-        "tests/conformance/test_backbone_limits.py::test_as_many_requests_a_second_as_the_rate_says_and_no_more"
+        "tests/conformance/test_backbone_limits.py::test_as_many_records_a_second_as_the_rate_of_requests_says_and_no_more"
     ),
     "backbone.subscribers": (
         "tests/protocols/backbone/test_server_session.py::test_clients_behind_one_address_may_have_all_places"

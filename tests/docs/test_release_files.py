@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tomllib
 from configparser import ConfigParser
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -54,8 +55,8 @@ def test_links_of_the_readme_are_files() -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    fragments = tmp_path / "newsfragments"
-    fragments.mkdir()
+    fragments = tmp_path / "newsfragments" / "figg"
+    fragments.mkdir(parents=True)
     fragments.joinpath("+a.feature.md").write_text("It counts.\n")
     fragments.joinpath("+b.bugfix.md").write_text("It counts to ten, not to nine.\n")
     return tmp_path
@@ -66,21 +67,30 @@ def test_the_news_of_a_first_release_have_no_fixes_and_can_be_written_again(chec
     news.write(checkout, "1.0.0rc1")
     first = (checkout / "NEWS.md").read_text()
     assert first.startswith("<!-- towncrier release notes start -->\n\n# Fyrehose 1.0.0rc1 (")
-    assert "- It counts." in first
+    assert "## Figg\n\n### Features\n\n- It counts." in first
     assert "nine" not in first
     assert news.write(checkout, "1.0.0rc1").endswith("1 fixes of what was never released are left out")
     assert (checkout / "NEWS.md").read_text() == first
-    assert len(list(checkout.joinpath("newsfragments").iterdir())) == 2, "other branches need them"
+    assert len(list(checkout.joinpath("newsfragments", "figg").iterdir())) == 2, "other branches need them"
 
 
 def test_the_news_of_a_later_release_stand_above_the_earlier_ones(checkout: Path) -> None:
     news = script("tools/news.py")
     news.write(checkout, "1.0.0")
-    checkout.joinpath("newsfragments", "+a.feature.md").unlink()
+    checkout.joinpath("newsfragments", "figg", "+a.feature.md").unlink()
     news.write(checkout, "1.0.1")
     text = (checkout / "NEWS.md").read_text()
     assert re.findall(r"^# Fyrehose (\S+)", text, re.MULTILINE) == ["1.0.1", "1.0.0"]
     assert text.index("nine") < text.index("It counts.")
+
+
+def test_every_fragment_is_in_the_folder_of_its_part() -> None:
+    """Towncrier passes over others without a word."""
+    sections = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]["section"]
+    fragments = [path.relative_to(ROOT / "newsfragments") for path in ROOT.joinpath("newsfragments").rglob("*.md")]
+    assert fragments
+    lost = [str(path) for path in fragments if str(path.parent) not in {each["path"] for each in sections}]
+    assert not lost, "move them to a folder that pyproject.toml names"
 
 
 def test_the_release_supports_the_pythons_that_it_names() -> None:

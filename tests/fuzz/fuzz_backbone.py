@@ -18,10 +18,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 import harness
 
 with harness.instrumented("fyrehose.protocols.backbone", "fyrehose.kernels.pure"):
+    from fyrehose.core.policy import in_networks
     from fyrehose.errors import LocalProtocolError, RemoteProtocolError
     from fyrehose.kernels import NATIVE
     from fyrehose.kernels import backbone as kernel
     from fyrehose.kernels.pure import backbone as pure
+    from fyrehose.options import networks
     from fyrehose.protocols.backbone import frames
     from fyrehose.protocols.backbone.client_session import (
         BackboneClientSession,
@@ -33,12 +35,14 @@ with harness.instrumented("fyrehose.protocols.backbone", "fyrehose.kernels.pure"
     from fyrehose.protocols.backbone.server_session import BackboneServerSession, Pushed, Replay
     from fyrehose.protocols.backbone.session import Dropped
     from fyrehose.protocols.backbone.settings import BackboneSettings
+    from fyrehose.protocols.backbone.trains import serialize_delivers
     from fyrehose.records import Run
 
 SERVER = ("10.0.0.1", 2323)
 SOURCES = (SERVER, ("10.0.0.2", 4000), ("10.0.0.2", 4001), ("10.0.0.3", 1))
 SAID = (*SOURCES, ("0.0.0.0", 4000), ("224.0.0.1", 9), ("10.0.0.9", 0), ("255.255.255.255", 5))
 LAST = (1 << 48) - 1
+DELIVERS = serialize_delivers((Run.of("backbone", [bytes(91)] * 9, source="x").numbered(5, 0),)).trains
 
 
 def datagram(dice: harness.Dice, tokens: list[bytes]) -> bytes:
@@ -76,8 +80,9 @@ def train(dice: harness.Dice, tokens: list[bytes]) -> tuple[bytes, int]:
 
 def server(data: bytes) -> None:
     """Nothing is raised, nothing is counted twice, and answers go to those who asked: with any limits."""
-    serve(data, BackboneSettings(push_rate=50, request_rate=5, subscribers=3), ())
-    serve(data, BackboneSettings(), (frames.MAX_DATA, frames.MAX_SEQUENCES))
+    serve(data, BackboneSettings(push_rate=50, request_rate=50, subscribers=3), ())
+    trusted = networks("10.0.0.2/32")
+    serve(data, BackboneSettings(trusted=trusted), (frames.MAX_DATA, frames.MAX_SEQUENCES))
 
 
 def make_session(settings: BackboneSettings) -> BackboneServerSession:
@@ -112,8 +117,16 @@ def serve(data: bytes, settings: BackboneSettings, edges: tuple[int, ...]) -> No
         for sent, (host, _) in session.data_to_send():
             assert sent.size <= 26
             assert any(host == known for known, _ in heard), "to somebody who never said a word"
-        assert len(session.subscribers.established(now)) <= settings.subscribers
-        assert SERVER not in session.subscribers.established(now)
+        receivers = dict(session.subscribers.receivers(now))
+        assert len(receivers) <= settings.subscribers
+        assert SERVER not in receivers
+        for address, client in receivers.items():
+            before = client.credit
+            trains = session.ration(client, DELIVERS, [(5, 13)])
+            sent = sum(train.size for train in trains)
+            assert sent == 9 * 100 if before is None else sent <= before
+            assert client.held.sequences <= frames.MAX_SEQUENCES
+            assert client.trusted == in_networks(address[0], settings.trusted)
 
 
 def limits(data: bytes) -> None:

@@ -142,6 +142,24 @@ def test_tail_of_a_port_of_another_protocol_is_an_error(server: Server) -> None:
         assert b"check the port and --protocol" in ended.stderr or b"a port of protocol http" in ended.stderr
 
 
+@pytest.mark.parametrize("protocol", ["figg", "http"])
+@pytest.mark.parametrize("since", ["start", "latest"])
+def test_tail_of_a_stream_that_does_not_exist_says_so(server: Server, protocol: str, since: str) -> None:
+    command = [*server.words("tail", protocol, "TYPO"), "--since", since, "--idle", "3s"]
+    ended = subprocess.run(command, capture_output=True, check=False, timeout=100)
+    assert (ended.returncode, ended.stdout) == (0, b"")
+    assert ended.stderr == b"fyrehose: stream 'TYPO' does not exist yet; waiting for its first message\n"
+
+
+@pytest.mark.parametrize("command", ["publish", "tail"])
+def test_a_stream_of_the_server_is_named_as_the_reason(server: Server, command: str) -> None:
+    words = [*server.words(command, "figg", ".x"), *(["hello"] if command == "publish" else [])]
+    ended = subprocess.run(words, capture_output=True, check=False, timeout=100)
+    assert ended.returncode == 1
+    assert b"streams whose names begin with a dot belong to the server" in ended.stderr
+    assert b"TLS" not in ended.stderr
+
+
 @pytest.mark.parametrize(("protocol", "stream"), [("figg", "backbone"), ("backbone", None), ("http", "backbone")])
 def test_tail_follows_new_messages(server: Server, protocol: str, stream: str | None) -> None:
     server.publish("before")

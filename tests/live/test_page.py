@@ -259,6 +259,14 @@ def test_one_spike_does_not_rule_the_axis(page: Page) -> None:
     assert page.errors() == []
 
 
+def test_forecast_beyond_a_year_is_given_no_days(page: Page) -> None:
+    script = """const done = arguments[1];
+        import("./format.js").then((text) => done(text.forecast(arguments[0])), (error) => done(String(error)))"""
+    assert page.browser.execute_async_script(script, 365 * 86_400) == "365 d"
+    assert page.browser.execute_async_script(script, 148_821 * 86_400) == "more than a year"
+    assert page.errors() == []
+
+
 def test_a_subscription_of_a_pattern_says_how_many_streams_it_reads(page: Page) -> None:
     for count, text in ((1, "in 1 stream"), (2, "in 2 streams")):
         page.post(f"logs.{count}", b"x")

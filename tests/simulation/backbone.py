@@ -3,6 +3,7 @@
 a PUSH may vanish, and is never stored more often than it arrived
 a DELIVER of a number has the same bytes for ever
 a token is echoed as often as it came, and nobody hears anything who was silent for more than 5 s
+in a trusted network one KEEPALIVE makes a subscriber who is sent every DELIVER of the next 5 s (rules 2 and 3)
 """
 
 from __future__ import annotations
@@ -15,19 +16,21 @@ from typing import Any
 import attrs
 from history import History, Reader, Sent
 from server import Server
+from textpeer import TextPeer
 from twisted.application.service import Service
 from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred
 from world import Host, Lane, Violation, World
 
 from fyrehose.errors import RemoteProtocolError
+from fyrehose.options import networks
 from fyrehose.protocols.backbone.client import BackboneClient, PushUnconfirmed
 from fyrehose.protocols.backbone.client_session import BackboneOptions
-from fyrehose.protocols.backbone.frames import Deliver, KeepAlive, KeepAliveAck, Push, decode
+from fyrehose.protocols.backbone.frames import Deliver, Flags, KeepAlive, KeepAliveAck, Push, decode
 from fyrehose.protocols.backbone.server import BackboneProtocol
 from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.protocols.backbone.trains import Train
-from fyrehose.records import Run
+from fyrehose.records import Delivery, Run
 
 Address = tuple[str, int]
 STREAM = "backbone"
@@ -111,6 +114,11 @@ class ServerPort(Port):
     history: History = attrs.field(kw_only=True)
     arrivals: Counter[bytes] = attrs.field(kw_only=True)
     heard: dict[Address, float] = attrs.field(factory=dict)
+    flags: dict[Address, Flags] = attrs.field(factory=dict)
+    #: who is a subscriber by rule 2, and since when
+    subscribed: dict[Address, float] = attrs.field(factory=dict)
+    #: the DELIVERs that the server has written since it began to deliver a record
+    written: set[tuple[Address, int]] = attrs.field(factory=set)
     tokens: Counter[tuple[Address, bytes]] = attrs.field(factory=Counter)
 
     def arrived(self, datagram: bytes, source: Address) -> None:
@@ -125,7 +133,25 @@ class ServerPort(Port):
             self.arrivals[bytes(frame.data)] += 1
         elif isinstance(frame, KeepAlive):
             self.tokens[source, bytes(frame.token)] += 1
+            self.flags[source] = frame.flags
         super().arrived(datagram, source)
+
+    def write_train(self, train: Train, destination: Address) -> None:
+        for frame in map(decode, train.datagrams()):
+            if isinstance(frame, Deliver):
+                self.written.add((destination, frame.seq))
+            elif isinstance(frame, KeepAliveAck):
+                self.subscribed[destination] = self.lane.world.clock.seconds()
+        super().write_train(train, destination)
+
+    def subscribers(self) -> list[Address]:
+        """Return who has a right to every DELIVER now."""
+        now = self.lane.world.clock.seconds()
+        return [
+            address
+            for address, since in self.subscribed.items()
+            if now - since <= SILENCE and not self.flags[address] & Flags.NOSUBSCRIBE
+        ]
 
     def leaves(self, datagram: bytes, destination: Address) -> None:
         wrong, frame = self.history.wrong, decode(datagram)
@@ -140,11 +166,26 @@ class ServerPort(Port):
                 wrong(f"{destination} gets a token that it did not send, or once too often")
 
 
+class Watched(BackboneProtocol):
+    """The server, of which each delivery is compared with rules 2 and 3; where nobody is trusted they do not hold."""
+
+    def deliver(self, delivery: Delivery) -> None:
+        port = self.transport
+        subscribers = port.subscribers() if self._settings.trusted else ()
+        port.written.clear()
+        super().deliver(delivery)
+        numbers = [seq for run in delivery.runs for seq in range(run.first_seq, run.last_seq + 1)]
+        missing = {(address, seq) for address in subscribers for seq in numbers} - port.written
+        if missing:
+            port.history.wrong(f"a subscriber is not sent every DELIVER: {sorted(missing)[:3]}")
+
+
 class Listener(Service):
     """The plugin's service, without its socket."""
 
     def __init__(self, side: Backbone, host: Host, broker: Any) -> None:
-        self.server = BackboneProtocol(broker, BackboneSettings(), host, Random(host.world.random.random()))
+        settings = BackboneSettings(trusted=networks(side.trusted))
+        self.server = Watched(broker, settings, host, Random(host.world.random.random()))
         address = side.addresses[host.name]
         self.port = ServerPort(side.lane, self.server, address, host=host, history=side.history, arrivals=side.arrivals)
 
@@ -167,13 +208,13 @@ class Client:
         self.published, self.waiting = 0, 0
         self.gaps: list[tuple[int, int]] = []
         self.options = options
-        self.host, port = ("10.0.1.1", 5000 + number) if side.herd else (f"10.0.1.{number}", 5000)
+        self.address = ("10.0.1.1", 5000 + number) if side.herd else (f"10.0.1.{number}", 5000)
         world = side.world
         self.client = BackboneClient(
             world.clock,
             *side.choose(),
             options=BackboneOptions(**options),
-            bind=(self.host, port),
+            bind=self.address,
             random=Random(world.random.random()),
             open_port=lambda port, protocol, interface, _: Port(side.lane, protocol, (interface, port)),
         )
@@ -236,12 +277,14 @@ class Backbone:
         self.herd = herd
         self.world, self.history = world, history
         self.arrivals: Counter[bytes] = Counter()
+        # The hosts of a herd beside hostile ones compete for places, which no rule promises.
+        self.trusted = "" if herd else dice.choice(("10.0.1.0/24", ""))
         self.lane = Lane(world, dice.choice((0.0, 0.05, 0.3)), dice.choice((0.0, 0.1)), dice.choice((0.01, 0.2)))
         self.addresses = {name: (f"10.0.0.{n}", PORT) for n, name in enumerate(server.names, 1)}
         self.lane.names = {address[0]: name for name, address in self.addresses.items() if name}
         server.listen(partial(Listener, self))
         server.on_crash.append(lambda name: self.lane.ports.pop(self.addresses[name], None))
-        self.clients: list[Client] = []
+        self.clients: list[Client | TextPeer] = []
         self.last: list[Client] = []
         self.made = self._published = 0
         for n in range(herd):
@@ -261,12 +304,15 @@ class Backbone:
     def step(self) -> None:
         dice = self.world.random
         self._bury()
-        if len(self.clients) < 4 and dice.random() < 0.2:
+        if dice.random() < 0.02 and not any(isinstance(client, TextPeer) for client in self.clients):
+            self.made += 1
+            self.clients.append(TextPeer(self, self.made))
+        elif len(self.clients) < 4 and dice.random() < 0.2:
             known = len(self.history.truth.get(STREAM, ()))
             after = dice.choice((None, None, 0, dice.randint(0, known)))
             self.connect(after, retries=dice.choice((0, 2)), store=dice.choice((0, 1 << 16)))
         elif dice.random() < 0.03 and self.clients:
-            self.world.partition(dice.choice(self.clients).host, dice.random() * 12)
+            self.world.partition(dice.choice(self.clients).address[0], dice.random() * 12)
         elif dice.random() < 0.02 and self.clients:
             dice.choice(self.clients).close()
         else:

@@ -18,7 +18,8 @@ from fyrehose.journal.clock import RecordClock
 from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.writer import Writer
-from fyrehose.protocols.backbone import subscribers
+from fyrehose.protocols.backbone import server_session, subscribers
+from fyrehose.protocols.backbone.ranges import Ranges
 from fyrehose.protocols.backbone.repair import Repair
 from fyrehose.protocols.backbone.server import BackboneProtocol
 from fyrehose.protocols.eventbus.client_session import EventBusClientSession
@@ -138,9 +139,11 @@ def _asks_for_one_less(self: Repair, now: float, most: int) -> Any:
     return [(first + 1, last) for first, last in _due(self, now, most) if first < last]
 
 
-def _replays_one_less(self: BackboneProtocol, destination: Any, first: int, last: int, now: float) -> int:
-    _replay_slice(self, destination, first, last - 1, now)
-    return last
+def _replays_one_less(self: BackboneProtocol, destination: Any, client: Any, ranges: Ranges, now: float) -> int:
+    less = Ranges((first, last - 1) for first, last in ranges if first < last)
+    if less:
+        _replay_slice(self, destination, client, less, now)
+    return ranges[-1][1]
 
 
 def _acknowledges_one_more(self: LumberjackWindows) -> Any:
@@ -245,6 +248,7 @@ BUGS = {
     "backbone: nothing is repaired": Bug("backbone", (Repair, "due", lambda repair, now, most: [])),
     "backbone: a repair asks for one less": Bug("backbone", (Repair, "due", _asks_for_one_less)),
     "backbone: a repair sends one less": Bug("backbone", (BackboneProtocol, "_replay_slice", _replays_one_less)),
+    "backbone: nobody is trusted": Bug("backbone", (server_session, "in_networks", lambda host, networks: False)),
     "backbone: the silent are kept": Bug("backbone", (subscribers, "ALIVE", 6.0)),
     "lumberjack: acknowledged when received": Bug(
         "lumberjack", (OpenWindow, "due", property(lambda window: window.finished and window.sealed))

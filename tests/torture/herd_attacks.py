@@ -6,6 +6,7 @@
     silent         connections that never say a word, 4,200 for each listener, from 40 addresses
     keepalives     1,100 subscribers of the backbone
     requests       a REQUEST for everything every 120 ms without a KEEPALIVE: at the most three times as much may come
+    gaps           40 clients of the backbone that REQUEST every other record by itself, 20,000 times a second together
     deaf-subs      subscribers of the event bus that never read, of events of 1 MiB
     deaf-dealers   clients of the event bus that ask for everything and never read it
     deaf-readers   250 readers of records of 16 MiB that JSON makes six times as large, by HTTP, Figg and Relink
@@ -226,6 +227,31 @@ def requests(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
                 got += len(datagram)
     wrong = [f"{sent} bytes of REQUESTs brought {got} bytes"] if got > 3 * sent else []
     return f"{sent} bytes were sent, {got} came", wrong
+
+
+def gaps(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
+    there = ("127.0.0.1", ports["backbone"])
+    peers = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(40)]
+    for peer in peers:
+        peer.bind((address, 0))
+        peer.setblocking(False)
+    for n in range(10_000):
+        peers[0].sendto(wire.push(b"%0200d" % n), there)
+        if n % 50 == 0:
+            time.sleep(0.005)
+    sent = got = turns = 0
+    while not stopped(0.05):
+        turns += 1
+        for number, peer in enumerate(peers):
+            peer.sendto(struct.pack(">B12x16s", wire.KEEPALIVE, bytes(16)), there)
+            for n in range(25):
+                seq = 1 + (turns * 25 + n) * 2 % 10_000 + number % 2
+                with contextlib.suppress(BlockingIOError):
+                    sent += peer.sendto(struct.pack(">B6xHIHI", 4, 0, seq, 0, seq), there) > 0
+            with contextlib.suppress(BlockingIOError):
+                while datagram := peer.recv(1 << 16):
+                    got += datagram[0] == wire.DELIVER
+    return f"{sent} REQUESTs brought {got} records", []
 
 
 def zmtp(port: int, address: str, kind: bytes, receive_buffer: int = 4096) -> socket.socket | None:
@@ -527,6 +553,7 @@ ATTACKS: dict[str, Callable[[dict[str, int], str, Stopped], Said]] = {
     "silent": silent,
     "keepalives": keepalives,
     "requests": requests,
+    "gaps": gaps,
     "deaf-subs": deaf_subs,
     "deaf-dealers": deaf_dealers,
     "deaf-readers": deaf_readers,

@@ -414,9 +414,30 @@ MUTANTS = (
     Mutant(
         "backbone: journals are no subscribers",
         _SUBSCRIBERS,
-        "return [at for at, client in clients if not client.flags & _NOSUBSCRIBE and client.credit is None]",
-        "return [at for at, client in clients if not client.flags & _NOJOURNAL]",
+        "return [(at, client) for at, client in clients if not client.flags & _NOSUBSCRIBE]",
+        "return [(at, client) for at, client in clients if not client.flags & _NOJOURNAL]",
         "tests/protocols/backbone/test_subscribers.py",
+    ),
+    Mutant(
+        "backbone: many KEEPALIVEs at once raise the allowance",
+        _SUBSCRIBERS,
+        "if now - self._raised >= INTERVAL:",
+        "if True:",
+        "tests/protocols/backbone/test_server_session.py",
+    ),
+    Mutant(
+        "backbone: nobody is trusted",
+        "fyrehose/protocols/backbone/server_session.py",
+        "trusted = in_networks(source[0], self._settings.trusted)",
+        "trusted = False",
+        "tests/protocols/backbone/test_server_session.py",
+    ),
+    Mutant(
+        "backbone: a REQUEST costs nothing",
+        "fyrehose/protocols/backbone/server_session.py",
+        "if not self._requests.spend(requester, REQUEST_COST + max(last - first + 1, 0), now):",
+        "if False:",
+        "tests/conformance/test_backbone_limits.py",
     ),
     Mutant(
         "backbone: others' addresses are believed",

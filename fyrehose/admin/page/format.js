@@ -44,6 +44,11 @@ export function age(n) {
   return second ? `${first} ${unit} ${second} ${lower}` : `${first} ${unit}`;
 }
 
+/** A time that was computed from the rate of the last hour: beyond a year the number of days would mean nothing. */
+export function forecast(n) {
+  return n > 365 * 86400 ? "more than a year" : age(n);
+}
+
 export function clock(time, span) {
   const date = new Date(time * 1000);
   const two = (n) => String(n).padStart(2, "0");

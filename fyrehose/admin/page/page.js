@@ -1,7 +1,7 @@
 // The page of a Fyrehose server: shows the samples and the status that the server sends each second.
 import { Chart, SPANS } from "./chart.js";
 import { $, element, protocolLabel, setText } from "./dom.js";
-import { age, bytes, count, plural, seconds, visible, whole, within } from "./format.js";
+import { age, bytes, count, forecast, plural, seconds, visible, whole, within } from "./format.js";
 import { Table } from "./tables.js";
 import { beginTail, follow, offer } from "./tail.js";
 
@@ -145,7 +145,7 @@ function showTiles(status, journal, protocols) {
   setText("tile-commit", within(journal.commit_p50));
   setText("tile-sync", journal.commit_p99 === null ? "no commits in the last minute" : `99% ${within(journal.commit_p99)}`);
   setText("tile-disk", bytes(journal.free));
-  setText("tile-journal", journal.full_in === null || journal.full_in === undefined ? `journal ${bytes(journal.size)}` : `full in ${age(journal.full_in)}`);
+  setText("tile-journal", journal.full_in === null || journal.full_in === undefined ? `journal ${bytes(journal.size)}` : `full in ${forecast(journal.full_in)}`);
   $("tile-disk").className = journal.full_in !== null && journal.full_in !== undefined && journal.full_in < 86400 ? "bad" : "";
   setText("tile-memory", bytes(status.memory.resident));
   setText("tile-reactor", `longest pause ${seconds(status.reactor.lag)}`);
@@ -198,7 +198,7 @@ function retention(journal) {
 }
 
 function fullness(journal) {
-  if (journal.full_in !== null) return `full in ${age(journal.full_in)} at ${bytes(journal.written_rate)}/s`;
+  if (journal.full_in !== null) return `full in ${forecast(journal.full_in)} at ${bytes(journal.written_rate)}/s`;
   return journal.written_rate ? "retention keeps it from filling up" : "the journal does not grow";
 }
 

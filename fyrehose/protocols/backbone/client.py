@@ -80,6 +80,8 @@ class BackboneClient(TrainProtocol):
     :ivar counters: counts the datagrams that were dropped, by cause
     """
 
+    absent = False  #: the protocol does not say whether the stream exists
+
     name = "backbone-client"
 
     reactor: Any

@@ -1,7 +1,6 @@
 """The client's side of the backbone, without I/O: a subscriber, publisher and journal peer, as its options say.
 
     every second     KEEPALIVE -> KEEPALIVE-ACK with the same token; after 5 s without one the backbone is lost
-    the first ACK    another KEEPALIVE at once, because the server holds DELIVERs back until the second
     DELIVER          -> Run, in order; a gap -> REQUESTs -> Run or RecordsSkipped
     push             -> PUSH -> its DELIVER -> PushConfirmed; PushTimedOut if none arrives
     FORWARD          -> DELIVERs of stored records, directly to the requester
@@ -48,7 +47,7 @@ KEEPALIVE = 1.0
 LOST = 5.0
 #: Number of recent tokens that an ACK may have.
 TOKENS = 5
-#: REQUESTs per second; a server accepts 10.
+#: REQUESTs per second; adjacent gaps share one.
 REQUESTS = 8
 #: After a lost backbone is found again, new pushes wait until missed records have arrived, because a missed record
 #: with the same bytes would confirm them: until no new record has arrived for HOLD seconds, at most MOST_HOLD seconds.
@@ -261,7 +260,6 @@ class BackboneClientSession(
             if self._lost:
                 self._hold, self._hold_limit = now + HOLD, now + MOST_HOLD
             self.found, self._lost = True, False
-            self._keep_alive(now)
             events.append(Found())
             self.repair.restart(now)
             self._repair_now(events, now)

@@ -1,27 +1,29 @@
 """Queue the ranges that the server delivers again from its own journal; the destinations take turns.
 
-in: add(destination, first, last), sent(destination, to)      out: next() -> destination, first, last
+in: add(destination, first, last), sent(destination, to)      out: next() -> destination, its ranges
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 
 import attrs
 
 from fyrehose.protocols.backbone.frames import Address
+from fyrehose.protocols.backbone.ranges import Ranges
 
-#: Maximum number of ranges for one destination, and for all; further REQUESTs are dropped, and clients repeat them.
-MOST_EACH = 8
-MOST = 1_024
+#: Maximum number of ranges for one destination, and the number that all destinations share: each may queue an equal
+#: part of it, and always LEAST_EACH.  Further REQUESTs are dropped, and clients repeat them.
+MOST_EACH = 1_024
+MOST = 16_384
+LEAST_EACH = 8
 
 
 @attrs.define(eq=False)
 class Replays:
-    """Ranges by destination, in the order of the requests."""
+    """Ranges by destination; those of one destination are sent in the order of their sequences."""
 
-    _ranges: OrderedDict[Address, deque[tuple[int, int]]] = attrs.field(factory=OrderedDict, init=False)
-    _count: int = attrs.field(default=0, init=False)
+    _ranges: OrderedDict[Address, Ranges] = attrs.field(factory=OrderedDict, init=False)
 
     def __len__(self) -> int:
         """Return the number of destinations."""
@@ -29,19 +31,11 @@ class Replays:
 
     def add(self, destination: Address, first: int, last: int) -> bool:
         """Queue the range *first* to *last* for *destination*; return False if too many ranges are queued."""
-        ranges = self._ranges.setdefault(destination, deque())
-        if (first, last) in ranges:
-            return True
-        if len(ranges) >= MOST_EACH or self._count >= MOST:
-            if not ranges:
-                del self._ranges[destination]
-            return False
-        ranges.append((first, last))
-        self._count += 1
-        return True
+        ranges = self._ranges.setdefault(destination, Ranges())
+        return ranges.add(first, last, min(MOST_EACH, max(LEAST_EACH, MOST // len(self._ranges))))
 
-    def next(self) -> tuple[Address, int, int]:
-        """Return the next destination and its first range, and move the destination to the end of the queue.
+    def next(self) -> tuple[Address, Ranges]:
+        """Return the next destination and its ranges, and move the destination to the end of the queue.
 
         :raises KeyError: the queue is empty
         """
@@ -49,22 +43,20 @@ class Replays:
         if destination is None:
             raise KeyError("no range is queued")
         self._ranges.move_to_end(destination)
-        first, last = self._ranges[destination][0]
-        return destination, first, last
+        return destination, self._ranges[destination]
 
     def sent(self, destination: Address, to: int) -> None:
-        """Record that the first range of *destination* was sent up to and including *to*."""
-        ranges = self._ranges[destination]
-        _, last = ranges[0]
-        if to < last:
-            ranges[0] = (to + 1, last)
-            return
-        ranges.popleft()
-        self._count -= 1
-        if not ranges:
-            del self._ranges[destination]
+        """Record that the ranges of *destination* were sent up to and including *to*."""
+        rest = self._ranges[destination].after(to)
+        if rest:
+            self._ranges[destination] = rest
+        else:
+            self.remove(destination)
+
+    def remove(self, destination: Address) -> None:
+        """Remove all ranges of *destination*."""
+        del self._ranges[destination]
 
     def clear(self) -> None:
         """Remove all ranges."""
         self._ranges.clear()
-        self._count = 0

@@ -11,6 +11,7 @@ client).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from random import Random, SystemRandom
 from typing import Any
@@ -27,10 +28,12 @@ from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, ISink, ISubscription
 from fyrehose.protocols.backbone.frames import HEADER, MAX_DATA, Address
 from fyrehose.protocols.backbone.protocol import TrainProtocol
+from fyrehose.protocols.backbone.ranges import Range, Ranges
 from fyrehose.protocols.backbone.replays import Replays
 from fyrehose.protocols.backbone.server_session import BackboneServerSession, Pushed, Replay
 from fyrehose.protocols.backbone.session import Dropped
 from fyrehose.protocols.backbone.settings import BackboneSettings
+from fyrehose.protocols.backbone.subscribers import KnownClient
 from fyrehose.protocols.backbone.trains import Delivers, Train, serialize_delivers
 from fyrehose.protocols.backbone.udp import is_local
 from fyrehose.records import Delivery, Run
@@ -40,10 +43,46 @@ log = Logger()
 PROTOCOL = "backbone"
 #: Causes that are counted and not logged, because they are normal.
 QUIET = frozenset({"request-repeated", "request-of-nothing"})
+#: Counters of the backbone, and the causes for which it drops datagrams.
+EVENTS = (
+    *QUIET,
+    "answers-dropped",
+    "delivers",
+    "dropped-by-kernel",
+    "fragmented-pushes",
+    "held-back",
+    "pushed-bytes",
+    "pushes",
+    "replayed",
+    "skipped",
+    "too-large-for-a-datagram",
+)
+REFUSALS = (
+    "backward-range",
+    "destination-rate",
+    "empty",
+    "foreign-address",
+    "impossible-address",
+    "journal-behind",
+    "journal-corrupt",
+    "not-for-servers",
+    "own-address",
+    "push-rate",
+    "receive-error",
+    "replays-behind",
+    "request-rate",
+    "request-without-keepalive",
+    "subscriber-displaced",
+    "too-many-subscribers",
+    "unknown-type",
+    "wrong-size",
+)
 #: Bytes of a replay for one destination before the next one has its turn.
 SLICE = 64 << 10
 #: Slices of replays in one turn of the reactor.
 SLICES = 8
+#: Ranges in one slice: cutting many small ranges out of a long run takes time.
+SLICE_RANGES = 64
 #: Delay before the next turn if the rates of all destinations are exhausted, in seconds.
 REPLAY_WAIT = 0.01
 #: How long :meth:`BackboneProtocol.drain` waits until accepted messages are durable and delivered, in seconds.
@@ -81,6 +120,7 @@ class BackboneProtocol(TrainProtocol):
         self.reactor = reactor
         self.counters = broker.counters
         self._broker = broker
+        broker.counters.declare(PROTOCOL, EVENTS, REFUSALS)
         self._settings = settings = settings or BackboneSettings()
         # Here, and not when the port is bound, because other listeners may be open before this one.
         broker.restrict(settings.stream, MAX_DATA)
@@ -102,7 +142,7 @@ class BackboneProtocol(TrainProtocol):
     def subscribers(self) -> int:
         """Number of live subscribers."""
         now = self.reactor.seconds()
-        return len(self._session.subscribers.established(now)) + len(self._session.subscribers.newcomers(now))
+        return len(self._session.subscribers.receivers(now))
 
     def drain(self) -> Deferred[None]:
         """Ignore datagrams from now on; call it before the port stops listening, to lose nothing that was accepted.
@@ -206,18 +246,11 @@ class BackboneProtocol(TrainProtocol):
         return self._sent
 
     def deliver(self, delivery: Delivery) -> None:
-        """Send DELIVERs to all live subscribers; those that have just come get no more than their ration."""
+        """Send DELIVERs to all live subscribers; those with a ration get no more than that."""
         now = self.reactor.seconds()
-        established = self._session.subscribers.established(now)
-        newcomers = self._session.subscribers.newcomers(now)
-        if established or newcomers:
-            delivers = delivery.encoded(serialize_delivers)
-            self._deliver(delivers, established, now)
-            for destination, client in newcomers:
-                for train in self._session.ration(client, delivers.trains, delivery.last_seq):
-                    self.send(train, destination)
-                    self.counters.add(PROTOCOL, "delivers", train.count)
-                    self._count_sent(train)
+        receivers = self._session.subscribers.receivers(now)
+        if receivers:
+            self._deliver(delivery.encoded(serialize_delivers), delivery, receivers, now)
             self.flush()
         self._check_drained()
 
@@ -284,12 +317,18 @@ class BackboneProtocol(TrainProtocol):
         producer = "{}:{}".format(*source)
         return Run(stream=self._settings.stream, source=PROTOCOL, producer=producer, lengths=lengths, payload=payload)
 
-    def _deliver(self, delivers: Delivers, destinations: list[Address], now: float) -> None:
+    def _deliver(
+        self, delivers: Delivers, delivery: Delivery, receivers: list[tuple[Address, KnownClient]], now: float
+    ) -> None:
         rates = self._session.sent_bytes
         sent = 0
-        for destination in destinations:
-            for train in delivers.trains:
-                if rates.spend(destination[0], train.size, now):
+        for destination, client in receivers:
+            trains = delivers.trains
+            if client.credit is not None:
+                trains = self._ration(client, delivers, [(delivery.first_seq, delivery.last_seq)])
+            for train in trains:
+                # The rate protects a victim of forged addresses; in a trusted network every DELIVER is sent (rule 3).
+                if client.trusted or rates.spend(destination[0], train.size, now):
                     self.send(train, destination)
                     self._count_sent(train)
                     sent += train.count
@@ -298,6 +337,13 @@ class BackboneProtocol(TrainProtocol):
         self.counters.add(PROTOCOL, "delivers", sent)
         if delivers.left_out:
             self.counters.add(PROTOCOL, "too-large-for-a-datagram", delivers.left_out)
+
+    def _ration(self, client: KnownClient, delivers: Delivers, ranges: Iterable[Range]) -> tuple[Train, ...]:
+        trains = self._session.ration(client, delivers.trains, ranges)
+        held = delivers.count - sum(train.count for train in trains)
+        if held:
+            self.counters.add(PROTOCOL, "held-back", held)
+        return trains
 
     def _count_sent(self, train: Train) -> None:
         """Count a train of DELIVERs that one client was sent."""
@@ -317,31 +363,36 @@ class BackboneProtocol(TrainProtocol):
         for _ in range(min(SLICES, len(self._replays))):
             if self.waiting or not self._replays:
                 break
-            destination, first, last = self._replays.next()
-            if self._session.sent_bytes.spend(destination[0], 0, now):
-                self._replays.sent(destination, self._replay_slice(destination, first, last, now))
+            destination, ranges = self._replays.next()
+            client = self._session.subscribers.find(destination, now)
+            if client is None:
+                self._replays.remove(destination)
+            elif self._session.sent_bytes.spend(destination[0], 0, now):
+                self._replays.sent(destination, self._replay_slice(destination, client, ranges, now))
                 sent = True
         self._schedule_replay(0 if sent else REPLAY_WAIT)
 
-    def _replay_slice(self, destination: Address, first: int, last: int, now: float) -> int:
-        """Send some of the records *first* to *last*; return the sequence up to which the range is finished."""
+    def _replay_slice(self, destination: Address, client: KnownClient, ranges: Ranges, now: float) -> int:
+        """Send some of the records in *ranges*; return the sequence up to which they are finished."""
+        part = ranges.first(SLICE_RANGES)
         try:
-            runs = self._broker.read(self._settings.stream, first, SLICE)
+            runs = self._broker.read(self._settings.stream, part[0][0], SLICE)
         except JournalCorrupt as damage:
             self._drop(Dropped(source=destination, cause="journal-corrupt", detail=str(damage)))
-            return last
-        wanted = tuple(run.slice(0, last - run.first_seq + 1) for run in runs if run.first_seq <= last)
-        if not wanted:
-            return last
-        delivers = serialize_delivers(wanted)
-        for train in delivers.trains:
+            return part[0][1]
+        delivers = serialize_delivers(part.select(runs))
+        trains = self._ration(client, delivers, ranges)
+        for train in trains:
             # A slice is sent completely, even beyond the rate; the next slice waits for the debt.
             self._session.sent_bytes.charge(destination[0], train.size, now)
             self.send(train, destination)
             self._count_sent(train)
         self.flush()
-        self.counters.add(PROTOCOL, "replayed", delivers.count)
-        return wanted[-1].last_seq
+        sent = sum(train.count for train in trains)
+        self.counters.add(PROTOCOL, "replayed", sent)
+        if sent < delivers.count:
+            return ranges[-1][1]  # the ration holds the rest back
+        return min(part[-1][1], runs[-1].last_seq) if runs else part[-1][1]
 
     def _check_drained(self) -> None:
         if self._draining is None:

@@ -1,10 +1,10 @@
 """The server's side of the backbone, without I/O: rules and limits.
 
     PUSH            -> Pushed, within the rate of its address
-    KEEPALIVE       -> a place in the table and an ACK, if ADDR is the source address; the second KEEPALIVE also brings
-                       the records that were held back
+    KEEPALIVE       -> a place in the table and an ACK, if ADDR is the source address; Replay of what a ration held back
     REQUEST         -> a FORWARD to the client whose turn it is; Replay if it is the turn of the server's own journal,
-                       or if the client repeats a REQUEST; Dropped without a recent KEEPALIVE
+                       if the client repeats a REQUEST or has a ration, or if there were many FORWARDs; Dropped without
+                       a recent KEEPALIVE
     anything else   -> Dropped; errors are not answered
 
 Specification: fyrehose-backbone.txt, RULES (BACKBONE) 1 to 5.  Times are monotonic, in seconds, and passed as
@@ -16,11 +16,12 @@ in: receive_datagrams(train, source, now)      out: events; data_to_send() -> (d
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
 
 import attrs
 
+from fyrehose.core.policy import in_networks
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.identity import Action
 from fyrehose.kernels import backbone
@@ -38,6 +39,7 @@ from fyrehose.protocols.backbone.frames import (
     can_receive,
     first_seq,
 )
+from fyrehose.protocols.backbone.ranges import Range
 from fyrehose.protocols.backbone.rates import Rates
 from fyrehose.protocols.backbone.session import BackboneSession, Dropped
 from fyrehose.protocols.backbone.settings import BackboneSettings
@@ -49,8 +51,10 @@ from fyrehose.records import Column
 MERGE = 0.1
 #: Maximum number of REQUESTs that are remembered to find duplicates.
 MERGED = 4_096
-#: Bytes that a client may be sent for each byte received from it, before its second KEEPALIVE.
+#: Bytes that a client with a ration may be sent for each byte received from it.
 AMPLIFICATION = 3
+#: What processing a REQUEST costs, whatever its range, as a number of records.
+REQUEST_COST = 20
 #: Burst of a destination, as its rate times this, in seconds; receive buffers can hold it.
 BURST = 1 / 16
 
@@ -106,27 +110,30 @@ class BackboneServerSession(BackboneSession[Pushed | Replay]):
         self.sent_bytes = Rates(settings.destination_rate, settings.destination_rate * BURST)
         self._rotation = Rotation(random)
         self._pushes = Rates(settings.push_rate, settings.push_rate)
-        self._requests = Rates(settings.request_rate, settings.request_rate)
+        # Only clients in the tables send REQUESTs, and each has a bucket of its own.
+        self._requests = Rates(settings.request_rate, settings.request_rate, most=2 * settings.subscribers)
         self._forwards = Rates(settings.forward_rate, settings.forward_rate, most=1)
         self._recent_requests: OrderedDict[Request, float] = OrderedDict()
 
-    def ration(self, newcomer: KnownClient, trains: tuple[Train, ...], last: int) -> list[Train]:
-        """Return as much of *trains* as the credit of *newcomer* covers, and hold the rest for its second KEEPALIVE.
+    def ration(self, client: KnownClient, trains: tuple[Train, ...], ranges: Iterable[Range]) -> tuple[Train, ...]:
+        """Return as much of *trains* as the credit of *client* covers, and hold the rest for its next KEEPALIVE.
 
-        :param last: the sequence of the last record in *trains*
+        :param ranges: the sequences of *trains*
         """
-        assert newcomer.credit is not None
+        if client.credit is None:
+            return trains
         allowed = []
         for train in trains:
-            count = min(train.count, newcomer.credit // train.segment)
-            part = train.first(count)
-            newcomer.credit -= part.size
-            if count:
+            part = train.first(client.credit // train.segment)
+            if part.count:
+                client.credit -= part.size
                 allowed.append(part)
-            if count < train.count:
-                newcomer.hold(first_seq(train.data, part.size), last)
+            if part.count < train.count:
+                held = first_seq(train.data, part.size)
+                for first, last in ranges:
+                    client.hold(max(first, held), last)
                 break
-        return allowed
+        return tuple(allowed)
 
     # Received datagrams.
 
@@ -149,9 +156,9 @@ class BackboneServerSession(BackboneSession[Pushed | Replay]):
                 return end
             lengths = lengths[: 4 * granted]
             payload = payload[: sum(memoryview(lengths).cast("I"))]
-        newcomer = self.subscribers.newcomer(source)
-        if newcomer is not None and newcomer.credit is not None:
-            newcomer.credit += AMPLIFICATION * (len(payload) + HEADER * granted)
+        client = self.subscribers.find(source, now)
+        if client is not None and client.credit is not None:
+            client.credit += AMPLIFICATION * (len(payload) + HEADER * granted)
         large = 0
         if segment > HEADER + MAX_UNFRAGMENTED:
             large = sum(size > MAX_UNFRAGMENTED for size in memoryview(lengths).cast("I"))
@@ -169,13 +176,15 @@ class BackboneServerSession(BackboneSession[Pushed | Replay]):
     def _keep_alive(self, events: list[Event], frame: KeepAlive, source: Address, now: float) -> None:
         client = self._own_address(frame.address, source)
         ack = KeepAliveAck(token=frame.token).serialize()
-        seen = self.subscribers.keep_alive(client, frame.flags, now, AMPLIFICATION * KEEPALIVE - len(ack))
+        trusted = in_networks(source[0], self._settings.trusted)
+        credit = None if trusted else AMPLIFICATION * KEEPALIVE - len(ack)
+        seen = self.subscribers.keep_alive(client, frame.flags, now, credit)
         if not seen.admitted:
             # No ACK, because the client would believe that it is subscribed.
             why = self._places_taken("its own address holds as many as any other")
             raise RemoteProtocolError("too-many-subscribers", why)
         self._to_send.append((single(ack), client))
-        events.extend(Replay(destination=client, first=first, last=last) for first, last in seen.deferred)
+        events.extend(Replay(destination=client, first=first, last=last) for first, last in seen.held)
         if seen.displaced is not None:
             why = self._places_taken(f"its address holds the most: {source[0]} gets the place")
             events.append(Dropped(source=seen.displaced, cause="subscriber-displaced", detail=why))
@@ -193,33 +202,29 @@ class BackboneServerSession(BackboneSession[Pushed | Replay]):
         frame = Request(address=requester, first=frame.first, last=frame.last)
         if self._is_repeated(frame, now):
             raise RemoteProtocolError("request-repeated")
-        if not self._requests.take(requester, 1, now):
-            raise RemoteProtocolError("request-rate")
         oldest, newest = self._bounds()
         first = max(frame.first, oldest)
         last = min(frame.last, newest, first + MAX_SEQUENCES - 1)
+        if not self._requests.spend(requester, REQUEST_COST + max(last - first + 1, 0), now):
+            raise RemoteProtocolError("request-rate")
         if first > last:
             raise RemoteProtocolError("request-of-nothing")
-        if client.credit is not None:
-            if not client.defer(first, last):
-                raise RemoteProtocolError("request-before-keepalive", "its second KEEPALIVE has not arrived")
-            return
         peer = None
-        if not client.repeats(first, last, now):
+        # A client that answers knows no rations.
+        if client.credit is None and not client.repeats(first, last, now) and self._forwards.take("all", 1, now):
             peer = self._rotation.next([None, *self.subscribers.journals(now)], requester)
         if peer is None:
             events.append(Replay(destination=requester, first=first, last=last))
-        elif self._forwards.take("all", 1, now):
-            self._to_send.append((single(Forward(address=requester, first=first, last=last).serialize()), peer))
         else:
-            raise RemoteProtocolError("forward-rate")
+            self._to_send.append((single(Forward(address=requester, first=first, last=last).serialize()), peer))
 
     # Checks.
 
     def _own_address(self, claimed: Address, source: Address) -> Address:
         """Return the address that a client claims in ADDR and PORT, if it is valid.
 
-        The protocol has no proof of an address, so ADDR must be the source address, or 0.0.0.0, which stands for it.
+        The protocol has no proof of an address, so ADDR must be the source address, or 0.0.0.0, which stands for it;
+        PORT 0 stands for the source port.
 
         :raises RemoteProtocolError: the client may not claim this address, or may not subscribe
         """
@@ -228,7 +233,7 @@ class BackboneServerSession(BackboneSession[Pushed | Replay]):
             raise RemoteProtocolError("Forbidden", "the access policy does not permit it to subscribe")
         if host not in (source[0], "0.0.0.0"):
             raise RemoteProtocolError("foreign-address")
-        client = (source[0], port)
+        client = (source[0], port or source[1])
         if not can_receive(client):
             raise RemoteProtocolError("impossible-address")
         if self._is_own(client):

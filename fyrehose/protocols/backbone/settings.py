@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from fyrehose.options import boolean, count, name, option, size
+from fyrehose.options import Network, boolean, count, name, networks, option, size
 
 
 @attrs.frozen(kw_only=True)
@@ -14,9 +14,16 @@ class BackboneSettings:
     stream: str = option("backbone", name, "the stream to publish to and deliver from")
     subscribers: int = option(1_024, count, "maximum number of clients; further KEEPALIVEs get no ACK", least=1)
     push_rate: int = option(50_000, count, "PUSH datagrams per second from one address", least=1)
-    request_rate: int = option(10, count, "REQUEST datagrams per second from one client", least=1)
-    forward_rate: int = option(1_000, count, "FORWARD datagrams per second to all clients together", least=1)
+    request_rate: int = option(
+        100_000, count, "records per second for the REQUESTs of one client; a REQUEST counts as 20 more", least=1
+    )
+    forward_rate: int = option(
+        1_000, count, "REQUESTs per second that clients may answer; the journal answers further ones", least=1
+    )
     destination_rate: int = option(64 << 20, size, "bytes per second to one address", least=1)
+    trusted: tuple[Network, ...] = option(
+        networks("127.0.0.0/8"), networks, "networks whose source addresses outsiders cannot forge; no rations there"
+    )
     receive_buffer: int = option(4 << 20, size, "size of the socket's receive buffer")
     batching: bool = option(True, boolean, "send and receive many datagrams per system call if the kernel supports it")
     total_length: bool = option(False, boolean, "accept PUSH datagrams whose LENGTH includes the header, too")

@@ -1,37 +1,40 @@
 """The table of clients that send KEEPALIVEs, and the rotation of those that answer REQUESTs.
 
 A KEEPALIVE does not prove its source address: the client chooses the token, and the protocol gives the server no way to
-challenge a client.  So a client is established with its second KEEPALIVE, which every client sends within a second
-(rule 1 of the client).  Until then it is a newcomer: the server sends it at most three times as many bytes as came from
-it, and holds the rest back until the second KEEPALIVE arrives.
+challenge a client.  So a client has a ration, unless its network is trusted: the server sends it at most three times as
+many bytes as came from it, and an allowance that grows with each second in which the client sends KEEPALIVEs.  Records
+beyond the ration are held back until the next KEEPALIVE.
 
 in: KEEPALIVEs, REQUESTs and the time      out: the clients that receive DELIVERs, the client that receives a FORWARD
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable
 from random import Random
 
 import attrs
 
 from fyrehose.protocols.backbone.frames import MAX_SEQUENCES, Address, Flags
+from fyrehose.protocols.backbone.ranges import Ranges
 
 #: How long a client is alive after a KEEPALIVE, in seconds, the end included (rule 2 of the backbone).
 ALIVE = 5.0
-#: Maximum number of REQUESTs of a newcomer that wait for its second KEEPALIVE.
-MOST_DEFERRED = 8
-#: Number of recent ranges of a client by which a repeated REQUEST is recognised.
-REMEMBERED = 32
+#: KEEPALIVEs within this time after one that has raised the allowance do not raise it again, in seconds: honest clients
+#: send one each second, and a flood of them is worth no more.
+INTERVAL = 0.5
+#: What a client may be sent, in bytes, from one KEEPALIVE to the next, when it has sent KEEPALIVEs for one second, two
+#: seconds and so on; after that it has no ration.
+ALLOWANCES = (64 << 10, 512 << 10, 4 << 20, 32 << 20)
+#: Maximum number of ranges that are held back for a client.
+MOST_HELD = 64
 #: How long the server's journal answers all REQUESTs of a client after a repeated REQUEST, in seconds.
 UNANSWERED = 10.0
 #: FLAGS of a client that receives neither DELIVERs of new records nor FORWARDs.
 QUIET = Flags.NOSUBSCRIBE | Flags.NOJOURNAL
 # Integers, because each delivery tests the flags of every client, and an operation of Flags takes 20 times as long.
 _NOSUBSCRIBE, _NOJOURNAL = int(Flags.NOSUBSCRIBE), int(Flags.NOJOURNAL)
-
-Range = tuple[int, int]
 
 
 @attrs.define(eq=False, slots=True)
@@ -40,48 +43,56 @@ class KnownClient:
 
     :ivar last: time of the last KEEPALIVE, in seconds
     :ivar flags: the FLAGS of the last KEEPALIVE
-    :ivar credit: bytes that may be sent to it before its second KEEPALIVE; None after that
-    :ivar held: first and last sequence of the records that the credit did not cover
-    :ivar deferred: ranges that it requested before its second KEEPALIVE
+    :ivar credit: bytes that may be sent to it until its next KEEPALIVE; None: it has no ration
+    :ivar trusted: it has not had a ration from the beginning, because its network is trusted
+    :ivar held: the records that the credit did not cover
     """
 
     last: float
     flags: int = attrs.field(converter=int)
     credit: int | None = None
-    held: Range | None = None
-    deferred: list[Range] = attrs.field(factory=list)
-    _requested: deque[Range] = attrs.field(factory=lambda: deque(maxlen=REMEMBERED), init=False)
+    trusted: bool = attrs.field(init=False)
+    held: Ranges = attrs.field(factory=Ranges, init=False)
+    _raised: float = attrs.field(init=False)
+    _raises: int = attrs.field(default=0, init=False)
+    _requested_to: int = attrs.field(default=0, init=False)
     _unanswered: float = attrs.field(default=float("-inf"), init=False)
 
+    def __attrs_post_init__(self) -> None:
+        self.trusted = self.credit is None
+        self._raised = self.last
+
     def hold(self, first: int, last: int) -> None:
-        """Hold *first* to *last* back for the second KEEPALIVE, up to the maximum of one answer."""
-        first = first if self.held is None else self.held[0]
-        self.held = (first, min(last, first + MAX_SEQUENCES - 1))
+        """Hold *first* to *last* back until the next KEEPALIVE, as far as one answer may reach."""
+        last = min(last, first + MAX_SEQUENCES - self.held.sequences - 1)
+        if first <= last:
+            self.held.add(first, last, MOST_HELD)
 
-    def defer(self, first: int, last: int) -> bool:
-        """Defer a REQUEST to the second KEEPALIVE; return False if too many are deferred already."""
-        if (first, last) not in self.deferred:
-            if len(self.deferred) >= MOST_DEFERRED:
-                return False
-            self.deferred.append((first, last))
-        return True
+    def renew(self, now: float, credit: int) -> Ranges:
+        """Record another KEEPALIVE; return the records that were held back.
 
-    def confirm(self) -> list[Range]:
-        """Record another KEEPALIVE; return the ranges that waited for the second."""
-        ranges = [] if self.held is None else [self.held]
-        ranges += [requested for requested in self.deferred if requested not in ranges]
-        self.credit, self.held, self.deferred = None, None, []
-        return ranges
+        :param credit: bytes that may be sent for it
+        """
+        self.last = now
+        if self.credit is not None:
+            self.credit += credit
+            if now - self._raised >= INTERVAL:
+                self.credit = max(self.credit, ALLOWANCES[self._raises]) if self._raises < len(ALLOWANCES) else None
+                self._raised = now
+                self._raises += 1
+        held, self.held = self.held, Ranges()
+        return held
 
     def repeats(self, first: int, last: int, now: float) -> bool:
         """Record a REQUEST; return whether the client has repeated a REQUEST in the last UNANSWERED seconds.
 
         A repetition means that an answer was lost, or that the client that received the FORWARD does not answer.  Then
-        the server answers the next ranges, too, so that the requester does not wait for such clients again.
+        the server answers the next ranges, too, so that the requester does not wait for such clients again.  Clients
+        find gaps in the order of the sequences, so a REQUEST that begins below the end of an earlier one repeats it.
         """
-        if any(begin <= last and first <= end for begin, end in self._requested):
+        if first <= self._requested_to:
             self._unanswered = now + UNANSWERED
-        self._requested.append((first, last))
+        self._requested_to = max(self._requested_to, last)
         return now < self._unanswered
 
 
@@ -149,12 +160,12 @@ class KeepAliveResult:
     """The result of a KEEPALIVE.
 
     :ivar admitted: the KEEPALIVE is to be acknowledged
-    :ivar deferred: ranges that waited for it and are to be delivered now
+    :ivar held: records that were held back, and are to be delivered now
     :ivar displaced: the client that lost its place
     """
 
     admitted: bool
-    deferred: list[Range]
+    held: Ranges = attrs.field(factory=Ranges)
     displaced: Address | None = None
 
 
@@ -173,50 +184,40 @@ class Subscribers:
     def __len__(self) -> int:
         return len(self._table.clients)
 
-    def keep_alive(self, address: Address, flags: Flags, now: float, credit: int) -> KeepAliveResult:
+    def keep_alive(self, address: Address, flags: Flags, now: float, credit: int | None) -> KeepAliveResult:
         """Process a KEEPALIVE of the client at *address*.
 
-        :param credit: bytes that a newcomer may be sent for it
+        :param credit: bytes that may be sent for it; None: the client has no ration
         """
         self._table.expire(now)
         self._quiet.expire(now)
         quiet = flags == QUIET
         table, other = (self._quiet, self._table) if quiet else (self._table, self._quiet)
         client = table.clients.get(address) or other.remove(address)
-        owed: list[Range] = []
+        held = Ranges()
         if client is None:
             client = KnownClient(now, flags, credit)
         else:
-            owed = client.confirm()
-            client.last, client.flags = now, flags
+            held = client.renew(now, credit or 0)
+            client.flags = int(flags)
         if address in table.clients:
             table.renew(address)
-            return KeepAliveResult(True, owed)
+            return KeepAliveResult(True, held)
         admitted, displaced = table.add(address, client)
-        return KeepAliveResult(admitted or quiet, owed if admitted else [], displaced)
+        return KeepAliveResult(admitted or quiet, held if admitted else Ranges(), displaced)
 
     def find(self, address: Address, now: float) -> KnownClient | None:
         """Return the client at *address*; None if it is not alive."""
         self._quiet.expire(now)
         return self._alive(now).get(address) or self._quiet.clients.get(address)
 
-    def newcomer(self, address: Address) -> KnownClient | None:
-        """Return the client at *address* if it has sent only one KEEPALIVE and receives DELIVERs or FORWARDs."""
-        client = self._table.clients.get(address)
-        return None if client is None or client.credit is None else client
-
-    def established(self, now: float) -> list[Address]:
-        """Return the subscribers that receive every DELIVER."""
+    def receivers(self, now: float) -> list[tuple[Address, KnownClient]]:
+        """Return the subscribers: they receive DELIVERs."""
         clients = self._alive(now).items()
-        return [at for at, client in clients if not client.flags & _NOSUBSCRIBE and client.credit is None]
-
-    def newcomers(self, now: float) -> list[tuple[Address, KnownClient]]:
-        """Return the subscribers that receive only the DELIVERs that their credit covers."""
-        clients = self._alive(now).items()
-        return [(at, new) for at, new in clients if not new.flags & _NOSUBSCRIBE and new.credit is not None]
+        return [(at, client) for at, client in clients if not client.flags & _NOSUBSCRIBE]
 
     def journals(self, now: float) -> list[Address]:
-        """Return the clients that receive FORWARDs."""
+        """Return the clients that receive FORWARDs: those without a ration."""
         clients = self._alive(now).items()
         return [at for at, client in clients if not client.flags & _NOJOURNAL and client.credit is None]
 

@@ -115,6 +115,8 @@ class EventBusClient:
     :ivar now: returns the wall-clock time, in microseconds since 1970 UTC
     """
 
+    absent = False  #: the protocol does not say whether the stream exists
+
     reactor: Any
     host: str
     port: int

@@ -75,6 +75,45 @@ FAILURES = {
 }
 #: How often binding to three consecutive free ports is tried.
 ATTEMPTS = 50
+#: Counters of the event bus, and the causes for which it refuses connections, requests and events.
+EVENTS = (
+    LEFT,
+    "broadcasts",
+    "connections",
+    "decimal-requests",
+    "duplicate",
+    "pub-bytes",
+    "pubs",
+    "skipped",
+    "snapshot-left",
+    "snapshot-replaced",
+    "snapshots",
+    "syncs",
+)
+REFUSALS = (
+    TOO_MANY,
+    TIMEOUT,
+    BAD,
+    "bad-sequence",
+    "bad-subtree",
+    "bad-topic",
+    "bad-zap-request",
+    "broadcast-memory-full",
+    "data-too-large",
+    "journal-corrupt",
+    "label-too-long",
+    "no-key",
+    "not-published-at-stop",
+    "snapshot-stalled",
+    "subscriber-too-slow",
+    "subtree-too-long",
+    "too-many-snapshots",
+    "too-many-subtrees",
+    "topic-too-long",
+    "unknown-command",
+    "unknown-key",
+    "wrong-frame-count",
+)
 
 
 @implementer(IListeningPort)
@@ -108,6 +147,7 @@ class EventBusService(Service):
     def __init__(self, reactor: Any, broker: IBroker, host: str, port: int, settings: EventBusSettings) -> None:
         self._reactor = reactor
         self._broker = broker
+        broker.counters.declare(PROTOCOL, EVENTS, REFUSALS)
         self._host = host
         self._first = port
         self._settings = settings

@@ -100,6 +100,11 @@ class FiggClient:
     def __attrs_post_init__(self) -> None:
         self._window = PublishWindow(self.window, self.window_bytes)
 
+    @property
+    def absent(self) -> bool:
+        """Whether the server begins a topic at offset 0, before its first message."""
+        return any(each.attached and each.offset == 0 for each in self._subscriptions.values())
+
     # The public API.
 
     def connect(self) -> Deferred[None]:

@@ -258,4 +258,15 @@ class FiggFactory(SessionFactory):
 
     protocol = FiggProtocol
     defaults = FiggSettings()
+    events = ("skipped",)
+    refusals = (
+        "bad-length",
+        "bad-topic",
+        "frame-too-large",
+        "too-many-subscriptions",
+        "truncated-frame",
+        "unknown-type",
+        "wrong-direction",
+        "wrong-version",
+    )
     settings: FiggSettings

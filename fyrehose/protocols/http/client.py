@@ -53,6 +53,7 @@ class HttpTailer:
 
     :ivar authority: the value of the ``Host`` header
     :ivar position: number of the last record that was passed on, or the one before the first; None: not known yet
+    :ivar absent: whether the stream did not exist when the server began to send records
     :ivar positions: the same for each stream that matches the pattern
     """
 
@@ -60,6 +61,7 @@ class HttpTailer:
     endpoint: IStreamClientEndpoint
     authority: str
     position: int | None = attrs.field(default=None, init=False)
+    absent: bool = attrs.field(default=False, init=False)
     positions: dict[str, int] = attrs.field(factory=dict, init=False)
     path: str = attrs.field(default="", init=False)
     _pattern: str | None = attrs.field(default=None, init=False)
@@ -393,6 +395,7 @@ class _Connection(Protocol):
         if status == 503:
             follow_leader(self._tailer.endpoint, headers.get(b"location", b"").decode("latin-1"))
         if self._live and status == 200:
+            self._tailer.absent = headers.get(b"fyrehose-last") == b"0"
             generation = headers.get(b"fyrehose-generation")
             self._tailer.begun(None if generation is None else int(generation))
         elif not self._live and status == 200 and b"fyrehose-last" in headers:

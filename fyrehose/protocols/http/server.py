@@ -41,6 +41,7 @@ from fyrehose.protocols.http.session import (
     EVENTS,
     NDJSON,
     PROTOCOL,
+    REFUSALS,
     BodyRefused,
     Follow,
     HttpSession,
@@ -240,7 +241,7 @@ class HttpProtocol(WebProtocol):
         if event.subscription is not None and event.request.method != "HEAD":
             self._consume(event)
         else:
-            self._send_events(event, event.after, {})
+            self._send_events(event, event.after, {"Fyrehose-Last": str(self.broker.bounds(event.stream)[1])})
 
     def _send_events(self, event: Live, after: int | None, headers: Mapping[str, str]) -> None:
         answer = LiveAnswer(self)
@@ -504,6 +505,8 @@ class HttpFactory(SessionFactory):
 
     protocol = HttpProtocol
     defaults = HttpSettings()
+    events = ("not-json", "refused-after-refusal", "skipped")
+    refusals = REFUSALS
     proofs = PROOFS | {"token"}
     settings: HttpSettings
 

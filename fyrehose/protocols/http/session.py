@@ -25,7 +25,7 @@ from fyrehose.patterns import Pattern
 from fyrehose.protocols.http.bodies import Body, LineBody, TooLarge, Whole
 from fyrehose.protocols.http.managing import LARGEST, Manage, allowed, manage, with_body
 from fyrehose.records import LAST_SEQ, MAX_NAME
-from fyrehose.web.session import JSON, RequestHead, RequestRefused, WebSession
+from fyrehose.web.session import JSON, WEB_REFUSALS, RequestHead, RequestRefused, WebSession
 
 PROTOCOL = "http"
 #: The content types of newline-delimited JSON.
@@ -43,6 +43,24 @@ MOST_LISTED, MOST_PAGES = 1_000, 10**7
 KEYED = 1 << 20
 #: The longest time that a GET waits for a record, in seconds.
 LONGEST_WAIT = 300
+#: The causes for which requests are refused.
+REFUSALS = (
+    *WEB_REFUSALS,
+    "bad-body",
+    "bad-content-type",
+    "bad-key",
+    "bad-method",
+    "bad-name",
+    "bad-query",
+    "closing",
+    "encoded-body",
+    "length-required",
+    "multipart-body",
+    "no-such-path",
+    "no-such-stream",
+    "stream-not-followed",
+    "too-large",
+)
 
 USAGE = {
     "POST /streams/NAME": f"publish the body; with Content-Type: {NDJSON} publish each line",

@@ -306,6 +306,20 @@ class LumberjackFactory(SessionFactory):
 
     protocol = LumberjackProtocol
     defaults = LumberjackSettings()
+    refusals = (
+        "bad-compression",
+        "bad-frame",
+        "bad-type",
+        "bad-version",
+        "decompression-bomb",
+        "frame-too-large",
+        "key-too-large",
+        "mixed-versions",
+        "nested-compression",
+        "partial-frame",
+        "too-many-pairs",
+        "too-many-windows",
+    )
     largest_read = READ
     settings: LumberjackSettings
 

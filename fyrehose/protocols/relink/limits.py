@@ -41,3 +41,53 @@ class LinkLimits:
     result_runs: int = 4_096
     #: bytes that may arrive while the listener looks up the link; a correct peer sends none (L1)
     early: int = 1 << 20
+
+
+#: The protocol's own counters, and the causes for which it refuses messages and closes connections.
+EVENTS = (
+    "connections-fenced",
+    "links-ended",
+    "links-expired",
+    "links-made",
+    "links-resumed",
+    "links-unknown",
+    "skipped",
+)
+REFUSALS = (
+    "links-displaced",
+    "links-too-large",
+    "acknowledged-unsent",
+    "backlog-too-large",
+    "bad-id-size",
+    "bad-link-id",
+    "channel-after-shutdown",
+    "consumed-before-result",
+    "consumed-undecided",
+    "endpoint-not-utf-8",
+    "endpoint-unknown",
+    "format-unknown",
+    "gap-not-written",
+    "general-unknown",
+    "handshake-timeout",
+    "message-after-close",
+    "message-to-subscription",
+    "message-too-large",
+    "operation-not-transactional",
+    "operation-on-unreceived",
+    "result-not-transactional",
+    "result-unasked",
+    "results-unconfirmed",
+    "resume-unexpected",
+    "resumes-mismatched",
+    "silent-peer",
+    "subscription-displaced",
+    "subscription-refused",
+    "too-early",
+    "too-many-channels",
+    "too-many-gaps",
+    "too-many-links",
+    "too-many-parts",
+    "too-many-targets",
+    "transactions-too-large",
+    "transactions-unsupported",
+)

@@ -38,6 +38,8 @@ class RelinkReader(RelinkClient):
     :ivar position: number of the last record that was passed on, or the one before the first; None: not known yet
     """
 
+    absent = False  #: the protocol does not say whether the stream exists
+
     position: int | None = attrs.field(default=None, init=False)
     _stream: str = attrs.field(default="", init=False)
     _after: int | None = attrs.field(default=None, init=False)

@@ -39,6 +39,7 @@ from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.endpoints import PROTOCOL, Publishing, Refused, Subscribing, first_anchor
 from fyrehose.protocols.relink.handshake_events import HelloReceived, Linked
 from fyrehose.protocols.relink.keepalive import KeepAliveTimer
+from fyrehose.protocols.relink.limits import EVENTS, REFUSALS
 from fyrehose.protocols.relink.names import EndpointName, parse
 from fyrehose.protocols.relink.registry import LinkEntry, Registry
 from fyrehose.protocols.relink.server_session import ListenerSession
@@ -427,6 +428,8 @@ class RelinkFactory(SessionFactory):
 
     protocol = RelinkProtocol
     defaults = RelinkSettings()
+    events = EVENTS
+    refusals = REFUSALS
     settings: RelinkSettings
 
     def __init__(

@@ -14,6 +14,7 @@ from twisted.internet.task import Clock
 
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
+from fyrehose.options import networks
 from fyrehose.protocols.backbone.client import BackboneClient
 from fyrehose.protocols.backbone.client_session import BackboneOptions
 from fyrehose.protocols.backbone.frames import Address, Frame, decode
@@ -199,9 +200,10 @@ class World:
 
 @pytest.fixture
 def make_world() -> Callable[..., World]:
-    """Return a function that makes a World; its other keywords are settings of the server."""
+    """Return a function that makes a World; its other keywords are settings of the server, which trusts all clients."""
 
     def make(auto: bool = True, broker: dict[str, Any] | None = None, **settings: Any) -> World:
+        settings.setdefault("trusted", networks("10.0.0.0/8"))
         return World(BackboneSettings(**settings), auto=auto, journal_settings=broker or {})
 
     return make

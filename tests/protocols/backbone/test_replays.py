@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from fyrehose.protocols.backbone.replays import MOST, Replays
+from fyrehose.protocols.backbone.replays import LEAST_EACH, MOST, MOST_EACH, Replays
 
 A, B = ("10.0.0.1", 1), ("10.0.0.2", 1)
 
 
+def next_range(replays: Replays) -> tuple[object, tuple[int, int]]:
+    destination, ranges = replays.next()
+    return destination, ranges[0]
+
+
 def test_destinations_take_turns_and_ranges_do_not_overtake() -> None:
     replays = Replays()
-    assert replays.add(A, 1, 100)
     assert replays.add(A, 200, 201)
+    assert replays.add(A, 1, 100)
     assert replays.add(B, 5, 6)
-    assert replays.next() == (A, 1, 100)
+    assert next_range(replays) == (A, (1, 100))
     replays.sent(A, 60)
-    assert replays.next() == (B, 5, 6)
+    assert next_range(replays) == (B, (5, 6))
     replays.sent(B, 6)
-    assert replays.next() == (A, 61, 100)
+    assert next_range(replays) == (A, (61, 100))
     replays.sent(A, 100)
-    assert replays.next() == (A, 200, 201)
+    assert next_range(replays) == (A, (200, 201))
     replays.sent(A, 999)
     assert len(replays) == 0
     with pytest.raises(KeyError):
@@ -35,15 +40,23 @@ def test_equal_ranges_are_queued_once() -> None:
     assert len(replays) == 0
 
 
-def test_number_of_ranges_is_bounded() -> None:
+def test_number_of_ranges_is_bounded_for_each_destination() -> None:
     replays = Replays()
-    assert sum(replays.add(A, i, i) for i in range(1, 100)) == 8
-    assert sum(replays.add(("10.0.1.1", port), 1, 1) for port in range(5_000)) == MOST - 8
-    assert len(replays) == MOST - 8 + 1
-    assert not replays.add(("10.0.2.2", 1), 1, 1)
-    replays.next()
-    replays.sent(A, 1)
-    assert replays.add(("10.0.2.2", 1), 1, 1)
+    assert sum(replays.add(A, seq, seq) for seq in range(1, 4_000, 2)) == MOST_EACH
+    assert replays.add(A, 2, 2), "it joins two of them"
+    assert replays.add(A, 5_001, 5_001)
+    assert not replays.add(A, 6_001, 6_001)
+
+
+def test_destinations_share_the_queue_and_nobody_is_locked_out() -> None:
+    replays = Replays()
+    added = [sum(replays.add(("10.0.1.1", port), seq, seq) for seq in range(1, 4_000, 2)) for port in range(1, 2_049)]
+    assert added[:16] == [MOST_EACH] * 16
+    assert added[31] == MOST // 32
+    assert added[-1] == LEAST_EACH == MOST // 2_048
+    assert not replays.add(("10.0.1.1", 1), 9_001, 9_001), "its share has become smaller"
+    replays.remove(("10.0.1.1", 2_048))
+    assert len(replays) == 2_047
     replays.clear()
     assert len(replays) == 0
     assert replays.add(A, 1, 1)

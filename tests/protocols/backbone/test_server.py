@@ -6,11 +6,14 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from fyrehose.core.budget import Budget
 from fyrehose.core.guard import Guarded
 from fyrehose.core.policy import parse
 from fyrehose.errors import JournalCorrupt
 from fyrehose.interfaces import JournalState
+from fyrehose.options import networks
 from fyrehose.protocols.backbone import server
 from fyrehose.protocols.backbone.frames import (
     MAX_DATA,
@@ -35,9 +38,9 @@ def keep_alive(flags: Flags = Flags.NONE) -> KeepAlive:
 
 
 def ask(world: Any, *clients: Any) -> None:
-    """Send two KEEPALIVEs of each client, without which a REQUEST is not answered."""
+    """Send a KEEPALIVE of each client, without which a REQUEST is not answered."""
     for client in clients or [CLIENT]:
-        world.send(*[keep_alive(Flags.NOSUBSCRIBE | Flags.NOJOURNAL)] * 2, source=client)
+        world.send(keep_alive(Flags.NOSUBSCRIBE | Flags.NOJOURNAL), source=client)
 
 
 def delivers(frames: list[object]) -> list[tuple[int, bytes]]:
@@ -177,10 +180,10 @@ def test_a_request_is_forwarded_with_the_clamped_range(make_world: Make) -> None
     world = make_world()
     ask(world)
     world.send(*[Push(data=b"x")] * 20)
-    world.send(*[keep_alive(Flags.NOSUBSCRIBE)] * 2, source=OTHER)
+    world.send(keep_alive(Flags.NOSUBSCRIBE), source=OTHER)
     for port in range(1, 5):
         client = (CLIENT[0], port)
-        world.send(*[KeepAlive(address=client, flags=Flags(3), token=bytes(16))] * 2, source=client)
+        world.send(KeepAlive(address=client, flags=Flags(3), token=bytes(16)), source=client)
         world.send(Request(address=client, first=port - 1, last=LAST_SEQ), source=client)
     forwards = [frame for frame in world.network.sent_to(OTHER) if isinstance(frame, Forward)]
     assert len(forwards) == 2
@@ -199,16 +202,73 @@ def test_replays_keep_to_the_rate_of_their_destination_and_take_turns(make_world
     world.run(1.95)
     size = 1_009 * len(delivers(world.network.sent_to(CLIENT)))
     assert 2 << 20 <= size <= (2 << 20) + (1 << 16) * 3
-    world.run(5)
+    for _ in range(5):
+        ask(world)
+        world.run(1)
     assert len(delivers(world.network.sent_to(CLIENT))) == 4_000
 
 
 def test_requests_beyond_the_replay_queue_are_dropped(make_world: Make) -> None:
-    world = make_world(request_rate=1_000, destination_rate=1)
+    world = make_world(destination_rate=1)
+    for _ in range(21):
+        world.send(*[Push(data=b"x")] * 100)
     ask(world)
-    world.send(*[Push(data=b"x")] * 100)
-    world.send(*(Request(address=CLIENT, first=1, last=last) for last in range(1, 30)))
-    assert world.count("replays-behind") == 29 - 8
+    world.send(*(Request(address=CLIENT, first=seq, last=seq) for seq in range(1, 2_060, 2)))
+    assert world.count("replays-behind") == 1_030 - 1_024
+    world.send(Request(address=CLIENT, first=1, last=2_100))
+    assert world.count("replays-behind") == 1_030 - 1_024, "it is one range, and all others are in it"
+
+
+def test_a_client_that_has_left_gets_no_more_answers(make_world: Make) -> None:
+    world = make_world(destination_rate=1 << 20)
+    ask(world)
+    for _ in range(80):
+        world.send(*[Push(data=bytes(1_000))] * 100)
+    ask(world)
+    world.send(Request(address=CLIENT, first=1, last=10_000))
+    world.run(5.1)
+    sent = len(world.network.sent_to(CLIENT))
+    world.run(2)
+    assert len(world.network.sent_to(CLIENT)) == sent < 8_000
+    assert world.clock.getDelayedCalls() == []
+
+
+def test_one_slice_of_the_journal_answers_many_requests(make_world: Make, monkeypatch: Any) -> None:
+    world = make_world()
+    for _ in range(10):
+        world.send(*[Push(data=b"x")] * 100)
+    ask(world)
+    reads = 0
+    read = MemoryJournal.read
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        return read(*arguments)
+
+    monkeypatch.setattr(MemoryJournal, "read", counted)
+    world.send(*(Request(address=CLIENT, first=seq, last=seq) for seq in range(1, 1_000, 2)))
+    world.run(0.1)
+    assert [seq for seq, _ in delivers(world.network.sent_to(CLIENT))] == list(range(1, 1_000, 2))
+    assert reads == -(-500 // 64)
+
+
+def test_what_the_ration_holds_back_follows_with_the_next_keepalives(make_world: Make) -> None:
+    """And no REQUEST brings it earlier."""
+    world = make_world(trusted=())
+    world.send(keep_alive())
+    for _ in range(4):
+        world.send(*[Push(data=bytes(991))] * 100, source=OTHER)
+    world.send(Request(address=CLIENT, first=1, last=400))
+    world.run(0.9)
+    assert world.count("held-back") >= 400
+    received = []
+    for _ in range(3):
+        world.send(keep_alive())
+        world.run(1)
+        received.append(sum(1_000 * isinstance(frame, Deliver) for frame in world.network.sent_to(CLIENT)))
+    assert received == [65_000, 400_000, 400_000]
+    assert [seq for seq, _ in delivers(world.network.sent_to(CLIENT))] == list(range(1, 401))
 
 
 def test_a_replay_of_a_damaged_journal_is_dropped(make_world: Make, monkeypatch: Any) -> None:
@@ -302,16 +362,21 @@ def test_records_too_large_for_a_datagram_are_left_out(make_world: Make) -> None
     assert world.count("too-large-for-a-datagram") == 1
 
 
-def test_destination_above_its_rate_loses_delivers(make_world: Make) -> None:
-    world = make_world(destination_rate=160_000)
-    world.send(*[keep_alive()] * 2)
-    world.send(*[keep_alive()] * 2, source=OTHER)
+@pytest.mark.parametrize(("trusted", "lost"), [("10.0.0.2/32", 1), ("10.0.0.0/8", 0)])
+def test_destination_above_its_rate_loses_delivers_unless_it_is_trusted(
+    make_world: Make, trusted: str, lost: int
+) -> None:
+    world = make_world(destination_rate=160_000, trusted=networks(trusted))
+    for _ in range(6):  # after these even a stranger has no ration
+        world.send(keep_alive())
+        world.send(keep_alive(), source=OTHER)
+        world.run(1)
     world.server._session.sent_bytes.charge(OTHER[0], 1 << 20, world.clock.seconds())
     world.send(Push(data=bytes(1_000)))
     assert len(delivers(world.network.sent_to(CLIENT))) == 1
-    assert delivers(world.network.sent_to(OTHER)) == []
-    assert world.count("destination-rate") == 1
-    assert world.count("delivers") == 1
+    assert len(delivers(world.network.sent_to(OTHER))) == 1 - lost
+    assert world.count("destination-rate") == lost
+    assert world.count("delivers") == 2 - lost
 
 
 # Back-pressure of the port.
@@ -319,7 +384,7 @@ def test_destination_above_its_rate_loses_delivers(make_world: Make) -> None:
 
 def test_a_congested_port_pauses_the_subscription_and_replays_and_loses_nothing(make_world: Make) -> None:
     world = make_world()
-    world.send(*[keep_alive()] * 2)
+    world.send(keep_alive())
     world.port.full = True
     for i in range(1, 6):
         world.send(Push(data=b"%d" % i))

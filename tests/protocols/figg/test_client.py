@@ -270,6 +270,17 @@ def test_on_attached_reports_an_expired_offset() -> None:
     assert began == [(10, 3)]
 
 
+@pytest.mark.parametrize("after", [None, 0])
+def test_topic_that_begins_at_0_is_absent_until_its_first_message(after: int | None) -> None:
+    bench = connected()
+    bench.client.subscribe("t", bench.take, after)
+    assert not bench.client.absent
+    bench.say(Attached(topic="t", offset=0))
+    assert bench.client.absent
+    bench.say(data(1, b"a"))
+    assert not bench.client.absent
+
+
 def test_offsets_need_not_be_consecutive() -> None:
     bench = connected()
     bench.client.subscribe("t", bench.take, after=0)

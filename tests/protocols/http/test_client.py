@@ -122,6 +122,16 @@ def test_new_records_only_begin_behind_the_last_one_at_the_first_connection() ->
     assert bench.request == "GET /streams/a%2Fb/live?from=42 HTTP/1.1", "nothing is missed in between"
 
 
+@pytest.mark.parametrize("after", [None, 0])
+def test_a_stream_that_does_not_exist_yet_is_absent(after: int | None) -> None:
+    bench = Bench(after=after)
+    if after is None:
+        bench.refuse(404, b"")
+    assert not bench.tailer.absent
+    bench.answer(OK + b"Fyrehose-Last: 0\r\n")
+    assert bench.tailer.absent
+
+
 def test_a_stream_that_does_not_exist_yet_is_followed_from_its_start() -> None:
     bench = Bench()
     head = b"HTTP/1.1 404 No\r\nContent-Type: application/json\r\nContent-Length: 5\r\n\r\n"

@@ -1,0 +1,75 @@
+"""Sets of sequences, as ranges in order.
+
+Many small REQUESTs cost what their records cost: ranges that overlap or touch become one, and one slice of the journal
+answers all ranges in it.
+
+in: add(first, last)      out: the ranges, the parts of runs that are in them
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from operator import itemgetter
+
+from fyrehose.records import Run
+
+#: First and last sequence, both included.
+Range = tuple[int, int]
+
+_first, _last = itemgetter(0), itemgetter(1)
+
+
+class Ranges:
+    """Ranges that neither overlap nor touch, in order."""
+
+    def __init__(self, ranges: Iterable[Range] = ()) -> None:
+        self._ranges = list(ranges)
+
+    def __len__(self) -> int:
+        return len(self._ranges)
+
+    def __iter__(self) -> Iterator[Range]:
+        return iter(self._ranges)
+
+    def __getitem__(self, index: int) -> Range:
+        return self._ranges[index]
+
+    @property
+    def sequences(self) -> int:
+        """Number of sequences in all ranges."""
+        return sum(last - first + 1 for first, last in self._ranges)
+
+    def add(self, first: int, last: int, most: int) -> bool:
+        """Add *first* to *last*; return False if they would be another range than the *most* that are allowed."""
+        begin = bisect_left(self._ranges, first - 1, key=_last)
+        end = bisect_right(self._ranges, last + 1, key=_first)
+        joined = self._ranges[begin:end]
+        if joined:
+            first, last = min(first, joined[0][0]), max(last, joined[-1][1])
+        elif len(self._ranges) >= most:
+            return False
+        self._ranges[begin:end] = [(first, last)]
+        return True
+
+    def first(self, count: int) -> Ranges:
+        """Return the first *count* ranges."""
+        return Ranges(self._ranges[:count])
+
+    def after(self, seq: int) -> Ranges:
+        """Return the part above *seq*."""
+        rest = self._ranges[bisect_right(self._ranges, seq, key=_last) :]
+        if rest and rest[0][0] <= seq:
+            rest[0] = (seq + 1, rest[0][1])
+        return Ranges(rest)
+
+    def select(self, runs: Iterable[Run]) -> tuple[Run, ...]:
+        """Return the parts of *runs* that are in the ranges."""
+        parts = []
+        for run in runs:
+            at = bisect_left(self._ranges, run.first_seq, key=_last)
+            while at < len(self._ranges) and self._ranges[at][0] <= run.last_seq:
+                first, last = self._ranges[at]
+                parts.append(run.slice(max(first - run.first_seq, 0), last - run.first_seq + 1))
+                at += 1
+        return tuple(parts)
