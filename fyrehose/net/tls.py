@@ -91,7 +91,7 @@ class TLSSettings(TCPSettings):
         try:
             return self._make_context()
         except (SSL.Error, ValueError) as error:
-            reason = reason_of(error) if isinstance(error, SSL.Error) else error
+            reason = reason_of(error) if isinstance(error, SSL.Error) else str(error)
             raise ConfigError(f"invalid TLS options of {protocol}: {reason}") from error
 
     def _make_context(self) -> SSL.Context:
