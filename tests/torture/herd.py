@@ -192,6 +192,13 @@ def honest(address: str, suffix: str, *, fresh: bool) -> list[list[Spec]]:
     return [[each for each in specs if each.protocol != "eventbus"], [s for s in specs if s.protocol == "eventbus"]]
 
 
+def waits_of(outcome: Outcome) -> str:
+    """How long the messages of one client waited: half of them, 99 %, the longest."""
+    waits = sorted(outcome.waits)
+    middle = f"{waits[len(waits) // 2] * 1e3:.0f}/{waits[len(waits) * 99 // 100] * 1e3:.0f} ms, " if waits else ""
+    return f"{outcome.spec.protocol} {middle}{outcome.worst:.1f} s ({outcome.acked or len(outcome.read)})"
+
+
 def hostile(name: str, arguments: argparse.Namespace, root: Path) -> list[str]:
     """One attack, on a server of its own."""
     near, far = honest(ATTACKER, "near", fresh=False), honest("127.0.0.1", "honest", fresh=False)
@@ -221,12 +228,11 @@ def hostile(name: str, arguments: argparse.Namespace, root: Path) -> list[str]:
         outcomes = run.end(strangers=True)
         print(
             f"{name}: {said}; memory {idle.resident >> 10} MiB before, {after.largest >> 10} at most; "
-            f"{cpu:.2f} CPU, {after.descriptors} descriptors; longest wait of honest clients (s):"
+            f"{cpu:.2f} CPU, {after.descriptors} descriptors; waits: p50/p99, longest (messages)"
         )
         for suffix in ("honest", "fresh", "new", "near"):
             mine = [each for each in outcomes if each.spec.label.endswith(suffix)]
-            waits = [f"{o.spec.protocol} {o.worst:.1f} ({o.acked or len(o.read)})" for o in mine]
-            print(f"  {suffix:8}{', '.join(waits)}", flush=True)
+            print(f"  {suffix:8}{', '.join(map(waits_of, mine))}", flush=True)
             late = [each for each in mine if each.worst > arguments.patience]
             if suffix != "near":
                 run.problems += [f"{o.spec.label} {o.number} waited for {o.worst:.1f} s" for o in late]

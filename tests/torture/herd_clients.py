@@ -52,6 +52,7 @@ class Outcome:
 
     :ivar acked: the number of its last acknowledged message; they are 1, 2, 3 ...
     :ivar worst: the longest that one message waited for its acknowledgement, in seconds
+    :ivar waits: how long each waited that was acknowledged
     :ivar read: (stream, seq, checksum) of what was delivered to it; seq is 0 where the protocol does not say it
     """
 
@@ -60,6 +61,7 @@ class Outcome:
     acked: int
     sent: int
     worst: float
+    waits: list[float]
     wrong: list[str]
     read: list[tuple[str, int, int]]
 
@@ -82,6 +84,7 @@ class Client:
         self.began: float | None = None  #: when what is under way was sent first
         self.back: float | None = None
         self.worst = 0.0
+        self.waits: list[float] = []
         self.wrong: list[str] = []
         self.read: list[tuple[str, int, int]] = []
 
@@ -102,6 +105,7 @@ class Client:
     def acknowledged(self, now: float) -> None:
         """What is under way is stored."""
         assert self.began is not None
+        self.waits.append(now - self.began)
         self.worst = max(self.worst, now - self.began)
         self.began = None
         self.acked = self.sent
@@ -123,7 +127,7 @@ class Client:
 
     def outcome(self, now: float) -> Outcome:
         worst = max(self.worst, 0.0 if self.began is None else now - self.began)
-        return Outcome(self.spec, self.number, self.acked, self.sent, worst, self.wrong, self.read)
+        return Outcome(self.spec, self.number, self.acked, self.sent, worst, self.waits, self.wrong, self.read)
 
 
 class StreamClient(Client):
