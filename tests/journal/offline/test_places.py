@@ -80,7 +80,8 @@ class Local:
 
     def __init__(self, host: str, port: int | None, timeout: float) -> None:
         assert (host, port, timeout) == ("here", 80, places.TIMEOUT)
-        self._factory = ServeFactory(self.directory, token=self.token, reactor=Clock())
+        self._clock = Clock()
+        self._factory = ServeFactory(self.directory, token=self.token, reactor=self._clock)
         self._answer = b""
 
     def request(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> None:
@@ -91,6 +92,8 @@ class Local:
         lines = [f"{method} {path} HTTP/1.1", "Host: here", *(f"{name}: {text}" for name, text in headers.items())]
         lines += [f"Content-Length: {len(body or b'')}", "Connection: close", "", ""]
         connection.dataReceived("\r\n".join(lines).encode() + (body or b""))
+        while any(call.getTime() <= self._clock.seconds() for call in self._clock.getDelayedCalls()):
+            self._clock.advance(0)  # a file is sent in several turns
         self._answer = transport.value()
         connection.connectionLost(Failure(ConnectionDone()))
 
