@@ -37,7 +37,7 @@ LEAST_READ = 16 << 10
 #: The most connections that are closing to make room: those of two turns of the reactor.
 CLOSING = 2 * ACCEPTS
 #: Counters of every listener of TCP, and the causes for which it refuses connections.
-EVENTS = ("connections", "handshake-aborted", "idle")
+EVENTS = ("connections", "handshake-aborted", "handshakes-delayed", "idle")
 REFUSALS = (
     "answers-unread",
     "forbidden-address",
@@ -50,6 +50,7 @@ REFUSALS = (
     "stalled-peer",
     "too-many-connections",
     "too-many-connections-from-one-host",
+    "too-many-handshakes",
 )
 
 

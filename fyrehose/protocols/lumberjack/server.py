@@ -317,6 +317,7 @@ class LumberjackFactory(SessionFactory):
         "mixed-versions",
         "nested-compression",
         "partial-frame",
+        "refused-before",
         "too-many-pairs",
         "too-many-windows",
     )

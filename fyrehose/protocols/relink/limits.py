@@ -88,6 +88,7 @@ REFUSALS = (
     "too-many-links",
     "too-many-parts",
     "too-many-targets",
+    "transactions-forgotten",
     "transactions-too-large",
     "transactions-unsupported",
 )
