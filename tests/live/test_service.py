@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -200,12 +201,12 @@ def test_a_stalled_reactor_is_logged_with_its_stack_and_peer_and_counted(
                 health = json.loads(get(f"{admin}/health")[1])
                 assert (health["ok"], health["stalls"]) == (True, count)
                 assert health["longest_turn"] > 2
-                status = manager.recv(1000)
-                if call == "sleep" or status != b"STATUS=serving":  # the thread may run too late to see the call in C
-                    assert (
-                        status == b"STATUS=a turn of the reactor takes more than 2 s, serving lines " + address.encode()
-                    )
-                    assert manager.recv(1000) == b"STATUS=serving"
+                stalled = 0  # it is said again when the turn takes twice as long
+                while (status := manager.recv(1000)) != b"STATUS=serving":
+                    stalled += 1
+                    said = rb"STATUS=a turn of the reactor takes more than \d+ s, serving lines " + address.encode()
+                    assert re.fullmatch(said, status)
+                assert stalled or call == "compute"  # the thread may run too late to see the call in C
         assert f"fyrehose_reactor_stalls_total {2.0}" in get(f"{admin}/metrics")[1].decode()
     first, _, rest = server.log.partition("a turn of the reactor took ")
     assert f"a turn of the reactor takes more than 2 s, serving lines {address}; nobody else is served" in first
