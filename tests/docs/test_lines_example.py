@@ -38,7 +38,9 @@ PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 def test_each_program_of_the_page_imports_what_it_uses(program: str) -> None:
     from lines.session import LineSession
 
-    exec(compile(program, "adding-a-protocol.md", "exec"), {"LineSession": LineSession})
+    names: dict[str, object] = {"LineSession": LineSession}
+    exec(compile(program, "adding-a-protocol.md", "exec"), names)
+    assert names.keys() - {"LineSession", "__builtins__"}
 
 
 class LineServer:

@@ -52,5 +52,5 @@ def test_the_defaults_are_the_safe_ones() -> None:
 
 def test_a_segment_has_at_least_a_kib() -> None:
     assert build(JournalSettings, "journal", {"segment-size": "1024"}).segment_size == 1024
-    with pytest.raises(ConfigError, match="segment_size must be at least 1024, not 1023"):
+    with pytest.raises(ConfigError, match="segment-size must be at least 1KiB, not 1023"):
         build(JournalSettings, "journal", {"segment-size": "1023"})

@@ -176,7 +176,7 @@ def test_policy_and_certificates_are_read_again(start: Any, connect: Any, author
     own = other.issue("server", "localhost")
     tmp_path.joinpath("server.pem").write_bytes(Path(own.certificate).read_bytes() + Path(own.key).read_bytes())
     server.reload()
-    server.wait_for("policy.toml: 1 subscriptions ended")
+    server.wait_for("policy.toml: 1 subscription ended")
     assert following.hear() is None
     assert writing.ask(Publish(topic="logs.web", number=2, data=b"two")) == Ack(number=2), "it stays connected"
     with pytest.raises(ssl.SSLCertVerificationError):

@@ -74,7 +74,7 @@ def test_from_the_journal_to_answers(
     said = run("optimize", lake, "--keep", "36500d")
     assert (said.exit_code, said.output.split()[-3:]) == (0, ["1", "1", "0"]), said.output
     said = run("verify", place, lake)
-    assert (said.exit_code, f"{count} records are the same" in said.output) == (0, True), said.output
+    assert (said.exit_code, f"{count} records compared and the same" in said.output) == (0, True), said.output
 
 
 def test_archive_and_maintenance_without_spark(

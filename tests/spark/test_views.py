@@ -141,5 +141,5 @@ def test_missing_extras_are_one_line(written: Opener, tmp_path: Path) -> None:
         ended = subprocess.run(
             [sys.executable, "-c", program, *map(str, words)], capture_output=True, text=True, timeout=110, check=False
         )
-        assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (1, "", 1), ended.stderr
+        assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1), ended.stderr
         assert "pip install 'fyrehose[spark]'" in ended.stderr

@@ -679,5 +679,5 @@ def test_a_sixteenth_of_a_second_may_go_to_one_host_at_once() -> None:
 
 
 def test_limits_that_make_no_sense() -> None:
-    with pytest.raises(ValueError, match="push_rate must be at least 1"):
+    with pytest.raises(ValueError, match="push-rate must be at least 1"):
         BackboneSettings(push_rate=0)

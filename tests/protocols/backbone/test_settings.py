@@ -46,7 +46,7 @@ def test_defaults_match_the_documentation() -> None:
 
 @pytest.mark.parametrize("key", ["subscribers", "push_rate", "request_rate", "forward_rate", "destination_rate"])
 def test_limit_of_zero_is_refused(key: str) -> None:
-    with pytest.raises(ConfigError, match=f"{key} must be at least 1, not 0"):
+    with pytest.raises(ConfigError, match=f"{key.replace('_', '-')} must be at least 1, not 0"):
         build(BackboneSettings, "backbone", {key: "0"})
 
 
