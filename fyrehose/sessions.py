@@ -1,5 +1,7 @@
 """The contract of the sans-I/O sessions, which turn the bytes of a peer into events, and calls into bytes for the peer.
 
+Use::
+
     for event in events_of(session, data):
         ...
     transport.write(b"".join(session.data_to_send()))
