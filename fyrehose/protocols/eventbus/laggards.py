@@ -1,4 +1,4 @@
-"""Find the slow subscribers that delay large events for all others, by the send queues of their connections.
+"""Find the slow subscribers that delay events for all others, by the send queues of their connections.
 
 ZeroMQ keeps one copy of an event until every subscriber has received it or is disconnected, and does not report which
 subscribers are missing.  The kernel does: while nothing is broadcast, the send queue of a subscriber that reads
@@ -47,18 +47,22 @@ class Laggards:
     _checked: float = attrs.field(default=0.0, init=False)
     #: subscribers that were behind at every call, and the bytes that each had acknowledged at the beginning
     _behind: dict[Subscriber, int] = attrs.field(factory=dict, init=False)
+    #: events that had been released when the others began to wait
+    _released: int = attrs.field(default=0, init=False)
 
     def forget(self) -> None:
         """Record that no subscriber waits any more."""
         self._since = None
 
-    def slow(self, now: float) -> list[Subscriber] | None:
+    def slow(self, now: float, released: int = 0) -> list[Subscriber] | None:
         """Return the subscribers to disconnect, so that the others can continue; call it often while they wait.
 
+        :param released: number of events that all subscribers have received, or left, so far
         :return: None if no subscriber is known to be behind, and waiting does not help
         """
         if self._since is None:
             self._since = self._checked = now
+            self._released = released
             self._behind = {each: _acknowledged(each[1]) for each in self.connected() if _queued(each[1])}
         self._behind = {each: before for each, before in self._behind.items() if _queued(each[1])}
         if now - self._checked < WAIT:
@@ -71,8 +75,9 @@ class Laggards:
         slow = [each for each, size in taken.items() if size < least]
         if not slow and others_wait and elapsed >= LONGEST:
             slow = list(taken)
-        if slow:
+        if slow or (not taken and released > self._released):  # all read, and ZeroMQ is busy
             self._since = None
+            return slow
         return slow if taken else None
 
 

@@ -48,6 +48,14 @@ def test_slow_subscribers_are_found(
     assert found.slow(5.0 + elapsed) == (slow if behind else None)
 
 
+def test_waiting_goes_on_while_all_read_and_zeromq_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(laggards, "_queued", lambda descriptor: 0)
+    found = Laggards(lambda: [A, B])
+    assert [found.slow(now, released) for now, released in ((0.0, 7), (1.0, 8))] == [[], []]
+    assert [found.slow(now, released) for now, released in ((1.02, 8), (2.02, 9))] == [[], []]
+    assert [found.slow(now, 9) for now in (2.04, 3.04)] == [[], None], "nothing was released in this second"
+
+
 def test_send_queue_shows_the_subscriber_that_does_not_read() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         reader, stopped = (socket.create_connection(listening.getsockname()) for _ in range(2))
