@@ -168,7 +168,7 @@ class TestBroadcasting:
         unsent[3] = 0  # it has taken everything since
         world.pass_time(0.9, 0.1)
         assert world.ended == []
-        world.pass_time(0.3, 0.1)
+        world.pass_time(0.5, 0.1)
         assert world.ended == [("10.0.0.2", 2)]
         assert world.count("subscriber-too-slow") == 1
         world.subscribers.pop(1)
@@ -189,7 +189,7 @@ class TestBroadcasting:
             world.publish_all([make_event(n, data=bytes(100)) for n in range(first, first + 500)])
         world.pass_time(0.9, 0.02)
         assert 300 < len(world.publisher.sent) <= (48 << 20) // (250 * 6 * 64)
-        world.pass_time(0.2, 0.02)
+        world.pass_time(0.4, 0.02)
         assert world.ended == world.subscribers
         world.subscribers = []
         world.publisher.done = True
