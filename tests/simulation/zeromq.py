@@ -17,7 +17,7 @@ import attrs
 from twisted.internet.error import ConnectionLost
 from world import Host, World
 
-from fyrehose.protocols.eventbus.lent import Full, Tracked
+from fyrehose.protocols.eventbus.lent import Full, LentMessages
 from fyrehose.protocols.eventbus.zmqport import CONNECTED, DISCONNECTED, Gone
 
 Message = list[bytes]
@@ -157,6 +157,7 @@ class ServerPort(Port):
         self.peers: dict[bytes, Channel] = {}
         self.subscribed: dict[bytes, list[bytes]] = {}
         self.heard: deque[tuple[bytes, Message]] = deque()
+        self.lent: list[Parcel] = []
 
     # What the server calls.
 
@@ -170,19 +171,24 @@ class ServerPort(Port):
     def drained(self) -> bool:
         return not self.heard
 
-    def send(self, frames: Sequence[Any], lent: Tracked | None = None) -> None:
-        message = [bytes(frame) for frame in frames]
-        parcel = Parcel(message)
-        size = len(message[-1])
+    def send(self, frames: Sequence[Any], lent: LentMessages | None = None) -> None:
+        parcel = Parcel([bytes(frame) for frame in frames])
+        size = len(parcel.frames[-1])
         tracked = lent is not None and lent.tracks(size)
-        if self.receive is None:
-            self._publish(parcel)
-        else:
-            self._route(parcel)
+        self._route(parcel)
         if lent is not None and tracked:
             lent.add(parcel, size)
         elif lent is not None:
             lent.skip(size)
+
+    def lend(self, frames: Sequence[Any]) -> None:
+        parcel = Parcel([bytes(frame) for frame in frames])
+        self._publish(parcel)
+        self.lent.append(parcel)
+
+    def held(self) -> tuple[int, int]:
+        self.lent = [parcel for parcel in self.lent if not parcel.done]
+        return len(self.lent), sum(len(frame) for parcel in self.lent for frame in parcel.frames)
 
     def _route(self, parcel: Parcel) -> None:
         identity, *frames = parcel.frames

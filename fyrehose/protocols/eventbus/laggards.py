@@ -1,4 +1,4 @@
-"""Find the slow subscribers that delay large events for all others, by the send queues of their connections.
+"""Find the slow subscribers that delay events for all others, by the send queues of their connections.
 
 ZeroMQ keeps one copy of an event until every subscriber has received it or is disconnected, and does not report which
 subscribers are missing.  The kernel does: while nothing is broadcast, the send queue of a subscriber that reads
@@ -21,7 +21,10 @@ import attrs
 
 from fyrehose.protocols.eventbus.connections import socket_of
 
-#: How long slow subscribers may delay the others before they are looked for, in seconds.
+#: How long the others wait before the send queues are looked at, in seconds.  Most waits are shorter, because only
+#: ZeroMQ is busy, and looking at thousands of queues takes long.
+SOON = 0.125
+#: How long slow subscribers may delay the others after that, in seconds.
 WAIT = 1.0
 #: While others wait, a subscriber that acknowledges less than this is slow, in bytes per second.
 LEAST_RATE = 4 << 20
@@ -42,21 +45,29 @@ class Laggards:
     """
 
     connected: Callable[[], Collection[Subscriber]]
-    #: when the others began to wait, or None, and when slow subscribers were last looked for
+    #: when the others began to wait, when the send queues were first looked at, or None, and when for slow subscribers
+    _waiting: float | None = attrs.field(default=None, init=False)
     _since: float | None = attrs.field(default=None, init=False)
     _checked: float = attrs.field(default=0.0, init=False)
     #: subscribers that were behind at every call, and the bytes that each had acknowledged at the beginning
     _behind: dict[Subscriber, int] = attrs.field(factory=dict, init=False)
+    #: events that had been released when the others began to wait
+    _released: int = attrs.field(default=0, init=False)
 
     def forget(self) -> None:
         """Record that no subscriber waits any more."""
-        self._since = None
+        self._waiting = self._since = None
 
-    def slow(self, now: float) -> list[Subscriber] | None:
+    def slow(self, now: float, released: int = 0) -> list[Subscriber] | None:
         """Return the subscribers to disconnect, so that the others can continue; call it often while they wait.
 
+        :param released: number of events that all subscribers have received, or left, so far
         :return: None if no subscriber is known to be behind, and waiting does not help
         """
+        if self._waiting is None:
+            self._waiting, self._released = now, released
+        if now - self._waiting < SOON:
+            return []
         if self._since is None:
             self._since = self._checked = now
             self._behind = {each: _acknowledged(each[1]) for each in self.connected() if _queued(each[1])}
@@ -71,8 +82,9 @@ class Laggards:
         slow = [each for each, size in taken.items() if size < least]
         if not slow and others_wait and elapsed >= LONGEST:
             slow = list(taken)
-        if slow:
-            self._since = None
+        if slow or (not taken and released > self._released):  # all read, and ZeroMQ is busy
+            self.forget()
+            return slow
         return slow if taken else None
 
 

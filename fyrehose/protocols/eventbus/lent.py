@@ -1,22 +1,25 @@
 """Account for the memory of messages that ZeroMQ queues, because its own limits count messages and not bytes.
 
-:class:`Lent` bounds the large events of PUBLISHER, which all subscribers share.  :class:`Pool` bounds the messages that
+:class:`Lent` bounds the events of PUBLISHER, which all subscribers share.  :class:`Pool` bounds the messages that
 SNAPSHOT queues for its clients: the more memory is in use, the less one client may have, so that clients that do not
 read leave memory for the others; one network never has more than half.
 
-in: sent messages with their trackers      out: whether another message may be sent
+in: what sockets hold      out: whether another message may be sent
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
 from typing import Protocol
 
 import attrs
 
-#: Data of this size or more is lent to the socket without a copy, in bytes; smaller data is copied, and the high-water
-#: mark of the socket bounds it.
-LEAST = 8 << 10
+#: Memory of an event in a PUB socket for each subscriber that has not received it, in bytes: 64 for each of six frames.
+REFERENCES = 6 * 64
+#: The references to so many events are not counted.  Otherwise thousands of subscribers with topics of their own would
+#: make the broadcasts wait.
+LEAST_EVENTS = 32
 #: One client may take the free memory of a pool divided by this.
 PART = 32
 #: Memory of a message besides its data, for its other frames and the bookkeeping of the socket, in bytes.
@@ -41,14 +44,61 @@ class Tracker(Protocol):
 
 
 @attrs.define(eq=False)
-class Tracked:
-    """Messages that a socket has not released yet.
+class Lent:
+    """Events that a PUB socket holds for its subscribers: their bytes once, and a reference for each subscriber.
+
+    :ivar limit: upper bound of their memory, in bytes; a single event may exceed it
+    :ivar held: returns the number of events that the socket holds for any subscriber, and the bytes of their frames
+    """
+
+    limit: int
+    held: Callable[[], tuple[int, int]]
+    #: memory that is known to be free, so that not every event has to be counted
+    _room: int = attrs.field(default=0, init=False)
+    _taken: int = attrs.field(default=0, init=False)
+
+    def take(self, size: int, subscribers: int) -> bool:
+        """Return whether an event of *size* bytes may be sent now; if so, account for it.
+
+        :param subscribers: number of subscribers.  The socket does not report which of them the event passes to, so it
+            counts for all
+        """
+        size += OVERHEAD + REFERENCES * subscribers
+        if size > self._room:
+            held = self.size(subscribers)
+            self._room = self.limit - held
+            if held and size > self._room:
+                return False
+        self._room -= size
+        self._taken += 1
+        return True
+
+    @property
+    def released(self) -> int:
+        """The number of events that the socket has released so far."""
+        return self._taken - self.held()[0]
+
+    def size(self, subscribers: int) -> int:
+        """Return the memory that the socket holds, in bytes."""
+        events, size = self.held()
+        return size + max(events - LEAST_EVENTS, 0) * (OVERHEAD + REFERENCES * subscribers)
+
+
+@attrs.define(eq=False)
+class LentMessages:
+    """Messages that a ROUTER socket holds for one client.
+
+    Only some messages are tracked: messages are sent in order, so a released message implies the release of all before
+    it.  An untracked message only reduces ``free``; the next tracked message accounts for its size.
 
     :ivar free: messages with less data than this are sent untracked, in bytes
     :ivar size: memory of the messages, in bytes
     """
 
-    free: int = attrs.field(default=LEAST, init=False)
+    pool: Pool
+    identity: bytes
+    network: str
+    free: int = attrs.field(default=TRACKED, init=False)
     size: int = attrs.field(default=0, init=False)
     _trackers: deque[tuple[Tracker, int]] = attrs.field(factory=deque, init=False)
 
@@ -63,13 +113,20 @@ class Tracked:
 
     def fits(self, size: int) -> bool:
         """Return whether another message of *size* bytes may be tracked."""
-        raise NotImplementedError
+        self.settle()
+        size += OVERHEAD + TRACKED - self.free
+        room = self.pool.room(self.network)
+        # The share is computed from the free memory as it was before this client took some.
+        return self.size + size <= (self.size + room) // PART or (not self.size and size <= room)
 
     def skip(self, size: int) -> None:
         """Account for a message that is not tracked."""
+        self.free -= size + OVERHEAD
 
     def add(self, tracker: Tracker, size: int) -> None:
-        """Account for a message of *size* bytes until *tracker* reports that the socket has released it."""
+        """Account for a message of *size* bytes, and the untracked ones before it, until *tracker* is done."""
+        size += OVERHEAD + TRACKED - self.free
+        self.free = TRACKED
         self._trackers.append((tracker, size))
         self._change(size)
 
@@ -78,53 +135,6 @@ class Tracked:
         # Messages are sent in order, so released ones are at the front.
         while self._trackers and self._trackers[0][0].done:
             self._change(-self._trackers.popleft()[1])
-
-    def _change(self, size: int) -> None:
-        self.size += size
-
-
-@attrs.define(eq=False)
-class Lent(Tracked):
-    """Large messages that a PUB socket holds for all subscribers; small ones are copied and not accounted for.
-
-    :ivar limit: upper bound of their memory, in bytes; a single message may exceed it
-    """
-
-    limit: int
-
-    def fits(self, size: int) -> bool:
-        self.settle()
-        return not self.size or self.size + size <= self.limit
-
-
-@attrs.define(eq=False)
-class LentMessages(Tracked):
-    """Messages that a ROUTER socket holds for one client.
-
-    Only some messages are tracked: messages are sent in order, so a released message implies the release of all before
-    it.  An untracked message only reduces ``free``; the next tracked message accounts for its size.
-    """
-
-    pool: Pool
-    identity: bytes
-    network: str
-    free: int = attrs.field(default=TRACKED, init=False)
-
-    def fits(self, size: int) -> bool:
-        self.settle()
-        size += OVERHEAD + TRACKED - self.free
-        room = self.pool.room(self.network)
-        # The share is computed from the free memory as it was before this client took some.
-        return self.size + size <= (self.size + room) // PART or (not self.size and size <= room)
-
-    def skip(self, size: int) -> None:
-        self.free -= size + OVERHEAD
-
-    def add(self, tracker: Tracker, size: int) -> None:
-        """Account for a message of *size* bytes, and the untracked ones before it, until *tracker* is done."""
-        size += OVERHEAD + TRACKED - self.free
-        self.free = TRACKED
-        super().add(tracker, size)
 
     def _change(self, size: int) -> None:
         self.size += size

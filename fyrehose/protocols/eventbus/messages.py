@@ -8,6 +8,7 @@ in: a socket      out: lists of frames; nothing is queued here
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,6 +48,8 @@ class Messages:
         self._frames: list[bytes] = []
         self._count = 0
         self._origin = NOWHERE
+        self._lent: deque[tuple[zmq.MessageTracker, int]] = deque()
+        self._held = 0
 
     def receive(self, frames: int, size: int) -> tuple[list[Message], int, int]:
         """Read messages until the socket is empty or a limit is reached.
@@ -91,6 +94,25 @@ class Messages:
         last = len(frames) - 1
         for at, frame in enumerate(frames):
             _send(self._socket, frame, _MORE if more or at < last else _LAST)
+
+    def lend(self, frames: Sequence[Buffer]) -> None:
+        """Send a copy of *frames*, which :meth:`held` counts until the socket has released the last frame.
+
+        :raises zmq.ZMQError: the socket refuses the message
+        """
+        self.send(frames[:-1], True)
+        frame = zmq.Frame(bytes(frames[-1]), track=True, copy=False, copy_threshold=0)
+        tracker: zmq.MessageTracker = self._socket.send(frame, zmq.NOBLOCK, copy=False, track=True)
+        size = sum(map(len, frames))
+        self._lent.append((tracker, size))
+        self._held += size
+
+    def held(self) -> tuple[int, int]:
+        """Return the number of messages that were lent and not released, and the bytes of their frames."""
+        # Released messages behind one that is not released still count here; the native kernel counts exactly.
+        while self._lent and self._lent[0][0].done:
+            self._held -= self._lent.popleft()[1]
+        return len(self._lent), self._held
 
 
 def _origin(frame: zmq.Frame) -> Origin:

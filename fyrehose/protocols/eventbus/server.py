@@ -35,7 +35,7 @@ from fyrehose.protocols.eventbus.connections import Connections
 from fyrehose.protocols.eventbus.drafts import EventBatch
 from fyrehose.protocols.eventbus.encoding import PROTOCOL, Frames, event_frames
 from fyrehose.protocols.eventbus.laggards import Laggards
-from fyrehose.protocols.eventbus.lent import LEAST, Full, Lent, MemoryFull
+from fyrehose.protocols.eventbus.lent import Full, Lent, MemoryFull
 from fyrehose.protocols.eventbus.server_session import EventBusServerSession
 from fyrehose.protocols.eventbus.settings import EventBusSettings
 from fyrehose.protocols.eventbus.snapshots import SnapshotAnswer
@@ -57,7 +57,7 @@ PIECE = 64 << 10
 PIECE_COST = 50
 #: Delay before the next turn if no snapshot can be sent, in seconds.
 SNAPSHOT_WAIT = 0.05
-#: Upper bound of the memory of large events that wait for subscribers, in bytes.
+#: Upper bound of the memory of events that wait for subscribers, in bytes.
 BROADCAST_MEMORY = 32 << 20
 #: While that memory is used up: how often the send queues are checked, in seconds.
 BROADCAST_LOOK = 0.02
@@ -101,12 +101,11 @@ class EventBusServer:
         self._published = 0
         self._unwritten: list[EventBatch] = []
         self._retrying: IDelayedCall | None = None
-        # Broadcasting: the delivery that is being sent, and the memory of large events.
+        # Broadcasting: the delivery that is being sent.
         self._subscription: ISubscription | None = None
         self._outgoing: Iterator[Frames] | None = None
         self._sent = (0, 0)
         self._pumping: IDelayedCall | None = None
-        self._lent = Lent(BROADCAST_MEMORY)
         # Snapshots.
         self._serving: IDelayedCall | None = None
         self._parked_checked = 0.0
@@ -123,6 +122,7 @@ class EventBusServer:
         :param number: the port number of SNAPSHOT; PUBLISHER uses the next one
         """
         self._snapshot, self._publisher, self._collector, self._number = snapshot, publisher, collector, number
+        self._lent = Lent(BROADCAST_MEMORY, publisher.held)
         self._laggards = Laggards(partial(self._connections.of, number + 1))
         self._subscription = self._broker.subscribe(self._settings.stream, None, self)
         self._subscription.resumeProducing()
@@ -288,21 +288,21 @@ class EventBusServer:
     def _pump(self) -> None:
         """Broadcast one turn's worth of the delivered records, and schedule the next turn."""
         self._pumping = None
-        if self._lent.size <= self._lent.limit // 2:
-            self._laggards.forget()
-        outgoing, publisher = self._outgoing, self._publisher
+        outgoing, publisher, lent, audience = self._outgoing, self._publisher, self._lent, self.audience
         assert outgoing is not None
         publisher.process_commands()
+        if lent.size(audience) <= lent.limit // 2:
+            self._laggards.forget()
         sent = size = 0
         for frames in outgoing:
             length = len(frames[-1])
-            try:
-                publisher.send(frames, self._lent if length >= LEAST else None)
-            except Full:
-                if self._wait_for_subscribers():
-                    self._outgoing = chain((frames,), outgoing)
-                    self._pumping = self._clock.callLater(BROADCAST_LOOK, self._pump)
-                    break
+            if lent.take(length, audience):
+                publisher.lend(frames)
+            elif self._wait_for_subscribers():
+                self._outgoing = chain((frames,), outgoing)
+                self._pumping = self._clock.callLater(BROADCAST_LOOK, self._pump)
+                break
+            else:
                 # No slow subscriber can be found, so the event is dropped for all; they request it again.
                 detail = f"an event of {length} bytes is not broadcast; subscribers have to request it"
                 self._broker.counters.refuse(log, PROTOCOL, "broadcast-memory-full", "subscribers", detail)
@@ -313,7 +313,6 @@ class EventBusServer:
                 break
         self._broker.counters.add(PROTOCOL, "broadcasts", sent)
         # ZeroMQ does not tell which connections the filter by topic lets an event pass to.
-        audience = self.audience
         self._sent = (self._sent[0] + sent * audience, self._sent[1] + size * audience)
         if self._pumping is None:
             self._outgoing = None
@@ -323,9 +322,9 @@ class EventBusServer:
 
     def _wait_for_subscribers(self) -> bool:
         """Close the connections of slow subscribers; return whether to continue to wait."""
-        slow = self._laggards.slow(self._clock.seconds())
+        slow = self._laggards.slow(self._clock.seconds(), self._lent.released)
         for host, descriptor in slow or ():
-            detail = "it delays large events for other subscribers: connection closed, it can request missed events"
+            detail = "it delays events for other subscribers: connection closed, it can request missed events"
             where = f"{host} at {self._publisher.name}"
             self._broker.counters.refuse(log, PROTOCOL, "subscriber-too-slow", where, detail)
             self._connections.close(self._number + 1, host, descriptor)

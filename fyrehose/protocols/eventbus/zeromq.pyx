@@ -26,15 +26,59 @@ from zmq.backend.cython import _zmq
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
-from libc.string cimport strcmp
+from libc.stdlib cimport calloc
+from libc.string cimport memcpy, strcmp
 
 cdef extern from *:
     """
     /* zmq_msg_t of zmq.h, the same since libzmq 4.1; its content is private to libzmq. */
     typedef union { unsigned char bytes[64]; void *pointer; } message_t;
+
+    /* What libzmq holds of the messages that were lent to it.  It frees them in threads of its own, without the GIL,
+       and possibly after the Messages that sent them: so each message owns a share of the count, as its Messages does. */
+    typedef struct { long long messages, size; long owners; } lent_t;
+    typedef struct { lent_t *lent; long long size; char data[]; } parcel_t;
+
+    static void disown(lent_t *lent) {
+        if (__atomic_sub_fetch(&lent->owners, 1, __ATOMIC_ACQ_REL) == 0) free(lent);
+    }
+
+    static parcel_t *make_parcel(lent_t *lent, const void *data, size_t length, long long size) {
+        parcel_t *parcel = malloc(sizeof(parcel_t) + length);
+        if (parcel == NULL) return NULL;
+        parcel->lent = lent;
+        parcel->size = size;
+        memcpy(parcel->data, data, length);
+        __atomic_add_fetch(&lent->messages, 1, __ATOMIC_RELAXED);
+        __atomic_add_fetch(&lent->size, size, __ATOMIC_RELAXED);
+        __atomic_add_fetch(&lent->owners, 1, __ATOMIC_RELAXED);
+        return parcel;
+    }
+
+    /* The zmq_free_fn of a parcel. */
+    static void release_parcel(void *data, void *hint) {
+        parcel_t *parcel = hint;
+        lent_t *lent = parcel->lent;
+        __atomic_sub_fetch(&lent->messages, 1, __ATOMIC_RELAXED);
+        __atomic_sub_fetch(&lent->size, parcel->size, __ATOMIC_RELAXED);
+        free(parcel);
+        disown(lent);
+    }
+
+    static long long read_count(long long *count) { return __atomic_load_n(count, __ATOMIC_RELAXED); }
     """
     ctypedef struct message_t:
         pass
+    ctypedef struct lent_t:
+        long long messages
+        long long size
+        long owners
+    ctypedef struct parcel_t:
+        char* data
+    void disown(lent_t*) noexcept
+    parcel_t* make_parcel(lent_t*, const void*, size_t, long long) noexcept
+    void release_parcel(void*, void*) noexcept
+    long long read_count(long long*) noexcept
 
 NOWHERE = ("", -1)
 
@@ -55,6 +99,8 @@ cdef size_t (*msg_size)(message_t*) noexcept
 cdef int (*msg_get)(message_t*, int) noexcept
 cdef const char* (*msg_gets)(message_t*, const char*) noexcept
 cdef int (*send_bytes)(void*, const void*, size_t, int) noexcept
+cdef int (*msg_init_data)(message_t*, void*, size_t, void (*)(void*, void*) noexcept, void*) noexcept
+cdef int (*msg_send)(message_t*, void*, int) noexcept
 cdef int (*last_error)() noexcept
 
 
@@ -64,6 +110,7 @@ cdef size_t find(library, name) except 0:
 
 cdef int find_all() except -1:
     global msg_init, msg_close, msg_recv, msg_more, msg_data, msg_size, msg_get, msg_gets, send_bytes, last_error
+    global msg_init_data, msg_send
     if zmq.zmq_version_info() < (4, 1):
         raise ImportError("a message of this libzmq has another size")
     try:
@@ -77,6 +124,10 @@ cdef int find_all() except -1:
         msg_get = <int (*)(message_t*, int) noexcept>find(library, "zmq_msg_get")
         msg_gets = <const char* (*)(message_t*, const char*) noexcept>find(library, "zmq_msg_gets")
         send_bytes = <int (*)(void*, const void*, size_t, int) noexcept>find(library, "zmq_send")
+        msg_init_data = <int (*)(message_t*, void*, size_t, void (*)(void*, void*) noexcept, void*) noexcept>find(
+            library, "zmq_msg_init_data"
+        )
+        msg_send = <int (*)(message_t*, void*, int) noexcept>find(library, "zmq_msg_send")
         last_error = <int (*)() noexcept>find(library, "zmq_errno")
     except (AttributeError, OSError) as error:
         raise ImportError(f"pyzmq hides the functions of its libzmq: {error}") from error
@@ -95,6 +146,17 @@ cdef class Messages:
     cdef Py_ssize_t count
     cdef tuple origin
     cdef bytes address
+    cdef lent_t* lent
+
+    def __cinit__(self, *_):
+        self.lent = <lent_t*>calloc(1, sizeof(lent_t))
+        if self.lent == NULL:
+            raise MemoryError
+        self.lent.owners = 1
+
+    def __dealloc__(self):
+        if self.lent != NULL:
+            disown(self.lent)
 
     def __init__(self, socket, Py_ssize_t kept):
         self.socket = socket
@@ -179,3 +241,33 @@ cdef class Messages:
         finally:
             PyBuffer_Release(&view)
         return 0
+
+    def lend(self, frames):
+        cdef Py_buffer view
+        cdef message_t message
+        cdef parcel_t* parcel
+        cdef Py_ssize_t last = len(frames) - 1
+        cdef long long size = 0
+        cdef int error
+        for frame in frames:
+            size += len(frame)
+        self.send(frames[:last], True)
+        PyObject_GetBuffer(frames[last], &view, PyBUF_SIMPLE)
+        parcel = make_parcel(self.lent, view.buf, view.len, size)
+        error = parcel == NULL or msg_init_data(&message, parcel.data, view.len, release_parcel, parcel)
+        PyBuffer_Release(&view)
+        if error:
+            if parcel != NULL:
+                release_parcel(parcel.data, parcel)
+            raise MemoryError
+        try:
+            while msg_send(&message, self.handle, DONTWAIT) < 0:
+                error = last_error()
+                if error != INTERRUPTED:
+                    raise zmq.Again if error == EMPTY else zmq.ZMQError(error)
+                PyErr_CheckSignals()
+        finally:
+            msg_close(&message)  # a message that was sent is empty now
+
+    def held(self):
+        return read_count(&self.lent.messages), read_count(&self.lent.size)

@@ -23,7 +23,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.protocols.eventbus.lent import Full, Tracked
+from fyrehose.protocols.eventbus.lent import Full, LentMessages
 from fyrehose.protocols.eventbus.messages import NOWHERE, Fastest, Origin
 from fyrehose.records import Buffer
 
@@ -122,10 +122,10 @@ class ZMQPort:
         if self._again is None and self._reading:
             self._again = self._reactor.callLater(0, self.doRead)
 
-    def send(self, frames: Sequence[Buffer], lent: Tracked | None = None) -> None:
+    def send(self, frames: Sequence[Buffer], lent: LentMessages | None = None) -> None:
         """Send one message, completely or not at all.
 
-        :param lent: accounts for the memory of large messages, which are sent without a copy; None: copy
+        :param lent: accounts for the memory of some messages, which are tracked; None: of none
         :raises MemoryFull: *lent* has no room for the message
         :raises Full: the queue of the peer (ROUTER), or the queues of all peers (DEALER), are full
         :raises Gone: no such peer is connected to the ROUTER
@@ -154,6 +154,14 @@ class ZMQPort:
             raise
         if self._readable and self._again is None:
             self.schedule_turn()
+
+    def lend(self, frames: Sequence[Buffer]) -> None:
+        """Send one message to the subscribers of a PUB socket; :meth:`held` counts it until the socket releases it."""
+        self._messages.lend(frames)
+
+    def held(self) -> tuple[int, int]:
+        """Return the number of lent messages that the socket has not released, and the bytes of their frames."""
+        return self._messages.held()
 
     def process_commands(self) -> None:
         """Let the socket process connections, subscriptions and disconnections that are pending."""

@@ -15,7 +15,7 @@ from twisted.internet.task import Clock
 
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
-from fyrehose.protocols.eventbus.lent import Full, Tracked
+from fyrehose.protocols.eventbus.lent import Full, LentMessages
 from fyrehose.protocols.eventbus.server import EventBusServer
 from fyrehose.protocols.eventbus.settings import EventBusSettings
 from fyrehose.protocols.eventbus.zmqport import Gone
@@ -72,6 +72,7 @@ class FakePort:
     scheduled: int = 0
     processed: int = 0
     done: bool = True  #: whether lent messages are released
+    lent: list[int] = attrs.field(factory=list)  #: sizes of lent messages that are not released
 
     def start(self) -> None:
         self.reading = True
@@ -88,7 +89,7 @@ class FakePort:
     def drained(self) -> bool:
         return self.empty
 
-    def send(self, frames: Sequence[Buffer], lent: Tracked | None = None) -> None:
+    def send(self, frames: Sequence[Buffer], lent: LentMessages | None = None) -> None:
         client, size = bytes(frames[0]), len(frames[-1])
         if client in self.gone:
             raise Gone
@@ -102,6 +103,15 @@ class FakePort:
         elif lent is not None:
             lent.skip(size)
         self.sent.append([bytes(frame) for frame in frames])
+
+    def lend(self, frames: Sequence[Buffer]) -> None:
+        self.send(frames)
+        self.lent.append(sum(map(len, frames)))
+
+    def held(self) -> tuple[int, int]:
+        if self.done:
+            self.lent.clear()
+        return len(self.lent), sum(self.lent)
 
     def take(self) -> list[list[bytes]]:
         """Return the messages that were sent since the last call."""
@@ -313,10 +323,13 @@ class FakeZMQPort:
     def drained(self) -> bool:
         return True
 
-    def send(self, frames: Sequence[Buffer], lent: Tracked | None = None) -> None:
+    def send(self, frames: Sequence[Buffer], lent: LentMessages | None = None) -> None:
         if self.full:
             raise Full
         self.sent.append([bytes(frame) for frame in frames])
+
+    def held(self) -> tuple[int, int]:
+        return 0, 0
 
     def watch(self, events: int, happened: Any) -> None:
         self.monitors.append(FakeMonitor(happened))

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from fyrehose.protocols.eventbus import laggards
-from fyrehose.protocols.eventbus.laggards import LEAST_RATE, LONGEST, Laggards
+from fyrehose.protocols.eventbus.laggards import LEAST_RATE, LONGEST, SOON, Laggards
 
 A, B, C = ("10.0.0.1", 1), ("10.0.0.2", 2), ("10.0.0.3", 3)
 FAST, SLOW = 10 * LEAST_RATE, LEAST_RATE // 2
@@ -42,10 +42,31 @@ def test_slow_subscribers_are_found(
     monkeypatch.setattr(laggards, "_queued", lambda descriptor: descriptor in [each for _, each in behind])
     monkeypatch.setattr(laggards, "_acknowledged", now.__getitem__)
     found = Laggards(lambda: [A, B, C])
-    assert found.slow(5.0) == []
+    assert found.slow(5.0 - SOON) == found.slow(5.0) == []
     now.update({descriptor: size for (_, descriptor), size in zip(behind, taken, strict=True)})
     assert found.slow(5.9) == [], "not yet"
     assert found.slow(5.0 + elapsed) == (slow if behind else None)
+
+
+def test_waiting_goes_on_while_all_read_and_zeromq_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(laggards, "_queued", lambda descriptor: 0)
+    found = Laggards(lambda: [A, B])
+    assert [found.slow(now, released) for now, released in ((0.0, 7), (0.5, 8), (1.5, 8))] == [[], [], []]
+    assert [found.slow(now, released) for now, released in ((2.0, 8), (2.5, 8), (3.5, 9))] == [[], [], []]
+    assert [found.slow(now, 9) for now in (4.0, 4.5, 5.5)] == [[], [], None], "nothing was released meanwhile"
+
+
+def test_send_queues_are_not_looked_at_for_a_short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr(laggards, "_queued", looked.append)  # which returns nothing, as for an empty queue
+    found = Laggards(lambda: [A, B])
+    for now in (0.0, SOON / 2, SOON, 1.5 * SOON):
+        if now == SOON:
+            found.forget()
+        assert found.slow(now) == []
+    assert not looked
+    assert found.slow(2.5 * SOON) == []
+    assert looked
 
 
 def test_send_queue_shows_the_subscriber_that_does_not_read() -> None:
@@ -60,7 +81,7 @@ def test_send_queue_shows_the_subscriber_that_does_not_read() -> None:
                 each.send(bytes(1 << 16))
             except BlockingIOError:
                 break
-    assert found.slow(0.0) == []
+    assert found.slow(-SOON) == found.slow(0.0) == []
     reader.settimeout(0.01)
     while laggards._queued(ours[0].fileno()):
         with suppress(TimeoutError):

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import attrs
 
-from fyrehose.protocols.eventbus.lent import OVERHEAD, PART, TRACKED, Lent, LentMessages, Pool
+from fyrehose.protocols.eventbus.lent import (
+    LEAST_EVENTS,
+    OVERHEAD,
+    PART,
+    REFERENCES,
+    TRACKED,
+    Lent,
+    LentMessages,
+    Pool,
+)
 
 
 @attrs.define
@@ -14,21 +23,37 @@ class Message:
     done: bool = False
 
 
-def test_lent_messages_count_until_released() -> None:
-    lent = Lent(100)
-    assert lent.fits(1_000), "the first message may have any size"
-    first, second = Message(), Message()
-    lent.add(first, 60)
-    assert lent.fits(40)
-    assert not lent.fits(41)
-    lent.add(second, 40)
-    assert not lent.fits(1)
-    first.done = True
-    assert lent.fits(60)
-    assert lent.size == 40
-    second.done = True
-    assert lent.fits(101)
-    assert lent.size == 0
+def sent(lent: Lent, held: list[int], subscribers: int, size: int = 100) -> int:
+    """Send events that the socket does not release until there is no room; return how many it holds."""
+    while lent.take(size, subscribers):
+        held.append(size)
+    return len(held)
+
+
+def test_events_count_until_released_and_for_each_subscriber() -> None:
+    held: list[int] = []
+    lent = Lent(1 << 20, lambda: (len(held), sum(held)))
+    assert lent.take(8 << 20, 9), "the first event may have any size"
+    held.append(8 << 20)
+    assert not lent.take(1, 9)
+    held.clear()
+    for subscribers in (0, 10, 100):
+        each = 100 + OVERHEAD + REFERENCES * subscribers
+        most = LEAST_EVENTS + ((1 << 20) - LEAST_EVENTS * 100) // each
+        assert most - 1 <= sent(lent, held, subscribers) <= most, "the first cost their bytes only"
+        assert lent.size(subscribers) <= 1 << 20
+        held.clear()
+    assert lent.released == lent._taken
+
+
+def test_a_released_event_makes_room_for_one() -> None:
+    held: list[int] = []
+    lent = Lent(1 << 20, lambda: (len(held), sum(held)))
+    most = sent(lent, held, 100)
+    before = lent.released
+    held.pop(0)
+    assert sent(lent, held, 100) == most
+    assert lent.released == before + 1
 
 
 def take(account: LentMessages, size: int) -> Message | None:

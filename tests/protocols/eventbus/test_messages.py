@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+import gc
+import time
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -51,6 +53,14 @@ class Pair:
 
     def __exit__(self, *_: object) -> None:
         self._context.destroy(0)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until a thread of ZeroMQ's or pyzmq's has done its part."""
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 @pytest.fixture
@@ -135,7 +145,7 @@ def test_messages_before_an_error_are_returned(kernel: ModuleType) -> None:
 def test_closed_socket_raises(kernel: ModuleType, pair: Pair) -> None:
     messages = kernel.Messages(pair.socket, 16)
     pair.socket.close()
-    for call in (lambda: messages.receive(MUCH, MUCH), lambda: messages.send([b"x"])):
+    for call in (lambda: messages.receive(MUCH, MUCH), lambda: messages.send([b"x"]), lambda: messages.lend([b"x"])):
         with pytest.raises(zmq.ZMQError) as raised:
             call()
         assert raised.value.errno == errno.ENOTSOCK
@@ -171,6 +181,44 @@ def test_full_socket_and_unknown_peer_raise(kernel: ModuleType) -> None:
         with pytest.raises(zmq.ZMQError) as raised:
             kernel.Messages(pair.socket, 16).send([b"nobody", b"x"])
         assert raised.value.errno == errno.EHOSTUNREACH
+
+
+@both
+def test_lent_messages_are_counted_until_the_last_subscriber_has_them(kernel: ModuleType) -> None:
+    """Events of two topics, each with a subscriber that reads nothing until asked."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        socket, readers = context.socket(zmq.XPUB), [context.socket(zmq.SUB) for _ in range(2)]
+        socket.bind("inproc://test")
+        for reader, topic in zip(readers, (b"/a/", b"/b/"), strict=True):
+            reader.setsockopt(zmq.SUBSCRIBE, topic)
+            reader.connect("inproc://test")
+            assert socket.recv() == b"\1" + topic
+        messages = kernel.Messages(socket, 16)
+        for topic, data in ((b"/c/", b"nobody"), (b"/a/", b"x"), (b"/b/", memoryview(bytes(100_000))), (b"/b/", b"")):
+            messages.lend((topic, b"1", data))
+        until(lambda: messages.held() == (3, 3 * 4 + 100_001))
+        assert readers[0].recv_multipart() == [b"/a/", b"1", b"x"]
+        until(lambda: messages.held() == (2, 2 * 4 + 100_000))
+        assert readers[1].recv_multipart() == [b"/b/", b"1", bytes(100_000)]
+        until(lambda: messages.held() == (1, 4))
+        readers[1].close()  # the sending socket notices when it processes its commands
+        until(lambda: socket.getsockopt(zmq.EVENTS) >= 0 and messages.held() == (0, 0))
+        with pytest.raises(TypeError):
+            messages.lend((b"/a/", "text"))
+    finally:
+        context.destroy(0)
+
+
+@both
+def test_socket_releases_lent_messages_after_their_sender_is_gone(kernel: ModuleType) -> None:
+    with Pair() as pair:
+        messages = kernel.Messages(pair.socket, 16)
+        messages.lend([b"x", bytes(1_000)])
+        assert messages.held() == (1, 1_001)
+        del messages
+        gc.collect()
+        assert pair.other.recv_multipart() == [b"x", bytes(1_000)]
 
 
 @pytest.mark.skipif(native is None, reason="the native kernels are not built")

@@ -156,7 +156,7 @@ class TestBroadcasting:
     def test_slow_subscriber_is_disconnected_and_others_miss_nothing(
         self, world: World, make_event: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(world.server._lent, "limit", 40_000)
+        monkeypatch.setattr(world.server._lent, "limit", 42_000)
         world.subscribers = [("10.0.0.1", 1), ("10.0.0.2", 2), ("10.0.0.3", 3)]
         unsent = {1: 0, 2: 5_000, 3: 5_000}
         monkeypatch.setattr(laggards, "_queued", unsent.__getitem__)
@@ -168,7 +168,7 @@ class TestBroadcasting:
         unsent[3] = 0  # it has taken everything since
         world.pass_time(0.9, 0.1)
         assert world.ended == []
-        world.pass_time(0.3, 0.1)
+        world.pass_time(0.5, 0.1)
         assert world.ended == [("10.0.0.2", 2)]
         assert world.count("subscriber-too-slow") == 1
         world.subscribers.pop(1)
@@ -177,10 +177,30 @@ class TestBroadcasting:
         assert world.sequences() == [3, 4], "in order, without a gap"
         assert world.count("broadcast-memory-full") == 0
 
-    def test_unread_large_events_are_dropped_and_small_ones_are_not(
+    def test_small_events_for_250_deaf_subscribers_hold_little(
         self, world: World, make_event: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(world.server._lent, "limit", 40_000)
+        """ZeroMQ queues 64 bytes for each of the six frames of an event and each subscriber."""
+        world.subscribers = [("10.0.0.1", n) for n in range(250)]
+        monkeypatch.setattr(laggards, "_queued", lambda descriptor: 5_000)
+        monkeypatch.setattr(laggards, "_acknowledged", lambda descriptor: 0)
+        world.publisher.done = False
+        for first in range(0, 5_000, 500):
+            world.publish_all([make_event(n, data=bytes(100)) for n in range(first, first + 500)])
+        world.pass_time(0.9, 0.02)
+        assert 300 < len(world.publisher.sent) <= (48 << 20) // (250 * 6 * 64)
+        world.pass_time(0.4, 0.02)
+        assert world.ended == world.subscribers
+        world.subscribers = []
+        world.publisher.done = True
+        world.pass_time(0.5, 0.02)
+        assert world.sequences() == list(range(1, 5_001)), "others miss nothing"
+        assert world.count("broadcast-memory-full") == 0
+
+    def test_unread_events_are_dropped_only_where_memory_is_used_up(
+        self, world: World, make_event: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(world.server._lent, "limit", 42_000)
         world.publisher.done = False
         for n in range(10):
             world.publish(*make_event(n, data=bytes(20_000)))

@@ -16,7 +16,7 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface.verify import verifyObject
 
-from fyrehose.protocols.eventbus.lent import LEAST, Full, Lent
+from fyrehose.protocols.eventbus.lent import Full
 from fyrehose.protocols.eventbus.zmqport import (
     ACCEPTED,
     BYTES_TURN,
@@ -345,23 +345,6 @@ def test_connection_lost_stops_reading(context: Context) -> None:
     pair.port.start()
     pair.port.connectionLost(Failure(Exception()))
     assert not pair.reactor.getDelayedCalls()
-
-
-def test_large_messages_are_lent_until_released(context: Context) -> None:
-    pair = Pair.make(context, zmq.ROUTER, zmq.DEALER)
-    pair.port.start()
-    pair.peer.send(b"here I am")
-    pair.reactor.until(lambda: bool(pair.received))
-    lent = Lent(3 * LEAST)
-    for data in (bytes(LEAST), memoryview(bytes(2 * LEAST)), bytes(LEAST - 1)):
-        pair.port.send([b"\0peer\xff", data], lent)
-    assert lent.size == 3 * LEAST
-    with pytest.raises(Full):
-        pair.port.send([b"\0peer\xff", bytes(LEAST)], lent)
-    pair.port.send([b"\0peer\xff", b"small"], lent)
-    assert [len(pair.peer.recv()) for _ in range(4)] == [LEAST, 2 * LEAST, LEAST - 1, 5]
-    pair.reactor.until(lambda: lent.fits(LEAST))
-    pair.port.send([b"\0peer\xff", bytes(LEAST)], lent)
 
 
 def test_monitor_reports_connections(context: Context) -> None:
