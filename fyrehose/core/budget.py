@@ -14,7 +14,7 @@ nothing.  An account that may not grow pauses its connection; TCP then makes the
 - State that lasts as long as a peer wants, such as subscriptions, is *kept* (``keep`` and ``forget``).  It reduces the
   pool, and is at most half of the limit; callers bound it for each address.  State with a bound of its own is *set
   aside* (``set_aside`` and ``put_back``): it reduces the pool, too, and takes nothing of that half.  Records that are
-  half sent are lent memory in the same way (lending.py).
+  half sent are lent memory in the same way (lending.py), and answers that peers leave unread have a part of their own.
 
 Deadlock is impossible.  Held publishes become durable without further input.  An incomplete frame either may grow or
 waits for a grant.  A frame with a grant is never paused for memory: it completes, or its connection ends at its
@@ -44,6 +44,7 @@ from typing import Protocol
 
 import attrs
 
+from fyrehose.core.fairness import FairShare
 from fyrehose.core.lending import Lending
 
 #: Bytes that are read from a connection at once, as in :mod:`fyrehose.net.sockets`.
@@ -67,6 +68,13 @@ class IncompleteFrame(Protocol):
 
     def drop(self) -> None:
         """End the connection, because memory is short and the frame is slow."""
+
+
+class UnreadAnswer(Protocol):
+    """A connection whose peer leaves a large answer unread."""
+
+    def displace(self) -> None:
+        """End the connection, because others need the memory."""
 
 
 @attrs.define(eq=False)
@@ -120,6 +128,7 @@ class Budget:
     :ivar spare: the value of ``held`` beyond which even connections that hold very little are paused
     :ivar part: the bytes of a frame that may arrive without a grant
     :ivar lending: memory for large records that are half sent, a sixteenth of the limit
+    :ivar unread: large answers that peers leave unread, another sixteenth
     :ivar next_to_nothing: the bytes that an account may hold after its address has used up its share of the pool
     """
 
@@ -136,6 +145,7 @@ class Budget:
     part: int = attrs.field(init=False)
     next_to_nothing: int = attrs.field(init=False)
     lending: Lending = attrs.field(init=False)
+    unread: FairShare[UnreadAnswer] = attrs.field(init=False)
     _shares: dict[str, Share] = attrs.field(factory=dict, init=False)
     _waiting: OrderedDict[Share, None] = attrs.field(factory=OrderedDict, init=False)
     _with_grant: OrderedDict[Account, None] = attrs.field(factory=OrderedDict, init=False)
@@ -152,6 +162,7 @@ class Budget:
         self.part = self.limit // 512
         self.next_to_nothing = self.part // 16
         self.lending = Lending(self, self.limit // 16)
+        self.unread = FairShare(self.limit // 16)
 
     def account(self, transport: Pausable, network: str | None = None, frame: IncompleteFrame | None = None) -> Account:
         """Return a new account for the connection that reads from *transport*.

@@ -7,6 +7,10 @@
 Nothing waits here for a peer that does not read: a subscription continues behind the last record that it sent, and a
 large record is read from the journal again for its next piece.  It is kept between two pieces only while the memory
 budget lends the memory for it.  What is written while a record is half sent follows the record.
+
+An answer that was computed as a whole, such as a list or the metrics, cannot be read again.  Those that are larger than
+a piece and left unread share a part of the memory budget: beyond it, the network with the most loses its oldest
+connection.  The only one stays.
 """
 
 from __future__ import annotations
@@ -16,9 +20,12 @@ from typing import Any, Protocol
 
 import attrs
 
+from fyrehose.core.budget import UnreadAnswer
+from fyrehose.core.fairness import FairShare
 from fyrehose.core.lending import Lending
 from fyrehose.errors import FyrehoseError, JournalCorrupt
 from fyrehose.interfaces import IBroker
+from fyrehose.pieces import PIECE
 from fyrehose.records import Run
 
 
@@ -39,6 +46,9 @@ class SendingConnection(Protocol):
 
     def record_lost(self, reason: Exception) -> None:
         """End the connection, because the rest of a large record cannot be read."""
+
+    def abort_unread(self) -> None:
+        """End the connection, because its peer leaves an answer unread, and others need the memory."""
 
 
 #: Returns the piece of a record that begins at a position, and the next position; None after the last piece.
@@ -68,11 +78,12 @@ class Outgoing:
     :ivar record: the record that is half sent
     """
 
-    __slots__ = ("_behind", "_lending", "_owner", "_queued", "network", "record")
+    __slots__ = ("_behind", "_lending", "_owner", "_queued", "_unread", "network", "record")
 
     def __init__(self, owner: SendingConnection) -> None:
         self._owner = owner
         self._lending: Lending = owner.broker.budget.lending
+        self._unread: FairShare[UnreadAnswer] = owner.broker.budget.unread
         self.network = owner.network
         self._behind: list[bytes] = []
         self._queued = False
@@ -84,7 +95,7 @@ class Outgoing:
         if record.run is not None and not self._lending.lend(self, len(record.run.payload)):
             record.run = None
         if self._owner.write_paused:
-            self.pause()
+            self._lending.leave(self)
         else:
             self.resume()
 
@@ -94,15 +105,31 @@ class Outgoing:
 
     def resume(self) -> None:
         """Continue with the record that is half sent, because the transport wants more."""
+        self._unread.discard(self)
         if self.record is not None and not self._queued:
             self._queued = True
             self._lending.use(self)
             self._owner.broker.ready(self)
 
-    def pause(self) -> None:
-        """Let others use the memory of the record that is half sent, because the peer does not read."""
+    def pause(self, unread: int) -> None:
+        """Let others use the memory of the record that is half sent, because the peer does not read.
+
+        :param unread: most bytes that were written and that the transport still holds
+        """
         if self.record is not None:
             self._lending.leave(self)
+        if unread > PIECE:
+            self._unread.discard(self)
+            self._unread.add(self, self.network, unread)
+            while len(self._unread) > 1 and not self._unread.fits(0):
+                first = self._unread.first_out()
+                assert first is not None
+                self._unread.discard(first)
+                first.displace()
+
+    def displace(self) -> None:
+        """End the connection, because others need the memory of what its peer leaves unread."""
+        self._owner.abort_unread()
 
     def reclaim(self) -> None:
         """Forget the record that is half sent, because others need its memory; it is read again."""
@@ -114,6 +141,7 @@ class Outgoing:
         self.record = None
         self._behind.clear()
         self._lending.release(self)
+        self._unread.discard(self)
 
     def take_turn(self) -> int:
         """Write the next piece of the record that is half sent."""

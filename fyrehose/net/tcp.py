@@ -216,7 +216,7 @@ class SessionProtocol(TwistedProtocol):
         """Pause the subscriptions, because the peer reads more slowly than the server writes."""
         self.write_paused = True
         self._pause_subscriptions()
-        self.outgoing.pause()
+        self.outgoing.pause(self._written)
         if self.phase is Phase.OPEN:
             self.timers.start(self.settings.stall_timeout + self._written / SLOWEST, self._stalled)
 
@@ -224,9 +224,8 @@ class SessionProtocol(TwistedProtocol):
         self.write_paused = False
         self._written = 0
         self.timers.stop(self._stalled)
-        if self.outgoing.record is not None:
-            self.outgoing.resume()
-        else:
+        self.outgoing.resume()
+        if self.outgoing.record is None:
             self._resume_subscriptions()
 
     def stopProducing(self) -> None:
@@ -353,6 +352,12 @@ class SessionProtocol(TwistedProtocol):
             peer=self.peer,
             reason=str(reason),
         )
+        self.abort()
+
+    def abort_unread(self) -> None:
+        """Abort the connection, because its peer leaves an answer unread, and others need the memory."""
+        detail = f"{self._written} bytes, and others need the memory"
+        self.broker.counters.refuse(self.log, self.protocol_name, "answers-unread", self.peer, detail)
         self.abort()
 
     def watch_idle(self, timeout: float) -> None:

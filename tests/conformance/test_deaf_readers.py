@@ -94,8 +94,8 @@ class World:
         for _ in range(count):
             self.broker.publish([Run.of("s", [payload], source="test")])
 
-    def connect(self, number: int) -> Deaf:
-        address = IPv4Address("TCP", "127.0.0.1", 10_000 + number)
+    def connect(self, number: int, host: str = "127.0.0.1") -> Deaf:
+        address = IPv4Address("TCP", host, 10_000 + number)
         protocol = self.factory.buildProtocol(address)
         transport = Deaf(peerAddress=address)  # type: ignore[no-untyped-call]
         transport.protocol = protocol
@@ -207,3 +207,35 @@ def test_a_large_record_arrives_whole_between_its_neighbours(world: World, paylo
         reader.read()
         world.clock.advance(0)
     assert world.payloads(b"".join(kept)) == [b"before", payload, payload, b"after"]
+
+
+def test_large_answers_that_are_not_read_share_a_part_of_the_memory() -> None:
+    world = World(*http("/streams?limit=1000"))
+    for number in range(1_000):
+        world.broker.publish([Run.of(f"{number:03}{chr(1) * 250}", [b"x"], source="test")])
+    honest = world.connect(0, "127.0.0.9")
+    honest.protocol.dataReceived(world.request)
+    peers = [world.connect(number) for number in range(PEERS)]
+    for peer in peers:
+        peer.protocol.dataReceived(world.request)
+    for _ in range(1_000):
+        world.clock.advance(0)
+    assert honest.held > 1 << 20, "the answer is a large one"
+    assert not honest.aborted, "those of the network with the most go first"
+    kept = [peer for peer in peers if not peer.aborted]
+    assert 1 < len(kept) < PEERS
+    assert sum(peer.held for peer in kept) <= world.broker.budget.limit // 16 <= MOST // 2
+    honest.read()
+    assert world.broker.budget.unread.used == sum(peer.held for peer in kept)
+
+
+def test_the_only_large_answer_stays_however_little_memory_there_is() -> None:
+    world = World(*http("/streams?limit=1000"))
+    world.broker.budget.unread.capacity = 1
+    for number in range(1_000):
+        world.broker.publish([Run.of(f"{number:03}{'n' * 250}", [b"x"], source="test")])
+    peer = world.ask(0)
+    for _ in range(1_000):
+        world.clock.advance(0)
+    assert peer.held > PIECE
+    assert not peer.aborted
