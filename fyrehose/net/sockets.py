@@ -56,6 +56,12 @@ class PromptServer(Server):
         with suppress(OSError, AttributeError):  # it is no TCP socket, or the system has no such option
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT - WRITE)
 
+    def abortConnection(self) -> None:
+        """Abort the connection, and drop the unsent data now: Twisted keeps it until the reactor's next turn."""
+        super().abortConnection()  # type: ignore[no-untyped-call]
+        self.dataBuffer, self.offset = b"", 0
+        self._tempDataBuffer, self._tempDataLen = [], 0
+
     def write(self, data: bytes) -> None:
         self.writeSequence((data,))
 

@@ -37,6 +37,10 @@ class Reactor:
 
     readers: set[Any] = attrs.field(factory=set)
     writers: set[Any] = attrs.field(factory=set)
+    called: list[Any] = attrs.field(factory=list)
+
+    def callLater(self, seconds: float, function: Any, *arguments: Any) -> None:
+        self.called.append(function)
 
     def addReader(self, reader: Any) -> None:
         self.readers.add(reader)
@@ -174,6 +178,15 @@ def test_unsent_data_waits_without_a_producer(pair: Pair) -> None:
     pair.transport.unregisterProducer()
     pair.transport.write(b"a" * MUCH)
     assert pair.read() == b"a" * MUCH
+
+
+def test_an_aborted_connection_drops_its_unsent_data_at_once(pair: Pair) -> None:
+    pair.transport.write(b"x" * MUCH)
+    pair.transport.write(b"y" * MUCH)
+    assert len(pair.transport.dataBuffer) == pair.transport._tempDataLen == MUCH
+    pair.transport.abortConnection()
+    assert (pair.transport.dataBuffer, pair.transport._tempDataBuffer) == (b"", [])
+    assert pair.reactor.called == [pair.transport.connectionLost]
 
 
 def test_a_lost_connection_is_reported_by_the_reactor(pair: Pair) -> None:
