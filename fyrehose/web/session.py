@@ -3,7 +3,8 @@
     bytes -> RequestHead, then a subclass's events for the body -> respond(), or start(), send() ..., end() -> bytes
 
 Requests are processed one at a time: a limited number of bytes behind a request is kept until its answer is complete.
-A refusal is an answer with a status and ``{"error": ...}``.  If it leaves a body unread, the connection is closed.
+A refusal is an answer with a status and ``{"error": ...}``.  If it comes before the end of the body, the rest of the
+input is dropped, whether or not it was received already, and the connection is closed.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ class WebSession(ByteSession):
 
     def receive_data(self, data: bytes) -> list[object]:
         """Return the events that *data* completes."""
-        if self.over:
+        if self.over or self._rest_dropped:
             return []
         if self._behind:
             self._ahead += data
@@ -164,7 +165,7 @@ class WebSession(ByteSession):
         self._eof = True
         if self.over:
             self._discard_input()
-        return [] if self.over or self._behind or self._stopped else self._end_of_input()
+        return self._end_of_input()
 
     def next_events(self) -> list[object]:
         """Return further events of bytes that were received already; call it while :attr:`more` is true."""
@@ -177,9 +178,7 @@ class WebSession(ByteSession):
             data, self._ahead = bytes(self._ahead), bytearray()
             events = self._receive(data, self._h11.trailing_data[0] + data)
         events += self._pull()
-        if self._eof and not (self._stopped or self._behind or self.over):
-            events += self._end_of_input()
-        return events
+        return events + self._end_of_input() if self._eof else events
 
     @property
     def more(self) -> bool:
@@ -303,6 +302,11 @@ class WebSession(ByteSession):
         """Whether further input belongs to a later request than the one that is being answered."""
         return self._h11.their_state is not h11.SEND_BODY and (self.answering or self.between_requests)
 
+    @property
+    def _rest_dropped(self) -> bool:
+        """Whether the request was refused within its body, so that nothing of the later input is parsed."""
+        return self._refused is not None and self._body_incomplete
+
     def _send(self, event: h11.Response | h11.Data | h11.EndOfMessage | h11.InformationalResponse) -> None:
         try:
             data = self._h11.send(event)
@@ -346,18 +350,21 @@ class WebSession(ByteSession):
                 events += self._receive_head(event)
                 if self._h11.they_are_waiting_for_100_continue and not self.over and self.answering:
                     self._send(h11.InformationalResponse(status_code=100, headers=[]))
-            elif self._refused is None and isinstance(event, h11.Data):
+            elif isinstance(event, h11.Data):
                 events += self.on_body(bytes(event.data))
             elif isinstance(event, h11.EndOfMessage):
                 self._body_incomplete = False
                 # Bytes behind the request are parsed when its answer is complete, even if it is the last request.
                 return [*events, *(self.on_body_end() if self._refused is None else ())]
-            if self.over:
+            if self.over or self._rest_dropped:
                 return events
         self._stopped = True
         return events
 
     def _end_of_input(self) -> list[object]:
+        """Return the events caused by the end of input, if all bytes before it were processed."""
+        if self.over or self._behind or self._stopped or self._rest_dropped:
+            return []
         self._h11.receive_data(b"")
         return self._pull()
 

@@ -290,6 +290,29 @@ def test_message_that_is_too_large_refuses_the_rest_of_the_body_and_not_what_cam
     assert session.data_to_send() == [], "it is answered when what came before it is durable"
 
 
+@pytest.mark.parametrize("rest", [b"0\r\n\r\nPUT / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"no chunk\r\n"])
+def test_nothing_behind_a_refusal_within_a_body_is_processed_however_it_is_cut(rest: bytes) -> None:
+    body = b"one\n" + b"x" * 12
+    head = request("POST /streams/s", f"Content-Type: {NDJSON}", "Transfer-Encoding: chunked")
+    wire = head + b"%x\r\n%b\r\n" % (len(body), body) + rest
+    for cut in range(len(head), len(wire)):
+        session = make()
+        kinds = []
+        for piece in (wire[:cut], wire[cut:]):
+            events = session.receive_data(piece)
+            for event in events:
+                kinds.append(type(event))
+                if isinstance(event, BodyRefused):
+                    session.refuse(event.refusal.status, event.refusal.cause, event.refusal.detail)
+            while session.more:
+                kinds += map(type, session.next_events())
+        assert session.receive_eof() == []
+        assert kinds == [PublishPart, BodyRefused], cut
+        answer = b"".join(session.data_to_send())
+        assert answer.count(b"HTTP/1.1 ") == 1
+        assert b"\r\nConnection: close\r\n" in answer
+
+
 def test_bytes_that_are_not_http_are_answered_with_400() -> None:
     session = make()
     session.receive_data(b"\x16\x03\x01 what is this\r\n\r\n")
