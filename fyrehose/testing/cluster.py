@@ -103,7 +103,7 @@ class Cluster:
 
     def __attrs_post_init__(self) -> None:
         self.nats = NatsNodes(self.directory)
-        found = free_ports(3 * len(NAMES))
+        found = free_ports(3 * len(NAMES), (*self.nats.ports, *self.nats.routes))
         ports = self.ports or tuple(tuple(found[3 * i : 3 * i + 3]) for i in range(len(NAMES)))
         for name, of in zip(NAMES, ports, strict=True):
             self.servers[name] = ClusterServer(name, self.directory / name, self.nats.urls, of)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
@@ -22,16 +25,19 @@ def program() -> str | None:
     return str(beside) if beside.exists() else shutil.which("nats-server")
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports of loopback on which no program listens at the moment."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+def free_ports(count: int, besides: Collection[int] = ()) -> list[int]:
+    """Return ports of loopback on which no program listens at the moment.
+
+    They are outside of the range from which the kernel takes ports of connections, and not among *besides*.
+    """
+    found: list[int] = []
+    while len(found) < count:
+        port = random.randrange(10_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            if port not in found and port not in besides:
+                found.append(port)
+    return found
 
 
 @attrs.define(eq=False)
