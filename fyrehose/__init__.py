@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fyrehose.lazy import lazily
 
 if TYPE_CHECKING:
-    from fyrehose.core.callback import CallbackBroker
+    from fyrehose.broker.callback import CallbackBroker
     from fyrehose.journal.journal import FileJournal
     from fyrehose.records import Delivery, Record, Run
     from fyrehose.server.service import Fyrehose
@@ -15,7 +15,7 @@ else:
     __getattr__, __dir__ = lazily(
         __name__,
         {
-            "core.callback": "CallbackBroker",
+            "broker.callback": "CallbackBroker",
             "journal.journal": "FileJournal",
             "records": "Delivery Record Run",
             "server.service": "Fyrehose",

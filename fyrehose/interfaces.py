@@ -228,7 +228,7 @@ class IBroker(Interface):
     """
 
     counters = Attribute("The counters of the server: fyrehose.observe.counters.Counters.")
-    budget = Attribute("The memory budget of all connections: fyrehose.core.budget.Budget.")
+    budget = Attribute("The memory budget of all connections: fyrehose.broker.budget.Budget.")
 
     named = Attribute("The named subscriptions, as the peer may use them: see INamedSubscriptions.")
 
@@ -315,7 +315,7 @@ class IBroker(Interface):
         """See :meth:`IJournal.read`."""
 
     def ready(producer: Any) -> None:
-        """Give *producer*, which has something to send, a turn; see :meth:`fyrehose.core.rounds.Rounds.ready`."""
+        """Give *producer*, which has something to send, a turn; see :meth:`fyrehose.broker.rounds.Rounds.ready`."""
 
     def retire(streams: Sequence[str]) -> Deferred[None]:
         """Retire *streams*, all of them or none: they are no longer listed, served, or counted against limits.
@@ -341,7 +341,7 @@ class INamedSubscriptions(Interface):
     def find(name: str, stream: str | None = None, pattern: bool = False) -> Any:
         """Return the subscription *name*, which must be one of *stream* if that is not None.
 
-        Its ``state`` is the durable :class:`~fyrehose.core.positions.Position`; ``places`` has a number by stream.
+        Its ``state`` is the durable :class:`~fyrehose.broker.positions.Position`; ``places`` has a number by stream.
         """
 
     def open(name: str, stream: str, after: int | None, pattern: bool = False) -> Deferred[Any]:

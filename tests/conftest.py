@@ -72,7 +72,7 @@ LONGEST = (
     "tests/live/test_cluster_recovery.py",
     "tests/live/test_cluster.py",
     "tests/live/test_streams.py",
-    "tests/simulation/",
+    "tests/verification/simulation/",
 )
 
 

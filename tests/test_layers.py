@@ -41,7 +41,7 @@ SANS_IO = (
 OUTSIDE = {"twisted", "zmq", "pyspark", "pyarrow", "socket", "asyncio", "threading", "time"}
 
 #: Contracts, and what is nothing but the implementation of one: tests/conformance has their tests.
-UNTESTED = {"fyrehose.interfaces", "fyrehose.sessions", "fyrehose.core.sequencer"}
+UNTESTED = {"fyrehose.interfaces", "fyrehose.sessions", "fyrehose.broker.sequencer"}
 
 
 def module_name(path: Path) -> str:
@@ -176,7 +176,7 @@ LAYERS = (
         *("errors", "extras", "records", "options", "identity", "interfaces", "sessions", "patterns", "ndjson"),
         *("ownlog", "observe", "pieces"),
     ),
-    ("journal", "core"),
+    ("journal", "broker"),
     ("net",),
     ("web",),
     ("journal.offline", "replication", "protocols", "admin"),
@@ -222,7 +222,7 @@ def test_cycles_are_found() -> None:
 
 
 def test_the_journal_and_the_broker_do_not_import_each_other() -> None:
-    for one, other in (("journal", "core"), ("core", "journal")):
+    for one, other in (("journal", "broker"), ("broker", "journal")):
         for module in matching(f"fyrehose.{one}.*"):
             if not module.startswith("fyrehose.journal.offline"):
                 assert not [name for name in imports_of(module) if name.startswith(f"fyrehose.{other}")], module
@@ -310,11 +310,11 @@ def test_every_test_has_a_module() -> None:
         "tests/conformance/*",
         "tests/docs/*",
         "tests/doubles/*",
-        "tests/fuzz/*",
+        "tests/verification/fuzz/*",
         "tests/kernels/*",
         "tests/trial/*",
-        "tests/simulation/*",
-        "tests/torture/*",
+        "tests/verification/simulation/*",
+        "tests/verification/torture/*",
         # Tests of several modules of the journal together.
         "tests/journal/test_large_batches.py",
         "tests/journal/test_syncs.py",
@@ -337,7 +337,7 @@ def test_every_test_has_a_module() -> None:
         "tests/spark/test_pipeline.py",
         "tests/spark/test_sinks.py",
         # A part of the tests of named.py.
-        "tests/core/test_named_patterns.py",
+        "tests/broker/test_named_patterns.py",
         # Relink with a replicated journal, and the settings of replication with a NATS server.
         "tests/replication/test_relink.py",
         "tests/replication/test_tls.py",
@@ -373,6 +373,6 @@ def test_imports_for_type_checking_are_read_on_request() -> None:
 
 
 def test_indirect_imports_count() -> None:
-    assert "twisted" in outside(reached("fyrehose.core.broker"))
+    assert "twisted" in outside(reached("fyrehose.broker.broker"))
     assert "fyrehose.records" in reached("fyrehose.server.service"), "by way of the broker"
     assert "fyrehose" in reached("fyrehose.records"), "the package comes first"

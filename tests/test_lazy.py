@@ -50,7 +50,7 @@ def test_packages_are_imported_without_twisted_or_an_extra() -> None:
 
 
 def test_the_command_line_starts_without_the_code_of_a_server() -> None:
-    heavy = {"fyrehose.server.config", "fyrehose.core.broker", "twisted.internet.endpoints", "OpenSSL"}
+    heavy = {"fyrehose.server.config", "fyrehose.broker.broker", "twisted.internet.endpoints", "OpenSSL"}
     assert run(f"import sys, fyrehose.cli.command\nprint(sorted({heavy!r} & set(sys.modules)))") == "[]\n"
 
 

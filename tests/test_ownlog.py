@@ -6,8 +6,8 @@ import pytest
 from twisted.internet.task import Clock
 
 from fyrehose import ownlog
-from fyrehose.core.broker import Broker
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal
 

@@ -19,7 +19,7 @@ from twisted.internet.defer import Deferred, succeed
 from zope.interface import implementer
 
 from fyrehose import Run
-from fyrehose.core import Budget, Cursor, Fanout, NoSubscriptions, Producer
+from fyrehose.broker import Budget, Cursor, Fanout, NoSubscriptions, Producer
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, ISink
 from fyrehose.net import TCPService

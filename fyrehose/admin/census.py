@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 import attrs
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.fanout import Cursor
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.fanout import Cursor
 
 #: The most subscribers that are examined in one turn of the reactor.
 BATCH = 2_000

@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import Metric
 from fyrehose import __version__, kernels
 from fyrehose.admin.sampling import journal_status, meters_of, published_by_protocol
 from fyrehose.admin.status import Status, cluster_status
-from fyrehose.core.broker import Broker
+from fyrehose.broker.broker import Broker
 from fyrehose.interfaces import JournalState
 from fyrehose.observe.meters import SECONDS, Histogram
 

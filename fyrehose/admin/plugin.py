@@ -9,7 +9,7 @@ import attrs
 from zope.interface import implementer
 
 from fyrehose.admin.settings import PROTOCOL, AdminSettings, check_place, read_token
-from fyrehose.core.broker import Broker
+from fyrehose.broker.broker import Broker
 from fyrehose.errors import ConfigError
 from fyrehose.extras import ADMIN, Extra
 from fyrehose.interfaces import IBroker, IProtocolPlugin

@@ -15,7 +15,7 @@ import attrs
 from twisted.internet.interfaces import IDelayedCall
 
 from fyrehose.admin.census import Census
-from fyrehose.core.broker import Broker
+from fyrehose.broker.broker import Broker
 from fyrehose.interfaces import JournalState
 from fyrehose.observe.history import History, Rates, Sample
 from fyrehose.observe.meters import SECONDS, Histogram, JournalMeters, JournalStatus

@@ -36,8 +36,8 @@ from fyrehose.admin.sampling import Sampler, StreamRates, journal_status
 from fyrehose.admin.settings import PROTOCOL, AdminSettings, read_token
 from fyrehose.admin.status import LISTED, Status
 from fyrehose.admin.tail import StreamTail, TailTurns, as_event
-from fyrehose.core.broker import Broker
-from fyrehose.core.policy import LOOPBACK, OPEN
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.policy import LOOPBACK, OPEN
 from fyrehose.identity import Action, Identity, digest
 from fyrehose.interfaces import JournalState
 from fyrehose.net.connections import SessionFactory

@@ -28,9 +28,9 @@ from fyrehose.admin.sampling import (
     meters_of,
     published_by_protocol,
 )
-from fyrehose.core.broker import Broker
-from fyrehose.core.ends import Ends
-from fyrehose.core.fanout import Cursor
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.ends import Ends
+from fyrehose.broker.fanout import Cursor
 from fyrehose.interfaces import JournalState
 from fyrehose.observe.meters import ClusterStatus, JournalStatus
 from fyrehose.options import shown_size

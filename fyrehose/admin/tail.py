@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from fyrehose import ndjson
-from fyrehose.core.broker import Broker
+from fyrehose.broker.broker import Broker
 from fyrehose.net.lifecycle import Timers
 from fyrehose.pieces import PIECE
 from fyrehose.records import Record, Run, column_of

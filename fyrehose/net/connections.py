@@ -17,7 +17,7 @@ from twisted.internet.interfaces import IAddress, IReactorTime
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 
-from fyrehose.core.fairness import FairShare
+from fyrehose.broker.fairness import FairShare
 from fyrehose.errors import Forbidden
 from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker

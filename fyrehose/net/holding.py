@@ -25,7 +25,7 @@ from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.protocols.policies import ProtocolWrapper
 from twisted.python.failure import Failure
 
-from fyrehose.core.fairness import FairShare
+from fyrehose.broker.fairness import FairShare
 
 #: The delay after the first refusal of a network, in seconds.
 FIRST = 0.1

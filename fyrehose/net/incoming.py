@@ -14,7 +14,7 @@ from collections.abc import Callable
 import attrs
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
-from fyrehose.core.budget import Account
+from fyrehose.broker.budget import Account
 from fyrehose.errors import RemoteProtocolError
 
 #: The rate of the slowest link that may still send a large frame, or read a large delivery, in bytes per second.

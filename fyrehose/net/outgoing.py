@@ -20,9 +20,9 @@ from typing import Any, Protocol
 
 import attrs
 
-from fyrehose.core.budget import UnreadAnswer
-from fyrehose.core.fairness import FairShare
-from fyrehose.core.lending import Lending
+from fyrehose.broker.budget import UnreadAnswer
+from fyrehose.broker.fairness import FairShare
+from fyrehose.broker.lending import Lending
 from fyrehose.errors import FyrehoseError, JournalCorrupt
 from fyrehose.interfaces import IBroker
 from fyrehose.pieces import PIECE

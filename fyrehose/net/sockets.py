@@ -23,7 +23,7 @@ from typing import Any, cast
 from twisted.internet.interfaces import IListeningPort, IPushProducer
 from twisted.internet.tcp import Port, Server
 
-#: Bytes that are read at once, as many as one cursor delivers in its turn (fyrehose.core.fanout.TURN).
+#: Bytes that are read at once, as many as one cursor delivers in its turn (fyrehose.broker.fanout.TURN).
 READ = 256 << 10
 #: Bytes that are written at once.
 WRITE = 128 << 10

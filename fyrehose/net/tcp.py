@@ -27,8 +27,8 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.core.budget import Account
-from fyrehose.core.inflight import InFlight
+from fyrehose.broker.budget import Account
+from fyrehose.broker.inflight import InFlight
 from fyrehose.errors import Broken, Following, Forbidden, FyrehoseError, ReadOnly, RemoteProtocolError
 from fyrehose.identity import Identity
 from fyrehose.interfaces import IBroker, ISubscription

@@ -39,13 +39,13 @@ import attrs
 from twisted.internet.endpoints import quoteStringArgument
 
 from fyrehose import plugins
-from fyrehose.core import policy, streams
-from fyrehose.core.broker import MAX_STREAMS
-from fyrehose.core.named import MOST_NAMED
-from fyrehose.core.once import KEPT
-from fyrehose.core.policy import LOOPBACK, Policy
-from fyrehose.core.quotas import STREAMS, PeerLimits
-from fyrehose.core.streams import UNLIMITED, StreamRules
+from fyrehose.broker import policy, streams
+from fyrehose.broker.broker import MAX_STREAMS
+from fyrehose.broker.named import MOST_NAMED
+from fyrehose.broker.once import KEPT
+from fyrehose.broker.policy import LOOPBACK, Policy
+from fyrehose.broker.quotas import STREAMS, PeerLimits
+from fyrehose.broker.streams import UNLIMITED, StreamRules
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IProtocolPlugin
 from fyrehose.journal.settings import JournalSettings

@@ -20,7 +20,7 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from fyrehose.core.broker import Broker
+from fyrehose.broker.broker import Broker
 from fyrehose.errors import FyrehoseError, JournalCorrupt
 from fyrehose.interfaces import JournalState
 

@@ -23,14 +23,14 @@ from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.budget import Budget
-from fyrehose.core.guard import Guard
-from fyrehose.core.once import KEPT
-from fyrehose.core.policy import LOOPBACK, Policy
-from fyrehose.core.quotas import PeerLimits
-from fyrehose.core.sequencer import Sequencer
-from fyrehose.core.streams import UNLIMITED, StreamRules
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.budget import Budget
+from fyrehose.broker.guard import Guard
+from fyrehose.broker.once import KEPT
+from fyrehose.broker.policy import LOOPBACK, Policy
+from fyrehose.broker.quotas import PeerLimits
+from fyrehose.broker.sequencer import Sequencer
+from fyrehose.broker.streams import UNLIMITED, StreamRules
 from fyrehose.errors import Closed, ConfigError, FyrehoseError, JournalFailed
 from fyrehose.interfaces import IJournal, ISequencer, JournalState
 

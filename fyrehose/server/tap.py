@@ -26,9 +26,9 @@ from twisted.python.components import Componentized
 from twisted.python.failure import Failure
 
 from fyrehose import __version__, kernels, plugins
-from fyrehose.core import policy
-from fyrehose.core.budget import Budget
-from fyrehose.core.streams import UNLIMITED
+from fyrehose.broker import policy
+from fyrehose.broker.budget import Budget
+from fyrehose.broker.streams import UNLIMITED
 from fyrehose.errors import ConfigError, Deposed, FyrehoseError, MissingExtra
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.pace import Far

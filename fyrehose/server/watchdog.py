@@ -24,7 +24,7 @@ import attrs
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
-from fyrehose.core.fanout import subscriber_of
+from fyrehose.broker.fanout import subscriber_of
 from fyrehose.interfaces import ISink
 from fyrehose.net.tcp import SessionProtocol
 from fyrehose.observe.stalls import Stalls

@@ -25,8 +25,8 @@ from twisted.internet.testing import MemoryReactorClock
 from zope.interface.verify import verifyObject
 
 from fyrehose import plugins
-from fyrehose.core.broker import Broker
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import ConfigError, MissingExtra
 from fyrehose.interfaces import IClientPlugin, IProtocolPlugin, IPublisher, ITailer
 from fyrehose.options import build

@@ -11,8 +11,8 @@ from twisted.internet.task import Clock
 
 from fyrehose.admin.sampling import Sampler, StreamRates
 from fyrehose.admin.status import Status
-from fyrehose.core.broker import Broker
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal, RecordingSink
 

@@ -13,8 +13,8 @@ from twisted.logger import Logger
 from fyrehose.admin import metrics
 from fyrehose.admin.sampling import Sampler, StreamRates
 from fyrehose.admin.status import Status, summary
-from fyrehose.core.broker import Broker
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.journal import subscriptions
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.worker import InlineWorker

@@ -19,7 +19,7 @@ from fyrehose.admin.plugin import plugin
 from fyrehose.admin.server import FILES, POLICY, Admin, AdminFactory, AdminService, make_admin
 from fyrehose.admin.settings import AdminSettings
 from fyrehose.admin.tail import INTERVAL
-from fyrehose.core.policy import parse
+from fyrehose.broker.policy import parse
 from fyrehose.errors import ConfigError, JournalCorrupt, MissingExtra
 from fyrehose.identity import Identity, digest
 from fyrehose.interfaces import JournalState

@@ -12,8 +12,8 @@ from twisted.logger import Logger
 from fyrehose import __version__
 from fyrehose.admin import census, metrics
 from fyrehose.admin.status import summary, time_to_full
-from fyrehose.core import fanout
-from fyrehose.core.broker import Broker
+from fyrehose.broker import fanout
+from fyrehose.broker.broker import Broker
 from fyrehose.interfaces import FileLag, JournalState
 from fyrehose.observe.listeners import Listener
 from fyrehose.observe.meters import ClusterStatus, JournalMeters, JournalStatus

@@ -15,10 +15,10 @@ from click.testing import CliRunner, Result
 from twisted.internet.task import Clock
 
 from fyrehose import __version__
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.cli import main, running
 from fyrehose.cli.command import AddressType, Since
-from fyrehose.core.broker import Broker
-from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import FyrehoseError, JournalCorrupt
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.worker import InlineWorker

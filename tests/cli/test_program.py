@@ -17,10 +17,10 @@ import pytest
 from click.testing import CliRunner, Result
 from twisted.internet.task import Clock
 
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.cli import main
 from fyrehose.cli.command import Since
-from fyrehose.core.broker import Broker
-from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import ConfigError, FyrehoseError, JournalFull
 from fyrehose.journal.files import lock
 from fyrehose.journal.journal import FileJournal

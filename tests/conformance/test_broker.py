@@ -11,9 +11,9 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from zope.interface.verify import verifyObject
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.budget import Budget
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.budget import Budget
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import Closed, InvalidName, PayloadTooLarge, PublishError, StreamFull, TooManyStreams
 from fyrehose.interfaces import IBroker, IJournalObserver, ISink, ISubscription
 from fyrehose.journal.journal import FileJournal

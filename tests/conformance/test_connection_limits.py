@@ -8,8 +8,8 @@ import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.protocols.figg.server import FiggFactory, FiggSettings
 from fyrehose.testing import MemoryJournal, Transport
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from twisted.internet.task import Clock
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.plugins import load
 from fyrehose.testing import MemoryJournal
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from twisted.internet.task import Clock
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.protocols.figg.frames import Attach
 from fyrehose.protocols.figg.server import FiggFactory, FiggSettings
 from fyrehose.testing import MemoryJournal, Peer

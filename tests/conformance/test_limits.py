@@ -81,7 +81,7 @@ BOUNDARIES = {
     "relink.retention": "tests/protocols/relink/test_server.py::test_detached_links_expire",
     "relink.unused_retention": "tests/protocols/relink/test_server.py::test_detached_links_expire",
     "relink.window": ("tests/protocols/relink/test_limits.py::test_subscriber_gets_at_most_a_window_of_messages"),
-    "server.keys_kept": ("tests/core/test_once.py::test_a_key_is_kept_for_its_time_before_keys_of_small_holders_go"),
+    "server.keys_kept": ("tests/broker/test_once.py::test_a_key_is_kept_for_its_time_before_keys_of_small_holders_go"),
     "server.max_streams": "tests/conformance/test_stream_limit.py::test_as_many_streams_are_made_as_the_limit_says",
     "server.memory": (
         "tests/conformance/test_memory_limits.py::test_all_connections_may_have_published_as_much_as_the_limit_leaves_for_it"
@@ -89,12 +89,12 @@ BOUNDARIES = {
     "server.memory_per_connection": (
         "tests/conformance/test_memory_limits.py::test_a_connection_may_have_published_as_much_as_the_limit_says"
     ),
-    "server.new_streams_burst": "tests/core/test_quotas.py::test_one_stream_beyond_the_default_burst_is_refused",
-    "server.new_streams_rate": "tests/core/test_quotas.py::test_one_stream_beyond_the_default_burst_is_refused",
-    "server.streams_per_address": "tests/core/test_quotas.py::test_one_stream_beyond_the_default_number_is_refused",
-    "server.named_subscriptions": "tests/core/test_named.py::test_the_number_of_subscriptions_is_limited",
+    "server.new_streams_burst": "tests/broker/test_quotas.py::test_one_stream_beyond_the_default_burst_is_refused",
+    "server.new_streams_rate": "tests/broker/test_quotas.py::test_one_stream_beyond_the_default_burst_is_refused",
+    "server.streams_per_address": "tests/broker/test_quotas.py::test_one_stream_beyond_the_default_number_is_refused",
+    "server.named_subscriptions": "tests/broker/test_named.py::test_the_number_of_subscriptions_is_limited",
     "server.subscriptions_per_address": (
-        "tests/core/test_quotas.py::test_the_default_number_of_subscriptions_is_allowed_and_one_more_is_refused"
+        "tests/broker/test_quotas.py::test_the_default_number_of_subscriptions_is_allowed_and_one_more_is_refused"
     ),
 }
 #: Limits whose tests set a smaller value: the default is 1 GiB, 131,072 channels, or 10,000 links of a test's clock.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fyrehose.core.budget import Account, Budget
+from fyrehose.broker.budget import Account, Budget
 from fyrehose.net.incoming import Reading
 from fyrehose.server.config import ServerSettings
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zope.interface.verify import verifyObject
 
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import StreamFull
 from fyrehose.interfaces import ISequencer
 from fyrehose.records import LAST_SEQ

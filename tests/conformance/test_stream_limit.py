@@ -6,8 +6,8 @@ from pathlib import Path
 
 from twisted.internet.task import Clock
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import TooManyStreams
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings

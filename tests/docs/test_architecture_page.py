@@ -14,7 +14,7 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text()
 #: The part of the page on each folder; the page describes jobs and kernels as a whole.
 SECTIONS = {
     "": "## The top level",
-    "core": "## `core`",
+    "broker": "## `broker`",
     "journal": "## `journal`",
     "journal/offline": "### `journal/offline`",
     "replication": "## `replication`",

@@ -12,8 +12,8 @@ from twisted.internet.task import Clock
 from zope.interface.verify import verifyObject
 
 from fyrehose import plugins
-from fyrehose.core.broker import Broker
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import Broken
 from fyrehose.interfaces import IProtocolPlugin
 from fyrehose.records import Run

@@ -12,7 +12,7 @@ import attrs
 import pytest
 
 from fyrehose import plugins
-from fyrehose.core.policy import load
+from fyrehose.broker.policy import load
 from fyrehose.identity import Action, Identity
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.net.tls import TLSSettings

@@ -6,8 +6,8 @@ import re
 import tomllib
 from pathlib import Path
 
+from fyrehose.broker import streams
 from fyrehose.cli.command import main
-from fyrehose.core import streams
 from fyrehose.protocols.backbone.frames import MAX_DATA
 from fyrehose.records import MAX_PAYLOAD
 from fyrehose.server import idle

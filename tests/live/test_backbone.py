@@ -16,8 +16,8 @@ import pytest_twisted
 from twisted.internet import reactor
 from twisted.internet.task import deferLater
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.interfaces import IJournal
 from fyrehose.journal.journal import FileJournal
 from fyrehose.protocols.backbone.client import BackboneClient
@@ -392,8 +392,8 @@ PROGRAM = """
 from twisted.internet import {0}reactor
 {0}reactor.install()
 from twisted.internet import reactor
-from fyrehose.core.broker import Broker
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.protocols.backbone.server import BackboneProtocol
 from fyrehose.testing import MemoryJournal
 

@@ -22,8 +22,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import clientFromString
 from twisted.internet.task import deferLater
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.journal.journal import FileJournal
 from fyrehose.protocols.figg.client import FiggClient
 from fyrehose.protocols.figg.plugin import plugin

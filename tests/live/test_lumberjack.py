@@ -26,8 +26,8 @@ from twisted.internet import reactor
 from twisted.internet.endpoints import clientFromString, wrapClientTLS
 from twisted.internet.ssl import Certificate, PrivateCertificate, optionsForClientTLS, trustRootFromCertificates
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.protocols.lumberjack.client import LumberjackClient
 from fyrehose.protocols.lumberjack.plugin import plugin
 from fyrehose.protocols.lumberjack.server import LumberjackSettings
@@ -391,8 +391,8 @@ def test_an_event_that_is_too_large_is_refused_with_what_helps(start: Any) -> No
 
 
 def writers(*words: str) -> dict[str, Any]:
-    """Run tests/torture/lumberjack_writers.py; return its figures."""
-    script = Path(__file__).parents[1] / "torture" / "lumberjack_writers.py"
+    """Run tests/verification/torture/lumberjack_writers.py; return its figures."""
+    script = Path(__file__).parents[1] / "verification" / "torture" / "lumberjack_writers.py"
     ended = subprocess.run([sys.executable, script, *words], capture_output=True, text=True, timeout=280, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return dict(json.loads(ended.stdout.splitlines()[0]))

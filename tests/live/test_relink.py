@@ -1,4 +1,4 @@
-"""Relink over real sockets, with real processes: the transfer of tests/torture in short, the command line, TLS."""
+"""Relink over real sockets, with real processes: a short transfer of the torture tests, the command line, TLS."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fyrehose.testing.certificates import Authority
 
 pytestmark = pytest.mark.live
 
-TORTURE = Path(__file__).parents[1] / "torture"
+TORTURE = Path(__file__).parents[1] / "verification" / "torture"
 FYREHOSE = Path(sys.executable).with_name("fyrehose")
 #: How many clients come back together; FYREHOSE_CROWD=1000 takes half a minute.
 CROWD = int(os.environ.get("FYREHOSE_CROWD", "200"))

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from twisted.internet.task import Clock
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.offline import dump
 from fyrehose.journal.settings import JournalSettings

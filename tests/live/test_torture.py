@@ -1,4 +1,4 @@
-"""The harnesses of tests/torture, for a moment: `make torture` runs them for long."""
+"""The harnesses of tests/verification/torture, for a moment: `make torture` runs them for long."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(300)]
 
-TORTURE = Path(__file__).parents[1] / "torture"
+TORTURE = Path(__file__).parents[1] / "verification" / "torture"
 sys.path.insert(0, str(TORTURE))
 herd_attacks = import_module("herd_attacks")
-FUZZ = Path(__file__).parents[1] / "fuzz"
+FUZZ = Path(__file__).parents[1] / "verification" / "fuzz"
 
 
 def run(name: str, *words: str, status: int | None = 0) -> str:

@@ -16,8 +16,8 @@ from twisted.internet.task import Clock
 from twisted.protocols.tls import TLSMemoryBIOFactory, TLSMemoryBIOProtocol
 from twisted.python.failure import Failure
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.net.holding import FORGOTTEN, LONGEST, MOST_OF_ONE, DelayedConnection, RefusedConnection
 from fyrehose.net.tls import TLSFactory, TLSSettings
 from fyrehose.testing import MemoryJournal, Transport

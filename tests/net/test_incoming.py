@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from twisted.internet.task import Clock
 
-from fyrehose.core.budget import Budget
+from fyrehose.broker.budget import Budget
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.net.incoming import CERTAINTY, PATIENCE, RETRY, SLOWEST, FrameWatch, Reading
 

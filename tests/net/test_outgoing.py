@@ -10,8 +10,8 @@ import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.outgoing import LargeRecord
 from fyrehose.net.tcp import LINGER, MOST_UNREAD

@@ -21,10 +21,10 @@ from twisted.logger import Logger
 from zope.interface import alsoProvides, implementer
 from zope.interface.verify import verifyObject
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.budget import Budget
-from fyrehose.core.policy import parse
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.budget import Budget
+from fyrehose.broker.policy import parse
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import Broken, RemoteProtocolError
 from fyrehose.identity import Identity
 from fyrehose.interfaces import ISink, JournalState

@@ -16,10 +16,10 @@ from click.testing import CliRunner
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.task import Clock
 
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.once import STREAM as KEYS
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.cli.command import main
-from fyrehose.core.broker import Broker
-from fyrehose.core.once import STREAM as KEYS
-from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import Closed, ConfigError, Following, JournalUnreachable, ReadOnly, Unreplicated
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan

@@ -12,8 +12,8 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.interfaces import JournalState
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.worker import InlineWorker

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fyrehose import plugins
-from fyrehose.core.policy import LOOPBACK
-from fyrehose.core.streams import UNLIMITED, StreamRule, StreamRules
+from fyrehose.broker.policy import LOOPBACK
+from fyrehose.broker.streams import UNLIMITED, StreamRule, StreamRules
 from fyrehose.errors import ConfigError
 from fyrehose.journal.settings import Durability
 from fyrehose.patterns import compiled

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from twisted.internet.task import Clock
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import JournalError
 from fyrehose.journal import scan
 from fyrehose.journal.files import Files

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from twisted.internet.task import Clock
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import JournalCorrupt
 from fyrehose.interfaces import JournalState
 from fyrehose.observe.listeners import Listener

@@ -25,8 +25,8 @@ from twisted.plugin import IPlugin
 from twisted.python.usage import UsageError
 
 from fyrehose import __version__, plugins
-from fyrehose.core import policy
-from fyrehose.core.policy import LOOPBACK
+from fyrehose.broker import policy
+from fyrehose.broker.policy import LOOPBACK
 from fyrehose.errors import ConfigError, FyrehoseError, JournalCorrupt, JournalFailed, JournalLocked, MissingExtra
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import JournalState

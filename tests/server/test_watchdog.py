@@ -12,8 +12,8 @@ import pytest
 from twisted.internet.task import Clock
 from zope.interface import implementer
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.interfaces import ISink
 from fyrehose.observe.stalls import Stalls
 from fyrehose.protocols.figg.frames import Attach, Publish

@@ -146,7 +146,7 @@ def test_a_table_of_nothing(tmp_path: Any) -> None:
 def test_everything_that_was_acknowledged_is_in_the_table(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "torture"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "verification" / "torture"))
     spark_tour = importlib.import_module("spark_tour")
     logs = tmp_path / "logs"
     logs.mkdir()

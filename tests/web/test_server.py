@@ -10,8 +10,8 @@ import pytest
 from twisted.internet.task import Clock
 from twisted.logger import Logger
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.tcp import LINGER, on
 from fyrehose.testing import MemoryJournal, Peer

@@ -26,8 +26,8 @@ import attrs
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from fyrehose.core.callback import CallbackBroker
-from fyrehose.core.rounds import Rounds
+from fyrehose.broker.callback import CallbackBroker
+from fyrehose.broker.rounds import Rounds
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.interfaces import ISubscription
 from fyrehose.journal import scan, subscriptions

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from fyrehose.core import positions
-from fyrehose.core.positions import STREAM, Position, takes
+from fyrehose.broker import positions
+from fyrehose.broker.positions import STREAM, Position, takes
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal.offline.dump import batches
 from fyrehose.journal.offline.view import look

@@ -21,7 +21,7 @@ from random import Random
 
 import attrs
 
-from fyrehose.core.policy import in_networks
+from fyrehose.broker.policy import in_networks
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.identity import Action
 from fyrehose.kernels import backbone

@@ -20,7 +20,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.core.inflight import InFlight
+from fyrehose.broker.inflight import InFlight
 from fyrehose.errors import (
     FyrehoseError,
     InvalidName,

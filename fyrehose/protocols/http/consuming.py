@@ -15,7 +15,7 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.core.inflight import InFlight
+from fyrehose.broker.inflight import InFlight
 from fyrehose.errors import Forbidden, SubscriptionError
 from fyrehose.interfaces import IBroker, ISink, ISubscription
 from fyrehose.net.lifecycle import Timers

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 from twisted.internet.defer import Deferred
 
-from fyrehose.core.ends import Ends
+from fyrehose.broker.ends import Ends
 from fyrehose.interfaces import IBroker
 from fyrehose.net.lifecycle import Timers
 from fyrehose.patterns import Pattern

@@ -22,7 +22,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose import errors
-from fyrehose.core.ends import Ends
+from fyrehose.broker.ends import Ends
 from fyrehose.errors import FyrehoseError
 from fyrehose.identity import digest
 from fyrehose.interfaces import IBroker

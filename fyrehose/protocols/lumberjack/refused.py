@@ -17,7 +17,7 @@ from math import inf
 
 import attrs
 
-from fyrehose.core.fairness import FairShare
+from fyrehose.broker.fairness import FairShare
 
 #: How long a frame is refused without inflating it, in seconds: the first time, and at the most.
 FIRST = 60.0

@@ -22,7 +22,7 @@ from typing import Protocol
 import attrs
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
-from fyrehose.core.budget import Budget
+from fyrehose.broker.budget import Budget
 
 #: Memory for inflating, shared by all connections of a listener, in bytes.
 POOL = 64 << 20

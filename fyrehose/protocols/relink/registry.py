@@ -18,7 +18,7 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from fyrehose.core.fairness import FairShare
+from fyrehose.broker.fairness import FairShare
 from fyrehose.errors import JournalCorrupt, PublishError, RemoteProtocolError
 from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker

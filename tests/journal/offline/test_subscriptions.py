@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fyrehose.core import positions
-from fyrehose.core.positions import SOURCE, STREAM, Position
+from fyrehose.broker import positions
+from fyrehose.broker.positions import SOURCE, STREAM, Position
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal.offline.subscriptions import subscriptions
 from fyrehose.journal.subscriptions import update

@@ -12,8 +12,8 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.options import networks
 from fyrehose.protocols.backbone.client import BackboneClient
 from fyrehose.protocols.backbone.client_session import BackboneOptions

@@ -15,8 +15,8 @@ from twisted.internet.error import CannotListenError
 from twisted.internet.task import Clock
 from zope.interface.verify import verifyObject
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IClientPlugin, IPublisher, ITailer
 from fyrehose.protocols.backbone import plugin as module

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from fyrehose.core.budget import Budget
-from fyrehose.core.guard import Guarded
-from fyrehose.core.policy import parse
+from fyrehose.broker.budget import Budget
+from fyrehose.broker.guard import Guarded
+from fyrehose.broker.policy import parse
 from fyrehose.errors import JournalCorrupt
 from fyrehose.interfaces import JournalState
 from fyrehose.options import networks

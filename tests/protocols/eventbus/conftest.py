@@ -13,8 +13,8 @@ import zmq
 from twisted.internet.defer import succeed
 from twisted.internet.task import Clock
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.protocols.eventbus.lent import Full, LentMessages
 from fyrehose.protocols.eventbus.server import EventBusServer
 from fyrehose.protocols.eventbus.settings import EventBusSettings

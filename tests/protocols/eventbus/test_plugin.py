@@ -9,8 +9,8 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock
 from zope.interface.verify import verifyObject
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import ConfigError, MissingExtra
 from fyrehose.interfaces import IClientPlugin
 from fyrehose.protocols.eventbus.plugin import parse_endpoint, plugin

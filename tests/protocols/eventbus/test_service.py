@@ -14,9 +14,9 @@ from twisted.internet.task import Clock
 from zmq.auth import create_certificates
 from zope.interface.verify import verifyObject
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.policy import parse
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.policy import parse
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.eventbus import connections

@@ -6,7 +6,7 @@ import pytest
 import zmq
 from zmq.utils import z85
 
-from fyrehose.core.policy import parse
+from fyrehose.broker.policy import parse
 from fyrehose.identity import Action, Identity
 from fyrehose.protocols.eventbus.zap import DOMAINS, Authenticator
 

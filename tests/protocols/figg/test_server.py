@@ -9,12 +9,12 @@ import attrs
 import pytest
 from twisted.internet.task import Clock
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.fanout import TURN
-from fyrehose.core.policy import LOOPBACK, parse
-from fyrehose.core.quotas import PeerLimits
-from fyrehose.core.sequencer import Sequencer
-from fyrehose.core.streams import UNLIMITED, StreamRule, StreamRules
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.fanout import TURN
+from fyrehose.broker.policy import LOOPBACK, parse
+from fyrehose.broker.quotas import PeerLimits
+from fyrehose.broker.sequencer import Sequencer
+from fyrehose.broker.streams import UNLIMITED, StreamRule, StreamRules
 from fyrehose.errors import ConfigError, JournalCorrupt
 from fyrehose.interfaces import JournalState
 from fyrehose.options import build

@@ -9,10 +9,10 @@ import attrs
 import pytest
 from twisted.internet.task import Clock
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.guard import Guard
-from fyrehose.core.policy import parse
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.guard import Guard
+from fyrehose.broker.policy import parse
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.interfaces import FileLag, JournalState
 from fyrehose.protocols.http.server import HttpFactory, HttpSettings
 from fyrehose.records import Run

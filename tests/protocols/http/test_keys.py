@@ -9,9 +9,9 @@ import attrs
 import pytest
 from twisted.internet.task import Clock
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.budget import Budget
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.budget import Budget
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.protocols.http.server import HttpFactory, HttpSettings
 from fyrehose.protocols.http.session import KEYED, NDJSON
 from fyrehose.testing import MemoryJournal, Peer

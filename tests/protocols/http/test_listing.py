@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from twisted.internet.task import Clock
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.ends import READS, Ends
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.ends import READS, Ends
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.net.lifecycle import Timers
 from fyrehose.patterns import Pattern
 from fyrehose.protocols.http.listing import MOST_COMPARED, Listing, Matching

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fyrehose.core.budget import Budget
+from fyrehose.broker.budget import Budget
 
 sys.path.insert(0, str(Path(__file__).parent))
 

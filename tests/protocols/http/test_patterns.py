@@ -12,11 +12,11 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.guard import Guard
-from fyrehose.core.policy import parse
-from fyrehose.core.quotas import PeerLimits
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.guard import Guard
+from fyrehose.broker.policy import parse
+from fyrehose.broker.quotas import PeerLimits
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.protocols.http import patterns
 from fyrehose.protocols.http.answers import TURN_RECORDS
 from fyrehose.protocols.http.server import HttpFactory, HttpSettings

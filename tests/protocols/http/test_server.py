@@ -11,12 +11,12 @@ import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.guard import Guard
-from fyrehose.core.policy import parse
-from fyrehose.core.quotas import PeerLimits
-from fyrehose.core.sequencer import Sequencer
-from fyrehose.core.streams import UNLIMITED, StreamRule, StreamRules
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.guard import Guard
+from fyrehose.broker.policy import parse
+from fyrehose.broker.quotas import PeerLimits
+from fyrehose.broker.sequencer import Sequencer
+from fyrehose.broker.streams import UNLIMITED, StreamRule, StreamRules
 from fyrehose.errors import JournalCorrupt
 from fyrehose.identity import digest
 from fyrehose.interfaces import JournalState

@@ -9,10 +9,10 @@ import attrs
 import pytest
 from twisted.internet.task import Clock
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.budget import Budget
-from fyrehose.core.sequencer import Sequencer
-from fyrehose.core.streams import UNLIMITED, StreamRules
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.budget import Budget
+from fyrehose.broker.sequencer import Sequencer
+from fyrehose.broker.streams import UNLIMITED, StreamRules
 from fyrehose.errors import Broken
 from fyrehose.protocols.lumberjack.frames import Ack, Compressed, EventRun, Json, Window
 from fyrehose.protocols.lumberjack.server import LumberjackFactory, LumberjackSettings

@@ -6,8 +6,8 @@ import pytest
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import ConfigError
 from fyrehose.protocols.lumberjack.plugin import plugin
 from fyrehose.protocols.lumberjack.server import LumberjackSettings

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fyrehose.core.budget import READ
+from fyrehose.broker.budget import READ
 from fyrehose.protocols.lumberjack.frames import MAX_PAIRS, Compressed, Data, Json, Window
 from fyrehose.protocols.lumberjack.limits import LumberjackLimits
 from fyrehose.protocols.lumberjack.session import PAIRS_WORK, LumberjackServerSession

@@ -16,9 +16,9 @@ from zope.interface import alsoProvides
 from zope.interface.verify import verifyObject
 
 from fyrehose import kernels
-from fyrehose.core.budget import Budget
-from fyrehose.core.policy import parse
-from fyrehose.core.streams import StreamRule, StreamRules
+from fyrehose.broker.budget import Budget
+from fyrehose.broker.policy import parse
+from fyrehose.broker.streams import StreamRule, StreamRules
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import JournalState
 from fyrehose.net.connections import READS

@@ -8,7 +8,7 @@ import attrs
 import pytest
 from twisted.internet.task import Clock
 
-from fyrehose.core.budget import Budget
+from fyrehose.broker.budget import Budget
 from fyrehose.net.incoming import Reading
 from fyrehose.protocols.lumberjack.turns import MAX_IN_FLIGHT, POOL, TURNS_PER_ITERATION, Outcome, Turns
 

@@ -1,4 +1,4 @@
-"""Golden packets, a server with hand-made peers, and access to the simulated network of tests/torture."""
+"""Golden packets, a server with hand-made peers, and access to the simulated network of tests/verification/torture."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.quotas import PeerLimits
-from fyrehose.core.sequencer import Sequencer
-from fyrehose.core.streams import UNLIMITED, StreamRules
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.quotas import PeerLimits
+from fyrehose.broker.sequencer import Sequencer
+from fyrehose.broker.streams import UNLIMITED, StreamRules
 from fyrehose.errors import Closed
 from fyrehose.options import build
 from fyrehose.protocols.relink.client import RelinkClient
@@ -201,8 +201,8 @@ def vectors() -> list[Vector]:
 
 @pytest.fixture
 def torture(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that imports a module of tests/torture."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "torture"))
+    """Return a function that imports a module of tests/verification/torture."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "verification" / "torture"))
     return importlib.import_module
 
 

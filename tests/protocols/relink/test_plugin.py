@@ -8,8 +8,8 @@ from typing import Any
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock
 
-from fyrehose.core.broker import Broker
-from fyrehose.core.sequencer import Sequencer
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.relink.plugin import links_stream, plugin
 from fyrehose.protocols.relink.registry import wall_clock

@@ -10,9 +10,9 @@ from cryptography.x509 import load_pem_x509_certificate
 from OpenSSL.crypto import X509
 from twisted.internet.defer import fail
 
-from fyrehose.core.policy import parse
-from fyrehose.core.quotas import PeerLimits
-from fyrehose.core.streams import StreamRule, StreamRules
+from fyrehose.broker.policy import parse
+from fyrehose.broker.quotas import PeerLimits
+from fyrehose.broker.streams import StreamRule, StreamRules
 from fyrehose.errors import Broken
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.relink import events

@@ -388,7 +388,7 @@ def test_packets_are_held_back_while_the_backlog_is_full() -> None:
     assert not session.waiting
 
 
-# Random schedules over real bytes: see tests/torture/relink_schedules.py.
+# Random schedules over real bytes: see tests/verification/torture/relink_schedules.py.
 
 
 @pytest.mark.parametrize("losses", [False, True])

@@ -9,8 +9,8 @@ import attrs
 import pytest
 from twisted.internet.defer import Deferred
 
-from fyrehose.core.guard import Guard
-from fyrehose.core.policy import parse
+from fyrehose.broker.guard import Guard
+from fyrehose.broker.policy import parse
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.handshake import Terms

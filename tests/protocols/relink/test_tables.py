@@ -21,4 +21,4 @@ def test_every_mode_can_be_reached_and_left(table: Any, modes: Any) -> None:
 def test_drawings_match_the_tables(torture: Any) -> None:
     draw = torture("relink_drawings")
     page = PAGE.read_text(encoding="utf-8")
-    assert draw.redrawn(page) == page, "run tests/torture/relink_drawings.py"
+    assert draw.redrawn(page) == page, "run tests/verification/torture/relink_drawings.py"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from twisted.internet.defer import Deferred, ensureDeferred
 
-from fyrehose.core.streams import StreamRule, StreamRules
+from fyrehose.broker.streams import StreamRule, StreamRules
 from fyrehose.errors import LocalProtocolError
 from fyrehose.protocols.relink.events import MessageOutcome, Uncommitted, UnknownOutcome
 from fyrehose.protocols.relink.limits import LinkLimits

@@ -1,0 +1,141 @@
+"""A broker for programs that only want the messages: it calls a function with them, and keeps nothing.
+
+endpoint.listen(FiggFactory(CallbackBroker(handle)))
+
+publish -> handle(run), one run after the other -> the publisher is acknowledged when each has returned
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred, fail, gatherResults, maybeDeferred, succeed
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from fyrehose.broker.budget import Budget
+from fyrehose.broker.consuming import NoSubscriptions
+from fyrehose.broker.policy import LOOPBACK, Policy
+from fyrehose.broker.rounds import Producer
+from fyrehose.errors import Forbidden, FyrehoseError, TooManyStreams
+from fyrehose.identity import Action, Identity
+from fyrehose.interfaces import IBroker, ISink, ISubscription
+from fyrehose.observe.counters import Counters
+from fyrehose.records import Run
+
+
+@implementer(IBroker)
+@attrs.define(eq=False)
+class CallbackBroker:
+    """Hand what peers publish to a function.
+
+    It serves protocols whose peers only publish: Figg, Lumberjack and HTTP.  There is nothing to read or to subscribe
+    to; a peer that tries is refused.  Numbers of a stream begin at 1 with each process.
+
+    :param handle: is called with each run of records that a peer published: records of one stream, numbered, with
+        their columns and constants.  It may return a Deferred.  The publish is acknowledged when ``handle`` has
+        returned for all of its runs, or its Deferreds have fired.  A :class:`~fyrehose.errors.PublishError` that it
+        raises refuses the publish; any other exception is logged and ends the connection, without an acknowledgement.
+    :param policy: which peers may publish into which streams; by default those on this machine, into all of them
+    :param now: returns the time of records, in seconds since 1970 UTC
+    :param max_streams: how many different streams peers may publish into; one more is refused
+    """
+
+    handle: Callable[[Run], Deferred[Any] | None]
+    policy: Policy = attrs.field(default=LOOPBACK, kw_only=True)
+    max_streams: int = attrs.field(default=100_000, kw_only=True)
+    now: Callable[[], float] = attrs.field(default=time.time, kw_only=True)
+    identity: Identity = attrs.field(factory=Identity, kw_only=True)
+    named: NoSubscriptions = attrs.field(factory=NoSubscriptions, kw_only=True)
+    counters: Counters = attrs.field(factory=Counters, kw_only=True)
+    budget: Budget = attrs.field(factory=Budget, kw_only=True)
+    _ends: dict[str, int] = attrs.field(factory=dict, kw_only=True, alias="ends")
+
+    def when_leading(self) -> Deferred[None]:
+        """Return a Deferred that has fired, because this broker accepts messages at any time."""
+        return succeed(None)
+
+    def identified(self, identity: Identity) -> CallbackBroker:
+        """Return this broker for the peer *identity*; both share their numbers."""
+        return attrs.evolve(self, identity=identity)
+
+    def admit(self, proofs: Collection[str]) -> None:
+        """Raise Forbidden if the policy lets the peer publish nothing, even with the *proofs* that may follow."""
+        if not self.policy.admits(self.identity, proofs):
+            raise Forbidden(f"no rule of the policy lets {self.identity} publish anything")
+
+    def permits(self, action: Action, stream: str) -> bool:
+        """Return whether the peer may publish into *stream*; nothing else is permitted."""
+        return action is Action.PUBLISH and self.policy.allows(self.identity, action, stream)
+
+    def check(self, action: Action, stream: str) -> None:
+        """Raise Forbidden unless :meth:`permits` allows it."""
+        if not self.permits(action, stream):
+            raise Forbidden(f"{self.identity} may not {action.value} {stream!r}")
+
+    def publish(self, runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]:
+        """Number *runs* and hand them out; see :meth:`fyrehose.interfaces.IBroker.publish`."""
+        try:
+            for run in runs:
+                self.check(Action.PUBLISH, run.stream)
+            if len(self._ends.keys() | {run.stream for run in runs}) > self.max_streams:
+                raise TooManyStreams(f"there are {self.max_streams} streams, and no more are allowed")
+        except FyrehoseError:
+            refused: Deferred[tuple[int, ...]] = Deferred()
+            refused.errback(Failure())
+            return refused
+        accepted = int(self.now() * 1_000_000)
+        firsts, handled = [], []
+        for run in (*runs, *own):
+            first = self._ends.get(run.stream, 0) + 1
+            numbered = run.numbered(first, accepted)
+            self._ends[run.stream] = numbered.last_seq
+            firsts.append(first)
+            handled.append(maybeDeferred(self.handle, numbered))
+        done: Deferred[Any] = gatherResults(handled, consumeErrors=True)
+        done.addCallbacks(lambda _: tuple(firsts), lambda failure: failure.value.subFailure)
+        return done
+
+    def publish_once(self, runs: Sequence[Run], key: str) -> Deferred[int]:
+        """Refuse: no keys are kept."""
+        return fail(Forbidden("this server keeps no keys of publishes; leave out the key"))
+
+    def subscribe(self, stream: str, after: int | None, sink: ISink) -> ISubscription:
+        """Refuse: nothing is kept."""
+        raise Forbidden("this server keeps no messages: there is nothing to subscribe to")
+
+    def streams(self) -> Collection[str]:
+        """Return nothing, because there is nothing to read."""
+        return ()
+
+    def watch_streams(self, created: Callable[[str], None]) -> Callable[[], None]:
+        """Do nothing, because there is nothing to read."""
+        return lambda: None
+
+    def exists(self, stream: str) -> bool:
+        """Return whether anything was published into *stream*."""
+        return stream in self._ends
+
+    def bounds(self, stream: str) -> tuple[int, int]:
+        """Return an empty range behind the last number of *stream*."""
+        last = self._ends.get(stream, 0)
+        return last + 1, last
+
+    def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
+        """Return nothing, because nothing is kept."""
+        return ()
+
+    def ready(self, producer: Producer) -> None:
+        """Do nothing, because there is nothing to read, and so nothing that takes turns."""
+
+    def retire(self, streams: Sequence[str]) -> Deferred[None]:
+        """Refuse: there are no streams to retire."""
+        refused: Deferred[None] = Deferred()
+        refused.errback(Failure(Forbidden("this server keeps no messages: there is nothing to retire")))
+        return refused
+
+    def restrict(self, stream: str, max_payload: int) -> None:
+        """Ignore the limit, which is about protocols that read the stream."""

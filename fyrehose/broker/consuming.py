@@ -1,0 +1,203 @@
+"""The named subscriptions as one peer may use them: the rights of the peer, and creation at the first use.
+
+    open -> attach -> acknowledge ... -> detach
+
+Consuming a stream needs the rights ``subscribe`` and ``consume``; showing, rewinding and deleting need ``consume``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import attrs
+from twisted.internet.defer import Deferred, fail
+from zope.interface import implementer
+
+from fyrehose.broker.named import NamedSubscriptions
+from fyrehose.broker.policy import EVERY
+from fyrehose.broker.positions import Position, takes
+from fyrehose.broker.subscription import Consumer, Named
+from fyrehose.errors import Forbidden, FyrehoseError, NoSuchSubscription, SubscriptionConflict
+from fyrehose.identity import Action
+from fyrehose.interfaces import FileLag, INamedSubscriptions
+from fyrehose.patterns import Pattern
+
+
+class PeerBroker(Protocol):
+    """A broker that knows the rights of a peer."""
+
+    def check(self, action: Action, stream: str) -> None: ...
+
+    def permits(self, action: Action, stream: str) -> bool: ...
+
+
+@implementer(INamedSubscriptions)
+class NoSubscriptions:
+    """The named subscriptions of a server that keeps no messages: there are none, and none can be created."""
+
+    def find(self, name: str, stream: str | None = None, pattern: bool = False) -> Any:
+        raise self._refusal()
+
+    def open(self, name: str, stream: str, after: int | None, pattern: bool = False) -> Deferred[Any]:
+        return fail(self._refusal())
+
+    def attach(self, named: Any, consumer: Any, owner: str = "", takeover: bool = False) -> Any:
+        raise self._refusal()
+
+    def owner(self, named: Any) -> str:
+        raise self._refusal()
+
+    def detach(self, named: Any, consumer: Any) -> None:
+        raise self._refusal()
+
+    def acknowledge(self, named: Any, seq: Any, generation: int | None = None) -> Deferred[Any]:
+        return fail(self._refusal())
+
+    def rewind(self, named: Any, seq: Any) -> Deferred[Any]:
+        return fail(self._refusal())
+
+    def delete(self, named: Any) -> Deferred[None]:
+        return fail(self._refusal())
+
+    def show(self, named: Any) -> dict[str, object]:
+        raise self._refusal()
+
+    def forget(self, name: str) -> bool:
+        raise self._refusal()
+
+    def listed(self) -> list[dict[str, object]]:
+        return []
+
+    def _refusal(self) -> Forbidden:
+        return Forbidden("this server keeps no messages, so there are no named subscriptions")
+
+
+@implementer(INamedSubscriptions)
+@attrs.frozen(eq=False)
+class Consuming:
+    """The named subscriptions for one peer; see :class:`fyrehose.interfaces.INamedSubscriptions`.
+
+    :ivar peer: the rights of the peer
+    :ivar network: the network of the peer, for limits; empty: the server itself
+    """
+
+    table: NamedSubscriptions
+    peer: PeerBroker
+    network: str = ""
+
+    def find(self, name: str, stream: str | None = None, pattern: bool = False) -> Named:
+        named = self.table.find(name)
+        self.peer.check(Action.CONSUME, named.state.stream)
+        is_pattern = named.members is not None
+        if stream is not None and (named.state.stream, is_pattern) != (stream, pattern):
+            raise SubscriptionConflict(
+                f"subscription {name!r} is one of {_kind(is_pattern)} {named.state.stream!r}, not of "
+                f"{_kind(pattern)} {stream[:80]!r}"
+            )
+        return named
+
+    def open(self, name: str, stream: str, after: int | None, pattern: bool = False) -> Deferred[Named]:
+        try:
+            # A rule that matches the text of a pattern matches every stream that the pattern matches.
+            self.peer.check(Action.SUBSCRIBE, stream)
+            self.peer.check(Action.CONSUME, stream)
+            try:
+                named = self.find(name, stream, pattern)
+            except NoSuchSubscription:
+                begin: int | Mapping[str, int] = self._begin(stream, after)
+                if pattern:
+                    matching, ends = Pattern.of_peer(stream), self.table.journal.ends()
+                    begin = {each: self._begin(each, after) for each in ends if takes(matching, each)}
+                created = self.table.create(name, stream, begin, self.network)
+                return created.addCallback(lambda _: self.find(name, stream, pattern))
+        except FyrehoseError as refusal:
+            return fail(refusal)
+        return self.table.settled(named).addCallback(lambda _: self.find(name, stream, pattern))
+
+    def _begin(self, stream: str, after: int | None) -> int:
+        oldest, last = self.table.journal.bounds(stream)
+        return int(last if after is None else min(max(after, oldest - 1), last))
+
+    def attach(self, named: Named, consumer: Consumer, owner: str = "", takeover: bool = False) -> Position:
+        self.peer.check(Action.CONSUME, named.state.stream)
+        return self.table.attach(named, consumer, owner, takeover)
+
+    def owner(self, named: Named) -> str:
+        return self.table.owner(named)
+
+    def detach(self, named: Named, consumer: Consumer) -> None:
+        self.table.detach(named, consumer)
+
+    def acknowledge(
+        self, named: Named, seq: int | Mapping[str, int], generation: int | None = None
+    ) -> Deferred[Position]:
+        return self._do(named, lambda: self.table.acknowledge(named, seq, generation))
+
+    def rewind(self, named: Named, seq: int | Mapping[str, int] | None) -> Deferred[Position]:
+        return self._do(named, lambda: self.table.rewind(named, seq))
+
+    def delete(self, named: Named) -> Deferred[None]:
+        return self._do(named, lambda: self.table.delete(named))
+
+    def show(self, named: Named) -> dict[str, object]:
+        shown = describe(self.table, named)
+        if named.members is not None:
+            lags = self.table.lags
+            found = {each: (seq, *lags.of_stream(named, each, seq)) for each, seq in sorted(named.places.items())}
+            keys = ("position", "lag", "lag_seconds")
+            shown["positions"] = {each: dict(zip(keys, values, strict=True)) for each, values in found.items()}
+        return shown
+
+    def forget(self, name: str) -> bool:
+        self.peer.check(Action.CONSUME, EVERY)
+        forgotten: bool = self.table.journal.keeper.delete(name)
+        return forgotten
+
+    def listed(self) -> list[dict[str, object]]:
+        """Describe the subscriptions that the peer may consume, and, if it may consume all, those to the files."""
+        permits = self.peer.permits
+        found = [
+            describe(self.table, named)
+            for named in self.table.entries.values()
+            if named.stored is not None and permits(Action.CONSUME, named.stored.stream)
+        ]
+        if permits(Action.CONSUME, EVERY):
+            found += [described(each) for each in self.table.journal.keeper.subscriptions()]
+        return found
+
+    def _do(self, named: Named, change: Callable[[], Deferred[Any]]) -> Deferred[Any]:
+        try:
+            self.peer.check(Action.CONSUME, named.state.stream)
+        except FyrehoseError as refusal:
+            return fail(refusal)
+        return change()
+
+
+def _kind(pattern: bool) -> str:
+    return "pattern" if pattern else "stream"
+
+
+def describe(table: NamedSubscriptions, named: Named) -> dict[str, object]:
+    """Return the durable state of *named* as an object for JSON; times are in microseconds since 1970 UTC."""
+    state = named.state
+    lag, seconds = table.lags.of(named)
+    place: dict[str, object] = {"position": state.seq}
+    if named.members is not None:
+        place = {"streams": len(named.members)}
+    return {
+        "name": named.name,
+        "kind": _kind(named.members is not None),
+        "stream": state.stream,
+        **place,
+        "lag": lag,
+        "lag_seconds": seconds,
+        "generation": state.generation,
+        "consumer": named.consumer is not None,
+        "active": named.active,
+    }
+
+
+def described(lag: FileLag) -> dict[str, object]:
+    """Return a subscription to the journal's files as an object for JSON."""
+    return {"name": lag.name, "kind": "files", "behind_bytes": lag.behind, "active": lag.time}

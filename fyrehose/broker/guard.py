@@ -1,0 +1,278 @@
+"""Apply the access policy: a broker for one peer that refuses what the policy does not allow.
+
+    broker.identified(identity) -> Guarded -> publish, subscribe, read ... or Forbidden
+
+Peers of the same identity share one :class:`Guarded`, which caches its verdicts, so checking a batch costs one look
+into a dict.  When the policy changes, the verdicts are cleared and subscriptions that are no longer allowed end; a
+publisher that is no longer allowed is refused at its next publish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+import attrs
+from twisted.internet.defer import Deferred, fail
+from zope.interface import implementer
+
+from fyrehose.broker.budget import Budget
+from fyrehose.broker.consuming import Consuming
+from fyrehose.broker.fanout import Cursor, Owner
+from fyrehose.broker.named import NamedSubscriptions
+from fyrehose.broker.once import PublishedOnce
+from fyrehose.broker.policy import OPEN, Policy, Rule, holder_of
+from fyrehose.broker.quotas import Subscriptions
+from fyrehose.broker.rounds import Producer
+from fyrehose.errors import Forbidden
+from fyrehose.identity import Action, Identity, network_of
+from fyrehose.interfaces import IBroker, ISink, ISubscription
+from fyrehose.observe.counters import Counters
+from fyrehose.records import Run
+
+#: The most cached verdicts for one identity and action; beyond that the cache is cleared.
+MOST_VERDICTS = 1_024
+
+_VERBS = {
+    Action.PUBLISH: "publish into",
+    Action.SUBSCRIBE: "read",
+    Action.CONSUME: "consume",
+    Action.ADMINISTER: "administer",
+}
+
+
+class Unguarded(Protocol):
+    """The broker of the server itself, as the brokers of its peers use it."""
+
+    @property
+    def counters(self) -> Counters: ...
+
+    @property
+    def budget(self) -> Budget: ...
+
+    @property
+    def subscriptions(self) -> Subscriptions: ...
+
+    @property
+    def table(self) -> NamedSubscriptions: ...
+
+    @property
+    def once(self) -> PublishedOnce: ...
+
+    def when_leading(self) -> Deferred[None]: ...
+
+    def identified(self, identity: Identity) -> IBroker: ...
+
+    def publish(
+        self, runs: Sequence[Run], own: Sequence[Run] = (), peer: Identity | None = None
+    ) -> Deferred[tuple[int, ...]]: ...
+
+    def subscribe_as(self, owner: Owner | None, stream: str, after: int | None, sink: ISink) -> Cursor: ...
+
+    def cursors(self) -> Collection[Cursor]: ...
+
+    def exists(self, stream: str) -> bool: ...
+
+    def streams(self) -> Collection[str]: ...
+
+    def watch_streams(self, created: Callable[[str], None]) -> Callable[[], None]: ...
+
+    def bounds(self, stream: str) -> tuple[int, int]: ...
+
+    def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]: ...
+
+    def ready(self, producer: Producer) -> None: ...
+
+    def restrict(self, stream: str, max_payload: int) -> None: ...
+
+    def retire(self, streams: Sequence[str], by: str = "the server") -> Deferred[None]: ...
+
+
+@attrs.define(eq=False)
+class Guard:
+    """The access policy in force, and the brokers of all peers that are connected."""
+
+    policy: Policy = OPEN
+    _brokers: WeakValueDictionary[Identity, Guarded] = attrs.field(factory=WeakValueDictionary, init=False)
+
+    def identified(self, broker: Unguarded, identity: Identity) -> Guarded:
+        """Return *broker* restricted to the actions that *identity* may do."""
+        guarded = self._brokers.get(identity)
+        if guarded is None:
+            guarded = self._brokers[identity] = Guarded(identity, broker, self)
+        return guarded
+
+    def change(self, policy: Policy) -> int:
+        """Replace the policy, and end the subscriptions that it does not allow.
+
+        :return: the number of subscriptions that ended
+        """
+        self.policy = policy
+        brokers = list(self._brokers.values())
+        for guarded in brokers:
+            guarded.clear_verdicts()
+        return sum(_end_forbidden(broker) for broker in {guarded.broker for guarded in brokers})
+
+
+def _end_forbidden(broker: Unguarded) -> int:
+    """End the subscriptions that the policy no longer allows; return how many."""
+    ended = 0
+    for cursor in list(broker.cursors()):
+        peer = cursor.owner
+        if isinstance(peer, Guarded) and not peer.permits(Action.SUBSCRIBE, cursor.stream):
+            cursor.end(peer.refusal(Action.SUBSCRIBE, cursor.stream))
+            ended += 1
+    return ended
+
+
+@implementer(IBroker)
+@attrs.define(eq=False)
+class Guarded:
+    """The broker as the peers of one identity may use it."""
+
+    identity: Identity
+    broker: Unguarded
+    _guard: Guard
+    #: the rules of the policy that apply to this identity, once they were looked up
+    _rules: tuple[Rule, ...] | None = attrs.field(default=None, init=False)
+    #: what these rules allow on every stream but the server's own
+    _everywhere: frozenset[Action] = attrs.field(default=frozenset(), init=False)
+    _verdicts: dict[Action, dict[str, bool]] = attrs.field(init=False)
+    #: the network that its subscriptions count for
+    _network: str = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._verdicts = {action: {} for action in Action}
+        self._network = network_of(self.identity.host)
+
+    @property
+    def counters(self) -> Counters:
+        return self.broker.counters
+
+    @property
+    def budget(self) -> Budget:
+        return self.broker.budget
+
+    @property
+    def named(self) -> Consuming:
+        return Consuming(self.broker.table, self, self._network)
+
+    def when_leading(self) -> Deferred[None]:
+        return self.broker.when_leading()
+
+    def identified(self, identity: Identity) -> IBroker:
+        """Return the broker of another peer, which inherits nothing from this one."""
+        return self.broker.identified(identity)
+
+    def admit(self, proofs: Collection[str]) -> None:
+        policy = self._guard.policy
+        if not policy.admits(self.identity, proofs):
+            advice = f": {policy.advice}" if policy.advice else ""
+            raise Forbidden(f"no rule of the policy lets {self.identity} publish or read anything{advice}")
+
+    def permits(self, action: Action, stream: str) -> bool:
+        verdict = self._verdicts[action].get(stream)
+        return self._judge(action, stream) if verdict is None else verdict
+
+    def check(self, action: Action, stream: str) -> None:
+        if not self.permits(action, stream):
+            raise self.refusal(action, stream)
+
+    def publish(self, runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]:
+        verdicts = self._verdicts[Action.PUBLISH]
+        for run in runs:
+            if not verdicts.get(run.stream) and not self.permits(Action.PUBLISH, run.stream):
+                return fail(self.refusal(Action.PUBLISH, run.stream))
+        return self.broker.publish(runs, own, self.identity)
+
+    def publish_once(self, runs: Sequence[Run], key: str) -> Deferred[int]:
+        for run in runs:
+            if not self.permits(Action.PUBLISH, run.stream):
+                return fail(self.refusal(Action.PUBLISH, run.stream))
+        return self.broker.once.publish(runs, key, self.publish, holder_of(self.identity, self._applying()))
+
+    def subscribe(self, stream: str, after: int | None, sink: ISink) -> ISubscription:
+        self.check(Action.SUBSCRIBE, stream)
+        self.broker.subscriptions.take(self._network)
+        try:
+            return self.broker.subscribe_as(self, stream, after, sink)
+        except BaseException:
+            self.unsubscribed()
+            raise
+
+    def unsubscribed(self) -> None:
+        """Release one subscription, which has ended."""
+        self.broker.subscriptions.release(self._network)
+
+    def streams(self) -> Collection[str]:
+        rules, every = self._applying(), self.broker.streams()
+        if Action.SUBSCRIBE in self._everywhere:
+            return every
+        return [stream for stream in every if any(rule.covers(Action.SUBSCRIBE, stream) for rule in rules)]
+
+    def watch_streams(self, created: Callable[[str], None]) -> Callable[[], None]:
+        def permitted(stream: str) -> None:
+            if not stream.startswith(".") and self.permits(Action.SUBSCRIBE, stream):
+                created(stream)
+
+        stop: Callable[[], None] = self.broker.watch_streams(permitted)
+        return stop
+
+    def exists(self, stream: str) -> bool:
+        self.check(Action.SUBSCRIBE, stream)
+        return self.broker.exists(stream)
+
+    def bounds(self, stream: str) -> tuple[int, int]:
+        self.check(Action.SUBSCRIBE, stream)
+        return self.broker.bounds(stream)
+
+    def ready(self, producer: Producer) -> None:
+        self.broker.ready(producer)
+
+    def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
+        self.check(Action.SUBSCRIBE, stream)
+        return self.broker.read(stream, start, max_bytes)
+
+    def restrict(self, stream: str, max_payload: int) -> None:
+        self.broker.restrict(stream, max_payload)
+
+    def retire(self, streams: Sequence[str]) -> Deferred[None]:
+        for stream in streams:
+            if not self.permits(Action.ADMINISTER, stream):
+                return fail(self.refusal(Action.ADMINISTER, stream))
+        return self.broker.retire(streams, str(self.identity))
+
+    def clear_verdicts(self) -> None:
+        """Clear the cached verdicts, because the policy has changed."""
+        self._rules = None
+        for verdicts in self._verdicts.values():
+            verdicts.clear()
+
+    def _judge(self, action: Action, stream: str) -> bool:
+        verdicts, rules = self._verdicts[action], self._applying()
+        if action in self._everywhere and not stream.startswith("."):
+            # Streams for which the cache has no room are judged here each time, which is nearly as quick.
+            if len(verdicts) < MOST_VERDICTS:
+                verdicts[stream] = True
+            return True
+        if len(verdicts) >= MOST_VERDICTS:
+            verdicts.clear()
+        verdict = verdicts[stream] = any(rule.covers(action, stream) for rule in rules)
+        return verdict
+
+    def _applying(self) -> tuple[Rule, ...]:
+        """Return the rules of the policy that apply to this identity."""
+        if self._rules is None:
+            self._rules = self._guard.policy.rules_for(self.identity)
+            allowed = [action for action in Action if any(rule.covers_every(action) for rule in self._rules)]
+            self._everywhere = frozenset(allowed)
+        return self._rules
+
+    def refusal(self, action: Action, stream: str) -> Forbidden:
+        """Return the error that says that the peer may not do *action* on *stream*."""
+        verb = _VERBS[action]
+        advice = f": {self._guard.policy.advice}" if self._guard.policy.advice else ""
+        if stream.startswith("."):
+            advice = ": names that begin with a dot are reserved for the server, unless a rule names them with the dot"
+        return Forbidden(f"{self.identity} may not {verb} stream {stream[:80]!r}{advice}")

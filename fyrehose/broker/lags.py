@@ -1,0 +1,76 @@
+"""How far named subscriptions are behind: in records, and by the age of the oldest that is not acknowledged.
+
+the last acknowledged numbers, the ends of the streams -> records; a look at some streams each second -> ages
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from itertools import cycle, islice
+
+import attrs
+from twisted.logger import Logger
+
+from fyrehose.broker.subscription import Named
+from fyrehose.errors import JournalCorrupt
+from fyrehose.interfaces import IJournal
+
+log = Logger()
+
+#: The most streams in which one look reads the oldest record that is not acknowledged.
+LOOKS = 20
+
+
+@attrs.define(eq=False)
+class SubscriptionLags:
+    """Finds how far subscriptions are behind.
+
+    :ivar now: the time, in microseconds since 1970 UTC
+    """
+
+    journal: IJournal
+    now: Callable[[], int]
+    _next: int = attrs.field(default=0, init=False)
+
+    def of(self, named: Named) -> tuple[int, float | None]:
+        """Return how many records *named* has not acknowledged, and the age of the oldest of them in seconds.
+
+        The age is None until it has been looked up.
+        """
+        found = [self.of_stream(named, stream, seq) for stream, seq in named.places.items()]
+        ages = [age for records, age in found if records and age is not None]
+        total = sum(records for records, _ in found)
+        return total, max(ages) if ages else None if total else 0.0
+
+    def of_stream(self, named: Named, stream: str, seq: int) -> tuple[int, float | None]:
+        """Return the same for one stream of *named*, of which the records up to *seq* are acknowledged."""
+        oldest, last = self.journal.bounds(stream)
+        records = max(0, last - max(seq, oldest - 1))
+        if not records:
+            return 0, 0.0
+        time = named.oldest.get(stream, (0, 0))[1]
+        return records, max(0, self.now() - time) / 1e6 if time else None
+
+    def look(self, entries: Collection[Named]) -> None:
+        """Look up the oldest unacknowledged records of some streams; call it every second."""
+        ends = self.journal.ends()
+        behind = []
+        for named in entries:
+            for stream, seq in named.places.items():
+                if ends.get(stream, 0) > seq:
+                    behind.append((named, stream, seq + 1))
+                else:
+                    named.oldest.pop(stream, None)
+        self._next %= max(1, len(behind))
+        for named, stream, first in islice(cycle(behind), self._next, self._next + min(LOOKS, len(behind))):
+            if named.oldest.get(stream, (0, 0))[0] != first:
+                named.oldest[stream] = (first, self._time(named.name, stream, first))
+        self._next += LOOKS
+
+    def _time(self, name: str, stream: str, first: int) -> int:
+        try:
+            runs = self.journal.read(stream, first, 1)
+        except JournalCorrupt as damage:
+            log.warn("the lag of subscription {name} is unknown: {why}", name=name, why=str(damage))
+            return 0
+        return runs[0].time if runs else 0

@@ -1,0 +1,466 @@
+"""Named subscriptions: positions in streams that the server keeps for consumers.
+
+    acknowledge, rewind, delete -> a record in the stream ``.subscriptions`` -> durable -> the Deferred fires
+
+A position moves when that is durable, and not before.  While one change of a subscription is being written, later
+ones wait and are written together.  Retention keeps what subscriptions have not acknowledged, see :meth:`unread`.
+
+A subscription of a pattern has one position in each stream that matches.  Streams that are created later are added, and
+their positions begin at 0, so a position is written only when it moves.  Each of them finds its subscriptions by an
+index, and room for it is counted, not summed.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from fyrehose.broker import positions
+from fyrehose.broker.lags import SubscriptionLags
+from fyrehose.broker.positions import STREAM, Position
+from fyrehose.broker.quotas import NamedRoom
+from fyrehose.broker.subscription import Consumer, Named
+from fyrehose.errors import (
+    FyrehoseError,
+    InvalidPosition,
+    JournalCorrupt,
+    NoSuchSubscription,
+    PublishError,
+    SubscriptionError,
+    SubscriptionInUse,
+    TooManyNamedSubscriptions,
+)
+from fyrehose.interfaces import IJournal, JournalState, Unread
+from fyrehose.patterns import Pattern, PatternIndex
+from fyrehose.records import Run
+
+log = Logger()
+
+#: The largest valid ``named-subscriptions``: a checkpoint with all of them is one record.
+MOST_NAMED = 10_000
+#: Seconds between two looks at checkpoints and lags.
+CHECK = 1.0
+#: A checkpoint is written when the records behind the last one exceed this many bytes, and four times its own size.
+CHECKPOINT = 256 << 10
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+@attrs.define(eq=False)
+class NamedSubscriptions:
+    """All named subscriptions of a server.
+
+    :ivar publish: publishes records of the server's own
+    :ivar room: counts subscriptions, and the streams of those of patterns
+    :ivar exists: whether a stream exists, or is being created
+    :ivar now: the wall clock, in microseconds since 1970 UTC
+    """
+
+    clock: IReactorTime
+    journal: IJournal
+    publish: Callable[[Sequence[Run]], Deferred[Any]]
+    room: NamedRoom
+    exists: Callable[[str], bool] = attrs.field(default=lambda stream: False, kw_only=True)
+    now: Callable[[], int] = attrs.field(default=lambda: time.time_ns() // 1000, kw_only=True)
+    entries: dict[str, Named] = attrs.field(factory=dict, init=False)
+    lags: SubscriptionLags = attrs.field(init=False)
+    _patterns: PatternIndex[Named] = attrs.field(factory=PatternIndex, init=False)
+    _checkpoint: int = attrs.field(default=0, init=False)
+    _checkpoint_size: int = attrs.field(default=0, init=False)
+    _bytes_since: int = attrs.field(default=0, init=False)
+    _checkpointing: bool = attrs.field(default=False, init=False)
+    _loop: LoopingCall | None = attrs.field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.lags = SubscriptionLags(self.journal, lambda: self.now())
+
+    # Opening and closing.
+
+    def open(self) -> None:
+        """Recover the subscriptions from the journal, which is open; those that are known are forgotten.
+
+        :raises JournalCorrupt: their records cannot be read
+        """
+        for named in list(self.entries.values()):
+            self._displace(named, SubscriptionInUse("another server has led until now; ask again"))
+            self._forget(named)
+        try:
+            found = positions.recover(self.journal.read, self.journal.bounds(STREAM))
+        except ValueError as damage:
+            raise JournalCorrupt(f"the positions of named subscriptions cannot be read: {damage}") from damage
+        now = self.now()
+        for name, position in found.positions.items():
+            members: set[str] | None = None if position.streams is None else set()
+            self._add(Named(name, position, position, position, active=now, members=members))
+        if any(named.pattern for named in self.entries.values()):
+            for stream in self.journal.ends():
+                self.stream_created(stream)
+        self._checkpoint = found.checkpoint
+        if found.missing:
+            log.warn(
+                "{count} records are missing in stream {stream}: named subscriptions may have fallen back, and "
+                "subscriptions that are missing begin again when their consumers come back",
+                count=found.missing,
+                stream=STREAM,
+            )
+        if self.entries:
+            log.info("recovered {count} named subscriptions", count=len(self.entries))
+            self._start()
+
+    def close(self) -> None:
+        """Stop the periodic checks."""
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.stop()
+
+    def _start(self) -> None:
+        if self._loop is None:
+            self._loop = LoopingCall(self._check)
+            self._loop.clock = self.clock
+            self._loop.start(CHECK, now=False).addErrback(
+                lambda f: log.failure("the check of named subscriptions failed", f)
+            )
+
+    # Subscriptions.
+
+    def find(self, name: str) -> Named:
+        """Return the subscription *name*.
+
+        :raises NoSuchSubscription: there is none
+        """
+        named = self.entries.get(name)
+        if named is None or named.stored is None or named.wanted is None:
+            raise NoSuchSubscription(f"there is no subscription {name[:80]!r}")
+        return named
+
+    def create(self, name: str, stream: str, after: int | Mapping[str, int], creator: str) -> Deferred[Named]:
+        """Create the subscription *name* of *stream* behind number *after*.
+
+        :param stream: a name, or a pattern
+        :param after: of a pattern, where it begins in each stream that matches
+        :param creator: the network of the peer, which may create half of all subscriptions; empty: the server
+        :return: fires when it is durable; fails with a SubscriptionError or a PublishError
+        """
+        position = Position(stream=stream, seq=0, creator=creator, time=self.now())
+        members: set[str] | None = None
+        if isinstance(after, int):
+            position = attrs.evolve(position, seq=after)
+        else:
+            position = attrs.evolve(position, streams={each: seq for each, seq in after.items() if seq})
+            members = set(after)
+        named = self.entries.get(name)
+        try:
+            self._check_name(name)
+            self.room.check(name, creator, 1 + len(members or ()))
+            if named is not None and named.wanted is None and (members, named.members) != (None, None):
+                raise SubscriptionInUse(f"subscription {name!r} is being deleted; ask again")
+        except FyrehoseError as refusal:
+            return fail(refusal)
+        if named is None:
+            named = self._add(Named(name, position, members=members))
+        elif named.wanted is None:  # It is being deleted.
+            named.wanted = position
+            self.room.count(named)
+        named.active = self.now()
+        self._start()
+        return self._store(named).addCallback(lambda _: named)
+
+    def _add(self, named: Named) -> Named:
+        """Add *named* to the table."""
+        self.entries[named.name] = named
+        if named.members is not None and named.wanted is not None:
+            # A journal may have patterns beyond the bounds of peers, which cost no more than those of operators.
+            named.pattern = Pattern(named.wanted.stream)
+            self._patterns.add(named.pattern, named)
+        self.room.count(named)
+        return named
+
+    def stream_created(self, stream: str) -> None:
+        """Add *stream* to the subscriptions whose pattern it matches; their positions in it are 0."""
+        if stream.startswith("."):
+            return  # see positions.takes
+        for named in self._patterns.covering(stream):
+            wanted, members = named.wanted, named.members
+            if wanted is None or members is None or stream in members:
+                continue
+            # A position in the journal is not given up.
+            if wanted.last(stream) or self.room.has(wanted.creator, 1):
+                members.add(stream)
+                self.room.count(named)
+            else:
+                self._leave_out(named, wanted, stream)
+
+    def _leave_out(self, named: Named, wanted: Position, stream: str) -> None:
+        """Log that *named*, which has no room for *stream*, leaves it out, unless it has left out another one."""
+        if named.full:
+            return
+        named.full = True
+        try:
+            self.room.check(named.name, wanted.creator, 1)
+        except TooManyNamedSubscriptions as refusal:
+            log.warn(
+                "subscription {name!r} leaves out stream {stream!r}, and perhaps others: {why}",
+                name=named.name,
+                stream=stream,
+                why=str(refusal),
+            )
+
+    def _check_name(self, name: str) -> None:
+        if not _NAME.fullmatch(name) or name.endswith(".new"):
+            raise SubscriptionError(
+                f"invalid name of a subscription: {name[:80]!r}; use 1 to 64 letters, digits, '_', '.' and '-', the "
+                "first a letter or a digit, and no '.new' at the end"
+            )
+        if name in {each.name for each in self.journal.keeper.subscriptions()}:
+            raise SubscriptionInUse(f"a program that reads the journal's files has registered the name {name!r}")
+
+    def settled(self, named: Named) -> Deferred[None]:
+        """Return a Deferred that fires when no change of *named* is being written."""
+        return self._store(named) if named.writing else succeed(None)
+
+    def attach(self, named: Named, consumer: Consumer, owner: str = "", takeover: bool = False) -> Position:
+        """Make *consumer* the consumer of *named*, and return where it begins.
+
+        :param owner: name of a consumer that outlives its connections; the same owner may always continue
+        :param takeover: displace the present consumer
+        :raises SubscriptionInUse: another consumer is connected
+        """
+        position = named.wanted or named.state
+        present = named.consumer
+        if present is not None and present is not consumer and not (owner and owner == position.owner):
+            if not takeover:
+                raise SubscriptionInUse(
+                    f"subscription {named.name!r} has a consumer; stop it, or take the subscription over"
+                )
+            self._displace(named, SubscriptionInUse(f"another consumer has taken over subscription {named.name!r}"))
+            position = attrs.evolve(position, generation=position.generation + 1)
+        if position.owner != owner:
+            generation = max(position.generation, named.state.generation + 1)
+            position = attrs.evolve(position, owner=owner, generation=generation)
+        if position != named.wanted:
+            named.wanted = position
+            self._store(named).addErrback(self._not_noted)
+        named.consumer, named.active = consumer, self.now()
+        return position
+
+    def owner(self, named: Named) -> str:
+        """Return the consumer that may continue without taking over; empty if there is none."""
+        return "" if named.wanted is None else named.wanted.owner
+
+    def detach(self, named: Named, consumer: Consumer) -> None:
+        """Record that *consumer* has disconnected."""
+        if named.consumer is consumer:
+            named.consumer = None
+
+    def acknowledge(
+        self, named: Named, seq: int | Mapping[str, int], generation: int | None = None
+    ) -> Deferred[Position]:
+        """Move the position forward to *seq*; a number that was acknowledged already changes nothing.
+
+        :param seq: of a pattern, numbers by stream
+        :param generation: the generation that the consumer knows; None: any
+        :return: fires with the durable state; fails with InvalidPosition or a PublishError
+        """
+        wanted = named.wanted
+        if wanted is None:
+            return fail(NoSuchSubscription(f"subscription {named.name!r} was deleted"))
+        if generation is not None and generation != wanted.generation:
+            return fail(
+                InvalidPosition(
+                    f"subscription {named.name!r} was rewound or taken over: its generation is {wanted.generation}, "
+                    f"not {generation}; read again before acknowledging"
+                )
+            )
+        try:
+            numbers = self._numbers(named, wanted, seq)
+        except InvalidPosition as refusal:
+            return fail(refusal)
+        named.active = self.now()
+        ahead = {stream: number for stream, number in numbers.items() if number > wanted.last(stream)}
+        if ahead:
+            named.wanted = attrs.evolve(wanted.moved(ahead), time=self.now())
+        elif not named.writing:
+            return succeed(named.state)
+        return self._store(named).addCallback(lambda _: named.state)
+
+    def rewind(self, named: Named, seq: int | Mapping[str, int] | None) -> Deferred[Position]:
+        """Set the position to *seq*, in either direction, and displace the consumer.
+
+        :param seq: None: the end of each stream; of a pattern also 0, or numbers by stream
+        :return: fires with the durable state; fails with InvalidPosition or a PublishError
+        """
+        wanted = named.wanted or named.state
+        try:
+            numbers = self._numbers(named, wanted, seq)
+        except InvalidPosition as refusal:
+            return fail(refusal)
+        self._displace(named, SubscriptionInUse(f"subscription {named.name!r} was rewound"))
+        generation = wanted.generation + 1
+        named.wanted = attrs.evolve(
+            wanted.moved(numbers), generation=generation, rewinds=wanted.rewinds + 1, owner="", time=self.now()
+        )
+        return self._store(named).addCallback(lambda _: named.state)
+
+    def _numbers(self, named: Named, wanted: Position, seq: int | Mapping[str, int] | None) -> Mapping[str, int]:
+        """Return the position *seq* as numbers by stream.
+
+        :param seq: a number of each stream, which must be 0 with a pattern; None: the end of each stream
+        :raises InvalidPosition: a number is behind the end of its stream, or the stream is not one of *named*
+        """
+        streams = {wanted.stream} if named.members is None else named.members
+        if isinstance(seq, Mapping):
+            numbers = dict(seq)
+        elif seq and named.members is not None:
+            raise InvalidPosition(
+                f"subscription {named.name!r} is one of the pattern {wanted.stream!r}: give a number for each stream"
+            )
+        else:
+            numbers = dict.fromkeys(streams, seq) if seq is not None else {}
+        if seq is None:
+            numbers = {stream: self.journal.bounds(stream)[1] for stream in streams}
+        for stream, number in numbers.items():
+            if stream not in streams:
+                raise InvalidPosition(f"stream {stream[:80]!r} is not one of subscription {named.name!r}")
+            last = self.journal.bounds(stream)[1]
+            if number > last:
+                raise InvalidPosition(f"a position cannot be {number}: stream {stream!r} ends at {last}")
+        return numbers
+
+    def delete(self, named: Named) -> Deferred[None]:
+        """Delete *named*, and displace its consumer.
+
+        :return: fires when that is durable; fails with a PublishError
+        """
+        self._displace(named, NoSuchSubscription(f"subscription {named.name!r} was deleted"))
+        named.wanted = None
+        return self._store(named)
+
+    def _displace(self, named: Named, reason: SubscriptionError) -> None:
+        consumer, named.consumer = named.consumer, None
+        if consumer is not None:
+            consumer.displaced(reason)
+
+    # For retention.
+
+    def unread(self) -> list[Unread]:
+        """Return the records that retention keeps for subscriptions, and for the recovery of their positions."""
+        found = [
+            Unread(named.name, stream, seq, named.active)
+            for named in self.entries.values()
+            for stream, seq in named.places.items()
+        ]
+        if self.entries:
+            found.append(Unread("", STREAM, max(0, self._checkpoint - 1), self.now(), pinned=True))
+        return found
+
+    # Writing.
+
+    def _store(self, named: Named) -> Deferred[None]:
+        """Write the wanted state of *named*; a write that is under way is finished first."""
+        stored: Deferred[None] = Deferred()
+        named.waiting.append(stored)
+        if not named.writing:
+            self._write(named)
+        return stored
+
+    def _write(self, named: Named) -> None:
+        named.writing = True
+        wanted, before, named.appended = named.wanted, named.appended, named.wanted
+        waiting, named.waiting = named.waiting, []
+        change = None if wanted is None else wanted.since(before)
+        self._append({named.name: change}).addCallbacks(
+            self._stored, self._not_stored, (named, wanted, waiting), errbackArgs=(named, waiting)
+        )
+
+    def _append(self, changes: Mapping[str, Position | None]) -> Deferred[Any]:
+        record = positions.pack(changes, self._checkpoint)
+        self._bytes_since += len(record.payload)
+        return self.publish([record])
+
+    def _stored(self, _: Any, named: Named, stored: Position | None, waiting: list[Deferred[None]]) -> None:
+        named.writing, named.stored = False, stored
+        if stored is None and named.wanted is None:
+            self._forget(named)
+        if named.waiting:
+            self._write(named)
+        for each in waiting:
+            each.callback(None)
+
+    def _not_stored(self, failure: Failure, named: Named, waiting: list[Deferred[None]]) -> None:
+        waiting, named.waiting = waiting + named.waiting, []
+        named.writing, named.wanted, named.appended = False, named.stored, named.stored
+        if named.stored is None:
+            self._forget(named)
+        else:
+            self.room.count(named)
+        for each in waiting:
+            each.errback(failure)
+
+    def _forget(self, named: Named) -> None:
+        if self.entries.pop(named.name, None) is not None:
+            self.room.forget(named)
+            if named.pattern is not None:
+                self._patterns.remove(named.pattern, named)
+
+    def _not_noted(self, failure: Failure) -> None:
+        failure.trap(PublishError)
+        log.warn("the consumer of a named subscription was not recorded: {why}", why=failure.getErrorMessage())
+
+    # Periodic checks.
+
+    def _check(self) -> None:
+        now, ends = self.now(), self.journal.ends()
+        for named in self.entries.values():
+            if named.stored is not None and all(ends.get(stream, 0) <= seq for stream, seq in named.places.items()):
+                named.active = now
+            self._forget_retired(named, ends)
+        self.lags.look(self.entries.values())
+        due = self._bytes_since > max(CHECKPOINT, 4 * self._checkpoint_size)
+        if (due or self._must_move()) and not self._checkpointing and self.journal.state is JournalState.WRITABLE:
+            self._write_checkpoint()
+
+    def _must_move(self) -> bool:
+        """Return whether the checkpoint pins an older segment than necessary."""
+        try:
+            return bool(self.entries) and self.journal.keeper.is_sealed(STREAM, self._checkpoint)
+        except JournalCorrupt:
+            return False  # Retention logs it.
+
+    def _forget_retired(self, named: Named, ends: Mapping[str, int]) -> None:
+        """Forget the positions of *named* in streams that do not exist any more: if they return, all of it is new."""
+        gone = {stream for stream in named.members or () if stream not in ends and not self.exists(stream)}
+        if gone and named.members is not None:
+            named.members -= gone
+            named.full = False
+            self.room.count(named)
+            named.wanted = named.wanted and named.wanted.without(gone)
+            named.stored = named.stored and named.stored.without(gone)
+
+    def _write_checkpoint(self) -> None:
+        self._checkpointing = True
+        behind, self._bytes_since = self._bytes_since, 0
+        # In the order of the log: what was appended before the checkpoint, durable or not, is in it.
+        every = {named.name: named.appended for named in self.entries.values() if named.appended is not None}
+
+        record = positions.pack(every, None)
+
+        def durable(firsts: tuple[int, ...]) -> None:
+            self._checkpointing = False
+            self._checkpoint, self._checkpoint_size = firsts[0], len(record.payload)
+
+        def refused(failure: Failure) -> None:
+            self._checkpointing = False
+            self._bytes_since += behind
+            failure.trap(PublishError)
+            log.warn("the positions of named subscriptions were not written: {why}", why=failure.getErrorMessage())
+
+        self.publish([record]).addCallbacks(durable, refused)

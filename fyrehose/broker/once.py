@@ -1,0 +1,303 @@
+"""Publishes that were sent with a key: the same publish again gets the same answer, and stores nothing.
+
+    publish(runs, key) -> one batch: the runs, and a record with the key in the stream ``.published`` -> first number
+
+Keys are remembered over restarts and crashes, because key and messages are written together.  They belong to a stream.
+A publish with a known key and other messages is refused.
+
+The table of keys has a part of the memory budget of its own, so neither subscriptions nor keys can take the room of the
+other.  When it is full, a key goes that is older than ``server.keys-kept``, or else the oldest of the largest holder
+(:mod:`~fyrehose.broker.fairness`).  A key whose messages are not durable yet cannot go; if there are too many of these,
+:class:`~fyrehose.errors.NoRoomForKey` says "later".
+
+A record has ``v``, ``stream``, ``key``, ``first``, ``digest``, and since shares exist ``holder``; records without it
+count as those of one holder.  A start reads the last ``4 * capacity`` records.  A flood of keys may write more than
+that behind a key that the rule above keeps, so a key whose record has fallen behind by ``capacity`` records is written
+again, one with each publish.  At most ``capacity`` keys can fall behind together, and while they are written again
+``2 * capacity`` records are added: none of them comes closer than ``capacity`` to the end of what a start reads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from fyrehose import ownlog
+from fyrehose.broker.budget import Budget
+from fyrehose.broker.fairness import FairShare
+from fyrehose.errors import KeyReused, NoRoomForKey
+from fyrehose.interfaces import IJournal, ISequencer
+from fyrehose.observe.counters import Counters
+from fyrehose.records import Record, Run
+
+log = Logger()
+
+#: The stream of the keys, and the source of its records.
+STREAM, SOURCE = ".published", "server-published"
+VERSION = 1
+#: How many keys are remembered at the most, unless a sixteenth of the memory budget is less.  A start reads four times
+#: as many records, some 80,000 a second.
+MOST = 100_000
+#: The charge of one key to the memory budget, in bytes.
+ENTRY = 1_024
+#: How long a key is kept at least, unless its holder has the largest share of a full table, in seconds.
+KEPT = 600.0
+#: How many times ``capacity`` records a start reads.
+READ_BACK = 4
+#: The shortest time between two log lines about displaced keys of one holder, in seconds.
+LOG_EVERY = 60.0
+
+
+@attrs.define(eq=False)
+class Known:
+    """A publish with a key.
+
+    :ivar name: its stream, and its key
+    :ivar first: number of its first message
+    :ivar digest: of its messages
+    :ivar holder: the peer that it counts for; empty: the server, or unknown
+    :ivar record: number of its latest record in the stream of the keys
+    :ivar since: when it was published or recovered (monotonic, seconds)
+    :ivar waiting: the repetitions that wait until it is durable; None: it is durable
+    """
+
+    name: tuple[str, str]
+    first: int
+    digest: str
+    holder: str
+    record: int
+    since: float
+    waiting: list[Deferred[int]] | None = None
+
+    def packed(self) -> bytes:
+        """Return the payload of its record."""
+        stream, key = self.name
+        fields = {"v": VERSION, "stream": stream, "key": key, "first": self.first, "digest": self.digest}
+        return json.dumps(fields | ({"holder": self.holder} if self.holder else {})).encode()
+
+
+def unpack(record: Record, now: float) -> Known | None:
+    """Return the key of *record*, or None if a later version has written it.
+
+    :raises ValueError: the record is invalid
+    """
+    try:
+        fields = json.loads(record.payload)
+        if fields["v"] != VERSION:
+            return None
+        stream, key, first, digest = (fields[name] for name in ("stream", "key", "first", "digest"))
+        holder = fields.get("holder", "")
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    if not (isinstance(first, int) and all(isinstance(text, str) for text in (stream, key, digest, holder))):
+        raise ValueError("a field has the wrong type")
+    return Known((stream, key), first, digest, holder, record.seq, now)
+
+
+@attrs.define(eq=False)
+class PublishedOnce:
+    """The publishes that were sent with a key, by stream and key.
+
+    :ivar seconds: the monotonic clock
+    :ivar kept: how long a key is kept at least, unless its holder has the largest share of a full table, in seconds
+    :ivar capacity: the most durable keys; as many more may be on their way to the disk, half of them of one holder
+    """
+
+    journal: IJournal
+    sequencer: ISequencer
+    budget: Budget
+    counters: Counters
+    seconds: Callable[[], float]
+    kept: float = KEPT
+    capacity: int = attrs.field(init=False)
+    #: in the order of their latest records
+    _known: OrderedDict[tuple[str, str], Known] = attrs.field(factory=OrderedDict, init=False)
+    _durable: FairShare[Known] = attrs.field(init=False)
+    _in_flight: FairShare[Known] = attrs.field(init=False)
+    _read: int = attrs.field(default=0, init=False)  #: the last record that was recovered
+
+    def __attrs_post_init__(self) -> None:
+        self.capacity = max(1, min(MOST, self.budget.limit // 16 // ENTRY))
+        self._durable, self._in_flight = FairShare(self.capacity), FairShare(self.capacity)
+
+    def open(self) -> None:
+        """Recover the last keys from the journal, which is open; those that are known are forgotten.
+
+        :raises JournalCorrupt: their records cannot be read
+        """
+        for known in list(self._known.values()):
+            self._forget(known)
+        self._read = 0
+        self.follow()
+
+    def follow(self) -> None:
+        """Remember the keys that another server has written to the journal since the last call.
+
+        A follower does this all the time: reading thousands of records takes seconds, and a server that takes over
+        would be silent meanwhile, so that the next one took over.
+
+        :raises JournalCorrupt: their records cannot be read
+        """
+        oldest, last = self.journal.bounds(STREAM)
+        first, self._read = max(oldest, self._read + 1, last - READ_BACK * self.capacity + 1), last
+        now = self.seconds()
+        for record in ownlog.records(self.journal.read, STREAM, first, last):
+            if record.source != SOURCE:
+                continue
+            try:
+                known = unpack(record, now)
+            except ValueError:
+                log.warn(
+                    "record {seq} of stream {stream} is invalid: its key is forgotten", seq=record.seq, stream=STREAM
+                )
+                continue
+            if known is not None:
+                self._recover(known)
+
+    def publish(
+        self,
+        runs: Sequence[Run],
+        key: str,
+        publish: Callable[[Sequence[Run], Sequence[Run]], Deferred[Any]],
+        holder: str = "",
+    ) -> Deferred[int]:
+        """Publish *runs*, unless they were published with *key* before.
+
+        :param runs: of one stream
+        :param publish: publishes runs of a peer, and records of the server's own
+        :param holder: the peer that the key counts for
+        :return: fires with the first number when the runs are durable; fails with KeyReused if *key* belongs to other
+            messages, with NoRoomForKey, or as *publish* does
+        """
+        stream = runs[0].stream
+        name, digest = (stream, key), _digest(runs)
+        known = self._known.get(name)
+        if known is not None:
+            return self._repeated(known, digest)
+        if not self._in_flight.fits() or 2 * len(self._in_flight.of(holder)) >= self.capacity:
+            return fail(
+                NoRoomForKey(
+                    f"no room for another key yet: {len(self._in_flight)} publishes with keys are not on disk; send it "
+                    "again with the same key in a few seconds, or raise server.memory"
+                )
+            )
+        number = self.sequencer.last(STREAM) + 1
+        known = Known(name, self.sequencer.last(stream) + 1, digest, holder, number, self.seconds(), [])
+        behind = self._take_behind(number)
+        payloads = [each.packed() for each in (known, behind) if each is not None]
+        own = Run.of(STREAM, payloads, source=SOURCE, content_type="application/json")
+        self._known[name] = known
+        self._in_flight.add(known, holder)
+        self.budget.set_aside(ENTRY)
+        return publish(runs, [own]).addCallbacks(
+            self._stored, self._refused, (known, behind, number + 1), errbackArgs=(known, behind)
+        )
+
+    def _repeated(self, known: Known, digest: str) -> Deferred[int]:
+        if known.digest != digest:
+            key = known.name[1]
+            return fail(KeyReused(f"key {key[:80]!r} belongs to other messages, which were published before"))
+        if known.waiting is None:
+            return succeed(known.first)
+        known.waiting.append(Deferred())
+        return known.waiting[-1]
+
+    def _take_behind(self, number: int) -> Known | None:
+        """Return the key that has to be written again with record *number*, and move it behind all others.
+
+        A key that was kept long enough is forgotten instead.
+        """
+        oldest = next(iter(self._known.values()), None)
+        if oldest is None or oldest.waiting is not None or number - oldest.record <= self.capacity:
+            return None
+        if self._is_old(oldest):
+            self._forget(oldest)
+            return None
+        self._known.move_to_end(oldest.name)
+        return oldest
+
+    def _stored(self, firsts: tuple[int, ...], known: Known, behind: Known | None, number: int) -> int:
+        assert firsts[0] == known.first, "nothing else was published in between"
+        if behind is not None:
+            behind.record = number
+        if known in self._in_flight:
+            self._in_flight.discard(known)
+            displaced = self._make_room(known.holder)
+            if displaced is not None:
+                self._count_displaced(displaced, known.holder)
+            self._durable.add(known, known.holder)
+        waiting, known.waiting = known.waiting or [], None
+        for each in waiting:
+            each.callback(known.first)
+        return known.first
+
+    def _refused(self, failure: Failure, known: Known, behind: Known | None) -> Failure:
+        if behind is not None and self._known.get(behind.name) is behind:
+            self._known.move_to_end(behind.name, last=False)
+        self._forget(known)
+        for each in known.waiting or []:
+            each.errback(failure)
+        return failure
+
+    def _recover(self, known: Known) -> None:
+        """Remember *known*, whose record was read; the record may be one that was written again."""
+        before = self._known.get(known.name)
+        if before is not None and before.waiting is None and before.first == known.first:
+            before.record = known.record
+            self._known.move_to_end(known.name)
+            return
+        if before is not None:
+            self._forget(before)
+        self._make_room(known.holder)
+        self._known[known.name] = known
+        self._durable.add(known, known.holder)
+        self.budget.set_aside(ENTRY)
+
+    def _make_room(self, holder: str) -> Known | None:
+        """Forget a key, if the table has no room for another of *holder*; return it if it was not kept long enough."""
+        if self._durable.fits():
+            return None
+        out = next(iter(self._known.values()))
+        if out.waiting is not None or not self._is_old(out):
+            oldest = self._durable.first_out(holder)
+            assert oldest is not None, "the table is full"
+            out = oldest
+        self._forget(out)
+        return None if self._is_old(out) else out
+
+    def _count_displaced(self, out: Known, holder: str) -> None:
+        """Count and log that the key *out* had to go for one of *holder*."""
+        detail = (
+            f"a key of {out.holder or 'the server'}, which has the most of all {self.capacity}, was kept for "
+            f"{self.seconds() - out.since:.0f} s only; send fewer keys"
+        )
+        if self.capacity < MOST:
+            detail += ", or raise server.memory to keep more"
+        self.counters.refuse(log, "server", "key-displaced", holder, detail, apart=out.holder, every=LOG_EVERY)
+
+    def _is_old(self, known: Known) -> bool:
+        return self.seconds() - known.since >= self.kept
+
+    def _forget(self, known: Known) -> None:
+        if self._known.get(known.name) is known:
+            del self._known[known.name]
+            self._durable.discard(known)
+            self._in_flight.discard(known)
+            self.budget.put_back(ENTRY)
+
+
+def _digest(runs: Sequence[Run]) -> str:
+    """Return a digest of what makes two publishes the same: messages and content types."""
+    found = blake2b(digest_size=16)
+    for run in runs:
+        for part in (run.content_type or "").encode(), bytes(run.lengths), bytes(run.payload):
+            found.update(len(part).to_bytes(8, "little") + part)
+    return found.hexdigest()

@@ -1,0 +1,263 @@
+"""The access policy: a file of rules that say which peers may publish, subscribe, or administer which streams.
+
+    [[allow]]
+    network = ["10.1.0.0/16", "127.0.0.1"]      # conditions: addresses ...
+    certificate = "beats-*"                     # ... and a name in the TLS client certificate
+    publish = ["lumberjack", "logs.*"]          # streams
+
+    [[allow]]
+    key = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"    # the public key of a client of the event bus
+    publish = "eventbus"
+    subscribe = "*"
+
+    [[allow]]
+    token = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+    subscribe = "*"
+    consume = "logs.*"                          # named subscriptions
+    administer = "logs.*"                       # retire streams
+
+A rule applies to a peer that meets all of its conditions; of a list, one match is enough.  Rules only allow; whatever
+no rule allows is refused.  In names and streams a ``*`` matches any text.  A stream whose name begins with a dot
+belongs to the server; it matches only patterns that begin with a dot, too (fyrehose/patterns.py).
+
+    a file, an identity, an action, a stream -> allowed or not
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from fyrehose.errors import ConfigError
+from fyrehose.identity import Action, Identity, network_of
+from fyrehose.options import Network, read_toml, suggestion
+from fyrehose.patterns import Pattern, compiled
+
+#: The pattern of all streams but the server's own; among keys, every key.
+EVERY = "*"
+#: The most rules: each is compared with each new peer, and more are probably a mistake.
+MAX_RULES = 1_000
+
+_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+_TOKEN = re.compile(r"sha256:([0-9a-f]{64})", re.IGNORECASE)
+_CONDITIONS = ("network", "certificate", "key", "token")
+
+
+@attrs.frozen(kw_only=True)
+class Rule:
+    """Patterns of streams, and the conditions for peers to use them; an empty condition is always met."""
+
+    networks: tuple[Network, ...] = ()
+    certificates: tuple[Pattern, ...] = attrs.field(default=(), converter=compiled)
+    keys: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    publish: tuple[Pattern, ...] = attrs.field(default=(), converter=compiled)
+    subscribe: tuple[Pattern, ...] = attrs.field(default=(), converter=compiled)
+    consume: tuple[Pattern, ...] = attrs.field(default=(), converter=compiled)
+    administer: tuple[Pattern, ...] = attrs.field(default=(), converter=compiled)
+
+    def meets(self, identity: Identity, proofs: Collection[str] = ()) -> bool:
+        """Return whether *identity* meets all conditions; the cheapest conditions are checked first.
+
+        :param proofs: ``certificate``, ``key``, ``token``: conditions that count as met, because they may be met later
+        """
+        if self.tokens and "token" not in proofs and identity.token not in self.tokens:
+            return False
+        if self.keys and "key" not in proofs and (identity.key is None or not {EVERY, identity.key} & set(self.keys)):
+            return False
+        certified = not self.certificates or "certificate" in proofs
+        if not certified and not any(
+            pattern.matches(name) for pattern in self.certificates for name in identity.certificates
+        ):
+            return False
+        return not self.networks or in_networks(identity.host, self.networks)
+
+    def proof(self, identity: Identity) -> str | None:
+        """Return the proof of *identity*, which meets this rule, that the rule asks for; None if it asks for none."""
+        if self.certificates:
+            return identity.name
+        if self.keys and EVERY not in self.keys:
+            return identity.key
+        return identity.token if self.tokens else None
+
+    def covers(self, action: Action, stream: str) -> bool:
+        """Return whether the rule allows *action* on *stream*."""
+        return any(pattern.covers(stream) for pattern in self.patterns(action))
+
+    def covers_every(self, action: Action) -> bool:
+        """Return whether the rule allows *action* on every stream but the server's own."""
+        return any(pattern.everything for pattern in self.patterns(action))
+
+    def patterns(self, action: Action) -> tuple[Pattern, ...]:
+        """Return the patterns of the streams on which the rule allows *action*."""
+        found: tuple[Pattern, ...] = getattr(self, action.value)
+        return found
+
+
+@attrs.frozen
+class Policy:
+    """The rules of an access policy.
+
+    :ivar advice: appended to the errors of refused peers
+    """
+
+    rules: tuple[Rule, ...]
+    advice: str = ""
+
+    def allows(self, identity: Identity, action: Action, stream: str) -> bool:
+        """Return whether *identity* may do *action* on *stream*."""
+        return any(rule.covers(action, stream) for rule in self.rules_for(identity))
+
+    def admits(self, identity: Identity, proofs: Collection[str]) -> bool:
+        """Return whether a rule allows *identity* anything, or may do so after one of *proofs*."""
+        return any(rule.meets(identity, proofs) for rule in self.rules)
+
+    def allows_every(self, identity: Identity, action: Action) -> bool:
+        """Return whether one rule allows *identity* to do *action* on every stream but the server's own."""
+        return any(rule.covers_every(action) for rule in self.rules_for(identity))
+
+    def rules_for(self, identity: Identity) -> tuple[Rule, ...]:
+        """Return the rules whose conditions *identity* meets."""
+        return tuple(rule for rule in self.rules if rule.meets(identity))
+
+
+#: The policy that allows every peer everything, including the server's own streams.
+OPEN = Policy((Rule(publish=(EVERY, ".*"), subscribe=(EVERY, ".*"), consume=(EVERY, ".*"), administer=(EVERY, ".*")),))
+#: The policy without a file: only clients on this machine have access, to all streams but the server's own.
+LOOPBACK = Policy(
+    (
+        Rule(
+            networks=(ip_network("127.0.0.0/8"), ip_network("::1/128")),
+            publish=(EVERY,),
+            subscribe=(EVERY,),
+            consume=(EVERY,),
+            administer=(EVERY,),
+        ),
+    ),
+    "without --policy FILE only clients on this machine have access",
+)
+
+
+def holder_of(identity: Identity, rules: Sequence[Rule]) -> str:
+    """Return the name of *identity* as a holder of shares (:mod:`fyrehose.broker.fairness`).
+
+    It is the network and, if a rule that applies asks for a proof, a digest of the proof.  A token or a key that no
+    rule names is no proof: a peer could make up any number of them.
+
+    :param rules: those that apply to *identity*
+    """
+    network = network_of(identity.host)
+    for rule in rules:
+        proof = rule.proof(identity)
+        if proof:
+            return f"{network} {blake2b(proof.encode(), digest_size=8).hexdigest()}"
+    return network
+
+
+def in_networks(host: str, networks: tuple[Network, ...]) -> bool:
+    """Return whether the address *host* is in one of *networks*."""
+    address = _address(host)
+    return address is not None and any(address in network for network in networks)
+
+
+@lru_cache(4096)
+def _address(host: str) -> IPv4Address | IPv6Address | None:
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def load(path: Path) -> Policy:
+    """Read the policy from the TOML file at *path*.
+
+    :raises ConfigError: the file cannot be read, or a rule is invalid
+    """
+    content = read_toml("--policy", path)
+    try:
+        return parse(content)
+    except ValueError as error:
+        raise ConfigError(f"invalid --policy {path}: {error}") from error
+
+
+def parse(content: Mapping[str, Any]) -> Policy:
+    """Return the policy of a parsed file.
+
+    :raises ValueError: a rule is invalid; the message names it and says what is expected
+    """
+    rules = content.get("allow")
+    if unknown := content.keys() - {"allow"}:
+        advice = suggestion(min(unknown), ["allow"])
+        raise ValueError(f"unknown key {min(unknown)!r}; expected only [[allow]] tables{advice}")
+    if not isinstance(rules, list) or not rules or not all(isinstance(rule, dict) for rule in rules):
+        raise ValueError("no [[allow]] table, so no peer would have access")
+    if len(rules) > MAX_RULES:
+        raise ValueError(f"{len(rules)} rules exceed the limit of {MAX_RULES}")
+    found = []
+    for number, rule in enumerate(rules, 1):
+        try:
+            found.append(_rule(rule))
+        except ValueError as error:
+            raise ValueError(f"rule {number} {error}") from error
+    return Policy(tuple(found))
+
+
+def _rule(table: Mapping[str, Any]) -> Rule:
+    known = {*_CONDITIONS, *(action.value for action in Action)}
+    if unknown := sorted(table.keys() - known):
+        raise ValueError(
+            f"has the unknown key {unknown[0]!r}; expected {', '.join(_CONDITIONS)}, publish, subscribe, consume or "
+            f"administer{suggestion(unknown[0], known)}"
+        )
+    texts = {key: _texts(key, value) for key, value in table.items()}
+    if not any(texts.get(key) for key in _CONDITIONS):
+        raise ValueError(
+            'has no condition; add network = "10.0.0.0/8", certificate, key or token (0.0.0.0/0 matches every address)'
+        )
+    if not any(texts.get(action) for action in Action):
+        raise ValueError('allows nothing; add publish = "logs.*", subscribe = "*" or administer = "logs.*"')
+    return Rule(
+        networks=tuple(_network(text) for text in texts.get("network", ())),
+        certificates=texts.get("certificate", ()),
+        keys=tuple(_key(text) for text in texts.get("key", ())),
+        tokens=tuple(_token(text) for text in texts.get("token", ())),
+        publish=texts.get("publish", ()),
+        subscribe=texts.get("subscribe", ()),
+        consume=texts.get("consume", ()),
+        administer=texts.get("administer", ()),
+    )
+
+
+def _texts(key: str, value: object) -> tuple[str, ...]:
+    values = value if isinstance(value, list) else [value]
+    if not all(isinstance(each, str) and each for each in values):
+        raise ValueError(f"has {key} = {value!r}; expected text, or a list of texts, none of them empty")
+    return tuple(values)
+
+
+def _network(text: str) -> Network:
+    try:
+        return ip_network(text)
+    except ValueError as error:
+        raise ValueError(f'has network = {text!r}; expected a network such as "10.0.0.0/8": {error}') from None
+
+
+def _key(text: str) -> str:
+    if text != EVERY and not _KEY.fullmatch(text):
+        raise ValueError(f"has key = {text!r}; expected the 40 characters of a public key (Z85), or *")
+    return text
+
+
+def _token(text: str) -> str:
+    match = _TOKEN.fullmatch(text)
+    if not match:  # do not quote the value, which may be the secret itself
+        raise ValueError('has an invalid token; expected "sha256:" and the SHA-256 of the token in hexadecimal')
+    return match[1].lower()

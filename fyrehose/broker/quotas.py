@@ -1,0 +1,250 @@
+"""Quotas of peers: the streams that one peer may create, and the subscriptions that one address may have.
+
+    publish into new streams     -> NewStreams.charge              -> TooManyStreamsFromPeer, NewStreamRateExceeded
+    subscribe, unsubscribe       -> Subscriptions.take, .release   -> TooManySubscriptions
+    create named subscriptions   -> NamedRoom.check, .count        -> TooManyNamedSubscriptions
+
+All count an address by its network (:func:`~fyrehose.identity.network_of`).  The server itself has no quota.  Nor do
+the backbone and the event bus, which use one stream for all of their peers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from math import ceil
+
+import attrs
+
+from fyrehose.broker.budget import Budget
+from fyrehose.broker.subscription import Named
+from fyrehose.errors import (
+    NewStreamRateExceeded,
+    NoRoomForSubscription,
+    TooManyNamedSubscriptions,
+    TooManyStreamsFromPeer,
+    TooManySubscriptions,
+)
+from fyrehose.identity import Identity, network_of
+
+#: The most streams that one peer may create, unless half of ``max_streams`` is less.
+STREAMS = 10_000
+#: The most peers whose new streams are counted; beyond that, the peer is forgotten whose last new stream is oldest.
+MOST_PEERS = 10_000
+#: The charge of one subscription to the memory budget, in bytes; measured with Figg, including the topic's name.
+SUBSCRIPTION = 768
+#: The charges of a named subscription, and of each stream of one of a pattern, in bytes.
+ENTRY, PLACE = 2 << 10, 1 << 10
+
+
+@attrs.frozen(kw_only=True)
+class PeerLimits:
+    """Limits of the state that one peer may create.
+
+    The limits of streams hold for each address, and for each certificate, key or token.  The limit of subscriptions
+    holds for each address.
+
+    :ivar streams: streams since the server started; 0: :data:`STREAMS`, or half of ``max_streams`` if that is less
+    :ivar burst: streams at once
+    :ivar rate: further streams per second
+    :ivar subscriptions: subscriptions at a time
+    """
+
+    streams: int = 0
+    burst: int = 5_000
+    rate: float = 50.0
+    subscriptions: int = 50_000
+
+
+@attrs.define(eq=False)
+class _Creator:
+    """The token bucket of a peer that created streams.
+
+    :ivar tokens: streams that the peer could create at once, at *time* (monotonic, seconds)
+    :ivar created: streams that the peer has created
+    """
+
+    tokens: float
+    time: float
+    created: int = 0
+
+
+@attrs.define(eq=False)
+class NewStreams:
+    """Counts the streams that each peer creates, and refuses those beyond its limits.
+
+    :ivar most: the most streams that one peer may create
+    :ivar seconds: the monotonic clock
+    """
+
+    limits: PeerLimits
+    most: int
+    seconds: Callable[[], float]
+    _creators: OrderedDict[tuple[str, str], _Creator] = attrs.field(factory=OrderedDict, init=False)
+
+    def charge(self, identity: Identity, streams: list[str]) -> None:
+        """Count *streams*, which the peer *identity* is about to create: all of them, or none.
+
+        A peer with its whole burst left may create more than that in one publish, or it could never succeed with it;
+        it then has to wait correspondingly longer.
+
+        :raises TooManyStreamsFromPeer: the peer would exceed its limit of streams
+        :raises NewStreamRateExceeded: the peer creates streams too fast, and may repeat the publish later
+        """
+        now, count = self.seconds(), len(streams)
+        creators = {key: self._creator(key, now) for key in _keys(identity)}
+        for key, creator in creators.items():
+            self._check(key, creator, streams)
+        for key, creator in creators.items():
+            creator.tokens -= count
+            creator.created += count
+            self._creators[key] = creator
+            self._creators.move_to_end(key)
+        while len(self._creators) > MOST_PEERS:
+            self._creators.popitem(last=False)
+
+    def _creator(self, key: tuple[str, str], now: float) -> _Creator:
+        creator = self._creators.get(key)
+        if creator is None:
+            return _Creator(self.limits.burst, now)
+        creator.tokens = min(self.limits.burst, creator.tokens + (now - creator.time) * self.limits.rate)
+        creator.time = now
+        return creator
+
+    def _check(self, key: tuple[str, str], creator: _Creator, streams: list[str]) -> None:
+        kind, value = key
+        peer = "this token" if kind == "token" else f"{kind} {value}"
+        count, limits = len(streams), self.limits
+        subject = f"stream {streams[0]!r}" if count == 1 else f"{count} streams, the first of them {streams[0]!r},"
+        if creator.created + count > self.most:
+            raise TooManyStreamsFromPeer(
+                f"{subject} cannot be created: {peer} has created {creator.created} since the server started, and the "
+                f"limit is {self.most}; publish to streams that exist, or raise the option server.streams-per-address"
+            )
+        missing = min(count, limits.burst) - creator.tokens
+        if missing > 0:
+            raise NewStreamRateExceeded(
+                f"{subject} cannot be created yet: {peer} creates streams faster than {limits.rate:g} per second after "
+                f"{limits.burst} at once; publish again in {ceil(missing / limits.rate)} s, or raise the options "
+                "server.new-streams-rate and server.new-streams-burst"
+            )
+
+
+@attrs.define(eq=False)
+class Subscriptions:
+    """Counts the subscriptions of each address, and charges them to the memory budget.
+
+    :ivar most: the most subscriptions of one address
+    """
+
+    budget: Budget
+    most: int
+    _counts: Counter[str] = attrs.field(factory=Counter, init=False)
+
+    def take(self, network: str) -> None:
+        """Count one more subscription of *network*.
+
+        :raises TooManySubscriptions: the network has reached its limit, or the budget has no room for another
+        """
+        if self._counts[network] >= self.most:
+            raise TooManySubscriptions(
+                f"address {network} has reached its limit of {self.most} subscriptions; end some, "
+                "or raise the option server.subscriptions-per-address"
+            )
+        if not self.budget.keep(SUBSCRIPTION):
+            raise TooManySubscriptions(
+                f"the memory budget has no room for another subscription: they hold {self.budget.kept} bytes, and "
+                "the limit is half of the budget; raise the option server.memory"
+            )
+        self._counts[network] += 1
+
+    def release(self, network: str) -> None:
+        """Release a subscription that :meth:`take` counted."""
+        self.budget.forget(SUBSCRIPTION)
+        self._counts[network] -= 1
+        if not self._counts[network]:
+            del self._counts[network]
+
+
+@attrs.define(eq=False)
+class NamedRoom:
+    """Counts named subscriptions and the streams of those of patterns, and charges them to the memory budget.
+
+    Every change is counted when it happens, so that nothing is ever summed.
+
+    :ivar most: the most of both together; one network may create half of them
+    """
+
+    budget: Budget
+    most: int
+    total: int = attrs.field(default=0, init=False)
+    _counts: dict[str, int] = attrs.field(factory=dict, init=False)
+
+    def has(self, creator: str, count: int) -> bool:
+        """Return whether *creator* may have *count* more.
+
+        :param creator: a network; empty: the server itself
+        """
+        if self.total + count > self.most or 2 * (self.budget.kept + ENTRY * count) > self.budget.limit:
+            return False
+        return not creator or 2 * (self._counts.get(creator, 0) + count - 1) < self.most
+
+    def check(self, name: str, creator: str, count: int) -> None:
+        """Check that *creator* may have *count* more, which subscription *name* needs.
+
+        :raises TooManyNamedSubscriptions: it may not
+        """
+        if self.has(creator, count):
+            return
+        if self.has("", count) or self.total + count > self.most:
+            raise TooManyNamedSubscriptions(
+                f"subscription {name!r} needs {count} more: the server has {self.total}, "
+                f"{self._counts.get(creator, 0)} of them by {creator or 'itself'}, where one of a pattern counts each "
+                f"of its streams, too; the limit is {self.most}, half of that for one address; delete some, or raise "
+                "server.named-subscriptions"
+            )
+        raise NoRoomForSubscription(
+            f"the memory budget has no room for subscription {name!r} yet; end others, or raise server.memory"
+        )
+
+    def count(self, named: Named) -> None:
+        """Count *named* as it is now, and charge the memory budget for it, as long as the budget has room.
+
+        A subscription that is being deleted counts for its creator until it is forgotten.
+        """
+        if named.wanted is not None and named.wanted.creator != named.creator:
+            self._add(named.creator, -named.counted)
+            named.creator, named.counted = named.wanted.creator, 0
+        size = named.size
+        self._add(named.creator, size - named.counted)
+        named.counted = size
+        wanted = ENTRY + PLACE * (size - 1)
+        if wanted < named.charged:
+            self.budget.forget(named.charged - wanted)
+            named.charged = wanted
+        elif self.budget.keep(wanted - named.charged):
+            named.charged = wanted
+
+    def forget(self, named: Named) -> None:
+        """Forget *named*, which was deleted."""
+        self._add(named.creator, -named.counted)
+        self.budget.forget(named.charged)
+        named.counted = named.charged = 0
+
+    def _add(self, creator: str, count: int) -> None:
+        self.total += count
+        left = self._counts[creator] = self._counts.get(creator, 0) + count
+        if not left:
+            del self._counts[creator]
+
+
+def _keys(identity: Identity) -> list[tuple[str, str]]:
+    """Return the keys under which streams of *identity* count: its address, and the strongest of its proofs."""
+    found = [("address", network_of(identity.host))]
+    if identity.certificates:
+        found.append(("certificate", repr(identity.certificates[0])))
+    elif identity.key is not None:
+        found.append(("key", identity.key))
+    elif identity.token is not None:
+        found.append(("token", identity.token))
+    return found

@@ -1,0 +1,77 @@
+"""One named subscription: its state on disk, the state that is being written, and its present consumer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import attrs
+from twisted.internet.defer import Deferred
+
+from fyrehose.broker.positions import Position
+from fyrehose.errors import NoSuchSubscription, SubscriptionError
+from fyrehose.patterns import Pattern
+
+
+class Consumer(Protocol):
+    """The connection that a subscription delivers to at present."""
+
+    def displaced(self, reason: SubscriptionError) -> None:
+        """Stop consuming, because the subscription was rewound or deleted, or another consumer has taken it over."""
+
+
+@attrs.define(eq=False)
+class Named:
+    """A named subscription.
+
+    :ivar stored: its durable state; None: it is being created
+    :ivar wanted: its state when everything is written that waits; None: it is being deleted
+    :ivar appended: the state that was passed to the journal last
+    :ivar consumer: the present consumer; None: there is none
+    :ivar active: when a consumer last used it or had nothing left to read, in microseconds since 1970 UTC
+    :ivar pattern: the pattern of its streams; None: it is one of a single stream
+    :ivar members: the streams that match its pattern; None: it is one of a single stream
+    :ivar oldest: number and time of the oldest record that is not acknowledged, by stream, when it was last looked up
+    """
+
+    name: str
+    wanted: Position | None
+    stored: Position | None = None
+    appended: Position | None = None
+    consumer: Consumer | None = None
+    active: int = 0
+    pattern: Pattern | None = None
+    members: set[str] | None = None
+    oldest: dict[str, tuple[int, int]] = attrs.field(factory=dict)
+    writing: bool = False
+    #: the network that it counts for, its size when it was counted last, and what the memory budget was charged for it,
+    #: in bytes (see NamedRoom)
+    creator: str = ""
+    counted: int = 0
+    charged: int = 0
+    #: whether a stream that matches was left out, because there are too many
+    full: bool = False
+    waiting: list[Deferred[None]] = attrs.field(factory=list)
+
+    @property
+    def state(self) -> Position:
+        """Return the durable state.
+
+        :raises NoSuchSubscription: the subscription was deleted
+        """
+        if self.stored is None:
+            raise NoSuchSubscription(f"subscription {self.name!r} was deleted")
+        return self.stored
+
+    @property
+    def places(self) -> Mapping[str, int]:
+        """Return the durable number of the last acknowledged record of each stream; empty while it is being created."""
+        if self.stored is None:
+            return {}
+        streams = (self.stored.stream,) if self.members is None else self.members
+        return {stream: self.stored.last(stream) for stream in streams}
+
+    @property
+    def size(self) -> int:
+        """Return what it counts for the limit of subscriptions: one, and one for each stream of a pattern."""
+        return 1 + len(self.members or ())

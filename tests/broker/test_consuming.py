@@ -1,0 +1,106 @@
+"""The rights of a peer over named subscriptions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from twisted.internet.task import Clock
+from zope.interface.verify import verifyObject
+
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.consuming import NoSubscriptions
+from fyrehose.broker.guard import Guard
+from fyrehose.broker.policy import parse
+from fyrehose.broker.sequencer import Sequencer
+from fyrehose.errors import Forbidden
+from fyrehose.identity import Identity
+from fyrehose.interfaces import FileLag, INamedSubscriptions
+from fyrehose.testing import MemoryJournal
+
+POLICY = parse(
+    {
+        "allow": [
+            {"network": "10.0.0.1", "subscribe": "*", "consume": "logs.*"},
+            {"network": "10.0.0.2", "subscribe": "*"},
+            {"network": "10.0.0.3", "consume": "*"},
+        ]
+    }
+)
+
+
+def make() -> Broker:
+    broker = Broker(Clock(), MemoryJournal(), Sequencer(), guard=Guard(POLICY))
+    broker.open()
+    broker.journal.keeper.kept.append(FileLag("archive", 5, 6))
+    for stream in ("logs.a", "audit"):
+        broker.named.open(f"of-{stream}", stream, 0)
+    return broker
+
+
+def named_of(broker: Broker, host: str) -> Any:
+    return broker.identified(Identity(host=host)).named
+
+
+def refused(deferred: Any) -> bool:
+    failures: list[Any] = []
+    deferred.addErrback(failures.append)
+    return bool(failures and failures[0].check(Forbidden))
+
+
+def test_both_provide_the_interface() -> None:
+    assert verifyObject(INamedSubscriptions, named_of(make(), "10.0.0.1"))
+    assert verifyObject(INamedSubscriptions, NoSubscriptions())
+
+
+def test_consuming_is_a_right_of_its_own() -> None:
+    broker = make()
+    consumer, reader = named_of(broker, "10.0.0.1"), named_of(broker, "10.0.0.2")
+    assert not refused(consumer.open("mine", "logs.b", 0))
+    assert refused(consumer.open("mine", "audit", 0))
+    assert refused(reader.open("mine", "logs.b", 0))
+    with pytest.raises(Forbidden, match=r"may not consume stream .logs\.a"):
+        reader.find("of-logs.a")
+    named = broker.named.find("of-audit")
+    for call in (consumer.acknowledge(named, 0), consumer.rewind(named, 0), consumer.delete(named)):
+        assert refused(call)
+    with pytest.raises(Forbidden):
+        consumer.attach(named, None)
+
+
+def test_consuming_a_stream_requires_reading_it() -> None:
+    assert refused(named_of(make(), "10.0.0.3").open("mine", "audit", 0))
+
+
+def test_a_peer_sees_the_subscriptions_that_it_may_consume() -> None:
+    broker = make()
+    assert [each["name"] for each in named_of(broker, "10.0.0.1").listed()] == ["of-logs.a"]
+    assert [each["name"] for each in named_of(broker, "10.0.0.2").listed()] == []
+    every = named_of(broker, "10.0.0.3").listed()
+    assert [(each["name"], each["kind"]) for each in every] == [
+        ("of-logs.a", "stream"),
+        ("of-audit", "stream"),
+        ("archive", "files"),
+    ]
+
+
+def test_subscriptions_to_files_are_removed_by_peers_that_may_consume_everything() -> None:
+    broker = make()
+    with pytest.raises(Forbidden):
+        named_of(broker, "10.0.0.1").forget("archive")
+    assert named_of(broker, "10.0.0.3").forget("archive")
+    assert not named_of(broker, "10.0.0.3").forget("archive")
+
+
+def test_subscriptions_count_for_the_network_of_their_creator() -> None:
+    broker = make()
+    opened = named_of(broker, "10.0.0.1").open("mine", "logs.b", 0)
+    assert opened.result.state.creator == "10.0.0.1"
+
+
+def test_a_server_without_messages_has_no_subscriptions() -> None:
+    named = NoSubscriptions()
+    assert refused(named.open("n", "s", 0))
+    assert named.listed() == []
+    with pytest.raises(Forbidden):
+        named.find("n")

@@ -1,0 +1,149 @@
+"""A full table takes from the largest holder, the oldest member first."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from fyrehose.broker import fairness
+from fyrehose.broker.fairness import FairShare
+
+HOLDERS = st.sampled_from("abcdef")
+
+
+def filled(*members: tuple[str, str], capacity: int | None = None) -> FairShare[str]:
+    table: FairShare[str] = FairShare(capacity)
+    for member, holder in members:
+        table.add(member, holder)
+    return table
+
+
+def admit(table: FairShare[tuple[str, int]], holder: str, number: int) -> None:
+    """Add a member as owners of tables do."""
+    if not table.fits():
+        out = table.first_out(holder)
+        assert out is not None
+        table.discard(out)
+    table.add((holder, number), holder)
+
+
+def test_the_largest_holder_loses_its_oldest_member() -> None:
+    table = filled(("1", "x"), ("2", "y"), ("3", "y"))
+    assert table.first_out() == "2"
+    table.discard("2")
+    table.discard("2")
+    assert (len(table), "2" in table, "3" in table) == (2, False, True)
+    assert table.first_out("y") == "3", "of two that are as large, the one that needs the room"
+    assert table.first_out("x") == "1"
+
+
+def test_an_empty_table_has_nothing_to_give() -> None:
+    table = filled(("1", "x"))
+    table.discard("1")
+    assert (table.first_out("x"), list(table.largest()), list(table.of("x")), table.used) == (None, [], [], 0)
+
+
+def test_sizes_decide_which_holder_is_the_largest() -> None:
+    table: FairShare[str] = FairShare(10)
+    table.add("large", "x", 7)
+    for member in "abc":
+        table.add(member, "y")
+    assert table.first_out("y") == "large"
+    assert not table.fits()
+    table.discard("large")
+    assert (table.used, table.fits(7), table.fits(8)) == (3, True, False)
+
+
+@pytest.mark.parametrize(("members", "fits"), [(2, True), (3, False)])
+def test_a_table_takes_as_many_members_as_its_capacity(members: int, fits: bool) -> None:
+    table = filled(*[(str(number), "x") for number in range(members)], capacity=3)
+    assert table.fits() == fits
+
+
+def test_a_holder_with_its_share_loses_nothing_to_a_flood() -> None:
+    table: FairShare[tuple[str, int]] = FairShare(100)
+    for number in range(50):
+        admit(table, "honest", number)
+    for number in range(1_000):
+        admit(table, "flood", number)
+    assert list(table.of("honest")) == [("honest", number) for number in range(50)]
+    assert list(table.of("flood")) == [("flood", number) for number in range(950, 1_000)]
+
+
+def test_a_holder_alone_may_have_the_whole_table() -> None:
+    table: FairShare[tuple[str, int]] = FairShare(100)
+    for number in range(150):
+        admit(table, "alone", number)
+    assert list(table.of("alone")) == [("alone", number) for number in range(50, 150)]
+    admit(table, "another", 0)
+    assert len(table.of("alone")) == 99
+
+
+def test_levels_that_come_and_go_are_not_remembered() -> None:
+    table: FairShare[int] = FairShare()
+    table.add(-1, "top", 1_000_000)
+    for number in range(10_000):
+        table.add(number, "x", 1 + number % 5_000)
+        table.discard(number)
+    assert len(table._heap) <= 2 * len(table._levels) + fairness.LEAST_LEVELS
+
+
+class Tables(RuleBasedStateMachine):
+    """FairShare beside a list of members in the order of their age."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: FairShare[int] = FairShare(30)
+        self.plain: list[tuple[int, str, int]] = []
+        self.number = 0
+
+    def sums(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for _, holder, size in self.plain:
+            found[holder] = found.get(holder, 0) + size
+        return found
+
+    @rule(holder=HOLDERS, size=st.integers(1, 9))
+    def add(self, holder: str, size: int) -> None:
+        self.number += 1
+        self.table.add(self.number, holder, size)
+        self.plain.append((self.number, holder, size))
+
+    @precondition(lambda self: self.plain)
+    @rule(data=st.data())
+    def discard(self, data: st.DataObject) -> None:
+        entry = data.draw(st.sampled_from(self.plain))
+        self.plain.remove(entry)
+        self.table.discard(entry[0])
+
+    @precondition(lambda self: self.plain)
+    @rule(holder=HOLDERS)
+    def displace(self, holder: str) -> None:
+        sums = self.sums()
+        most = max(sums.values())
+        out = self.table.first_out(holder)
+        (loser,) = [each for number, each, _ in self.plain if number == out]
+        assert sums[loser] == most
+        if sums.get(holder) == most:
+            assert loser == holder
+        assert out == next(number for number, each, _ in self.plain if each == loser), "the oldest"
+        self.plain = [each for each in self.plain if each[0] != out]
+        self.table.discard(self.number + 1)  # which is no member
+        assert out is not None
+        self.table.discard(out)
+
+    @invariant()
+    def agrees_with_the_list(self) -> None:
+        sums = self.sums()
+        assert len(self.table) == len(self.plain)
+        assert self.table.used == sum(sums.values())
+        assert self.table.fits(3) == (self.table.used + 3 <= 30)
+        for holder in "abcdef":
+            assert dict(self.table.of(holder)) == {n: size for n, each, size in self.plain if each == holder}
+            assert list(self.table.of(holder)) == [n for n, each, _ in self.plain if each == holder]
+
+
+TestTables = Tables.TestCase
+TestTables.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)

@@ -1,0 +1,605 @@
+"""The fan-out delivers the journal to subscribers, which cannot affect each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twisted.internet.task import Clock
+from zope.interface.verify import verifyObject
+
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.fanout import SHARED, SHARED_COUNT, TURN, Fanout
+from fyrehose.broker.rounds import ROUND
+from fyrehose.broker.sequencer import Sequencer
+from fyrehose.errors import Closed, JournalCorrupt
+from fyrehose.interfaces import ISubscription
+from fyrehose.records import Delivery, Run
+from fyrehose.testing import MemoryJournal, RecordingSink
+
+
+class Turns(Clock):
+    """A clock that makes one turn of the reactor out of each second."""
+
+    def callLater(self, delay: float, *args: Any, **kw: Any) -> Any:
+        return super().callLater(max(delay, 1), *args, **kw)
+
+
+class Server:
+    """A broker over a journal in memory."""
+
+    def __init__(self) -> None:
+        self.clock = Turns()
+        self.journal = MemoryJournal()
+        self.broker = Broker(self.clock, self.journal, Sequencer())
+        self.broker.open()
+
+    def publish(self, *payloads: bytes, stream: str = "s") -> None:
+        self.broker.publish([Run.of(stream, payloads, source="test")])
+
+    def subscribe(self, after: int | None = None, stream: str = "s", sink: RecordingSink | None = None) -> Any:
+        """A sink with a subscription that runs, which it carries along."""
+        sink = sink or RecordingSink()
+        subscription = self.broker.subscribe(stream, after, sink)
+        subscription.resumeProducing()
+        return sink, subscription
+
+    def turn(self) -> None:
+        """Run one round, as the reactor does."""
+        self.clock.advance(1)
+
+    def settle(self) -> None:
+        while self.clock.getDelayedCalls():
+            self.turn()
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+def test_a_subscriber_catches_up_and_then_receives_live_records(server: Server) -> None:
+    server.publish(b"a", b"b")
+    server.publish(b"c")
+    sink, subscription = server.subscribe(after=1)
+    server.settle()
+    server.publish(b"d")
+    assert [record.seq for record in sink.records] == [2, 3, 4]
+    assert sink.payloads == [b"b", b"c", b"d"]
+    assert subscription.position == 4
+    assert verifyObject(ISubscription, subscription)
+
+
+@pytest.mark.parametrize(("after", "position"), [(None, 5), (0, 2), (1, 2), (2, 2), (4, 4), (5, 5), (1 << 60, 5)])
+def test_start_of_a_subscription_is_moved_into_the_kept_range(server: Server, after: int | None, position: int) -> None:
+    for payload in (b"1", b"2", b"3", b"4", b"5"):
+        server.publish(payload)
+    server.journal.forget("s", 3)
+    assert server.broker.subscribe("s", after, RecordingSink()).position == position
+    assert server.broker.subscribe("unknown", after, RecordingSink()).position == 0
+
+
+def test_expired_records_are_not_delivered_although_they_were_delivered_to_others_before() -> None:
+    """The latest deliveries are kept for subscribers that come later; records expire meanwhile."""
+    kept = [Run.of("s", [b"%d" % n], source="test").numbered(n, time=n) for n in range(1, 6)]
+    oldest = 1
+
+    def read(stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
+        return tuple(kept[max(start, oldest) - 1 :][:2])
+
+    clock = Clock()
+    fanout = Fanout(clock, read, lambda stream, time: time < oldest)
+
+    def delivered() -> RecordingSink:
+        sink = RecordingSink()
+        fanout.subscribe("s", 0, 5, sink).resumeProducing()
+        while clock.getDelayedCalls():
+            clock.advance(0)
+        return sink
+
+    assert delivered().payloads == [b"1", b"2", b"3", b"4", b"5"]
+    oldest = 4
+    late = delivered()
+    assert (late.payloads, late.gaps) == ([b"4", b"5"], [(1, 3)])
+
+
+def test_nothing_is_delivered_before_the_subscription_is_resumed(server: Server) -> None:
+    sink = RecordingSink()
+    subscription = server.broker.subscribe("s", 0, sink)
+    server.publish(b"a")
+    server.settle()
+    assert not sink.deliveries
+    subscription.resumeProducing()
+    server.settle()
+    assert sink.payloads == [b"a"]
+
+
+def test_a_paused_subscriber_costs_no_reads_and_misses_nothing(server: Server) -> None:
+    sink, subscription = server.subscribe(0)
+    subscription.pauseProducing()
+    for n in range(100):
+        server.publish(b"%d" % n)
+        server.settle()
+    assert not sink.deliveries
+    subscription.resumeProducing()
+    subscription.resumeProducing()
+    server.settle()
+    assert sink.payloads == [b"%d" % n for n in range(100)]
+
+
+def test_a_sink_may_pause_its_subscription_during_delivery(server: Server) -> None:
+    class Cautious(RecordingSink):
+        subscription: Any = None
+
+        def deliver(self, delivery: Delivery) -> None:
+            super().deliver(delivery)
+            self.subscription.pauseProducing()
+
+    sink = Cautious()
+    sink.subscription = server.broker.subscribe("s", 0, sink)
+    for _ in range(3):
+        server.publish(b"x" * TURN)
+    for n in range(1, 4):
+        sink.subscription.resumeProducing()
+        server.settle()
+        assert len(sink.deliveries) == n
+
+
+@pytest.mark.parametrize("when", ["waiting", "queued", "delivering"])
+def test_a_stopped_subscriber_receives_nothing_and_disturbs_no_other(server: Server, when: str) -> None:
+    class Leaving(RecordingSink):
+        subscription: Any = None
+
+        def deliver(self, delivery: Delivery) -> None:
+            super().deliver(delivery)
+            self.subscription.stopProducing()
+
+    leaving = Leaving() if when == "delivering" else RecordingSink()
+    before, _ = server.subscribe()
+    _, subscription = server.subscribe(sink=leaving)
+    if when == "delivering":
+        leaving.subscription = subscription
+    after, _ = server.subscribe()
+    if when == "waiting":
+        server.settle()
+    if when != "delivering":
+        subscription.stopProducing()
+    server.publish(b"one")
+    server.settle()
+    server.publish(b"two")
+    server.settle()
+    assert before.payloads == after.payloads == [b"one", b"two"]
+    assert leaving.payloads == ([b"one"] if when == "delivering" else [])
+    assert leaving.reason is None
+
+
+def test_a_failing_sink_ends_only_its_own_subscription(server: Server, logged_errors: Any) -> None:
+    class Failing(RecordingSink):
+        def deliver(self, delivery: Delivery) -> None:
+            raise RuntimeError("full")
+
+    before, _ = server.subscribe()
+    failing, subscription = server.subscribe(sink=Failing())
+    after, _ = server.subscribe()
+    server.settle()
+    for payload in (b"one", b"two"):
+        server.publish(payload)
+        server.settle()
+    assert before.payloads == after.payloads == [b"one", b"two"]
+    assert str(failing.reason) == "full"
+    assert subscription.stopped
+    assert len(logged_errors.take()) == 1, "it failed once and was not asked again"
+
+
+def test_a_sink_that_fails_in_ended_is_logged(server: Server, logged_errors: Any) -> None:
+    class Failing(RecordingSink):
+        def ended(self, reason: Exception) -> None:
+            raise RuntimeError("again")
+
+    server.subscribe(sink=Failing())
+    other, _ = server.subscribe()
+    server.settle()
+    server.broker.close()
+    assert isinstance(other.reason, Closed)
+    logged_errors.take()
+
+
+def test_skipped_is_called_before_the_records_after_a_gap(server: Server) -> None:
+    sink, subscription = server.subscribe(0)
+    server.publish(b"1")
+    server.settle()
+    subscription.pauseProducing()
+    for payload in (b"2", b"3", b"4"):
+        server.publish(payload)
+    server.journal.forget("s", 4)
+    subscription.resumeProducing()
+    server.settle()
+    assert sink.gaps == [(2, 3)]
+    assert sink.payloads == [b"1", b"4"]
+
+
+def test_damage_ends_only_subscriptions_that_reach_it(logged_errors: Any) -> None:
+    clock = Clock()
+    whole = Run.of("whole", [b"x"], source="test").numbered(1, 1)
+
+    def read(stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
+        if stream == "damaged":
+            raise JournalCorrupt("segment 3, byte 17: the checksum is wrong")
+        return (whole,) if start == 1 else ()
+
+    fanout = Fanout(clock, read, lambda stream, time: False)
+    sinks = {stream: RecordingSink() for stream in ("damaged", "whole")}
+    for stream, sink in sinks.items():
+        fanout.subscribe(stream, 0, 1, sink).resumeProducing()
+    clock.advance(0)
+    assert isinstance(sinks["damaged"].reason, JournalCorrupt)
+    assert sinks["whole"].payloads == [b"x"]
+    assert len(logged_errors.take()) == 1
+
+
+def test_subscribers_at_the_same_position_share_one_read_and_one_encoding(server: Server) -> None:
+    read, reads = server.broker._fanout.read, []
+
+    def counting(stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
+        reads.append(start)
+        return read(stream, start, max_bytes)
+
+    server.broker._fanout.read = counting
+    encodings: list[int] = []
+
+    def encode(runs: tuple[Run, ...]) -> list[Run]:
+        encodings.append(len(runs))
+        return list(runs)
+
+    sinks = [server.subscribe()[0] for _ in range(50)]
+    server.settle()
+    reads.clear()
+    server.publish(b"a", b"b")
+    server.settle()
+    late, _ = server.subscribe(0)
+    server.settle()
+    taken = [sink.deliveries[0].encoded(encode) for sink in [*sinks, late]]
+    assert len(encodings) == 1
+    assert all(one is taken[0] for one in taken)
+    assert reads.count(1) == 1
+
+
+def test_kept_deliveries_are_bounded(server: Server) -> None:
+    for _ in range(2 * SHARED // TURN):
+        server.publish(b"x" * TURN)
+    server.subscribe(0)
+    server.settle()
+    fanout = server.broker._fanout
+    assert 0 < fanout._recent_size <= SHARED
+    assert fanout._recent_size == sum(delivery.size for delivery in fanout._recent.values())
+
+
+def test_the_latest_deliveries_are_shared_whatever_was_dropped_or_retired_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reads: list[tuple[str, int]] = []
+    read = MemoryJournal.read
+
+    def counted(self: MemoryJournal, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
+        reads.append((stream, start))
+        return read(self, stream, start, max_bytes)
+
+    monkeypatch.setattr(MemoryJournal, "read", counted)
+    server = Server()
+
+    def reads_of(after: int, stream: str) -> list[tuple[str, int]]:
+        reads.clear()
+        _, subscription = server.subscribe(after, stream)
+        server.settle()
+        subscription.stopProducing()
+        return list(reads)
+
+    last = SHARED // TURN + 8
+    for _ in range(last):
+        server.publish(b"x" * TURN)
+    assert len(reads_of(0, "s")) == last
+    assert reads_of(last - 2, "s") == [], "the last two are kept"
+    assert len(reads_of(0, "s")) == last, "the first ones are not"
+    for n in range(last):
+        server.publish(b"x" * TURN, stream=f"retired {n}")
+        reads_of(0, f"retired {n}")
+        server.broker.retire([f"retired {n}"])
+    server.publish(b"a", stream="t")
+    assert reads_of(0, "t") == [("t", 1)]
+    assert reads_of(0, "t") == []
+
+
+def test_a_round_is_bounded_and_the_rest_follows_in_the_next(server: Server) -> None:
+    sinks = []
+    for n in range(2 * ROUND // TURN):
+        server.publish(b"x" * TURN, stream=f"s{n}")
+        sinks.append(server.subscribe(0, stream=f"s{n}")[0])
+    server.turn()
+    delivered = sum(delivery.size for sink in sinks for delivery in sink.deliveries)
+    assert ROUND - TURN <= delivered <= ROUND + TURN
+    server.settle()
+    assert all(len(sink.payloads) == 1 for sink in sinks)
+
+
+def test_cursors_that_a_round_does_not_reach_have_their_turn_in_the_next(server: Server) -> None:
+    sinks = [server.subscribe()[0] for _ in range(120)]
+    server.settle()
+    size = 100 << 10  # less than half a turn, so that no cursor is queued again
+    server.publish(b"x" * size)
+    first = sum(bool(sink.payloads) for sink in sinks)
+    assert 0 < first <= ROUND // size + 1
+    server.turn()
+    assert first < sum(bool(sink.payloads) for sink in sinks) <= 2 * (ROUND // size + 1)
+    server.settle()
+    assert all(len(sink.payloads) == 1 for sink in sinks)
+
+
+def test_a_subscriber_that_catches_up_does_not_delay_live_subscribers(server: Server) -> None:
+    for _ in range(20):
+        server.publish(b"x" * TURN)
+    live, _ = server.subscribe()
+    server.settle()
+    slow, _ = server.subscribe(0)
+    server.publish(b"now")
+    server.turn()
+    assert live.payloads == [b"now"]
+    assert len(slow.deliveries) < 20
+    server.settle()
+    assert len(slow.payloads) == 21
+
+
+def test_a_sink_may_publish(server: Server) -> None:
+    class Relay(RecordingSink):
+        def deliver(self, delivery: Delivery) -> None:
+            super().deliver(delivery)
+            server.publish(*[bytes(payload) for run in delivery.runs for payload in run.payloads()], stream="copy")
+
+    relays = [server.subscribe(sink=Relay())[0] for _ in range(3)]
+    copy, _ = server.subscribe(stream="copy")
+    server.settle()
+    server.publish(b"a", b"b")
+    server.settle()
+    assert [relay.payloads for relay in relays] == [[b"a", b"b"]] * 3
+    assert copy.payloads == [b"a", b"b"] * 3
+
+
+def test_closing_ends_every_subscription(server: Server) -> None:
+    waiting, _ = server.subscribe()
+    server.settle()
+    queued, _ = server.subscribe()
+    server.broker.close()
+    assert isinstance(waiting.reason, Closed)
+    assert isinstance(queued.reason, Closed)
+    assert not server.clock.getDelayedCalls()
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("publish"), st.integers(1, 4)),
+    st.tuples(st.just("subscribe"), st.integers(0, 12) | st.none()),
+    st.tuples(st.sampled_from(["pause", "resume", "leave"]), st.integers(0, 5)),
+    st.tuples(st.just("turn"), st.just(0)),
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(STEPS, max_size=40))
+def test_every_subscriber_receives_every_record_once_and_in_order(steps: list[tuple[str, Any]]) -> None:
+    server = Server()
+    readers: list[tuple[int, RecordingSink, Any]] = []
+    for what, n in steps:
+        if what == "publish":
+            server.publish(*[b"x"] * n)
+        elif what == "turn":
+            server.turn()
+        elif what == "subscribe":
+            sink, subscription = server.subscribe(n)
+            readers.append((subscription.position, sink, subscription))
+        elif n < len(readers):
+            method = {"pause": "pauseProducing", "resume": "resumeProducing", "leave": "stopProducing"}[what]
+            getattr(readers[n][2], method)()
+    for _, _, subscription in readers:
+        subscription.resumeProducing()
+    server.settle()
+    last = server.broker.bounds("s")[1]
+    for start, sink, subscription in readers:
+        seqs = [record.seq for record in sink.records]
+        assert seqs == list(range(start + 1, start + 1 + len(seqs)))
+        assert subscription.position == start + len(seqs)
+        assert subscription.stopped or subscription.position == last
+
+
+class TestTrouble:
+    """Reading fails for one, and for nobody else."""
+
+    @pytest.mark.parametrize(
+        "error", [OSError(5, "Input/output error"), JournalCorrupt("damaged"), ValueError("a bug")]
+    )
+    def test_acknowledgements_and_other_subscribers_continue(
+        self, server: Server, logged_errors, error: Exception
+    ) -> None:
+        fine, _ = server.subscribe(stream="fine")
+        bad, _ = server.subscribe(stream="bad")
+        server.settle()
+        read = server.broker._fanout.read
+
+        def fail(stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
+            if stream == "bad":
+                raise error
+            return read(stream, start, max_bytes)
+
+        server.broker._fanout.read = fail
+        runs = [Run.of(stream, [b"x"], source="test") for stream in ("bad", "fine")]
+        published = server.broker.publish(runs)
+        server.settle()
+        assert published.result == (1, 1)
+        assert fine.payloads == [b"x"]
+        assert bad.reason is error
+        assert logged_errors.take()
+
+
+def test_a_subscription_paused_during_close_ends_when_it_is_resumed(server: Server) -> None:
+    sink = RecordingSink()
+    subscription = server.broker.subscribe("s", 0, sink)
+    server.publish(b"x")
+    server.broker.close()
+    assert sink.reason is None
+    subscription.resumeProducing()
+    assert isinstance(sink.reason, Closed)
+    assert not sink.deliveries
+    assert not server.clock.getDelayedCalls()
+
+
+def test_closing_twice_ends_each_subscription_once(server: Server) -> None:
+    reasons: list[Exception] = []
+
+    class Counting(RecordingSink):
+        def ended(self, reason: Exception) -> None:
+            reasons.append(reason)
+
+    server.subscribe(0, sink=Counting())
+    server.publish(b"x")
+    for _ in range(2):
+        server.broker.close()
+    assert len(reasons) == 1
+
+
+def test_small_deliveries_do_not_pile_up(server: Server) -> None:
+    for i in range(1000):
+        server.publish(b"x", stream=f"s{i}")
+        server.subscribe(0, stream=f"s{i}")
+        server.settle()
+    assert len(server.broker._fanout._recent) <= SHARED_COUNT
+    assert server.broker._fanout._recent_size == sum(d.size for d in server.broker._fanout._recent.values())
+
+
+class Named(RecordingSink):
+    """A sink that says who it is."""
+
+    subscriber = ("protocol", "peer")
+
+
+def test_deliveries_are_counted_by_protocol_also_after_subscribers_have_left(server: Server) -> None:
+    server.publish(b"abc", b"d")
+    _, one = server.subscribe(after=0, sink=Named())
+    server.subscribe(after=1, sink=Named())
+    server.subscribe(after=0)
+    server.settle()
+
+    def tallies() -> dict[str, tuple[int, int, int]]:
+        found = server.broker.tallies()
+        return {plugin: (tally.subscriptions, tally.messages, tally.bytes) for plugin, tally in found.items()}
+
+    assert tallies() == {"protocol": (2, 3, 5), "": (1, 2, 4)}
+    assert sorted(cursor.subscriber for cursor in server.broker.cursors()) == [
+        ("", ""),
+        ("protocol", "peer"),
+        ("protocol", "peer"),
+    ]
+    one.stopProducing()
+    one.stopProducing()
+    assert len(server.broker.cursors()) == 2
+    assert tallies() == {"protocol": (1, 3, 5), "": (1, 2, 4)}
+    server.publish(b"e")
+    assert tallies()["protocol"] == (1, 4, 6)
+    server.broker.close()
+    assert not server.broker.cursors()
+    assert tallies() == {"protocol": (0, 4, 6), "": (0, 3, 5)}
+
+
+def test_subscribers_of_a_stream_are_counted_and_leave_no_state(server: Server) -> None:
+    server.publish(b"x")
+    subscriptions = [server.subscribe(stream=stream)[1] for stream in ("s", "s", "new")]
+    server.settle()
+    assert [server.broker.subscribers(stream) for stream in ("s", "new", "none")] == [2, 1, 0]
+    for subscription in subscriptions:
+        subscription.stopProducing()
+    assert server.broker.subscribers("s") == 0
+    assert server.broker._fanout._places == {}
+    server.publish(b"y")
+    sink, _ = server.subscribe(0)
+    server.settle()
+    assert sink.payloads == [b"x", b"y"]
+
+
+def test_lag_of_a_cursor_is_its_distance_from_the_end(server: Server) -> None:
+    server.publish(b"1", b"2", b"3")
+    _, subscription = server.subscribe(after=1)
+    assert subscription.lag == 2
+    server.settle()
+    assert subscription.lag == 0
+    subscription.pauseProducing()
+    server.publish(b"4")
+    assert subscription.lag == 1
+
+
+def test_a_cursor_at_the_end_waits_without_another_round(server: Server) -> None:
+    sink, _ = server.subscribe()
+    server.settle()
+    for n in range(3):
+        server.publish(b"%d" % n)
+        assert sink.payloads == [b"%d" % i for i in range(n + 1)]
+        assert not server.clock.getDelayedCalls(), "nothing is left to be done"
+
+
+def test_resuming_many_times_within_a_turn_costs_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transport may ask for more with every write: the queue must not grow with that."""
+    reads: list[int] = []
+    read = MemoryJournal.read
+
+    def counted(self: MemoryJournal, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
+        reads.append(start)
+        return read(self, stream, start, max_bytes)
+
+    monkeypatch.setattr(MemoryJournal, "read", counted)
+    server = Server()
+    server.publish(b"w")
+    sink = RecordingSink()
+    subscription = server.broker.subscribe("s", 0, sink)
+    for _ in range(100):
+        subscription.pauseProducing()
+        subscription.resumeProducing()
+    server.settle()
+    assert len(reads) == 1
+    for _ in range(100):
+        subscription.resumeProducing()
+    server.settle()
+    assert len(reads) == 1, "nothing was published since"
+    server.publish(b"x", b"y")
+    server.settle()
+    assert sink.payloads == [b"w", b"x", b"y"]
+    assert subscription.delivered == 3
+
+
+class Relay(RecordingSink):
+    """A sink that passes records on to clients of its own."""
+
+    subscriber = ("protocol", "2 clients")
+    audience = 2
+    sent = (0, 0)
+
+
+def test_a_relay_counts_its_clients_and_the_messages_that_it_sent_to_them(server: Server) -> None:
+    relay = Relay()
+    _, subscription = server.subscribe(sink=relay)
+    server.subscribe(sink=Named())
+    server.publish(b"abc", b"d")
+    server.settle()
+    tally = server.broker.tallies()["protocol"]
+    assert tally.delivered == (2, 4), "the relay has sent nothing yet"
+    assert (tally.subscribers, server.broker.subscribers("s"), server.broker.subscribers("t")) == (3, 3, 0)
+    relay.sent, relay.audience = (3, 7), 0
+    assert tally.delivered == (5, 11)
+    assert (tally.subscribers, server.broker.subscribers("s")) == (1, 1)
+    assert [cursor.audience for cursor in server.broker.cursors()] == [0, 1]
+    subscription.stopProducing()
+    assert tally.delivered == (5, 11)
+    assert (tally.subscribers, server.broker.subscribers("s")) == (1, 1)
+
+
+def test_subscription_is_paused_until_it_is_resumed(server: Server) -> None:
+    subscription = server.broker.subscribe("s", 0, RecordingSink())
+    assert [cursor.paused for cursor in server.broker.cursors()] == [True]
+    subscription.resumeProducing()
+    assert [cursor.paused for cursor in server.broker.cursors()] == [False]

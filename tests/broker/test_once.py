@@ -1,0 +1,336 @@
+"""A publish with a key is stored once: repetitions get the same answer, over crashes, too."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from twisted.internet.task import Clock
+
+from fyrehose.broker import once
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.budget import Budget
+from fyrehose.broker.guard import Guard
+from fyrehose.broker.once import ENTRY, SOURCE, STREAM
+from fyrehose.broker.policy import parse
+from fyrehose.broker.sequencer import Sequencer
+from fyrehose.errors import Forbidden, KeyReused, NoRoomForKey, PayloadTooLarge, ReadOnly
+from fyrehose.identity import Identity, digest
+from fyrehose.interfaces import JournalState
+from fyrehose.records import Run
+from fyrehose.testing import MemoryJournal
+
+
+def make(journal: MemoryJournal | None = None, **settings: Any) -> Broker:
+    broker = Broker(Clock(), journal or MemoryJournal(), Sequencer(), **settings)
+    broker.open()
+    return broker
+
+
+def draft(*payloads: bytes, stream: str = "s") -> Run:
+    return Run.of(stream, payloads, source="test")
+
+
+def failure(published: Any) -> Any:
+    failures: list[Any] = []
+    published.addErrback(failures.append)
+    return failures[0].value if failures else None
+
+
+def test_a_repetition_gets_the_same_number_and_stores_nothing() -> None:
+    broker = make()
+    broker.publish([draft(b"before")])
+    assert broker.publish_once([draft(b"a", b"b")], "k").result == 2
+    assert broker.publish_once([draft(b"a", b"b")], "k").result == 2
+    assert broker.publish_once([draft(b"c")], "other").result == 4
+    assert broker.bounds("s") == (1, 4)
+
+
+def test_only_a_follower_reads_keys_from_the_journal_and_only_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = make()
+    read: list[None] = []
+    monkeypatch.setattr(once.PublishedOnce, "follow", lambda self: read.append(None))
+    broker.publish_once([draft(b"x")], "key")
+    broker.durable({STREAM: 2})
+    assert read == [], "a leader knows what it wrote"
+    broker.follows = True
+    broker.durable({"s": 2})
+    assert read == []
+    broker.durable({STREAM: 3})
+    assert read == [None]
+    broker.state_changed(JournalState.WRITABLE, "this server leads")
+    assert read == [None, None], "the last ones, before the first publish"
+    assert not broker.follows
+
+
+def test_keys_belong_to_a_stream() -> None:
+    broker = make()
+    assert broker.publish_once([draft(b"a")], "k").result == 1
+    assert broker.publish_once([draft(b"a", stream="t")], "k").result == 1
+    assert broker.bounds("t") == (1, 1)
+
+
+def test_a_key_with_other_messages_is_refused() -> None:
+    broker = make()
+    broker.publish_once([draft(b"ab")], "k")
+    for other in (draft(b"a", b"b"), draft(b"ac"), Run.of("s", [b"ab"], source="test", content_type="text/plain")):
+        assert isinstance(failure(broker.publish_once([other], "k")), KeyReused)
+    assert broker.bounds("s") == (1, 1)
+
+
+def test_a_repetition_waits_until_the_first_is_durable() -> None:
+    journal = MemoryJournal(auto=False)
+    broker = make(journal)
+    first, again = broker.publish_once([draft(b"a")], "k"), broker.publish_once([draft(b"a")], "k")
+    assert not again.called
+    journal.commit()
+    assert (first.result, again.result) == (1, 1)
+
+
+def test_keys_survive_a_restart() -> None:
+    journal = MemoryJournal()
+    make(journal).publish_once([draft(b"a")], "k")
+    assert make(journal).publish_once([draft(b"a")], "k").result == 1
+    assert journal.bounds("s") == (1, 1)
+
+
+def test_a_refused_publish_forgets_its_key() -> None:
+    journal = MemoryJournal(auto=False)
+    broker = make(journal)
+    first, again = broker.publish_once([draft(b"a")], "k"), broker.publish_once([draft(b"a")], "k")
+    journal.enter(JournalState.READ_ONLY, "full")
+    assert isinstance(failure(first), ReadOnly)
+    assert isinstance(failure(again), ReadOnly)
+    journal.auto = True
+    journal.enter(JournalState.WRITABLE, "room")
+    assert broker.publish_once([draft(b"b")], "k").result == 1
+    broker.restrict("s", 1)
+    assert isinstance(failure(broker.publish_once([draft(b"long")], "l")), PayloadTooLarge)
+    assert broker.publish_once([draft(b"c")], "l").result == 2
+
+
+def test_the_oldest_keys_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(once, "MOST", 2)
+    journal = MemoryJournal()
+    broker = make(journal)
+    for key in ("a", "b", "c"):
+        broker.publish_once([draft(b"x")], key)
+    assert broker.budget.aside == 2 * ENTRY
+    for one in (broker, make(journal)):
+        assert one.publish_once([draft(b"x")], "b").result == 2
+        assert one.publish_once([draft(b"x")], "c").result == 3
+    assert broker.publish_once([draft(b"x")], "a").result == 4
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_flood_of_keys_of_one_address_leaves_the_keys_of_others(
+    monkeypatch: pytest.MonkeyPatch, restart: bool
+) -> None:
+    monkeypatch.setattr(once, "MOST", 100)
+    journal = MemoryJournal()
+    broker = make(journal)
+    honest, flood = (broker.identified(Identity(host=host)) for host in ("10.0.0.1", "10.0.0.2"))
+    firsts = [honest.publish_once([draft(b"%d" % number)], f"order-{number}").result for number in range(30)]
+    for number in range(500):
+        flood.publish_once([draft(b"x")], str(number))
+    if restart:
+        honest = make(journal).identified(Identity(host="10.0.0.1"))
+    again = [honest.publish_once([draft(b"%d" % number)], f"order-{number}").result for number in range(30)]
+    assert again == firsts
+    assert journal.bounds("s") == (1, 530)
+
+
+def test_keys_and_subscriptions_leave_each_other_room() -> None:
+    broker = make(budget=Budget(limit=1 << 20))
+    assert broker.budget.keep(broker.budget.limit // 2), "as subscriptions do"
+    for number in range(900):
+        assert failure(broker.publish_once([draft(b"x")], str(number))) is None
+    broker.budget.forget(broker.budget.limit // 2)
+    assert broker.budget.keep(broker.budget.limit // 2)
+
+
+def test_the_memory_of_keys_is_limited() -> None:
+    broker = make(budget=Budget(limit=1 << 20))
+    for number in range(900):
+        broker.publish_once([draft(b"x")], str(number))
+    assert broker.budget.limit // 32 < broker.budget.aside <= broker.budget.limit // 16
+    broker.once.open()
+    assert broker.budget.limit // 32 < broker.budget.aside <= broker.budget.limit // 16
+
+
+@pytest.mark.parametrize(("in_flight", "error"), [(49, type(None)), (50, NoRoomForKey)])
+def test_keys_of_one_holder_that_are_not_durable_take_half_of_the_room(
+    monkeypatch: pytest.MonkeyPatch, in_flight: int, error: type
+) -> None:
+    monkeypatch.setattr(once, "MOST", 100)
+    journal = MemoryJournal(auto=False)
+    broker = make(journal)
+    mine, other = (broker.identified(Identity(host=host)) for host in ("10.0.0.1", "10.0.0.2"))
+    answers = [mine.publish_once([draft(b"x")], str(number)) for number in range(in_flight)]
+    assert isinstance(failure(mine.publish_once([draft(b"x")], "one more")), error)
+    assert failure(other.publish_once([draft(b"x")], "another")) is None
+    journal.commit()
+    assert [answer.result for answer in answers] == list(range(1, in_flight + 1))
+    assert failure(mine.publish_once([draft(b"x")], "one more")) is None, "there is room again"
+
+
+@pytest.mark.parametrize(("age", "kept"), [(once.KEPT - 1, True), (once.KEPT, False), (once.KEPT + 1, False)])
+def test_a_key_is_kept_for_its_time_before_keys_of_small_holders_go(
+    monkeypatch: pytest.MonkeyPatch, age: float, kept: bool
+) -> None:
+    monkeypatch.setattr(once, "MOST", 10)
+    clock = Clock()
+    broker = Broker(clock, MemoryJournal(), Sequencer())
+    broker.open()
+    small, large = (broker.identified(Identity(host=host)) for host in ("10.0.0.1", "10.0.0.2"))
+    assert small.publish_once([draft(b"a")], "k").result == 1
+    clock.advance(age)
+    for number in range(10):
+        large.publish_once([draft(b"x")], str(number))
+    assert small.publish_once([draft(b"a")], "k").result == (1 if kept else 12)
+
+
+def test_a_displaced_key_is_counted_and_logged_once_a_minute_for_its_holder(
+    monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
+) -> None:
+    monkeypatch.setattr(once, "MOST", 10)
+    broker = make()
+    peer = broker.identified(Identity(host="10.0.0.2"))
+    for number in range(15):
+        peer.publish_once([draft(b"x")], str(number))
+    assert broker.counters.counts["server", "key-displaced"] == 5
+    (line,) = log_lines
+    assert line.startswith("server: key-displaced from 10.0.0.2: a key of 10.0.0.2, which has the most of all 10, was ")
+    assert line.endswith("kept for 0 s only; send fewer keys")
+
+
+def test_a_refused_publish_displaces_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(once, "MOST", 10)
+    broker = make()
+    broker.restrict("small", 1)
+    peer, enemy = (broker.identified(Identity(host=host)) for host in ("10.0.0.1", "10.0.0.2"))
+    for number in range(10):
+        peer.publish_once([draft(b"x")], str(number))
+    for number in range(100):
+        assert isinstance(failure(enemy.publish_once([draft(b"xx", stream="small")], str(number))), PayloadTooLarge)
+    assert [peer.publish_once([draft(b"x")], str(number)).result for number in range(10)] == list(range(1, 11))
+
+
+def test_tokens_that_no_rule_asks_for_are_no_holders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(once, "MOST", 10)
+    broker = make()
+    honest = broker.identified(Identity(host="10.0.0.1"))
+    for number in range(5):
+        honest.publish_once([draft(b"x")], str(number))
+    for number in range(50):
+        made_up = broker.identified(Identity(host="10.0.0.2", token=str(number)))
+        made_up.publish_once([draft(b"x")], f"flood-{number}")
+    assert [honest.publish_once([draft(b"x")], str(number)).result for number in range(5)] == list(range(1, 6))
+
+
+def test_peers_of_one_address_with_proofs_have_shares_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(once, "MOST", 10)
+    rules = parse({"allow": [{"token": [f"sha256:{digest(name)}" for name in "ab"], "publish": "s"}]})
+    broker = make(guard=Guard(rules))
+    honest, flood = (broker.identified(Identity(host="10.0.0.1", token=digest(name))) for name in "ab")
+    for number in range(5):
+        honest.publish_once([draft(b"x")], str(number))
+    for number in range(50):
+        flood.publish_once([draft(b"x")], f"flood-{number}")
+    assert [honest.publish_once([draft(b"x")], str(number)).result for number in range(5)] == list(range(1, 6))
+
+
+def test_records_without_a_holder_are_read_and_count_as_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(once, "MOST", 10)
+    journal = MemoryJournal()
+    make(journal).identified(Identity(host="10.0.0.1")).publish_once([draft(b"x")], "new")
+    broker = make(journal)
+    for number in range(20):
+        broker.publish_once([draft(b"x")], f"old-{number}")
+    records = [bytes(payload) for run in journal.read(STREAM, 1, 1 << 20) for payload in run.payloads()]
+    assert [b'"holder": "10.0.0.1"' in record for record in records] == [True, *[b"new" in r for r in records[1:]]]
+    again = make(journal)
+    assert again.publish_once([draft(b"x")], "new").result == 1
+    assert again.publish_once([draft(b"x")], "old-19").result == 21
+
+
+@pytest.mark.parametrize("payload", [b"\xff", b"[]", b"{}", b'{"v": 2}', b"[" * 5_000])
+def test_records_that_are_invalid_or_of_others_are_ignored(payload: bytes) -> None:
+    journal = MemoryJournal()
+    broker = make(journal)
+    broker.publish([Run.of(STREAM, [payload], source=SOURCE), Run.of(STREAM, [b"x"], source="figg")])
+    broker.publish_once([draft(b"a")], "k")
+    assert make(journal).publish_once([draft(b"a")], "k").result == 1
+
+
+def test_the_policy_applies_to_publishes_with_keys() -> None:
+    rules = parse({"allow": [{"network": "127.0.0.1", "publish": "s"}]})
+    peer = make(guard=Guard(rules)).identified(Identity())
+    assert peer.publish_once([draft(b"a")], "k").result == 1
+    assert isinstance(failure(peer.publish_once([draft(b"a", stream="t")], "k")), Forbidden)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_retries_store_each_message_once_over_crashes(seed: int) -> None:
+    dice = random.Random(seed)
+    journal = MemoryJournal(auto=False)
+    broker = make(journal)
+    wanted = {f"key-{n}": b"%d" % n for n in range(30)}
+    answers: dict[str, int] = {}
+
+    def answered(first: int, key: str) -> None:
+        assert answers.setdefault(key, first) == first, "the same answer"
+
+    for _ in range(300):
+        key = dice.choice([*wanted])
+        broker.publish_once([draft(wanted[key])], key).addCallbacks(answered, lambda failure: None, (key,))
+        if dice.random() < 0.3:
+            journal.commit()
+        if dice.random() < 0.05:
+            journal.enter(JournalState.FAILED, "crash")
+            journal.enter(JournalState.WRITABLE, "restart")
+            broker = make(journal)
+    journal.commit()
+    stored = [bytes(payload) for run in journal.read("s", 1, 1 << 20) for payload in run.payloads()]
+    assert len(stored) == len(set(stored))
+    assert all(stored[first - 1] == wanted[key] for key, first in answers.items())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_flood_makes_a_retry_of_a_small_holder_be_stored_twice(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = random.Random(seed)
+    monkeypatch.setattr(once, "MOST", 40)
+    journal = MemoryJournal(auto=False)
+    broker = make(journal)
+    holders = {f"10.0.0.{n}": [f"{n}-{m}" for m in range(8)] for n in range(1, 4)}
+    answers: dict[str, int] = {}
+    flooded = 0
+
+    def answered(first: int, key: str) -> None:
+        assert answers.setdefault(key, first) == first, "the same answer"
+
+    for _ in range(600):
+        host = dice.choice([*holders])
+        key = dice.choice(holders[host])
+        peer = broker.identified(Identity(host=host))
+        peer.publish_once([draft(key.encode())], key).addCallbacks(answered, lambda failure: None, (key,))
+        flood = broker.identified(Identity(host="10.0.0.9"))
+        for _ in range(dice.choice((0, 0, 1, 10, 60))):
+            flooded += 1
+            flood.publish_once([draft(b"x", stream="flood")], str(flooded)).addErrback(lambda failure: None)
+        if dice.random() < 0.7:
+            journal.commit()
+        if dice.random() < 0.03:
+            journal.enter(JournalState.READ_ONLY, "full")
+            journal.enter(JournalState.WRITABLE, "room")
+        if dice.random() < 0.03:
+            journal.enter(JournalState.FAILED, "crash")
+            journal.enter(JournalState.WRITABLE, "restart")
+            broker = make(journal)
+        assert broker.budget.aside == ENTRY * len(broker.once._known) <= ENTRY * 80
+        assert len(broker.once._known) == len(broker.once._durable) + len(broker.once._in_flight)
+    journal.commit()
+    stored = [bytes(payload) for run in journal.read("s", 1, 1 << 20) for payload in run.payloads()]
+    assert len(stored) == len(set(stored)) == len(answers) == 24
+    assert flooded > 20 * once.READ_BACK * 40, "far more than a start reads"

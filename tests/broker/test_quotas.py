@@ -1,0 +1,183 @@
+"""Quotas of peers: the streams that one peer creates, and the subscriptions that one address has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fyrehose.broker.budget import Budget
+from fyrehose.broker.quotas import MOST_PEERS, STREAMS, SUBSCRIPTION, NewStreams, PeerLimits, Subscriptions
+from fyrehose.errors import NewStreamRateExceeded, TooManyStreams, TooManyStreamsFromPeer, TooManySubscriptions
+from fyrehose.identity import Identity
+
+HERE, THERE = Identity(host="10.0.0.1"), Identity(host="10.0.0.2")
+
+
+class Streams:
+    """New streams, with the clock in the test's hands."""
+
+    def __init__(self, most: int = STREAMS, **limits: Any) -> None:
+        self.now = 0.0
+        self.streams = NewStreams(PeerLimits(**limits), most, lambda: self.now)
+        self.names = 0
+
+    def make(self, count: int, peer: Identity = HERE) -> None:
+        self.names += count
+        self.streams.charge(peer, [f"stream {self.names - n}" for n in range(count)])
+
+
+def test_one_stream_beyond_the_default_burst_is_refused() -> None:
+    world = Streams()
+    for _ in range(PeerLimits().burst):
+        world.make(1)
+    with pytest.raises(NewStreamRateExceeded) as refusal:
+        world.make(1)
+    assert "address 10.0.0.1 creates streams faster than 50 per second after 5000 at once" in str(refusal.value)
+    assert "publish again in 1 s, or raise the options server.new-streams-rate" in str(refusal.value)
+    world.make(1, THERE)
+    world.now = 0.02
+    world.make(1)
+
+
+def test_a_fleet_of_one_address_creates_thousands_of_streams_in_its_first_minute() -> None:
+    world = Streams()
+    made = 0
+    for second in range(60):
+        world.now = float(second)
+        for _ in range(130):
+            world.make(1)
+            made += 1
+    assert made == 7_800
+
+
+def test_one_stream_beyond_the_default_number_is_refused() -> None:
+    world = Streams()
+    for second in range(200):
+        world.now = float(second)
+        world.make(50)
+    with pytest.raises(TooManyStreamsFromPeer) as refusal:
+        world.make(1)
+    assert "address 10.0.0.1 has created 10000 since the server started, and the limit is 10000" in str(refusal.value)
+    assert "raise the option server.streams-per-address" in str(refusal.value)
+    assert isinstance(refusal.value, TooManyStreams)
+    world.now += 86_400
+    with pytest.raises(TooManyStreamsFromPeer):
+        world.make(1)
+    world.make(1, THERE)
+
+
+def test_an_unused_burst_allows_a_larger_publish_and_then_a_longer_wait() -> None:
+    world = Streams(burst=10, rate=1.0)
+    world.make(25)
+    world.now = 15.0
+    with pytest.raises(NewStreamRateExceeded, match=r"2 streams, the first of them .* publish again in 2 s"):
+        world.make(2)
+    world.now = 17.0
+    world.make(2)
+
+
+def test_streams_come_back_at_the_rate_and_never_more_than_the_burst() -> None:
+    world = Streams(burst=10, rate=2.0)
+    world.make(10)
+    for world.now, count in ((1.0, 2), (2.5, 3), (3.0, 1), (1_000.0, 10), (1_000.5, 1)):
+        world.make(count)
+        with pytest.raises(NewStreamRateExceeded, match="publish again in 1 s"):
+            world.make(1)
+
+
+def test_a_refused_publish_uses_no_quota() -> None:
+    world = Streams(burst=10, rate=1.0)
+    world.make(5)
+    for _ in range(100):
+        with pytest.raises(NewStreamRateExceeded):
+            world.make(6)
+    world.make(5)
+
+
+@pytest.mark.parametrize(
+    "proof", [{"certificates": ("beat", "other")}, {"key": "k" * 40}, {"token": "t" * 64}], ids=str
+)
+def test_an_identity_is_limited_from_every_address(proof: dict[str, Any]) -> None:
+    world = Streams(most=3)
+    for n in range(3):
+        world.make(1, Identity(host=f"10.0.0.{n}", **proof))
+    with pytest.raises(TooManyStreamsFromPeer) as refusal:
+        world.make(1, Identity(host="10.0.0.9", **proof))
+    assert "t" * 64 not in str(refusal.value)
+    world.make(1, Identity(host="10.0.0.9"))
+
+
+def test_many_identities_do_not_raise_the_limit_of_one_address() -> None:
+    world = Streams(most=3)
+    for n in range(3):
+        world.make(1, Identity(host="10.0.0.1", token=f"{n}" * 64))
+    for n in range(100):
+        with pytest.raises(TooManyStreamsFromPeer, match=r"address 10\.0\.0\.1"):
+            world.make(1, Identity(host="10.0.0.1", token=f"new {n}"))
+    assert len(world.streams._creators) == 4
+
+
+def test_a_whole_ipv6_network_is_one_address() -> None:
+    world = Streams(most=2)
+    for n in range(2):
+        world.make(1, Identity(host=f"2001:db8::{n + 1}"))
+    with pytest.raises(TooManyStreamsFromPeer, match="2001:db8::/64"):
+        world.make(1, Identity(host="2001:db8::99"))
+
+
+def test_the_number_of_counted_peers_is_bounded() -> None:
+    world = Streams(most=2)
+    world.make(2, Identity(host="late"))
+    for n in range(MOST_PEERS + 10):
+        world.make(1, Identity(host=f"host {n}"))
+        if n == MOST_PEERS // 2:
+            world.make(1, Identity(host="host 0"))
+    assert len(world.streams._creators) == MOST_PEERS
+    assert ("address", "late") not in world.streams._creators
+    with pytest.raises(TooManyStreamsFromPeer):
+        world.make(1, Identity(host="host 0"))
+
+
+def test_the_default_number_of_subscriptions_is_allowed_and_one_more_is_refused() -> None:
+    most = PeerLimits().subscriptions
+    subscriptions = Subscriptions(Budget(), most)
+    for _ in range(most):
+        subscriptions.take("10.0.0.1")
+    with pytest.raises(TooManySubscriptions) as refusal:
+        subscriptions.take("10.0.0.1")
+    assert "address 10.0.0.1 has reached its limit of 50000 subscriptions" in str(refusal.value)
+    assert "server.subscriptions-per-address" in str(refusal.value)
+    subscriptions.take("10.0.0.2")
+    subscriptions.release("10.0.0.1")
+    subscriptions.take("10.0.0.1")
+
+
+def test_subscriptions_of_one_address_use_less_than_a_tenth_of_the_budget() -> None:
+    assert PeerLimits().subscriptions * SUBSCRIPTION < Budget().limit / 10
+
+
+def test_subscriptions_are_charged_to_the_budget_and_never_take_more_than_half_of_it() -> None:
+    budget = Budget(limit=10 * SUBSCRIPTION)
+    subscriptions = Subscriptions(budget, 1_000)
+    for n in range(5):
+        subscriptions.take(f"10.0.0.{n}")
+    assert budget.kept == 5 * SUBSCRIPTION
+    with pytest.raises(TooManySubscriptions, match=r"no room for another.*server\.memory"):
+        subscriptions.take("10.0.0.9")
+    for n in range(5):
+        subscriptions.release(f"10.0.0.{n}")
+    assert budget.kept == 0
+    assert not subscriptions._counts, "addresses without subscriptions are forgotten"
+
+
+def test_address_with_subscriptions_keeps_its_count_when_the_budget_refuses_another() -> None:
+    subscriptions = Subscriptions(Budget(limit=4 * SUBSCRIPTION), 3)
+    for _ in range(2):
+        subscriptions.take("10.0.0.1")
+    with pytest.raises(TooManySubscriptions, match="no room for another"):
+        subscriptions.take("10.0.0.1")
+    subscriptions.budget.limit = 100 * SUBSCRIPTION
+    subscriptions.take("10.0.0.1")
+    with pytest.raises(TooManySubscriptions, match="has reached its limit of 3 subscriptions"):
+        subscriptions.take("10.0.0.1")

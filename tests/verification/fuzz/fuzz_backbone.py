@@ -1,0 +1,233 @@
+"""Random datagrams for the backbone: the sessions of both sides, single frames, the kernels against their twins.
+
+    python tests/verification/fuzz/fuzz_backbone.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
+
+See harness.py.  Sessions get datagrams of every type, alone and in trains, now and then damaged, from several sources
+and at random times.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from pathlib import Path
+from random import Random
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import harness
+
+with harness.instrumented("fyrehose.protocols.backbone", "fyrehose.kernels.pure"):
+    from fyrehose.broker.policy import in_networks
+    from fyrehose.errors import LocalProtocolError, RemoteProtocolError
+    from fyrehose.kernels import NATIVE
+    from fyrehose.kernels import backbone as kernel
+    from fyrehose.kernels.pure import backbone as pure
+    from fyrehose.options import networks
+    from fyrehose.protocols.backbone import frames
+    from fyrehose.protocols.backbone.client_session import (
+        BackboneClientSession,
+        BackboneOptions,
+        PushConfirmed,
+        PushTimedOut,
+        RecordsSkipped,
+    )
+    from fyrehose.protocols.backbone.server_session import BackboneServerSession, Pushed, Replay
+    from fyrehose.protocols.backbone.session import Dropped
+    from fyrehose.protocols.backbone.settings import BackboneSettings
+    from fyrehose.protocols.backbone.trains import serialize_delivers
+    from fyrehose.records import Run
+
+SERVER = ("10.0.0.1", 2323)
+SOURCES = (SERVER, ("10.0.0.2", 4000), ("10.0.0.2", 4001), ("10.0.0.3", 1))
+SAID = (*SOURCES, ("0.0.0.0", 4000), ("224.0.0.1", 9), ("10.0.0.9", 0), ("255.255.255.255", 5))
+LAST = (1 << 48) - 1
+DELIVERS = serialize_delivers((Run.of("backbone", [bytes(91)] * 9, source="x").numbered(5, 0),)).trains
+
+
+def datagram(dice: harness.Dice, tokens: list[bytes]) -> bytes:
+    """One of any type; its numbers are often near each other or at an edge."""
+    kind = dice.byte() % 10
+    first = dice.number(48)
+    last = min(first + dice.byte() % 20, LAST) if not dice.one_in(5) else dice.number(48)
+    if kind < 4:
+        made = frames.Deliver(seq=first, data=dice.blob()).serialize()
+    elif kind < 6:
+        made = frames.Push(data=dice.blob()).serialize()
+    elif kind == 6:
+        made = frames.Request(address=dice.choice(SAID), first=first, last=last).serialize()
+    elif kind == 7:
+        made = frames.Forward(address=dice.choice(SAID), first=first, last=last).serialize()
+    elif kind == 8:
+        flags = frames.Flags(dice.byte() % 4)
+        made = frames.KeepAlive(address=dice.choice(SAID), flags=flags, token=dice.take(16).ljust(16)).serialize()
+    else:
+        token = dice.choice(tokens) if tokens else bytes(16)
+        made = frames.KeepAliveAck(token=token).serialize()
+    return dice.damaged(made)
+
+
+def train(dice: harness.Dice, tokens: list[bytes]) -> tuple[bytes, int]:
+    """A datagram, or several of one size with a shorter one behind them, as the kernel hands them over."""
+    first = datagram(dice, tokens)
+    if not first or not dice.one_in(3):
+        return first, max(len(first), 1)
+    parts = [first]
+    while dice and dice.byte() % 4:
+        parts.append(datagram(dice, tokens)[: len(first)].ljust(len(first), b"\0"))
+    return b"".join(parts) + first[: dice.below(len(first) % 256 + 1)], len(first)
+
+
+def server(data: bytes) -> None:
+    """Nothing is raised, nothing is counted twice, and answers go to those who asked: with any limits."""
+    serve(data, BackboneSettings(push_rate=50, request_rate=50, subscribers=3), ())
+    trusted = networks("10.0.0.2/32")
+    serve(data, BackboneSettings(trusted=trusted), (frames.MAX_DATA, frames.MAX_SEQUENCES))
+
+
+def make_session(settings: BackboneSettings) -> BackboneServerSession:
+    """Make the session of a server that anybody may use."""
+    return BackboneServerSession(
+        settings, lambda: (5, LAST - 3), lambda address: address == SERVER, Random(1), lambda host, action: True
+    )
+
+
+def serve(data: bytes, settings: BackboneSettings, edges: tuple[int, ...]) -> None:
+    dice = harness.Dice(data, edges)
+    session = make_session(settings)
+    now = 0.0
+    heard: set[tuple[str, int]] = set()
+    while dice:
+        now += dice.choice((0, 0, 0.01, 0.2, 6))
+        source = dice.choice(SOURCES)
+        wire, segment = train(dice, [])
+        for event in session.receive_datagrams(wire, segment, source, now):
+            if isinstance(event, Pushed):
+                sizes = struct.unpack(f"<{len(event.lengths) // 4}I", event.lengths)
+                assert sum(sizes) == len(event.payload) <= len(wire)
+                assert event.large <= len(sizes) <= settings.push_rate
+            elif isinstance(event, Replay):
+                assert event.destination[0] == source[0]
+                assert 5 <= event.first <= event.last <= LAST - 3
+                assert event.last - event.first < frames.MAX_SEQUENCES
+            else:
+                assert isinstance(event, Dropped)
+                assert event.count > 0
+        heard.add(source)
+        for sent, (host, _) in session.data_to_send():
+            assert sent.size <= 26
+            assert any(host == known for known, _ in heard), "to somebody who never said a word"
+        receivers = dict(session.subscribers.receivers(now))
+        assert len(receivers) <= settings.subscribers
+        assert SERVER not in receivers
+        for address, client in receivers.items():
+            before = client.credit
+            trains = session.ration(client, DELIVERS, [(5, 13)])
+            sent = sum(train.size for train in trains)
+            assert sent == 9 * 100 if before is None else sent <= before
+            assert client.held.sequences <= frames.MAX_SEQUENCES
+            assert client.trusted == in_networks(address[0], settings.trusted)
+
+
+def limits(data: bytes) -> None:
+    """The largest datagram, the widest range of a request, as many pushes as the rate allows; default settings."""
+    settings = BackboneSettings()
+    specimen = harness.Specimen(
+        data, {"data": frames.MAX_DATA, "range": frames.MAX_SEQUENCES, "rate": settings.push_rate}
+    )
+    session = make_session(settings)
+    size, source = specimen.size, SOURCES[1]
+    if specimen.which == "data":
+        wire = struct.pack(">BH6x", 2, size) + bytes(size)
+        events = session.receive_datagrams(wire, len(wire), source, 0.0)
+        assert [type(event) for event in events] == [Dropped if specimen.over else Pushed]
+    elif specimen.which == "range":
+        session.receive_datagrams(
+            frames.KeepAlive(address=source, flags=frames.Flags.NONE, token=bytes(16)).serialize(), 29, source, 0.0
+        )
+        wire = frames.Request(address=source, first=9, last=8 + size).serialize()
+        for event in session.receive_datagrams(wire, len(wire), source, 0.0):
+            assert not isinstance(event, Replay) or event.last - event.first < frames.MAX_SEQUENCES
+    else:
+        wire = frames.Push(data=b"x").serialize() * size
+        events = session.receive_datagrams(wire, 10, source, 0.0)
+        taken = sum(len(event.lengths) // 4 for event in events if isinstance(event, Pushed))
+        assert taken == min(size, settings.push_rate)
+
+
+def client(data: bytes) -> None:
+    """What a client hands out rises; what it pushed is settled once."""
+    dice = harness.Dice(data)
+    after = dice.choice((None, None, 0, 3))
+    options = BackboneOptions(subscribe=not dice.one_in(9), store=dice.choice((0, 300)), window=3, retries=1)
+    session = BackboneClientSession(SERVER, SOURCES[1], options, Random(1), 0.0, after)
+    now, pushed, position = 0.0, 0, -1
+    settled: set[int] = set()
+    tokens: list[bytes] = []
+    while dice:
+        now += dice.choice((0, 0, 0.05, 0.6, 3))
+        events = session.tick(now) if dice.one_in(3) else []
+        if dice.one_in(6):
+            try:
+                session.push(dice.blob(), pushed)
+                pushed += 1
+            except LocalProtocolError:
+                assert after is not None or not options.subscribe
+        wire, segment = train(dice, tokens)
+        source = SERVER if not dice.one_in(5) else dice.choice(SOURCES)
+        events += session.receive_datagrams(wire, segment, source, now)
+        for event in events:
+            if isinstance(event, Run):
+                assert event.first_seq > position
+                position = event.last_seq
+            elif isinstance(event, RecordsSkipped):
+                assert event.last >= event.first > position
+                position = event.last
+            elif isinstance(event, PushConfirmed | PushTimedOut):
+                assert event.handle not in settled
+                settled.add(event.handle)
+        for sent, _ in session.data_to_send():
+            tokens += [bytes(sent.data[-16:])] if len(sent.data) == 29 else []
+        assert session.next_due(now) >= 0
+    for event in session.abandon():
+        assert event.handle not in settled  # type: ignore[union-attr]
+        settled.add(event.handle)  # type: ignore[union-attr]
+    assert settled == set(range(pushed))
+
+
+def single(data: bytes) -> None:
+    """What is decoded is encoded again as the same."""
+    dice = harness.Dice(data)
+    for wire in (data, datagram(dice, [])):
+        try:
+            frame = frames.decode(wire)
+        except RemoteProtocolError:
+            continue
+        assert frames.decode(frame.serialize()) == frame
+        assert len(frame.serialize()) == len(wire)
+
+
+def kernels(data: bytes) -> None:
+    """The kernels in use, and their twins."""
+    assert NATIVE, "the native kernels are not built"
+    dice = harness.Dice(data)
+    wire, segment = train(dice, [])
+    for source, size in ((wire, segment), (data, 1 + dice.byte())):
+        if source:
+            for total in (False, True):
+                wanted = pure.scan_pushes(source, 0, len(source), size, total)
+                assert kernel.scan_pushes(source, 0, len(source), size, total) == wanted
+            wanted_delivers = pure.scan_delivers(source, 0, len(source), size)
+            assert kernel.scan_delivers(source, 0, len(source), size) == wanted_delivers
+            _, count, first, lengths, payload = wanted_delivers
+            if count:
+                assert kernel.encode_delivers(first, lengths, payload) == pure.encode_delivers(first, lengths, payload)
+                assert kernel.encode_pushes(lengths, payload) == pure.encode_pushes(lengths, payload)
+                most = 1 + dice.byte()
+                assert kernel.cut_trains(lengths, 70_000, most) == pure.cut_trains(lengths, 70_000, most)
+
+
+DECODERS = {"server": server, "limits": limits, "client": client, "single": single, "kernels": kernels}
+
+if __name__ == "__main__":
+    sys.exit(harness.main(__file__, DECODERS))

@@ -1,0 +1,180 @@
+"""Random bytes for Figg: the sessions of both sides, single frames, the client's window, the kernel against its twin.
+
+    python tests/verification/fuzz/fuzz_figg.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
+
+See harness.py.  Sessions get frames of every type, now and then damaged, whole and in pieces, and have to say the same.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import harness
+
+with harness.instrumented("fyrehose.protocols.figg", "fyrehose.kernels.pure"):
+    from fyrehose.errors import Broken, LocalProtocolError, RemoteProtocolError
+    from fyrehose.kernels import NATIVE
+    from fyrehose.kernels import figg as kernel
+    from fyrehose.kernels.pure import figg as pure
+    from fyrehose.protocols.figg import frames
+    from fyrehose.protocols.figg.session import FiggClientSession, FiggServerSession
+    from fyrehose.protocols.figg.window import PublishWindow
+    from fyrehose.records import MAX_PAYLOAD, Run
+
+TOPICS = ("t", "topic/\N{SNOWMAN}", "x" * 255, "a\0b")
+#: The limits of sessions: a small one, so that it is reached, and the default.
+LIMITS = (1000, MAX_PAYLOAD)
+
+
+def frame(dice: harness.Dice) -> bytes:
+    """A frame of any type; its numbers are often at an edge."""
+    topic, kind = dice.choice(TOPICS), dice.byte() % 13
+    if kind == 0:
+        made: Any = frames.Attach(topic=topic, offset=dice.choice((None, 0, 1, (1 << 64) - 1)))
+    elif kind == 1:
+        made = frames.Attached(topic=topic, offset=dice.number(48))
+    elif kind < 4:
+        made = dice.choice((frames.Detach, frames.Detached))(topic=topic)
+    elif kind < 6:
+        made = dice.choice((frames.Ack, frames.Ping, frames.Pong))(number=dice.number(64))
+    elif kind < 11:
+        number, message = dice.number(64), dice.choice((frames.Publish, frames.Data))
+        count = 1 + dice.byte() % 4
+        return b"".join(
+            message(topic=topic, number=(number + i) % (1 << 64), data=dice.blob()).serialize() for i in range(count)
+        )
+    elif kind == 11:
+        # What is announced is near the default limit; only the beginning comes, for the rest is as long as that.
+        name, size = topic.encode(), MAX_PAYLOAD - 2 + dice.byte() % 260
+        message = dice.choice((frames.Publish, frames.Data))
+        announced = frames.HEADER.pack(message.type, frames.VERSION, 16 + len(name) + size)
+        fields = (frames.SIZE.pack(len(name)), name, frames.NUMBER.pack(1), frames.SIZE.pack(size))
+        return b"".join((announced, *fields))[: dice.choice((8, 11, 12, 13, 600))] + dice.blob()
+    else:
+        return frames.HEADER.pack(dice.number(16), dice.number(16), dice.number(32)) + dice.blob()
+    return bytes(made.serialize())
+
+
+def messages(topic: str, numbers: Any, lengths: Any, payload: Any) -> list[tuple[str, int, bytes]]:
+    """Those of a run, one by one."""
+    run = Run(stream="x", source="x", producer_seq=numbers, lengths=lengths, payload=payload)
+    assert sum(run.sizes) == len(run.payload)
+    found = zip(run.producer_seqs() or (), run.payloads(), strict=True)
+    return [(topic, number, bytes(data)) for number, data in found]
+
+
+def said(session: Any, chunks: list[bytes]) -> tuple[list[Any], str | None]:
+    """The events, runs taken apart, and what broke it."""
+    events: list[Any] = []
+    cause = None
+    for chunk in chunks:
+        found = session.receive_data(chunk)
+        assert session.expected <= frames.HEADER.size + session.max_payload + 600
+        events += found
+    events += session.receive_eof()
+    flat: list[Any] = []
+    for event in events:
+        assert cause is None, "Broken is the last"
+        if isinstance(event, Broken):
+            cause = event.error.cause
+        elif isinstance(event, frames.DataRun):
+            flat += messages(event.topic, event.first, event.lengths, event.payload)
+        elif isinstance(event, frames.Published):
+            taken = [m for run in event.runs for m in messages(run.topic, run.numbers, run.lengths, run.payload)]
+            flat += sorted(taken, key=lambda message: message[1])  # those that are taken together have rising numbers
+            assert flat[-1][1] == event.last
+            assert len({number for _, number, _ in taken}) == len(taken)
+        else:
+            flat.append(event)
+    return flat, cause
+
+
+def session(data: bytes, side: Any) -> None:
+    dice = harness.Dice(data)
+    wire = b""
+    while dice and len(wire) < 8000:
+        wire += dice.damaged(frame(dice))
+    pieces = dice.pieces(wire)
+    for limit in LIMITS:
+        assert said(side(limit), pieces) == said(side(limit), [wire])
+
+
+def server(data: bytes) -> None:
+    """What clients send."""
+    session(data, FiggServerSession)
+
+
+def client(data: bytes) -> None:
+    """What servers send."""
+    session(data, FiggClientSession)
+
+
+def raw(data: bytes) -> None:
+    """Bytes as they are, for both sides, and for every frame's own parser: what it takes it also makes."""
+    for side in (FiggServerSession, FiggClientSession):
+        for limit in LIMITS:
+            assert said(side(limit), [data]) == said(side(limit), [data[:3], data[3:]])
+    for kind in frames.FRAMES.values():
+        try:
+            parsed = kind.parse(data)
+        except RemoteProtocolError:
+            continue
+        assert kind.parse(parsed.serialize()[frames.HEADER.size :]) == parsed
+
+
+def window(data: bytes) -> None:
+    """A client's window, with any acknowledgements at all: what is told is in order, and nothing waits for ever."""
+    dice = harness.Dice(data)
+    under_way = PublishWindow(4, 2000)
+    told: list[int] = []
+    added = 0
+    while dice:
+        what = dice.byte() % 4
+        if what == 0:
+            run = Run.of("t", [dice.blob() for _ in range(1 + dice.byte() % 6)], source="figg")
+            try:
+                done = under_way.add(run)
+            except LocalProtocolError:
+                continue
+            done.addCallback(lambda _, number=added: told.append(number))  # type: ignore[misc]
+            added += 1
+        elif what == 1:
+            sent = [number for number, _ in under_way.to_send()]
+            assert sent == sorted(sent)
+        elif what == 2:
+            again = under_way.to_resend()
+            assert [number for number, _ in again] == sorted(number for number, _ in again)
+        else:
+            under_way.acknowledged(dice.number(64))
+    assert told == sorted(told)
+    for number, run in list(under_way.to_send()) + list(under_way.to_resend()):
+        under_way.acknowledged(number + len(run) - 1)
+    while not under_way.empty:
+        sent_again = under_way.to_resend() or list(under_way.to_send())
+        assert sent_again, "something waits that is never sent"
+        under_way.acknowledged(sent_again[-1][0] + len(sent_again[-1][1]) - 1)
+    assert told == list(range(added))
+
+
+def kernels(data: bytes) -> None:
+    """The kernel in use, and its twin."""
+    assert NATIVE, "the native kernels are not built"
+    dice = harness.Dice(data)
+    kind, most, largest = dice.choice((5, 7)), dice.number(16), dice.number(16)
+    wire = b""
+    while dice and len(wire) < 4000:
+        wire += dice.damaged(frame(dice))
+    for source in (wire, data):
+        if len(source) >= frames.HEADER.size:
+            assert kernel.scan(source, 0, kind, largest, most) == pure.scan(source, 0, kind, largest, most)
+            assert kernel.gather(source, 0, kind, largest, most) == pure.gather(source, 0, kind, largest, most)
+
+
+DECODERS = {"server": server, "client": client, "raw": raw, "window": window, "kernels": kernels}
+
+if __name__ == "__main__":
+    sys.exit(harness.main(__file__, DECODERS))

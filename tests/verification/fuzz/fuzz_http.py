@@ -1,0 +1,184 @@
+"""Random bytes for the HTTP listener: requests of every kind, damaged, whole and in pieces; bodies; bytes as they are.
+
+    python tests/verification/fuzz/fuzz_http.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
+
+See harness.py.  Every request has one answer, however it was cut, and the same messages come of it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import harness
+
+with harness.instrumented("fyrehose.web", "fyrehose.protocols.http", "h11"):
+    from fyrehose.errors import Broken
+    from fyrehose.protocols.http.bodies import SMALL, LineBody, TooLarge, Whole
+    from fyrehose.protocols.http.server import HttpSettings
+    from fyrehose.protocols.http.session import (
+        BodyRefused,
+        HttpSession,
+        Live,
+        PublishEnd,
+        PublishPart,
+        Read,
+        RequestLimits,
+    )
+    from fyrehose.web.session import RequestRefused
+
+METHODS = ("GET", "POST", "HEAD", "PUT", "get", "CONNECT")
+TARGETS = ("/", "/streams/s", "/streams/a%2Fb", "/streams/s/live", "/streams/%ff", "/streams/", "*", "//x", "/x?y", "")
+QUERIES = ("", "?from=1", "?limit=2&from=3", "?from=x", "?limit=", "?from=281474976710656", "?" + "a&" * 30)
+HEADERS = (
+    "Content-Type: application/x-ndjson",
+    "Content-Type: text/plain",
+    "Expect: 100-continue",
+    "Connection: close",
+    "Origin: http://evil.example",
+    "Last-Event-ID: 4",
+    "Authorization: Bearer x",
+    "Content-Encoding: gzip",
+    "X: " + "y" * 300,
+)
+#: Small limits, so that they are reached.
+LIMITS = RequestLimits(message=40, body=120)
+DEFAULTS = RequestLimits(message=HttpSettings().max_payload, body=HttpSettings().max_body)
+
+
+def body(dice: harness.Dice) -> bytes:
+    """Lines of all lengths."""
+    return b"".join(dice.blob()[:50] + dice.choice((b"\n", b"\r\n", b"", b"\n\n")) for _ in range(dice.below(4)))
+
+
+def request(dice: harness.Dice) -> bytes:
+    """One, whose body is as its head says, or not."""
+    content = body(dice)
+    lines = [f"{dice.choice(METHODS)} {dice.choice(TARGETS)}{dice.choice(QUERIES)} HTTP/1.{dice.choice('110')}"]
+    lines += ["Host: localhost"] if not dice.one_in(8) else []
+    lines += [dice.choice(HEADERS) for _ in range(dice.below(3))]
+    how = dice.byte() % 4
+    if how == 0:
+        lines.append(f"Content-Length: {len(content)}")
+    elif how == 1:
+        lines.append("Transfer-Encoding: chunked")
+        pieces = dice.pieces(content) if content else []
+        content = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces if piece) + b"0\r\n\r\n"
+    elif how == 2:
+        lines.append(f"Content-Length: {dice.number(16)}")
+    else:
+        content = b""
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + content
+
+
+def said(chunks: list[bytes], limits: RequestLimits = LIMITS) -> list[Any]:
+    """What came of them, the messages of one request put together; each request that needs one gets an answer."""
+    session = HttpSession(frozenset({"localhost"}), limits=limits)
+    events: list[Any] = []
+
+    def take(found: list[Any]) -> None:
+        for event in found:
+            assert not events or not isinstance(events[-1], str), "Broken is the last"
+            if isinstance(event, Broken):
+                events.append(event.error.cause)
+            elif isinstance(event, PublishPart):
+                if not (events and isinstance(events[-1], list)):
+                    events.append([event.stream, event.content_type])
+                events[-1] += event.payloads
+                assert all(len(payload) <= limits.message for payload in event.payloads)
+            elif isinstance(event, PublishEnd | Read | Live):
+                events.append((type(event).__name__,))
+                if session.answering:
+                    session.respond(200, b"{}")
+            elif isinstance(event, BodyRefused):
+                events.append((event.refusal.status, event.refusal.cause))
+                session.refuse(event.refusal.status, event.refusal.cause, event.refusal.detail)
+            else:
+                assert isinstance(event, RequestRefused), event
+                events.append((event.status, event.cause))
+
+    for chunk in chunks:
+        take(session.receive_data(chunk))
+        while session.more:
+            take(session.next_events())
+        assert session.expected <= max(SMALL, limits.message) or session.over
+    take(session.receive_eof())
+    while session.more:
+        take(session.next_events())
+    wire = b"".join(session.data_to_send())
+    answers = wire.count(b"HTTP/1.1 ") - wire.count(b"HTTP/1.1 100 ")
+    assert answers >= sum(isinstance(event, tuple) for event in events)
+    return events
+
+
+def requests(data: bytes) -> None:
+    """Requests, some of them damaged."""
+    for limits in (LIMITS, DEFAULTS):
+        dice = harness.Dice(data)
+        wire = b""
+        while dice and len(wire) < 6000:
+            wire += dice.damaged(request(dice))
+        assert said(dice.pieces(wire), limits) == said([wire], limits)
+
+
+def raw(data: bytes) -> None:
+    """Bytes as they are."""
+    for limits in (LIMITS, DEFAULTS):
+        assert said([data], limits) == said([data[:3], data[3:]], limits)
+
+
+def ambiguous(data: bytes) -> None:
+    """A head in which one line ends without CR, or continues the one before it: refused, and nothing comes of it."""
+    dice = harness.Dice(data)
+    head, end, content = request(dice).partition(b"\r\n\r\n")
+    lines = (head + end).split(b"\r\n")[:-1]
+    at = dice.below(len(lines))
+    ends = [b"\r\n"] * len(lines)
+    ends[at] = dice.choice((b"\n", b"\r\n ", b"\r\n\t")) if at < len(lines) - 1 else b"\n"
+    wire = b"".join(line + end for line, end in zip(lines, ends, strict=True)) + content
+    assert said(dice.pieces(wire)) == said([wire]) == ["bad-http"]
+
+
+def limits(data: bytes) -> None:
+    """A message, a line and a body at their limits, by default settings: refused if, and only if, it is above."""
+    largest = DEFAULTS.message
+    specimen = harness.Specimen(data, {"message": largest, "line": largest, "lines": DEFAULTS.body})
+    kind, head = "text/plain" if specimen.which == "message" else "application/x-ndjson", ""
+    if specimen.which == "line":
+        head = f"Content-Length: {specimen.size + 1}"
+    else:
+        head = f"Content-Length: {specimen.size}"
+        specimen.whole = specimen.whole and specimen.which == "message"
+    start = f"POST /streams/s HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n{head}\r\n\r\n".encode()
+    found = said(specimen.chunks(start, b"\n" if specimen.which == "line" else b""), DEFAULTS)
+    refused = any(isinstance(event, tuple) and event[0] == 413 for event in found)
+    assert refused is (specimen.over and (specimen.whole or specimen.which != "line")), specimen.which
+
+
+def bodies(data: bytes) -> None:
+    """Bodies in pieces."""
+    dice = harness.Dice(data)
+    content = body(dice) + body(dice)
+    pieces = dice.pieces(content)
+    for make in (lambda: LineBody(30), lambda: Whole(60, None)):
+        results = []
+        for chunks in ([content], pieces):
+            collecting = make()
+            messages: list[Any] = []
+            try:
+                for chunk in chunks:
+                    messages += collecting.add(chunk)
+                messages += collecting.end()
+            except TooLarge as error:
+                messages += [*error.before, TooLarge]
+            results.append(messages)
+        assert results[0] == results[1]
+
+
+DECODERS = {"requests": requests, "limits": limits, "raw": raw, "bodies": bodies, "ambiguous": ambiguous}
+
+if __name__ == "__main__":
+    sys.exit(harness.main(__file__, DECODERS))

@@ -1,0 +1,250 @@
+"""Random bytes for a whole server, at every listener, while honest clients publish and read by all of them.
+
+    python tests/verification/fuzz/fuzz_listeners.py [EXECUTIONS [SEED]]
+
+An execution is a connection, or a datagram: what a client says to that listener, cut, joined, overwritten, sent in
+pieces, read or not, closed or torn down.  The honest clients are those of tests/verification/torture: at the end the
+server lives, has logged no failure, has grown by no more than 256 MiB, and all that it acknowledged is there, as in
+kill9.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import select
+import shutil
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import time
+import zlib
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "torture"))
+
+import kill9
+import servers
+import wire
+
+#: How much the server may grow under load, in KiB: what its honest clients make of it included.
+GROWTH = 256 << 10
+#: Connections that are left open, to be forgotten.
+LEFT_OPEN = 150
+#: How often a stranger sends a whole message of the largest size, or of one byte less or more.
+WHOLE = 0.02
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\0" + b"NULL".ljust(20, b"\0") + bytes(32)
+HELLO = bytes(8) + b"\x09publish:x" + bytes(3) + bytes(3) + bytes(16)
+
+
+def _json(sequence: int, data: bytes) -> bytes:
+    return b"2J" + struct.pack(">II", sequence, len(data)) + data
+
+
+def _ready(kind: bytes) -> bytes:
+    properties = b"".join(
+        bytes((len(name),)) + name + struct.pack(">I", len(value)) + value
+        for name, value in ((b"Socket-Type", kind), (b"Identity", b""))
+    )
+    return b"\x04" + bytes((6 + len(properties),)) + b"\x05READY" + properties
+
+
+def _edges(*limits: int) -> list[int]:
+    """One below each, at it, and one above."""
+    return [limit + delta for limit in limits for delta in (-1, 0, 1)]
+
+
+def _at_the_limits() -> dict[str, list[bytes]]:
+    """What announces as much as default limits allow, or one more; a little of it follows."""
+    figg = [wire.HEADER.pack(wire.PUBLISH, 1, 4 + 1 + 8 + 4 + n) + wire.publish(b"f", 1, b"x")[8:] for n in EDGES]
+    lumberjack = [
+        b"2W\0\0\0\1" + kind + struct.pack(">I", n) + b"x" * 9 for n in EDGES for kind in (b"2J\0\0\0\1", b"2C")
+    ]
+    lumberjack += [b"2W\0\0\0\x012D\0\0\0\1" + struct.pack(">I", n) + bytes(8 * n) for n in _edges(4096)]
+    lumberjack += [b"2W\0\0\0\x012D\0\0\0\1\0\0\0\1" + struct.pack(">I", n) + bytes(n + 4) for n in _edges(64 << 10)]
+    relink = [HELLO + struct.pack("<BBH4xQ", 0x51, 1, 0, n) + b"x" * 9 for n in EDGES]
+    relink += [HELLO + struct.pack("<BBxxI", 0x13, 1, n) + bytes(90) for n in _edges(1024)]
+    relink += [HELLO + struct.pack("<BBHI", 0x31, 0, 0, n) + bytes(90) for n in _edges(1024)]
+    eventbus = [GREETING + _ready(b"DEALER") + b"\2" + struct.pack(">Q", n) + b"x" * 9 for n in EDGES]
+    backbone = [struct.pack(">BH6x", wire.PUSH, n) + bytes(n) for n in (65_497, 65_498)]
+    return {"figg": figg, "lumberjack": lumberjack, "relink": relink, "eventbus": eventbus, "backbone": backbone}
+
+
+_PACKED = zlib.compress(_json(1, b"{}") * 50 + b"2C" + struct.pack(">I", 9) + b"x" * 9)
+#: What clients say at each listener.
+SEEDS = {
+    "figg": [
+        wire.attach(b"a", 0) + wire.attach(b"b", None),
+        wire.publish(b"fuzz", 1, b"data") + wire.publish(b"fuzz", 2, b"x" * 300),
+        wire.HEADER.pack(8, 1, 8) + bytes(8),
+        wire.HEADER.pack(wire.PUBLISH, 1, 0xFFFFFFFF) + b"\xff" * 40,
+    ],
+    "lumberjack": [
+        b"2W\0\0\0\2" + _json(1, b'{"a":1}') + _json(2, b""),
+        b"2W\xff\xff\xff\xff2C" + struct.pack(">I", len(_PACKED)) + _PACKED,
+        b"1W\0\0\0\x011D\0\0\0\1\0\0\0\1\0\0\0\1k\0\0\0\1v",
+        b"1D\0\0\0\1\xff\xff\xff\xff",
+    ],
+    "relink": [
+        HELLO + bytes((1 << 5, *bytes(7))) + struct.pack("<BBH4x", 0b0_100_01, 1, 5) + b"hello\0\0\0",
+        HELLO[:8],
+        HELLO + b"\x13\xff" + b"\xff" * 30,
+    ],
+    "eventbus": [
+        GREETING + _ready(b"DEALER") + b"\1\3/a/\1\4null\1\2me\1\1t\1\1u\0\1d",
+        GREETING + _ready(b"DEALER") + b"\1\x09SYNCSTART\1\0\0\0",
+        GREETING + _ready(b"SUB") + b"\0\1\1",
+        GREETING[:20],
+    ],
+    "backbone": [
+        wire.push(b"fuzz"),
+        wire.keepalive(9, b"t" * 16),
+        struct.pack(">B4sHHIHI", 4, bytes(4), 9, 0, 1, 0xFFFF, 0xFFFFFFFF),
+        b"\x01\0\1" + bytes(6) + b"x",
+    ],
+}
+
+
+#: The largest payload, and the largest frame of lumberjack.
+EDGES = _edges(16 << 20)
+for _listener, _specimens in _at_the_limits().items():
+    SEEDS[_listener] += _specimens
+
+
+def whole(dice: random.Random) -> tuple[str, bytes]:
+    """A message as large as the default limit, or one byte less or more, and the listener that it is for."""
+    size, listener = dice.choice(EDGES), dice.choice(("figg", "lumberjack", "relink", "eventbus"))
+    data = bytes(size)
+    said = {
+        "figg": lambda: wire.publish(b"fuzz", 1, data),
+        "lumberjack": lambda: b"2W\0\0\0\1" + _json(1, data),
+        "relink": lambda: HELLO + struct.pack("<BBH4xQ", 0x51, 1, 0, size) + data + bytes(-size % 8),
+        "eventbus": lambda: (
+            GREETING + _ready(b"DEALER") + b"\1\3/a/\1\4null\1\2me\1\1t\1\1u\2" + struct.pack(">Q", size) + data
+        ),
+    }
+    return listener, said[listener]()
+
+
+def mutated(dice: random.Random, listener: str) -> bytes:
+    """Something that a client says, or several, with something done to it."""
+    data = bytearray(b"".join(dice.choices(SEEDS[listener], k=dice.choice((1, 1, 2, 5)))))
+    for _ in range(dice.choice((0, 1, 1, 2, 6))):
+        at = dice.randint(0, len(data))
+        how = dice.randrange(4)
+        if how == 0:
+            data[at:at] = dice.randbytes(dice.choice((1, 2, 8, 700)))
+        elif how == 1:
+            del data[at : at + dice.choice((1, 2, 8, 60))]
+        elif how == 2 and at < len(data):
+            data[at] = dice.randrange(256)
+        else:
+            data[at : at + 4] = dice.choice((b"\xff\xff\xff\xff", b"\0\0\0\0", b"\x7f\xff\xff\xff", b"\0\0\0\1"))
+    return bytes(data)
+
+
+class Attacker:
+    """Whoever is not honest."""
+
+    def __init__(self, ports: dict[str, int], seed: int) -> None:
+        self.ports, self.dice = ports, random.Random(seed)
+        self.datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.open: list[socket.socket] = []
+        self.counts: dict[str, int] = dict.fromkeys(SEEDS, 0)
+
+    def attack(self) -> None:
+        if self.dice.random() < WHOLE:
+            listener, data = whole(self.dice)
+        else:
+            listener = self.dice.choice(list(SEEDS))
+            data = mutated(self.dice, listener)
+        self.counts[listener] += 1
+        if listener == "backbone":
+            with contextlib.suppress(OSError):
+                self.datagrams.sendto(data[:65_000], ("127.0.0.1", self.ports[listener]))
+            return
+        offset = self.dice.choice((0, 1, 2)) if listener == "eventbus" else 0
+        with contextlib.suppress(OSError):
+            self._connect(self.ports[listener] + offset, data)
+
+    def _connect(self, port: int, data: bytes) -> None:
+        dice = self.dice
+        peer = socket.create_connection(("127.0.0.1", port), timeout=5)
+        try:
+            cut = dice.randint(0, len(data)) if dice.random() < 0.3 else len(data)
+            peer.sendall(data[:cut])
+            if cut < len(data):
+                time.sleep(0.001)
+                peer.sendall(data[cut:])
+            if dice.random() < 0.3 and select.select([peer], [], [], 0.02)[0]:
+                peer.recv(1 << 16)
+            if dice.random() < 0.3:
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if dice.random() < 0.2:
+                self.open.append(peer)
+        finally:
+            if not self.open or self.open[-1] is not peer:
+                peer.close()
+        if len(self.open) > LEFT_OPEN:
+            self.open.pop(dice.randrange(LEFT_OPEN)).close()
+
+
+def resident(pid: int) -> int:
+    """The memory of a process, in KiB."""
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found, "it has ended"
+    return int(found[1])
+
+
+def run(executions: int, seed: int) -> list[str]:
+    """What was wrong."""
+    directory = Path(tempfile.mkdtemp(prefix="fyrehose-listeners-"))
+    dice = random.Random(seed)
+    life = kill9.Life(directory, dice, "batch", strangers=True)
+    server = life.start()
+    began = time.monotonic()
+    try:
+        server.wait_until_serving()
+        life.load(server)
+        time.sleep(1)
+        before = resident(server.process.pid)
+        attacker = Attacker({listener: server.port(listener) for listener in servers.LISTENERS}, seed)
+        for _ in range(executions):
+            attacker.attack()
+            if server.process.poll() is not None:
+                break
+        grown = resident(server.process.pid) - before
+        life.check(server)
+        status = server.kill(signal.SIGTERM)
+    except (AssertionError, OSError, ValueError) as error:
+        life.problems.append(f"{type(error).__name__}: {error}")
+        grown, status = 0, server.kill()
+    finally:
+        life.bus.hang_up()
+        life.close()
+    problems = list(life.problems)
+    problems += [f"status {status}"] if status else []
+    problems += [line for line in server.log.splitlines() if "Traceback" in line or "#critical]" in line][:3]
+    problems += [f"it grew by {grown} KiB"] if grown > GROWTH else []
+    acked = ", ".join(f"{listener} {count}" for listener, count in life.by_listener().items())
+    print(
+        f"listeners: {executions} connections and datagrams ({attacker.counts}), seed {seed}, in "
+        f"{time.monotonic() - began:.0f} s; grown by {grown >> 10} MiB; honest clients were acknowledged {acked}; "
+        f"{len(problems)} problems"
+    )
+    if problems:
+        print(f"kept for a look: {directory}")
+    else:
+        shutil.rmtree(directory)
+    return problems
+
+
+if __name__ == "__main__":
+    wrong = run(int(sys.argv[1]) if len(sys.argv) > 1 else 20_000, int(sys.argv[2]) if len(sys.argv) > 2 else 1)
+    for problem in wrong[:20]:
+        print(f"WRONG: {problem}")
+    sys.exit(1 if wrong else 0)

@@ -1,0 +1,240 @@
+"""Random bytes for lumberjack: the reader's session, the writer's, single frames, and the kernels against their twins.
+
+    python tests/verification/fuzz/fuzz_lumberjack.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
+
+See harness.py.  Sessions get frames whole and in pieces, and have to say the same; what is kept begins with valid ones.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import harness
+
+with harness.instrumented("fyrehose.protocols.lumberjack", "fyrehose.kernels.pure"):
+    from fyrehose.errors import Broken, RemoteProtocolError
+    from fyrehose.kernels import NATIVE
+    from fyrehose.kernels import lumberjack as kernel
+    from fyrehose.kernels.pure import lumberjack as pure
+    from fyrehose.protocols.lumberjack import frames, inflate
+    from fyrehose.protocols.lumberjack.client_session import LumberjackWriterSession
+    from fyrehose.protocols.lumberjack.inflate import ENGINE, PIECE, WHOLE
+    from fyrehose.protocols.lumberjack.limits import LumberjackLimits
+    from fyrehose.protocols.lumberjack.refused import RefusedFrames, RefusedFramesOf
+    from fyrehose.protocols.lumberjack.server import LumberjackSettings
+    from fyrehose.protocols.lumberjack.session import LumberjackServerSession
+    from fyrehose.records import Run
+
+#: What the inputs of the reader's session have around what is to be compressed: byte noise makes no zlib streams.
+FENCE = b"|C|"
+JSON = (b"{}", b'{"@metadata":{"beat":"x"}}', b'{"@metadata":{"beat":[1,"\\u00fc')
+
+
+def session_of(
+    limits: LumberjackLimits, chunks: list[bytes], refused: RefusedFramesOf | None = None
+) -> tuple[list[tuple[bytes, int, str | None, str]], str | None]:
+    """The events that a session makes of ``chunks``, one by one, and what broke it."""
+    session, events, cause, turns = LumberjackServerSession(limits, refused), [], None, 0
+    total = sum(map(len, chunks))
+    made: list[Any] = []
+
+    def take(found: list[Any]) -> None:
+        made.extend(found)
+        session.durable(sum(len(event) for event in found if not isinstance(event, Broken)))
+        session.data_to_send()
+
+    for chunk in chunks:
+        take(session.receive_data(chunk))
+        while session.more_work:
+            turns += 1
+            assert turns < 100_000, "it does not end"
+            take(session.process(session.needs))
+            assert session.held <= 2 * total + WHOLE + PIECE + ENGINE + (256 << 10)
+        assert session.expected <= 2 * limits.max_event + PIECE + ENGINE
+    for event in made:
+        assert cause is None, "Broken is the last"
+        if isinstance(event, Broken):
+            cause = event.error.cause
+            continue
+        run = Run(
+            stream="s",
+            source="x",
+            lengths=event.lengths,
+            payload=event.payload,
+            producer_seq=event.producer_seq,
+        )
+        assert sum(run.sizes) == len(run.payload)
+        seqs = run.producer_seqs() or ()
+        for payload, seq in zip(run.payloads(), seqs, strict=True):
+            events.append((bytes(payload), seq, event.topic, event.content_type))
+    session.conclude()
+    assert not session.ack_pending or session.version == 1 or cause == "bad-compression", "what is stored is said"
+    return events, cause
+
+
+def compressed(data: bytes, version: int = 2) -> bytes:
+    """A C frame."""
+    packed = zlib.compress(data, 1)
+    return b"%dC" % version + len(packed).to_bytes(4, "big") + packed
+
+
+def window(dice: harness.Dice, version: int) -> bytes:
+    """A window whose frames are as many as it said, or not; some of them compressed, some of them damaged."""
+    wire = b""
+    count = dice.byte() % 7
+    for number in range(count):
+        sequence = number + 1 if not dice.one_in(4) else dice.number(32)
+        if version == 1 or dice.one_in(6):
+            pairs = tuple((dice.blob(), dice.blob()) for _ in range(dice.byte() % 3))
+            made = frames.Data(version=version, sequence=sequence, pairs=pairs).serialize()
+        else:
+            payload = dice.choice(
+                (b"{}", b'{"@metadata":{"beat":"x"}}', b'{"@metadata":{"beat":[1,"\\u00fc', dice.blob())
+            )
+            made = frames.Json(sequence=sequence, payload=payload).serialize()
+        made = dice.damaged(made)
+        wire += compressed(made, version) if dice.one_in(6) else made
+    for _ in range(dice.byte() % 3):
+        wire = dice.damaged(compressed(wire, version))
+    said = count if not dice.one_in(8) else dice.number(32)
+    return dice.damaged(b"%dW" % version + said.to_bytes(4, "big")) + wire
+
+
+def reader(data: bytes) -> None:
+    """Windows for the reader's session."""
+    dice = harness.Dice(data)
+    size, events, version, stream = dice.byte() or 1, dice.byte() % 16 + 1, dice.choice((1, 2, 2)), b""
+    while dice and len(stream) < 8000:
+        stream += window(dice, version)
+    read(stream, size, events)
+
+
+def raw(data: bytes) -> None:
+    """Bytes as they are for the reader's session; what is between fences is compressed."""
+    size, events, data = (data[0] or 1, (data[1] & 15) + 1, data[2:]) if len(data) > 1 else (1, 1, data)
+    parts = data.split(FENCE)
+    read(b"".join(compressed(part) if number % 2 else part for number, part in enumerate(parts)), size, events)
+
+
+def read(stream: bytes, size: int, events: int) -> None:
+    """The reader's session: whole, and in chunks and turns of other sizes."""
+    wanted = session_of(LumberjackLimits(max_inflated=1 << 20), [stream])
+    size = max(size, len(stream) // 50)
+    chunks = [stream[at : at + size] for at in range(0, len(stream), size)]
+    defaults = LumberjackSettings().limits
+    assert session_of(defaults, chunks) == session_of(defaults, [stream])
+    found = session_of(LumberjackLimits(max_inflated=1 << 20, turn_events=events, turn_bytes=64 * events), chunks)
+    assert found == wanted, (found, wanted)
+    with streaming(size):
+        events_found, cause = session_of(LumberjackLimits(max_inflated=1 << 20), chunks)
+        refused = RefusedFrames(lambda: 0.0).of("10.0.0.1")
+        small = LumberjackLimits(max_inflated=64 * events)
+        once, again = (session_of(small, chunks, refused) for _ in range(2))
+        assert again[0] == once[0][: len(again[0])], "a repeated frame brings nothing new"
+        assert (again[1] is None) is (once[1] is None), (once, again)
+    # Of a compressed frame that turns out to be wrong, or is not all there, events may have been published.
+    assert cause is not None or wanted[1] is None, wanted
+    assert events_found[: len(wanted[0])] == wanted[0], (events_found, wanted)
+
+
+@contextmanager
+def streaming(size: int) -> Iterator[None]:
+    """Treat compressed frames of a few bytes as large ones: they are used before their checksums are known."""
+    small = {"PIECE": size, "WHOLE": 2 * size, "SLICE": size + 3, "_INPUT": size // 2 + 1}
+    before = {name: getattr(inflate, name) for name in small}
+    try:
+        for name, value in small.items():
+            setattr(inflate, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(inflate, name, value)
+
+
+def limits(data: bytes) -> None:
+    """Lengths and counts at their limits, by default settings: refused if, and only if, it is above."""
+    defaults = LumberjackSettings().limits
+    specimen = harness.Specimen(
+        data,
+        {
+            "J": defaults.max_frame,
+            "C": defaults.max_frame,
+            "pairs": frames.MAX_PAIRS,
+            "key": frames.MAX_KEY,
+        },
+    )
+    size = specimen.size.to_bytes(4, "big")
+    one, start = (1).to_bytes(4, "big"), b"2W" + (1).to_bytes(4, "big")
+    if specimen.which == "J":
+        specimen.whole = False  # that is a gigabyte
+        chunks = specimen.chunks(start + b"2J" + one + size)
+    elif specimen.which == "C":
+        specimen.whole = False  # that many bytes of a zlib stream are another matter
+        chunks = specimen.chunks(start + b"2C" + size)
+    elif specimen.which == "pairs":
+        chunks = [start + b"2D" + one + size, bytes(8) * specimen.size]
+    else:
+        chunks = [start + b"2D" + one + one + size, bytes(specimen.size + 4)]
+    events, cause = session_of(defaults, chunks)
+    assert (cause is not None) is specimen.over, (specimen.which, specimen.size, cause)
+    if specimen.which in ("pairs", "key"):
+        assert len(events) == (not specimen.over)
+
+
+def writer(data: bytes) -> None:
+    """The writer's session, with windows under way."""
+    for size in (len(data) or 1, 1, 5):
+        session = LumberjackWriterSession(2, 0)
+        for count in (1, 3, 200):
+            session.send_window((1).to_bytes(4, "little") * count, b"x" * count)
+        acknowledged = 0
+        for at in range(0, len(data), size):
+            events = session.receive_data(data[at : at + size])
+            assert not any(isinstance(event, Broken) for event in events[:-1])
+            acknowledged += sum(getattr(event, "count", 0) for event in events)
+        assert acknowledged <= 204
+
+
+def single(data: bytes) -> None:
+    """Every frame's own parser: what it takes it also makes, D frames wherever they are cut."""
+    for frame in frames.FRAMES.values():
+        try:
+            parsed = frame.parse(data)
+        except RemoteProtocolError:
+            continue
+        assert parsed.serialize() == data
+    for final in (False, True):
+        fields = frames.PairScanner()
+        try:
+            for end in range(0, len(data) + 1, 3):
+                fields.advance(data, 0, end, final=final and end == len(data))
+        except RemoteProtocolError:
+            pass
+    frames.to_json(((data[:5], data[5:]), (data, data)))
+
+
+def kernels(data: bytes) -> None:
+    """The kernels in use, and their twins."""
+    assert NATIVE, "the native kernels are not built"
+    most, data = (data[0], data[1:]) if data else (0, data)
+    for version in b"12":
+        wanted = pure.scan(data, 0, version, most << 2, most << 3, most)
+        assert kernel.scan(data, 0, version, most << 2, most << 3, most) == wanted
+    for path in ((b"@metadata", b"beat"), (b"a",), ()):
+        assert kernel.find(data, path) == pure.find(data, path)
+        cut = min(most, len(data))
+        lengths = cut.to_bytes(4, "little") + (len(data) - cut).to_bytes(4, "little")
+        assert kernel.split(lengths, data, path, most) == pure.split(lengths, data, path, most)
+
+
+DECODERS = {"reader": reader, "limits": limits, "raw": raw, "writer": writer, "single": single, "kernels": kernels}
+
+if __name__ == "__main__":
+    sys.exit(harness.main(__file__, DECODERS))

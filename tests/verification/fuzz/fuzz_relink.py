@@ -1,0 +1,384 @@
+"""Random bytes for Relink: handshakes, packets, sessions of both sides, links' records, the kernel against its twin.
+
+    python tests/verification/fuzz/fuzz_relink.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
+
+See harness.py.  Bytes are valid packets, cut, joined and overwritten, so that most get past the first check; each
+session gets them twice, whole and in pieces, and has to say the same.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from itertools import groupby
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import attrs
+from twisted.internet.task import Clock
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import harness
+
+with harness.instrumented("fyrehose.protocols.relink", "fyrehose.kernels.pure"):
+    from fyrehose.broker.broker import Broker
+    from fyrehose.broker.sequencer import Sequencer
+    from fyrehose.errors import Broken
+    from fyrehose.kernels import NATIVE
+    from fyrehose.kernels import relink as kernel
+    from fyrehose.kernels.pure import relink as pure
+    from fyrehose.protocols.relink import events, linklog, snapshot
+    from fyrehose.protocols.relink.client_session import ConnectorSession
+    from fyrehose.protocols.relink.decoder import Decoder
+    from fyrehose.protocols.relink.frames import (
+        NOP,
+        PING,
+        PONG,
+        RESUME,
+        SHUTDOWN,
+        Ack,
+        Acknowledgement,
+        Message,
+        Op,
+        Operation,
+        nearest,
+    )
+    from fyrehose.protocols.relink.handshake import Hello, Terms, pack_reply, pack_version, reply_size, version_size
+    from fyrehose.protocols.relink.handshake_events import HelloReceived
+    from fyrehose.protocols.relink.limits import LinkLimits
+    from fyrehose.protocols.relink.link import Link
+    from fyrehose.protocols.relink.server import RelinkFactory
+    from fyrehose.protocols.relink.server_session import ListenerSession
+    from fyrehose.protocols.relink.session import RelinkSession
+    from fyrehose.protocols.relink.settings import RelinkSettings
+    from fyrehose.protocols.relink.tables import Receiving
+    from fyrehose.records import Run
+    from fyrehose.testing import MemoryJournal
+    from fyrehose.testing.shell import Peer as Connection
+
+LIMITS = LinkLimits(channels=3, backlog=4, backlog_size=4_000, window=5, results=2, result_runs=3)
+DEFAULTS = LinkLimits()
+#: What breaks a link or not according to when its owner has settled what, which is when it may, not at once.
+TIMED = {"results-unconfirmed", "backlog-too-large"}
+
+
+@attrs.frozen
+class Peer:
+    """Who sends us packets.
+
+    :ivar ours: the size of its channels' ids, and ``theirs`` of ours, in bytes
+    :ivar decides: whether its messages are in transactions, and ``decided`` whether ours are
+    """
+
+    ours: int
+    theirs: int
+    decides: bool = True
+    decided: bool = True
+
+
+class Fuzzer:
+    """Makes bytes, and gives them to everything that takes some."""
+
+    def __init__(self, random: Random, limits: LinkLimits = LIMITS) -> None:
+        self.random, self.limits = random, limits
+
+    def terms(self) -> Terms:
+        random = self.random
+        return Terms(
+            endpoint="publish:s",
+            connector_size=random.choice((0, 1, 2)),
+            listener_size=random.choice((0, 1, 2)),
+            connector_transactions=random.random() < 0.5,
+            listener_transactions=random.random() < 0.5,
+        )
+
+    def packet(self, peer: Peer) -> bytes:
+        """One that ``peer`` may send, mostly."""
+        random = self.random
+        multicast = random.random() < 0.2
+        channels = (
+            tuple(random.randrange(3) for _ in range(random.randrange(4))) if multicast else (random.randrange(3),)
+        )
+        number = random.choice((None, None, None, 0, 1, 2, 3, (1 << 32) - 1))
+        kind, wrong = random.randrange(16), random.randrange(16) == 1
+        if kind < 9:
+            parts = tuple(
+                bytes((random.randrange(256),)) * random.choice((0, 1, 9, 300)) for _ in range(random.randrange(3))
+            )
+            size, packet = peer.ours, Message(channels=channels, parts=parts, multicast=multicast)
+        elif kind < 12:
+            op = random.choice((Op.COMMIT, Op.COMMIT, Op.ROLLBACK, Op.CLOSE)) if peer.decides or wrong else Op.CLOSE
+            number = None if op is Op.CLOSE else number
+            size, packet = peer.ours, Operation(kind=op, channels=channels, number=number, multicast=multicast)  # type: ignore[assignment]
+        elif kind < 14:
+            ack = random.choice(list(Ack) if peer.decided or wrong else (Ack.RECEIVED, Ack.CONSUMED, Ack.CLOSED))
+            number = None if ack is Ack.CLOSED else number
+            size, packet = (
+                peer.theirs,
+                Acknowledgement(kind=ack, channels=channels, number=number, multicast=multicast),  # type: ignore[assignment]
+            )
+        else:
+            return random.choice((PONG, RESUME) if wrong else (NOP, PING, PING, SHUTDOWN)).serialize()
+        return packet.serialize(size) if size else type(packet).serialize(_without_ids(packet), 0)
+
+    def bytes_of(self, peer: Peer) -> bytes:
+        """A few packets, now and then damaged."""
+        random = self.random
+        data = bytearray(b"".join(self.packet(peer) for _ in range(random.randrange(12))))
+        for _ in range(random.choice((0, 0, 0, 0, 0, 0, 1, 3))):
+            if data:
+                at = random.randrange(len(data))
+                if random.random() < 0.5:
+                    data[at] ^= 1 << random.randrange(8)
+                else:
+                    del data[at : at + random.choice((1, 8))]
+        return bytes(data)
+
+    def turns(self, peer: Peer, resumed: bool) -> list[bytes]:
+        """What comes before the owner settles it, a few times; now and then it begins with what answers a ping."""
+        random = self.random
+        turns = [RESUME.serialize() if resumed and random.randrange(8) else b""]
+        for _ in range(1 + random.randrange(4)):
+            turns.append(PONG.serialize() * (random.randrange(12) == 1) + self.bytes_of(peer))
+        return turns
+
+    def pieces(self, data: bytes) -> list[bytes]:
+        cuts = sorted(self.random.randrange(len(data) + 1) for _ in range(self.random.randrange(5)))
+        return [data[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+
+    def sessions(self, raw: bytes | None = None) -> None:
+        """Whole and in pieces it is the same, and what comes of it stays within its limits."""
+        random = self.random
+        terms, resumed, connector = self.terms(), random.random() < 0.3, random.random() < 0.5
+        sent = [tuple(random.randrange(2) for _ in range(1)) for _ in range(random.randrange(6))]
+        of_connector = (terms.connector_size, terms.connector_transactions)
+        of_listener = (terms.listener_size, terms.listener_transactions)
+        theirs, ours = (of_connector, of_listener) if connector else (of_listener, of_connector)
+        turns = self.turns(Peer(ours[0], theirs[0], ours[1], theirs[1]), resumed) if raw is None else [raw]
+        found: list[list[Any]] = []
+        for cut in (lambda turn: [turn], self.pieces):
+            session = self.linked(terms, resumed, connector)
+            link = session.link
+            assert link is not None
+            for channels in sent:
+                if link.our_size or channels == (0,):
+                    link.send(channels, (b"x",))
+            got: list[Any] = []
+            for turn in turns:
+                for chunk in cut(turn):
+                    got += session.receive_data(chunk)
+                got += self.settle(session, link)
+            assert len(link.receiving) <= self.limits.channels
+            session.data_to_send()
+            session.receive_eof()
+            link.unsettled()
+            found.append(_plainly(got))
+        timed = [last for one in found for last in one[-1:] if last[0] is Broken and last[1] in TIMED]
+        # So it is with transactions that are too large by the bytes of all that waits.
+        timed += [one for got in found for one in got if isinstance(one[0], events.Decided) and one[0].dropped]
+        if not timed:
+            assert found[0] == found[1], [turn.hex() for turn in turns]
+
+    def settle(self, session: RelinkSession, link: Link) -> list[Any]:
+        """An owner that finishes everything, in order, and then takes what was held back meanwhile."""
+        got: list[Any] = []
+        busy = True
+        while busy and not link.over:
+            busy = False
+            for id_, channel in list(link.receiving.items()):
+                last = channel.dec if channel.transactional else channel.next - 1
+                if last > channel.done:
+                    busy = True
+                    link.consume(id_, last, Ack.COMMITTED if channel.transactional else None)
+                if channel.mode is Receiving.FINISHED:
+                    link.receiving[id_].leaving = True
+                    got += link.forget(id_)
+            got += session.receive_data(b"")
+        assert link.over or not session.waiting, "what was held back stays where it is"
+        return got
+
+    def linked(self, terms: Terms, resumed: bool, connector: bool) -> RelinkSession:
+        if connector:
+            old = Link(terms, True, 5, 6, self.limits) if resumed else None
+            hello = Hello(terms=terms, epoch=5 if resumed else 0, link_id=6 if resumed else 0)
+            session = ConnectorSession(
+                self.limits, old, hello=hello, new_link=lambda e, i: Link(terms, True, e, i, self.limits)
+            )
+            session.receive_data(pack_version(0) + pack_reply(5, 6))
+            return session
+        listener = ListenerSession(self.limits)
+        listener.receive_data(pack_version(0) + Hello(terms=terms).serialize())
+        listener.accept(Link(terms, False, 5, 6, self.limits), resumed=resumed)
+        return listener
+
+    def handshakes(self) -> None:
+        """Any bytes at all, and damaged hellos."""
+        random = self.random
+        data = bytearray(pack_version(random.randrange(3)) + Hello(terms=self.terms(), epoch=1, link_id=2).serialize())
+        for _ in range(random.randrange(4)):
+            data[random.randrange(len(data))] = random.randrange(256)
+        found = []
+        for chunks in ([bytes(data)], self.pieces(bytes(data))):
+            session = ListenerSession(self.limits)
+            got = [event for chunk in chunks for event in session.receive_data(chunk)]
+            found.append([e if isinstance(e, HelloReceived) else str(e.error) for e in got])  # type: ignore[union-attr]
+        assert found[0] == found[1], data.hex()
+
+    def disks(self) -> None:
+        """Damaged snapshots and records are refused, or are something."""
+        random = self.random
+        link = Link(Terms(endpoint="e"), False, durable=True, kept=False)
+        for _ in range(random.randrange(4)):
+            link.receive(Message(channels=(0,), parts=()))
+            link.consume(0, link.receiving[0].next - 1)
+        data = bytearray(snapshot.save(link))
+        data[random.randrange(len(data))] ^= 1 << random.randrange(8)
+        try:
+            snapshot.restore(Link(link.terms, False, durable=True, kept=False), bytes(data))
+        except ValueError:
+            pass
+        entry = linklog.pack_entry(bytes(8), link.terms, b"", [(0, 1)], snapshot.save(link))
+        records = [bytearray(record) for record in linklog.pack_checkpoint(5, [entry])]
+        records.append(bytearray(linklog.pack(linklog.RecordKind.ENTRY, 5, 1, entry)))
+        damaged = random.choice(records)
+        damaged[random.randrange(len(damaged))] ^= 1 << random.randrange(8)
+        run = Run.of("l", records, source=linklog.SOURCE).numbered(1, 1)
+        try:
+            linklog.recover(
+                lambda stream, start, size: (run.slice(max(0, start - 1), 2),) if start <= 2 else (), "l", (1, 2)
+            )
+        except ValueError as error:
+            raise AssertionError(bytes(damaged).hex()) from error
+
+
+def _plainly(found: list[Any]) -> list[Any]:
+    """How many messages come together depends on how the bytes were cut: here each is by itself, and those of a channel
+    are together where they followed each other."""
+    plainly: list[Any] = []
+    for received, some in groupby(found, lambda event: isinstance(event, events.Received)):
+        if received:
+            messages = [(e.channel, seq, parts) for e in some for seq, parts in enumerate(e.messages, e.first)]
+            plainly += sorted(messages)
+        else:
+            plainly += [(Broken, e.error.cause, str(e.error)) if isinstance(e, Broken) else (e,) for e in some]
+    return plainly
+
+
+def _without_ids(packet: Any) -> Any:
+    return attrs.evolve(packet, channels=(0,) * len(packet.channels))
+
+
+def sessions(data: bytes) -> None:
+    """Packets."""
+    for limits in (LIMITS, DEFAULTS):
+        Fuzzer(harness.Chance(data), limits).sessions()
+
+
+def raw(data: bytes) -> None:
+    """Bytes as they are, behind a few that decide what session gets them."""
+    for limits in (LIMITS, DEFAULTS):
+        Fuzzer(harness.Chance(data[:24]), limits).sessions(data[24:])
+
+
+def limits(data: bytes) -> None:
+    """Counts and sizes at their limits, by default settings: the link ends if, and only if, one is above."""
+    specimen = harness.Specimen(
+        data,
+        {
+            "targets": DEFAULTS.targets,
+            "parts": DEFAULTS.parts,
+            "size": DEFAULTS.message_size,
+            "channels": DEFAULTS.channels,
+        },
+    )
+    size, terms = specimen.size, Terms(endpoint="publish:s", connector_size=2)
+    if specimen.which != "size" and not specimen.whole:
+        return  # thousands of channels, targets or parts take long: they are as seldom as large messages
+    if specimen.which == "targets":
+        chunks = [Message(channels=tuple(range(size)), parts=(b"x",), multicast=True).serialize(2)]
+    elif specimen.which == "parts":
+        chunks = [Message(channels=(0,), parts=(b"x",) * size).serialize(2)]
+    elif specimen.which == "channels":
+        chunks = [b"".join(Message(channels=(n,), parts=(b"x",)).serialize(2) for n in range(size))]
+    else:
+        chunks = specimen.chunks(struct.pack("<BBH4xQ", 0x51, 1, 0, size), bytes(-size % 8))
+    session = Fuzzer(Random(1), DEFAULTS).linked(terms, False, False)
+    found = [event for chunk in chunks for event in session.receive_data(chunk)]
+    assert any(isinstance(event, Broken) for event in found) is specimen.over, (specimen.which, size)
+
+
+def handshakes(data: bytes) -> None:
+    """Hellos."""
+    Fuzzer(harness.Chance(data)).handshakes()
+
+
+def disks(data: bytes) -> None:
+    """Snapshots and records."""
+    Fuzzer(harness.Chance(data)).disks()
+
+
+def servers(data: bytes) -> None:
+    """What a server has stored is acknowledged, also if the peer broke a rule behind it."""
+    fuzzer, clock, journal = Fuzzer(harness.Chance(data)), Clock(), MemoryJournal()
+    broker = Broker(clock, journal, Sequencer())
+    broker.open()
+    factory = RelinkFactory(broker, RelinkSettings(refusal_delay=0.0, backlog=4), clock)
+    factory.startFactory()
+    peer = Connection.connect(factory, clock)
+    peer.send(pack_version(0) + Hello(terms=Terms(endpoint="publish:s", connector_size=1)).serialize())
+    answers = peer.received()[version_size(b"") + reply_size(b"") :]
+    for turn in fuzzer.turns(Peer(1, 0, decides=False), resumed=False):
+        for piece in fuzzer.pieces(turn):
+            peer.send(piece)
+        answers += peer.received(turns=20)
+    factory.stopFactory()
+    stored = sum(len(run) for run in journal.read("s", 1, 1 << 30))
+    assert _consumed(answers) == stored
+
+
+def _consumed(answers: bytes) -> int:
+    """Return how many messages the server's *answers* acknowledge as consumed, on all channels."""
+    decoder, total = Decoder(0, 1), 0
+    decoder.feed(answers)
+    consumed: dict[int, int] = {}
+    while (packet := decoder.next_packet()) is not None:
+        for channel in packet.channels if isinstance(packet, Acknowledgement) else ():
+            last = consumed.setdefault(channel, -1)
+            if packet.kind is Ack.CONSUMED:
+                consumed[channel] = last + 1 if packet.number is None else nearest(packet.number, last)
+            elif packet.kind is Ack.CLOSED:
+                total += consumed.pop(channel) + 1
+    return total + sum(consumed.values()) + len(consumed)
+
+
+def kernels(data: bytes) -> None:
+    """The kernels in use, and their twins."""
+    assert NATIVE, "the native kernels are not built"
+    dice = harness.Dice(data)
+    size, largest, most, each, channels = (dice.choice((0, 1, 2, 4, 8)), *(dice.number(16) for _ in range(4)))
+    fuzzer = Fuzzer(harness.Chance(data[9:]))
+    wire = fuzzer.bytes_of(Peer(min(size, 2), 1))
+    for source in (wire, data, wire + data):
+        for start in (0, 8):
+            if start <= len(source):
+                wanted = pure.gather(source, start, size, largest, most, each, channels)
+                assert kernel.gather(source, start, size, largest, most, each, channels) == wanted
+                for channel, lengths, payload in wanted[1]:
+                    made = pure.frames(size, channel, lengths, payload)
+                    assert kernel.frames(size, channel, lengths, payload) == made
+
+
+DECODERS = {
+    "sessions": sessions,
+    "limits": limits,
+    "raw": raw,
+    "handshakes": handshakes,
+    "disks": disks,
+    "servers": servers,
+    "kernels": kernels,
+}
+
+if __name__ == "__main__":
+    sys.exit(harness.main(__file__, DECODERS))

@@ -1,0 +1,285 @@
+"""Bugs to be put into the code that runs, one at a time: each has to be noticed, or the simulation proves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from typing import Any
+from unittest.mock import patch
+
+import attrs
+from twisted.internet.defer import succeed
+
+from fyrehose.broker.broker import Broker
+from fyrehose.journal import format as fmt
+from fyrehose.journal import quarantine, retention
+from fyrehose.journal.clock import RecordClock
+from fyrehose.journal.files import Files
+from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.writer import Writer
+from fyrehose.protocols.backbone import server_session, subscribers
+from fyrehose.protocols.backbone.ranges import Ranges
+from fyrehose.protocols.backbone.repair import Repair
+from fyrehose.protocols.backbone.server import BackboneProtocol
+from fyrehose.protocols.eventbus.client_session import EventBusClientSession
+from fyrehose.protocols.eventbus.confirmations import Confirmations
+from fyrehose.protocols.eventbus.snapshots import SnapshotAnswer
+from fyrehose.protocols.figg.session import FiggServerSession
+from fyrehose.protocols.figg.window import PublishWindow
+from fyrehose.protocols.lumberjack.client import _Connection as LumberjackConnection
+from fyrehose.protocols.lumberjack.windows import OpenWindow
+from fyrehose.protocols.lumberjack.windows import Windows as LumberjackWindows
+from fyrehose.protocols.relink.endpoints import Publishing
+from fyrehose.protocols.relink.events import Decided
+from fyrehose.protocols.relink.frames import Op
+from fyrehose.protocols.relink.registry import Registry
+from fyrehose.protocols.relink.sending import SendChannel
+from fyrehose.protocols.relink.server import RelinkProtocol
+from fyrehose.protocols.relink.transactions import Transaction
+from tests.doubles.disk import RecordingFiles
+
+_sync, _check, _expired = RecordingFiles.sync, fmt.BatchHeader.check, retention.expired
+_publish, _subscribe = Broker.publish, Broker.subscribe_as
+_send_ack = FiggServerSession.send_ack
+_due, _replay_slice = Repair.due, BackboneProtocol._replay_slice
+_acks, _lost = LumberjackWindows.acks, LumberjackConnection.connectionLost
+_start, _connected = SnapshotAnswer.start, EventBusClientSession.connected
+_reserve, _open, _delete = Writer._reserve, Writer.open, retention.Deletion.work
+_store, _replace, _start_clock = Files.store, quarantine._replace, RecordClock.start
+_write, _decided = RelinkProtocol.write, Publishing.decided
+
+
+def _skips_every(nth: int) -> Any:
+    """Return a sync that does nothing each *nth* time, counted over all simulations."""
+    calls = count(1)
+
+    def sync(self: RecordingFiles, fd: int) -> None:
+        if next(calls) % nth:
+            _sync(self, fd)
+
+    return sync
+
+
+def _checks_small_bodies(self: fmt.BatchHeader, body: Any) -> None:
+    if len(body) <= 64 << 10:
+        _check(self, body)
+
+
+def _reserves_in_memory(self: Writer, batches: Any) -> None:
+    reserved = self.streams.reserved
+    short = {run.stream: run for runs in batches for run in runs if run.last_seq > reserved.get(run.stream, 0)}
+    reserved.update((stream, run.last_seq + 40) for stream, run in short.items())
+
+
+def _reserves_without_a_sync(self: Writer, batches: Any) -> None:
+    with patch.object(Writer, "sync", lambda writer: 0):
+        _reserve(self, batches)
+
+
+def _goes_on_without_a_gap(self: Writer, time: int) -> None:
+    gaps, self.recovered.gaps = self.recovered.gaps, []
+    _open(self, time)
+    self.streams.skip(gaps)
+
+
+def _notes_the_beginning_only(self: Writer, begin: int) -> None:
+    self._begin = begin
+    self._write_mark()
+
+
+def _deletes_the_newest_first(self: retention.Deletion, keep_from: Any) -> None:
+    self.segments.reverse()
+    _delete(self, keep_from)
+
+
+def _deletes_before_it_notes(self: retention.Deletion, keep_from: Any) -> None:
+    begins: list[int] = []
+    _delete(self, begins.append)
+    for begin in begins:
+        keep_from(begin)
+
+
+def _one_segment_too_many(store: Any, *more: Any) -> int:
+    expired = _expired(store, *more)
+    return expired + (0 < expired < len(store.sealed))
+
+
+def _believes_the_clock(self: RecordClock, wall: int, now: int) -> int:
+    return wall
+
+
+def _believes_the_clock_at_a_start(self: RecordClock, last: int) -> int:
+    return _start_clock(self, 0)
+
+
+def _stores_without_a_sync(self: Files, path: Any, data: Any) -> None:
+    with patch.object(type(self), "sync", lambda files, fd: None):
+        _store(self, path, data)
+
+
+def _replaces_without_keeping(damage: Any, survey: Any, files: Any) -> str:
+    with patch.object(type(files), "store", lambda *_: None):
+        return _replace(damage, survey, files)
+
+
+def _told_at_once(self: Broker, runs: Any, *more: Any) -> Any:
+    durable = _publish(self, runs, *more)
+    if durable.called:
+        return durable
+    durable.addErrback(lambda failure: None)
+    return succeed((1,) * len(runs))  # whoever acknowledges does not look at the numbers
+
+
+def _one_too_late(self: Broker, owner: Any, stream: str, after: int | None, sink: Any) -> Any:
+    return _subscribe(self, owner, stream, after if after is None else after + 1, sink)
+
+
+def _asks_for_one_less(self: Repair, now: float, most: int) -> Any:
+    return [(first + 1, last) for first, last in _due(self, now, most) if first < last]
+
+
+def _replays_one_less(self: BackboneProtocol, destination: Any, client: Any, ranges: Ranges, now: float) -> int:
+    less = Ranges((first, last - 1) for first, last in ranges if first < last)
+    if less:
+        _replay_slice(self, destination, client, less, now)
+    return ranges[-1][1]
+
+
+def _acknowledges_one_more(self: LumberjackWindows) -> Any:
+    return [attrs.evolve(ack, number=ack.number + 1) for ack in _acks(self)]
+
+
+def _forgets_what_was_sent(self: LumberjackConnection, *reason: Any) -> None:
+    self.sent.clear()
+    _lost(self, *reason)
+
+
+def _ends_ahead(self: SnapshotAnswer, last: int, now: float) -> None:
+    _start(self, last, now)
+    self.highest = max(self.highest, last)
+
+
+def _skips_the_first(self: SnapshotAnswer) -> None:
+    self.highest, self.next = self.request.sequence, self.request.sequence + 2
+
+
+def _asks_by_the_same_connection(self: EventBusClientSession, now: float) -> None:
+    self._now = now
+    self._request_sync()
+
+
+def _asks_only_once(self: EventBusClientSession, now: float) -> None:
+    if self.position is None or not self._highest:
+        _connected(self, now)
+    else:
+        self._syncing = False
+
+
+def _settles_at_once(self: RelinkProtocol, runs: Any, staged: Any, refused: Any = None) -> None:
+    assert self.entry is not None
+    self._settle_staged(self.entry, staged)
+    _write(self, runs, staged, refused)
+
+
+def _commits_everything(self: Publishing, event: Decided) -> None:
+    _decided(self, attrs.evolve(event, commit=True))
+
+
+def _messages_alone(self: Registry, entry: Any, channels: Any, runs: Any, then: Any, broker: Any = None) -> None:
+    self._publish(entry, runs, (), then, broker)
+
+
+def _decided_too_late(self: Any) -> None:
+    link = self._link
+    self._end()
+    same = link is not None and link is self._client.link
+    if self.count and same and not link.over and link.sending[self.channel].undecided:
+        link.decide(self.channel, Op.ROLLBACK)
+        self._client.flush_soon()
+
+
+@attrs.frozen
+class Bug:
+    """What is changed, and the simulation that has to notice.
+
+    :ivar patched: what takes the place of an attribute: (owner, name, new)
+    :ivar servers: how many servers its cluster has; 0: one server alone
+    :ivar acknowledge: when the leader of the cluster acknowledges: both or local
+    :ivar steps: how many steps each simulation has; None: as its seed says
+    """
+
+    protocol: str
+    patched: tuple[Any, str, Any]
+    servers: int = 0
+    acknowledge: str = "both"
+    steps: int | None = None
+
+
+BUGS = {
+    "a sync does nothing": Bug("figg", (RecordingFiles, "sync", lambda files, fd: None)),
+    "every 1,000th sync does nothing": Bug("figg", (RecordingFiles, "sync", _skips_every(1_000))),
+    # 2,000 simulations of this length meet it some twelve times; each sync of Relink's journals counts.
+    "every 10,000th sync does nothing": Bug("relink", (RecordingFiles, "sync", _skips_every(10_000)), steps=100),
+    "bodies over 64 KiB are not checked": Bug("figg", (fmt.BatchHeader, "check", _checks_small_bodies)),
+    "numbers are not reserved on disk": Bug("lumberjack", (Writer, "_reserve", _reserves_in_memory)),
+    "a reservation of numbers is not synced": Bug("lumberjack", (Writer, "_reserve", _reserves_without_a_sync)),
+    "a gap is not written": Bug("lumberjack", (Writer, "open", _goes_on_without_a_gap)),
+    "interval: nothing is synced later": Bug("figg", (FileJournal, "_sync", lambda journal: None)),
+    "clock: a wrong one is believed at a start": Bug("figg", (RecordClock, "start", _believes_the_clock_at_a_start)),
+    "clock: a large step is believed": Bug("figg", (RecordClock, "_follow", _believes_the_clock)),
+    "retention: where the log begins is not synced": Bug(
+        "lumberjack", (Writer, "keep_from", _notes_the_beginning_only)
+    ),
+    "retention: deletes before it notes that": Bug(
+        "lumberjack", (retention.Deletion, "work", _deletes_before_it_notes)
+    ),
+    "retention: deletes the newest first": Bug("lumberjack", (retention.Deletion, "work", _deletes_the_newest_first)),
+    "retention: deletes a segment too many": Bug("lumberjack", (retention, "expired", _one_segment_too_many)),
+    "quarantine: what it sets aside is not synced": Bug("figg", (Files, "store", _stores_without_a_sync)),
+    "quarantine: nothing is set aside": Bug("figg", (quarantine, "_replace", _replaces_without_keeping)),
+    "names are not synced": Bug("mixture", (RecordingFiles, "sync_directory", lambda files, directory: None)),
+    "all: a subscription begins one too late": Bug("mixture", (Broker, "subscribe_as", _one_too_late)),
+    "figg: acknowledged before it is durable": Bug("figg", (Broker, "publish", _told_at_once)),
+    "figg: acknowledged one too many": Bug(
+        "figg", (FiggServerSession, "send_ack", lambda session, number: _send_ack(session, number + 1))
+    ),
+    "figg: nothing is sent again": Bug("figg", (PublishWindow, "to_resend", lambda window: [])),
+    "backbone: nothing is repaired": Bug("backbone", (Repair, "due", lambda repair, now, most: [])),
+    "backbone: a repair asks for one less": Bug("backbone", (Repair, "due", _asks_for_one_less)),
+    "backbone: a repair sends one less": Bug("backbone", (BackboneProtocol, "_replay_slice", _replays_one_less)),
+    "backbone: nobody is trusted": Bug("backbone", (server_session, "in_networks", lambda host, networks: False)),
+    "backbone: the silent are kept": Bug("backbone", (subscribers, "ALIVE", 6.0)),
+    "lumberjack: acknowledged when received": Bug(
+        "lumberjack", (OpenWindow, "due", property(lambda window: window.finished and window.sealed))
+    ),
+    "lumberjack: acknowledged one too many": Bug("lumberjack", (LumberjackWindows, "acks", _acknowledges_one_more)),
+    "lumberjack: nothing is sent again": Bug(
+        "lumberjack", (LumberjackConnection, "connectionLost", _forgets_what_was_sent)
+    ),
+    "eventbus: the end is ahead of the snapshot": Bug("eventbus", (SnapshotAnswer, "start", _ends_ahead)),
+    "eventbus: a snapshot lacks its first": Bug("eventbus", (SnapshotAnswer, "__attrs_post_init__", _skips_the_first)),
+    "eventbus: what came meanwhile is not held": Bug(
+        "eventbus", (EventBusClientSession, "_hold", lambda session, event: None)
+    ),
+    "eventbus: a client asks only once": Bug("eventbus", (EventBusClientSession, "connected", _asks_only_once)),
+    "eventbus: a late answer is taken for the next": Bug(
+        "eventbus", (EventBusClientSession, "connected", _asks_by_the_same_connection)
+    ),
+    "eventbus: nothing is sent again": Bug("eventbus", (Confirmations, "resend", lambda confirmations, now: ([], []))),
+    "relink: acknowledged before it is durable": Bug("relink", (RelinkProtocol, "write", _settles_at_once)),
+    "relink: a rollback counts": Bug("relink", (Publishing, "decided", _commits_everything)),
+    "relink: a link forgets what it had": Bug("relink", (Registry, "write_delta", _messages_alone)),
+    "relink: decisions are not sent again": Bug("relink", (SendChannel, "resend_decisions", lambda channel: iter(()))),
+    "relink: the next transaction begins too early": Bug("relink", (Transaction, "rollback", _decided_too_late)),
+}
+
+
+@contextmanager
+def having(bug: Bug | None) -> Iterator[None]:
+    """The code with *bug*."""
+    with ExitStack() as stack:
+        if bug is not None:
+            owner, attribute, new = bug.patched
+            stack.enter_context(patch.object(owner, attribute, new))
+        yield

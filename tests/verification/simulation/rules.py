@@ -1,0 +1,121 @@
+"""Bugs of replication: each rule of a cluster, taken away from the code that runs; a simulation has to notice.
+
+Those that tests/verification/torture/replication.py takes away from a role are the same here; rules that a role does
+not know are taken away from the journal, from the member that carries out what its role decides, or from how a server
+is filled.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from pathlib import Path
+
+import member as servers
+from bugs import Bug
+from synced import batch_at
+
+from fyrehose.errors import ReadOnly
+from fyrehose.journal import following, scan
+from fyrehose.journal.following import ReplicaJournal
+from fyrehose.journal.offline import places
+from fyrehose.journal.offline.view import Extent, View, look
+from fyrehose.journal.replica import ReplicaWriter
+from fyrehose.protocols.relink import server as relink
+from fyrehose.replication import member
+from fyrehose.replication.entries import LogEntry, Validity
+from fyrehose.replication.member import Member
+from fyrehose.replication.replicated import ReplicatedJournal
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "torture"))
+
+import replication as torture
+
+_counts, _cut = Validity.counts, ReplicaJournal._cut
+_look = look
+_note, _purge = ReplicaWriter._write_mark, Member._purge
+
+
+def _counts_void(self: Validity, entry: LogEntry) -> bool:
+    _counts(self, entry)
+    self.epoch = max(self.epoch, entry.epoch)
+    self.end = self.reached = entry.end
+    return True
+
+
+def _marks_what_is_synced(self: ReplicaWriter) -> None:
+    released, self.released = self.released, max(self.released, self.durable)
+    _note(self)
+    self.released = released
+
+
+def _keeps_what_was_not_confirmed(self: ReplicaJournal, position: int) -> None:
+    _cut(self, max(position, self.replica.position))
+
+
+async def _purges_one_too_many(self: Member, number: int) -> None:
+    await _purge(self, number + 1)
+
+
+def _drops_nothing(self: ReplicaJournal) -> None:
+    self._waiting = deque()
+
+
+def _acknowledges_everything(self: ReplicaJournal, position: int) -> None:
+    for waiting in self._waiting:
+        for append in waiting.appends:
+            if waiting.end <= position and not append.done.called:
+                append.done.callback(None)
+
+
+def _looks_beyond_the_mark(directory: Path) -> View:
+    view = _look(directory)
+    if not view.segments:
+        return view
+    last = view.segments[-1]
+    file = scan.path_of(directory, last.base).read_bytes()
+    end = last.end
+    while (found := batch_at(lambda size, offset: file[offset : offset + size], last.base, end)) is not None:
+        end = found[0].end
+    return View(end, (*view.segments[:-1], Extent(last.base, end)), view.identity)
+
+
+def _role(name: str, acknowledge: str = "both") -> Bug:
+    return Bug("figg", (member, "Role", torture.ROLES[name]), 3, acknowledge)
+
+
+BUGS = {
+    "cluster, rule 1: every entry counts": Bug("figg", (Validity, "counts", _counts_void), 3),
+    "cluster, rule 2: confirmed although the one before is unknown": _role("order-blind"),
+    "cluster, rule 3: what was not answered is given up": _role("give-up"),
+    "cluster, rule 4: takes over without having everything": _role("blind-takeover"),
+    "cluster, rule 5: a deposed leader keeps its position": _role("no-step-down"),
+    "cluster, rule 5: a deposed leader's journal is not cut": Bug(
+        "figg", (ReplicaJournal, "_cut", _keeps_what_was_not_confirmed), 3
+    ),
+    "cluster, rule 6: acknowledged when it is synced here": _role("ack-local"),
+    "cluster, rule 6: acknowledged when the shared log has it": _role("ack-remote"),
+    "cluster, rule 6: the mark on disk runs ahead": Bug(
+        "figg", (ReplicaWriter, "_write_mark", _marks_what_is_synced), 3
+    ),
+    "cluster, rule 6: nothing is cut at the start": Bug("figg", (following, "cut_at_mark", lambda *_: []), 3),
+    "cluster, rule 8: accepts messages without an answer": Bug(
+        "figg", (ReplicatedJournal, "suspend", lambda journal, reason: False), 3
+    ),
+    "cluster, rule 9: trims alone": _role("trim-alone"),
+    "cluster, rule 9: trims one entry too many": Bug("figg", (Member, "_purge", _purges_one_too_many), 3),
+    "cluster, rule 10: copies what is not confirmed": Bug(
+        "figg", (servers.Member, "durable_end", lambda server: server.journal.replica.position), 3
+    ),
+    "cluster, rule 10: fills itself with what is not confirmed": Bug(
+        "figg", (places, "look", _looks_beyond_the_mark), 3
+    ),
+    "cluster, local: delivered when it is synced here": _role("ack-local", "local"),
+    "cluster, local: links are acknowledged by the leader alone": Bug(
+        "relink", (ReplicaJournal, "acknowledge", _acknowledges_everything), 3, "local"
+    ),
+    "cluster: a failed disk is not told of": Bug("figg", (ReplicaJournal, "_drop_waiting", _drops_nothing), 3),
+    "cluster: links of servers that do not lead": Bug(
+        "relink", (relink, "Unreplicated", type("Never", (ReadOnly,), {})), 3
+    ),
+}

@@ -1,0 +1,378 @@
+#!/usr/bin/env python3
+"""Plants generated bugs into modules, one at a time, and says which of them no test notices.
+
+    generated.py [MODULE...] [--count N] [--seed S] [--jobs J] [--budget SECONDS] [--json FILE] [--again FILE] [--list]
+
+--count mutants of the modules (see mutations.py for their kinds) are drawn at random; 0 takes all of them.  First
+every test file runs once without a bug, to learn which tests execute which lines; that is kept in --cache until the
+test or a module that it imports changes.  Then the tests that execute the line of a mutant run, those nearest to the
+module and the quickest first, up to --budget seconds of tests, until one fails.  For a line that is executed where its
+module is imported, such as a constant, those are all tests about the module or with a line of it.  A mutant that makes
+a test run ten times as long counts as noticed.
+
+A mutant that is equivalent or harmless is named in explained.toml, with the reason, and is not planted.  The status is
+1 if more than --alive percent of the mutants were not noticed, if an explanation matches no mutant of its module any
+more, or if a test fails without any bug.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import attrs
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import mutant_runs
+from mutant_runs import Farm, Learned, Verdict
+from mutations import Mutation, mutations
+
+ROOT = Path(__file__).parents[3]
+EXPLAINED = Path(__file__).with_name("explained.toml")
+#: What is mutated unless modules are named; what is changed most often comes last.
+MODULES = (
+    "fyrehose/broker/broker.py",
+    "fyrehose/broker/fanout.py",
+    "fyrehose/broker/rounds.py",
+    "fyrehose/broker/sequencer.py",
+    "fyrehose/broker/budget.py",
+    "fyrehose/broker/quotas.py",
+    "fyrehose/kernels/pure/*.py",
+    "fyrehose/protocols/figg/session.py",
+    "fyrehose/protocols/backbone/server_session.py",
+    "fyrehose/protocols/backbone/repair.py",
+    "fyrehose/protocols/backbone/subscribers.py",
+    "fyrehose/protocols/lumberjack/session.py",
+    "fyrehose/protocols/lumberjack/windows.py",
+    "fyrehose/protocols/eventbus/server_session.py",
+    "fyrehose/protocols/eventbus/client_session.py",
+    "fyrehose/protocols/relink/session.py",
+    "fyrehose/protocols/relink/receiving.py",
+    "fyrehose/protocols/relink/sending.py",
+    "fyrehose/protocols/relink/transactions.py",
+    "fyrehose/protocols/relink/registry.py",
+    "fyrehose/protocols/relink/handshake.py",
+    "fyrehose/protocols/http/session.py",
+    "fyrehose/journal/*.py",
+    "fyrehose/journal/offline/*.py",
+)
+#: The tests that may notice them: quick ones, in one process.
+TESTS = (
+    *(
+        f"tests/{folder}test_*.py"
+        for folder in (
+            "",
+            "broker/",
+            "net/",
+            "journal/",
+            "journal/offline/",
+            "kernels/",
+            "conformance/",
+            "protocols/*/",
+        )
+    ),
+    *(f"tests/replication/test_{name}.py" for name in ("entries", "member", "relink", "role", "settings")),
+)
+#: What else the tests are made of.
+HELPERS = (
+    "tests/conftest.py",
+    "tests/*/conftest.py",
+    "tests/protocols/*/conftest.py",
+    "tests/verification/simulation/*.py",
+)
+#: How long the tests take that run first, in seconds.
+FIRST = 1.5
+#: How many tests run for one mutant at most.
+MOST_TESTS = 400
+
+
+@attrs.frozen
+class Explanation:
+    """Why mutants live: they are those of ``function`` in ``file``, of this ``kind``, in the statement ``old``.
+
+    :ivar new: the statement with the bug; empty: whatever it is
+    """
+
+    file: str
+    function: str
+    kind: str
+    old: str
+    why: str
+    new: str = ""
+
+    def fits(self, mutant: Mutation) -> bool:
+        """Return whether it explains *mutant*."""
+        return (
+            (self.file, self.function, self.kind, self.old) == (mutant.file, mutant.function, mutant.kind, mutant.old)
+        ) and self.new in ("", mutant.new)
+
+
+@attrs.define
+class Knowledge:
+    """What each test executes, and which lines are executed where a module is imported."""
+
+    tests: dict[str, Learned] = attrs.field(factory=dict)
+    imported: dict[str, set[int]] = attrs.field(factory=dict)
+    failed: list[str] = attrs.field(factory=list)
+
+    def add(self, learned: dict[str, Learned], failed: list[str]) -> None:
+        """Add what was learned of a file."""
+        for name, each in learned.items():
+            if name:
+                self.tests[name] = each
+            else:
+                for file, lines in each.lines.items():
+                    self.imported.setdefault(file, set()).update(lines)
+        self.failed += failed
+
+    def noticing(self, mutant: Mutation) -> list[tuple[str, float]]:
+        """Return the tests that may notice *mutant*, those nearest to the module first, then the quickest."""
+        wanted = set(mutant.lines)
+        found = [name for name, each in self.tests.items() if wanted & set(each.lines.get(mutant.file, ()))]
+        if wanted & self.imported.get(mutant.file, set()):  # a constant may matter to whatever uses the module
+            found = [
+                name
+                for name, each in self.tests.items()
+                if mutant.file in each.lines or not distance(name, mutant.file)
+            ]
+        quick = [(name, self.tests[name].seconds) for name in found if self.tests[name].seconds <= mutant_runs.LONGEST]
+        return sorted(quick, key=lambda one: (distance(one[0], mutant.file), one[1], one[0]))
+
+
+def distance(test: str, module: str) -> int:
+    """Return 0 if the file of *test* is about *module*, 1 if it is about its folder, else 2."""
+    folder, _, name = module.removeprefix("fyrehose/").removesuffix(".py").rpartition("/")
+    folder = folder.replace("kernels/pure", "kernels")
+    path = test.partition("::")[0].removeprefix("tests/").removesuffix(".py")
+    about, _, what = path.rpartition("/")
+    if about == folder:
+        return 0 if what == f"test_{name}" else 1
+    return 1 if folder == "kernels" and about == f"protocols/{name}" else 2
+
+
+def rounds(tests: Sequence[tuple[str, float]], budget: float) -> list[list[tuple[str, float]]]:
+    """Divide the tests into those that run at once, of one file, and the rest, up to *budget* seconds."""
+    first: list[tuple[str, float]] = []
+    rest: list[tuple[str, float]] = []
+    total = 0.0
+    for test in tests[:MOST_TESTS]:
+        total += test[1]
+        if not first or (total <= FIRST and test[0].partition("::")[0] == tests[0][0].partition("::")[0]):
+            first.append(test)
+        elif total <= budget:
+            rest.append(test)
+        else:
+            total -= test[1]
+    return [first, rest]
+
+
+def explanations(path: Path) -> list[Explanation]:
+    """Return what explained.toml says.
+
+    :raises TypeError: an entry has other fields than those of an Explanation
+    """
+    return [Explanation(**entry) for entry in tomllib.loads(path.read_text()).get("explained", [])]
+
+
+def files(root: Path, patterns: Sequence[str], missing: bool = False) -> list[Path]:
+    """Return the files that the patterns name.
+
+    :param missing: whether a pattern may name none
+    :raises SystemExit: a pattern names none
+    """
+    found: dict[Path, None] = {}
+    for pattern in patterns:
+        named = sorted(root.glob(pattern.removeprefix(f"{root}/")))
+        if not named and not missing:
+            raise SystemExit(f"no file is named {pattern}: name modules below {root}, such as fyrehose/options.py")
+        found.update(dict.fromkeys(named))
+    return list(found)
+
+
+_farm: Farm
+
+
+def _begin(root: Path, bare: bool) -> None:
+    global _farm
+    if not bare:
+        mutant_runs.preload()
+    _farm = Farm(root)
+
+
+def _learn(path: str) -> tuple[dict[str, Learned], list[str], float]:
+    began = time.monotonic()
+    return (*_farm.learn(path), time.monotonic() - began)
+
+
+def _judge(work: tuple[Mutation, list[list[tuple[str, float]]]]) -> Verdict:
+    return _farm.judge(*work)
+
+
+def knowledge(root: Path, tests: Sequence[str], pool: ProcessPoolExecutor, cache: Path) -> Knowledge:
+    """Learn what the *tests* execute, or remember it if nothing changed."""
+    helpers = mutant_runs.digest(files(root, HELPERS, missing=True))
+    cache.mkdir(parents=True, exist_ok=True)
+    known = Knowledge()
+    wanted = {}
+    for path in files(root, tests):
+        name = str(path.relative_to(root))
+        kept = cache / (name.replace("/", "-") + ".json")
+        said = json.loads(kept.read_text()) if kept.exists() else {}
+        key = helpers + mutant_runs.digest([path])
+        if said.get("key") == key and said["modules"] == _digests(root, said["modules"]):
+            known.add({test: Learned(*each) for test, each in said["learned"].items()}, said["failed"])
+        else:
+            wanted[name] = (kept, key)
+    for number, (name, (learned, failed, seconds)) in enumerate(zip(wanted, pool.map(_learn, wanted), strict=True)):
+        _progress(f"learning what tests execute: {number + 1} of {len(wanted)} files, {name} took {seconds:.0f} s")
+        known.add(learned, failed)
+        if learned and not failed:
+            kept, key = wanted[name]
+            modules = _digests(root, {file for each in learned.values() for file in each.lines})
+            told = {test: attrs.astuple(each) for test, each in learned.items()}
+            kept.write_text(json.dumps({"key": key, "modules": modules, "learned": told, "failed": failed}))
+    return known
+
+
+def _digests(root: Path, modules: Iterable[str]) -> dict[str, str]:
+    """Return a digest of each of the modules; of one that is gone, that of nothing."""
+    return {name: mutant_runs.digest([path] if (path := root / name).exists() else []) for name in sorted(modules)}
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text[:110]}", end="", file=sys.stderr, flush=True)
+
+
+def verdicts(
+    pool: ProcessPoolExecutor, chosen: Sequence[Mutation], known: Knowledge, budget: float
+) -> Iterator[tuple[Mutation, Verdict]]:
+    """Plant one mutant after the other, and say what became of each."""
+    work = [(mutant, rounds(known.noticing(mutant), budget)) for mutant in chosen]
+    alive = 0
+    for number, (mutant, verdict) in enumerate(zip(chosen, pool.map(_judge, work), strict=True), 1):
+        alive += verdict.outcome in ("alive", "uncovered")
+        if number % 100 == 0:
+            print(f"{number} of {len(chosen)} mutants, {alive} alive", flush=True)
+        _progress(f"{number} of {len(chosen)} mutants, {alive} alive: {mutant.file}:{mutant.line}")
+        yield mutant, verdict
+
+
+def report(results: Sequence[tuple[Mutation, Verdict]], explained: int, seconds: float) -> float:
+    """Print the counts of each module, and return the share of mutants that live unexplained, in percent."""
+    outcomes = ("killed", "timed out", "alive", "uncovered")
+    counts: dict[str, Counter[str]] = {}
+    for mutant, verdict in results:
+        counts.setdefault(mutant.file, Counter())[verdict.outcome] += 1
+    total: Counter[str] = Counter()
+    print(f"{'module':50}{'mutants':>9}" + "".join(f"{name:>11}" for name in outcomes))
+    for file, of_file in counts.items():
+        total.update(of_file)
+        print(f"{file:50}{of_file.total():9}" + "".join(f"{of_file[name]:11}" for name in outcomes))
+    alive = total["alive"] + total["uncovered"]
+    count = total.total() + explained
+    share = 100 * alive / count if count else 0.0
+    print(
+        f"{count} mutants: {total['killed']} killed, {total['timed out']} timed out, {explained} explained, "
+        f"{alive} alive ({total['uncovered']} of them in lines that no test executes): {share:.1f} %; "
+        f"{seconds:.0f} s, load {os.getloadavg()[0]:.1f}"
+    )
+    return share
+
+
+def draw(
+    arguments: argparse.Namespace, known_reasons: Sequence[Explanation]
+) -> tuple[list[Mutation], int, list[Explanation]]:
+    """Return the mutants to plant, how many were explained, and the explanations that match nothing any more."""
+    named = [path for path in files(arguments.root, arguments.modules or MODULES) if path.name != "__init__.py"]
+    every = [one for path in named for one in mutations(str(path.relative_to(arguments.root)), path.read_text())]
+    mutated = {mutant.file for mutant in every}
+    stale = [
+        reason for reason in known_reasons if reason.file in mutated and not any(reason.fits(one) for one in every)
+    ]
+    stale += [reason for reason in known_reasons if not (arguments.root / reason.file).exists()]
+    chosen = every
+    if arguments.again:
+        wanted = {tuple(key) for key in json.loads(arguments.again.read_text())["alive"]}
+        chosen = [one for one in every if key_of(one) in wanted]
+    elif 0 < arguments.count < len(every):
+        places = sorted(random.Random(arguments.seed).sample(range(len(every)), arguments.count))
+        chosen = [every[at] for at in places]
+    planted = [one for one in chosen if not any(reason.fits(one) for reason in known_reasons)]
+    return planted, len(chosen) - len(planted), stale
+
+
+def status(share: float, most: float, trouble: bool) -> int:
+    """Return the status of the run, of which a *share* lives where at most so many may, in percent."""
+    return int(share > most or trouble)
+
+
+def key_of(mutant: Mutation) -> tuple[str, str, str, str, str, int]:
+    """Return what names a mutant wherever its lines are."""
+    return mutant.file, mutant.function, mutant.kind, mutant.old, mutant.new, mutant.nth
+
+
+def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("modules", nargs="*", metavar="MODULE", help="paths or patterns below the root")
+    parser.add_argument("--count", type=int, default=200, help="mutants to plant; 0: all")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--budget", type=float, default=12, help="tests of one mutant take at most so many seconds")
+    parser.add_argument(
+        "--alive", type=float, default=5, help="the largest share that may live unexplained, in percent"
+    )
+    parser.add_argument("--tests", nargs="+", default=TESTS, metavar="PATTERN", help="files with the tests to run")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the tree with the modules and their tests")
+    parser.add_argument("--cache", type=Path, help="what was learned of the tests (build/mutants)")
+    parser.add_argument("--json", type=Path, help="write the mutants that live here")
+    parser.add_argument("--again", type=Path, help="plant the mutants that lived, of a file of --json")
+    parser.add_argument("--explained", type=Path, default=EXPLAINED)
+    parser.add_argument("--bare", action="store_true", help="import nothing ahead: for a tree that needs little")
+    parser.add_argument("--list", action="store_true", help="only say which mutants would be planted")
+    arguments = parser.parse_args(words)
+    arguments.root = arguments.root.resolve()
+    arguments.cache = arguments.cache or arguments.root / "build" / "mutants"
+    return arguments
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    arguments = parsed(words)
+    chosen, explained, stale = draw(arguments, explanations(arguments.explained))
+    if arguments.list:
+        print(*chosen, sep="\n")
+        return 0
+    began, results = time.monotonic(), []
+    context = get_context("fork")
+    with ProcessPoolExecutor(arguments.jobs, context, _begin, (arguments.root, arguments.bare)) as pool:
+        known = knowledge(arguments.root, arguments.tests, pool, arguments.cache)
+        print(f"{len(known.tests)} tests learned in {time.monotonic() - began:.0f} s", flush=True)
+        for mutant, verdict in verdicts(pool, chosen, known, arguments.budget):
+            results.append((mutant, verdict))
+            if verdict.outcome in ("alive", "uncovered"):
+                print(f"{verdict.outcome.upper()} after {verdict.tests} tests: {mutant}", flush=True)
+    if arguments.json:
+        lives = [key_of(mutant) for mutant, verdict in results if verdict.outcome in ("alive", "uncovered")]
+        arguments.json.write_text(json.dumps({"alive": lives}, indent=1))
+    share = report(results, explained, time.monotonic() - began)
+    for reason in stale:
+        print(f"STALE: no mutant fits the explanation {reason.file} {reason.function} [{reason.kind}] {reason.old!r}")
+    for name in known.failed:
+        print(f"FAILED without any bug: {name}")
+    return status(share, arguments.alive, bool(stale or known.failed) or not (results or explained))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

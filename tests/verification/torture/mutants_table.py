@@ -1,0 +1,516 @@
+"""Bugs that somebody might make, one a line: in codecs, journal and broker."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen
+class Mutant:
+    """Instead of ``old``, which stands once in ``file``, there is ``new``; ``tests`` have to fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+_WRITER = "fyrehose/journal/writer.py"
+_JOURNAL = "fyrehose/journal/journal.py"
+_FORMAT = "fyrehose/journal/format.py"
+_RECOVERY = "fyrehose/journal/recovery.py"
+_FANOUT = "fyrehose/broker/fanout.py"
+_BROKER = "fyrehose/broker/broker.py"
+_NAMED = "fyrehose/broker/named.py"
+_TESTS_JOURNAL = "tests/journal/test_writer.py tests/journal/test_journal.py tests/conformance/test_journal.py"
+_TESTS_FORMAT = "tests/journal/test_format.py tests/journal/test_recovery.py"
+_TESTS_RECOVERY = "tests/journal/test_recovery.py tests/journal/test_writer.py"
+_TESTS_BROKER = "tests/broker/test_broker.py tests/conformance/test_broker.py"
+_SUBSCRIBERS = "fyrehose/protocols/backbone/subscribers.py"
+_WINDOWS = "fyrehose/protocols/lumberjack/windows.py"
+
+MUTANTS = (
+    # The journal writes.
+    Mutant("no sync in a commit", _WRITER, "        if self.sync_each:\n            self.sync()\n", "", _TESTS_JOURNAL),
+    Mutant(
+        "durable without a sync",
+        _WRITER,
+        "        if self.durable < self.position:\n            self._sync(self._fd)\n",
+        "        if self.durable < self.position:\n",
+        _TESTS_JOURNAL,
+    ),
+    Mutant(
+        "a failed sync is tried again",
+        _WRITER,
+        "            raise self._failure\n",
+        "            self._failure = None\n",
+        _TESTS_JOURNAL,
+    ),
+    Mutant(
+        "half a batch stays after a short write",
+        _WRITER,
+        "            self.files.truncate(self._fd, self.position - self.base)\n            self._zeroed = 0",
+        "            self._zeroed = 0",
+        _TESTS_JOURNAL,
+    ),
+    Mutant(
+        "the directory is not synced when a segment begins",
+        _WRITER,
+        "            self.files.sync_directory(self.directory)\n",
+        "            pass\n",
+        _TESTS_JOURNAL + " tests/verification/simulation",
+    ),
+    Mutant(
+        "the new segment is not synced",
+        _WRITER,
+        '        self.files.write(fd, b"".join((start, *ends)), 0)\n        self._sync(fd)',
+        '        self.files.write(fd, b"".join((start, *ends)), 0)',
+        _TESTS_JOURNAL + " tests/verification/simulation",
+    ),
+    Mutant(
+        "numbers are not set aside",
+        _WRITER,
+        "            if not self.sync_each:\n",
+        "            if False:\n",
+        _TESTS_JOURNAL,
+    ),
+    Mutant(
+        "the time goes back",
+        _WRITER,
+        "self.time, self._clock = max(self.time, time), clock",
+        "self.time, self._clock = time, clock",
+        _TESTS_JOURNAL,
+    ),
+    Mutant(
+        "the chain is not carried on",
+        _WRITER,
+        "position, checksum = header.end, header.checksum\n",
+        "position = header.end\n",
+        _TESTS_JOURNAL,
+    ),
+    Mutant(
+        "the mark is ahead",
+        _WRITER,
+        "scan.pack_mark(self.durable, self._begin",
+        "scan.pack_mark(self.durable + 64, self._begin",
+        _TESTS_JOURNAL,
+    ),
+    Mutant(
+        "every 1,000th sync is skipped",
+        _WRITER,
+        "            self.files.sync(fd)\n            self.sync_seconds",
+        "            if self.sync_seconds.count % 1000 != 999:\n"
+        "                self.files.sync(fd)\n"
+        "            self.sync_seconds",
+        "tests/journal/test_syncs.py",
+    ),
+    Mutant(
+        "every 1,000th commit is not synced",
+        _WRITER,
+        "        if self.durable < self.position:\n            self._sync(self._fd)\n",
+        "        if self.durable < self.position:\n"
+        "            if self.sync_seconds.count % 1000 == 999:\n"
+        "                self.sync_seconds.observe(0)\n"
+        "            else:\n"
+        "                self._sync(self._fd)\n",
+        "tests/journal/test_syncs.py",
+    ),
+    # Its states.
+    Mutant(
+        "the publisher hears before the readers",
+        _JOURNAL,
+        "            self._committed(commit.result)\n"
+        "            for append in commit.appends:\n"
+        "                append.done.callback(None)\n",
+        "            for append in commit.appends:\n"
+        "                append.done.callback(None)\n"
+        "            self._committed(commit.result)\n",
+        _TESTS_JOURNAL + " " + _TESTS_BROKER,
+    ),
+    Mutant(
+        "what waited behind a failed commit is written",
+        "fyrehose/journal/pending.py",
+        "result = None if self.failed or not appends else",
+        "result = None if not appends else",
+        _TESTS_JOURNAL,
+    ),
+    Mutant(
+        "a full disk is a failed one",
+        _JOURNAL,
+        "JournalState.READ_ONLY if failure.check(NoRoom)",
+        "JournalState.FAILED if failure.check(NoRoom)",
+        _TESTS_JOURNAL,
+    ),
+    Mutant(
+        "appends are taken when read-only",
+        _JOURNAL,
+        "            return fail(self._refusal())\n        append = PendingAppend(",
+        "            pass\n        append = PendingAppend(",
+        _TESTS_JOURNAL,
+    ),
+    Mutant(
+        "the journal's time goes back",
+        "fyrehose/journal/pending.py",
+        "        accepted = max(writer.time, clock)\n",
+        "        accepted = clock\n",
+        _TESTS_JOURNAL,
+    ),
+    # Its format.
+    Mutant(
+        "the checksum of a header is not looked at",
+        _FORMAT,
+        "if crc != crc32c(data[: BATCH_HEADER.size - 4]) or magic != BATCH_MAGIC:",
+        "if magic != BATCH_MAGIC:",
+        _TESTS_FORMAT,
+    ),
+    Mutant(
+        "the checksum of a body is not looked at",
+        _FORMAT,
+        "if crc32c(body, self.chain) != self.checksum:",
+        "if False:",
+        _TESTS_FORMAT,
+    ),
+    Mutant(
+        "the checksum of a large body is not looked at",
+        _FORMAT,
+        "if crc32c(body, self.chain) != self.checksum:",
+        "if len(body) <= 65536 and crc32c(body, self.chain) != self.checksum:",
+        "tests/journal/test_large_batches.py",
+    ),
+    Mutant(
+        "checksums are not chained",
+        "fyrehose/journal/packing.py",
+        "    length, checksum = 0, chain\n",
+        "    length, checksum = 0, 0\n",
+        _TESTS_FORMAT,
+    ),
+    Mutant(
+        "a batch of elsewhere is taken", _FORMAT, "        if at != position:\n", "        if False:\n", _TESTS_FORMAT
+    ),
+    Mutant(
+        "an entry is not padded",
+        _FORMAT,
+        "name + PADDING[-len(name) % 8]",
+        "name + bytes(8 - len(name) % 8)",
+        _TESTS_FORMAT,
+    ),
+    # It recovers.
+    Mutant(
+        "damage below the mark is cut off", _RECOVERY, "known = at < recovered.durable or", "known =", _TESTS_RECOVERY
+    ),
+    Mutant(
+        "a whole batch behind damage is cut off",
+        _RECOVERY,
+        "if not torn and (known or at < beyond):",
+        "if not torn and known:",
+        _TESTS_RECOVERY,
+    ),
+    Mutant(
+        "a missing end is not noticed",
+        _RECOVERY,
+        "    if recovered.position < recovered.durable:\n",
+        "    if False:\n",
+        _TESTS_RECOVERY,
+    ),
+    Mutant(
+        "a missing segment is not noticed",
+        _RECOVERY,
+        "    if segment.end < next_base:\n",
+        "    if False:\n",
+        _TESTS_RECOVERY,
+    ),
+    Mutant(
+        "the tail is not written again",
+        _RECOVERY,
+        "        _write_again(segment, recovered, files)\n",
+        "        pass\n",
+        _TESTS_RECOVERY + " tests/journal/test_journal.py",
+    ),
+    Mutant(
+        "numbers that were set aside are given out again",
+        _RECOVERY,
+        "    if not recovered.closed:\n",
+        "    if False:\n",
+        _TESTS_RECOVERY + " tests/conformance/test_journal.py",
+    ),
+    # The broker.
+    Mutant(
+        "numbers begin at 0",
+        "fyrehose/broker/sequencer.py",
+        "firsts.append(end + 1)",
+        "firsts.append(end)",
+        "tests/conformance/test_sequencer.py",
+    ),
+    Mutant(
+        "numbers wrap",
+        "fyrehose/broker/sequencer.py",
+        "if end + count > LAST_SEQ:",
+        "if end > LAST_SEQ:",
+        "tests/conformance/test_sequencer.py",
+    ),
+    Mutant(
+        "the floor is forgotten",
+        "fyrehose/broker/sequencer.py",
+        "self._floor = floor",
+        "self._floor = 0",
+        "tests/conformance/test_sequencer.py",
+    ),
+    Mutant(
+        "a publish is told at once",
+        _BROKER,
+        "return durable.addCallback(self._acknowledged, counted, firsts, began)",
+        "from twisted.internet.defer import succeed\n        return succeed(firsts)",
+        _TESTS_BROKER,
+    ),
+    Mutant(
+        "numbers of failed appends are lost",
+        _BROKER,
+        "        else:\n            self._restore(ends)\n",
+        "        else:\n",
+        _TESTS_BROKER,
+    ),
+    Mutant(
+        "a refused publish leaves its streams",
+        _BROKER,
+        "                del self._largest[stream]\n",
+        "                pass\n",
+        _TESTS_BROKER,
+    ),
+    Mutant(
+        "a subscription begins one too late",
+        _BROKER,
+        "last if after is None else max(after, oldest - 1)",
+        "last if after is None else max(after, oldest)",
+        _TESTS_BROKER,
+    ),
+    Mutant(
+        "a paused reader is served",
+        _FANOUT,
+        "if cursor.paused or cursor.stopped or cursor.placed:",
+        "if cursor.stopped or cursor.placed:",
+        "tests/broker/test_fanout.py",
+    ),
+    Mutant(
+        "a reader that failed stays",
+        _FANOUT,
+        "                self._end(cursor, failure)\n                return None\n",
+        "                return None\n",
+        "tests/broker/test_fanout.py",
+    ),
+    Mutant(
+        "who waits is forgotten",
+        _FANOUT,
+        "found += waiting or ()",
+        "pass",
+        "tests/broker/test_fanout.py",
+    ),
+    # The codecs.
+    Mutant(
+        "figg: a frame one byte too large is taken",
+        "fyrehose/protocols/figg/session.py",
+        "if data > self.max_payload:",
+        "if data > self.max_payload + 1:",
+        "tests/protocols/figg/test_session.py",
+    ),
+    Mutant(
+        "figg: an ACK covers what it does not",
+        "fyrehose/protocols/figg/session.py",
+        "if self._acks and seq_num >= self._acks[-1]:",
+        "if self._acks:",
+        "tests/protocols/figg",
+    ),
+    Mutant(
+        "figg: ACKs are said twice",
+        "fyrehose/protocols/figg/session.py",
+        "        self._acks.clear()\n",
+        "",
+        "tests/protocols/figg",
+    ),
+    Mutant(
+        "figg: bytes behind the last field",
+        "fyrehose/protocols/figg/frames.py",
+        "        if self._at != len(self._payload):\n",
+        "        if False:\n",
+        "tests/protocols/figg/test_frames.py",
+    ),
+    Mutant(
+        "figg: the window forgets what was sent",
+        "fyrehose/protocols/figg/window.py",
+        "            self._sent.append(entry)\n",
+        "",
+        "tests/protocols/figg/test_window.py tests/protocols/figg/test_client.py",
+    ),
+    Mutant(
+        "figg: the twin reads one byte too few",
+        "fyrehose/kernels/pure/figg.py",
+        "yield stop, bytes(buffer[start",
+        "yield stop - 1, bytes(buffer[start",
+        "tests/protocols/figg/test_session.py",
+    ),
+    Mutant(
+        "lumberjack: acknowledged when received",
+        _WINDOWS,
+        "return self.finished and self.sealed and self.durable == self.received",
+        "return self.finished and self.sealed",
+        "tests/protocols/lumberjack/test_windows.py tests/protocols/lumberjack/test_session.py",
+    ),
+    Mutant(
+        "lumberjack: acknowledged before the frame ends",
+        _WINDOWS,
+        "return self.finished and self.sealed and self.durable",
+        "return self.finished and self.durable",
+        "tests/protocols/lumberjack/test_windows.py tests/protocols/lumberjack/test_session.py",
+    ),
+    Mutant(
+        "lumberjack: a part of a frame that is not verified is acknowledged",
+        _WINDOWS,
+        "            if events and frame < self._sealed:",
+        "            if events:",
+        "tests/protocols/lumberjack/test_windows.py",
+    ),
+    Mutant(
+        "lumberjack: a refused writer does not learn what is stored",
+        "fyrehose/protocols/lumberjack/server.py",
+        "        self.session.conclude()",
+        "        pass",
+        "tests/protocols/lumberjack/test_refused.py",
+    ),
+    Mutant(
+        "lumberjack: a part is acknowledged again",
+        _WINDOWS,
+        "        window.acknowledged = window.durable\n",
+        "",
+        "tests/protocols/lumberjack/test_windows.py tests/protocols/lumberjack/test_session.py",
+    ),
+    Mutant(
+        "lumberjack: version 1 is told 0",
+        _WINDOWS,
+        "[Ack(version=2, number=0)] if version == 2 else []",
+        "[Ack(version=version, number=0)]",
+        "tests/protocols/lumberjack/test_windows.py tests/protocols/lumberjack/test_server.py",
+    ),
+    Mutant(
+        "lumberjack: a bomb goes off",
+        "fyrehose/protocols/lumberjack/inflate.py",
+        "            if self.inflated + len(piece) > self.limit:\n",
+        "            if False:\n",
+        "tests/protocols/lumberjack/test_inflate.py",
+    ),
+    Mutant(
+        "lumberjack: a compressed frame may end within a frame",
+        "fyrehose/protocols/lumberjack/session.py",
+        '            raise RemoteProtocolError("partial-frame", "a compressed frame ends within a frame")',
+        "            self._inflation = None",
+        "tests/protocols/lumberjack/test_session.py",
+    ),
+    Mutant(
+        "backbone: the silent are kept",
+        _SUBSCRIBERS,
+        "if now - client.last <= ALIVE:",
+        "if now - client.last <= ALIVE + 1:",
+        "tests/protocols/backbone/test_subscribers.py tests/protocols/backbone/test_server_session.py",
+    ),
+    Mutant(
+        "backbone: journals are no subscribers",
+        _SUBSCRIBERS,
+        "return [(at, client) for at, client in clients if not client.flags & _NOSUBSCRIBE]",
+        "return [(at, client) for at, client in clients if not client.flags & _NOJOURNAL]",
+        "tests/protocols/backbone/test_subscribers.py",
+    ),
+    Mutant(
+        "backbone: many KEEPALIVEs at once raise the allowance",
+        _SUBSCRIBERS,
+        "if now - self._raised >= INTERVAL:",
+        "if True:",
+        "tests/protocols/backbone/test_server_session.py",
+    ),
+    Mutant(
+        "backbone: nobody is trusted",
+        "fyrehose/protocols/backbone/server_session.py",
+        "trusted = in_networks(source[0], self._settings.trusted)",
+        "trusted = False",
+        "tests/protocols/backbone/test_server_session.py",
+    ),
+    Mutant(
+        "backbone: a REQUEST costs nothing",
+        "fyrehose/protocols/backbone/server_session.py",
+        "if not self._requests.spend(requester, REQUEST_COST + max(last - first + 1, 0), now):",
+        "if False:",
+        "tests/conformance/test_backbone_limits.py",
+    ),
+    Mutant(
+        "backbone: others' addresses are believed",
+        "fyrehose/protocols/backbone/server_session.py",
+        'if host not in (source[0], "0.0.0.0"):',
+        "if False:",
+        "tests/protocols/backbone/test_server_session.py",
+    ),
+    Mutant(
+        "backbone: a REQUEST asks for too much",
+        "fyrehose/protocols/backbone/server_session.py",
+        "last = min(frame.last, newest, first + MAX_SEQUENCES - 1)",
+        "last = min(frame.last, newest)",
+        "tests/protocols/backbone/test_server_session.py",
+    ),
+    Mutant(
+        "backbone: backward ranges",
+        "fyrehose/protocols/backbone/frames.py",
+        "if isinstance(frame, _Range) and frame.first > frame.last:",
+        "if False:",
+        "tests/protocols/backbone/test_frames.py",
+    ),
+    # What outsiders planted, and no test noticed.
+    Mutant(
+        "a reload keeps verdicts on administering",
+        "fyrehose/broker/guard.py",
+        "        for verdicts in self._verdicts.values():\n            verdicts.clear()\n",
+        "        for action, verdicts in self._verdicts.items():\n"
+        "            if action is not Action.ADMINISTER:\n"
+        "                verdicts.clear()\n",
+        "tests/broker/test_guard.py",
+    ),
+    Mutant(
+        "a refused position counts as written",
+        _NAMED,
+        "named.writing, named.wanted, named.appended = False, named.stored, named.stored",
+        "named.writing, named.wanted = False, named.stored",
+        "tests/broker/test_named.py tests/broker/test_named_patterns.py",
+    ),
+    Mutant(
+        "a refused position stays wanted",
+        _NAMED,
+        "named.writing, named.wanted, named.appended = False, named.stored, named.stored",
+        "named.writing, named.appended = False, named.stored",
+        "tests/broker/test_named.py tests/broker/test_named_patterns.py",
+    ),
+    Mutant(
+        "a checkpoint omits subscriptions with a consumer",
+        _NAMED,
+        "for named in self.entries.values() if named.appended is not None}",
+        "for named in self.entries.values() if named.appended is not None and not named.consumer}",
+        "tests/broker/test_named.py tests/broker/test_named_patterns.py",
+    ),
+    Mutant(
+        "expired records are served from the latest deliveries",
+        _FANOUT,
+        "        if delivery is not None and not self.expired(stream, delivery.runs[0].time):\n",
+        "        if delivery is not None:\n",
+        "tests/broker/test_fanout.py",
+    ),
+    Mutant(
+        "no sync after a short write was cut",
+        _WRITER,
+        "            self._zeroed = 0\n            self._sync(self._fd)\n",
+        "            self._zeroed = 0\n",
+        _TESTS_JOURNAL,
+    ),
+    Mutant(
+        "the lake's progress is compared by its position only",
+        "fyrehose/spark/lake.py",
+        "            if self.progress(identity) != before:\n",
+        "            present = self.progress(identity)\n"
+        "            if (present and present.position) != (before and before.position):\n",
+        "tests/spark/test_lake.py",
+    ),
+)

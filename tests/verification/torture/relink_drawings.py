@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+"""Draws the state machines of docs/protocols/relink.md from the code's own tables, as Mermaid and as tables.
+
+relink_drawings.py        rewrites the drawings of the page, between their marks
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fyrehose.protocols.relink import client_session, server_session
+from fyrehose.protocols.relink.tables import RECEIVING, SENDING, Receiving, Sending
+
+PAGE = Path(__file__).parents[3] / "docs" / "protocols" / "relink.md"
+_MARKED = re.compile(r"(<!-- drawn: (\w+) -->\n).*?(<!-- /drawn -->)", re.DOTALL)
+
+
+#: The order in which the page draws the states of a connection.
+ORDER = ("VERSION", "HELLO", "LOOKUP", "REPLY", "RESYNC", "OPEN", "REFUSED")
+
+
+def _diagram(edges: Iterator[tuple[str, str, str]]) -> Iterator[str]:
+    """Yield a diagram of *edges*: state, label, next state; the first one begins at the first state."""
+    for at, (begin, label, end) in enumerate(edges):
+        if not at:
+            yield from ("```mermaid", "stateDiagram-v2", f"    [*] --> {begin}")
+        yield f"    {begin} --> {end}: {label}"
+    yield "```"
+
+
+def _connection(machine: Any) -> Iterator[str]:
+    """Draw a machine of Automat."""
+    edges = [
+        (old.name, f"{what} / {outputs[0].name}" if what != "resume" else what, new.name)
+        for old, what, new, outputs in machine.__automat_automaton__.allTransitions()
+    ]
+    yield from _diagram(iter(sorted(edges, key=lambda edge: (ORDER.index(edge[0]), ORDER.index(edge[2])))))
+
+
+def _channel(table: Mapping[tuple[Any, Any], Any], modes: Any) -> Iterator[str]:
+    yield from _diagram((begin.name, event.value, end.name) for (begin, event), end in table.items())
+    yield ""
+    yield "| state | meaning |"
+    yield "|---|---|"
+    for mode in modes:
+        yield f"| `{mode.name}` | {mode.value} |"
+
+
+DRAWINGS: dict[str, Callable[[], Iterator[str]]] = {
+    "connector": lambda: _connection(client_session.MACHINE),
+    "listener": lambda: _connection(server_session.MACHINE),
+    "sending": lambda: _channel(SENDING, Sending),
+    "receiving": lambda: _channel(RECEIVING, Receiving),
+}
+
+
+def redrawn(page: str) -> str:
+    """``page`` with its drawings as the tables are now."""
+    return _MARKED.sub(lambda mark: mark[1] + "\n".join(DRAWINGS[mark[2]]()) + "\n" + mark[3], page)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(redrawn(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""Mixed load with random faults for as long as asked: memory, descriptors, losses.
+
+    soak.py [--minutes M] [--seed S] [--every SECONDS] [--kills] [--directory DIR]
+
+Everybody of kill9.py publishes and reads by all five listeners, while strangers connect, send nonsense, and go (as in
+tests/verification/fuzz/fuzz_listeners.py); retention deletes.  Every so often everybody is disconnected, and what was
+acknowledged and delivered is checked; memory and descriptors of the server are taken then, when nobody is connected.
+With --kills the server is killed in between, at random; without, it is one process from the beginning to the end, and
+the slope of its memory says something.
+
+The status is 1 if anything was violated, or if descriptors or memory grew: by more than 32 descriptors, or by more than
+--slope MiB an hour over the second half of a run of at least 20 checks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
+
+import abuse
+import fuzz_listeners
+import kill9
+import servers
+
+#: Strangers in a second.
+STRANGERS = 20
+
+
+class Soak:
+    """One journal, and one server at a time."""
+
+    def __init__(self, root: Path, arguments: argparse.Namespace) -> None:
+        self.arguments, self.dice = arguments, random.Random(arguments.seed)
+        self.life = kill9.Life(root, self.dice, "batch", strangers=True)
+        self.life.segment_size, self.life.keep = 4 << 20, 32 << 20
+        #: (seconds, KiB, descriptors) at each check of the server that runs
+        self.taken: list[tuple[float, int, int]] = []
+        self.strangers = self.kills = self.checks = 0
+        self.began = time.monotonic()
+
+    def run(self) -> None:
+        server = self._start()
+        try:
+            while time.monotonic() - self.began < 60 * self.arguments.minutes and not self.life.problems:
+                self._load(server)
+                if self.arguments.kills and self.dice.random() < 0.5:
+                    server.kill()
+                    self.life.bus.hang_up()
+                    self.kills += 1
+                    server = self._start()
+                self._check(server)
+            if not self.life.problems and (status := server.kill(servers.signal.SIGTERM)):
+                self.life.problems.append(f"status {status} after SIGTERM")
+        finally:
+            server.process.kill()
+            server.process.wait()
+            self.life.bus.hang_up()
+        self.life.problems += [line for line in server.log.splitlines() if "Traceback" in line or "#critical]" in line][
+            :3
+        ]
+
+    def _start(self) -> servers.Server:
+        server = self.life.start()
+        server.wait_until_serving()
+        self.taken.clear()
+        return server
+
+    def _load(self, server: servers.Server) -> None:
+        self.life.load(server)
+        attacker = fuzz_listeners.Attacker(
+            {listener: server.port(listener) for listener in servers.LISTENERS}, self.dice.randrange(1 << 30)
+        )
+        deadline = time.monotonic() + self.dice.uniform(0.5, 2) * self.arguments.every
+        while time.monotonic() < deadline:
+            attacker.attack()
+            self.strangers += 1
+            time.sleep(1 / STRANGERS)
+        for peer in attacker.open:
+            peer.close()
+
+    def _check(self, server: servers.Server) -> None:
+        self.life.check(server)
+        self.checks += 1
+        time.sleep(1)
+        usage = abuse.Usage(server.process.pid)
+        self.taken.append((time.monotonic() - self.began, usage.resident, usage.descriptors))
+        print(
+            f"{self.taken[-1][0]:.0f} s: {sum(self.life.acked.values())} acknowledged, {self.life.kept} kept, "
+            f"{usage.resident >> 10} MiB, {usage.descriptors} descriptors, {self.strangers} strangers, "
+            f"{self.kills} kills, {len(self.life.problems)} violations",
+            flush=True,
+        )
+
+    def slope(self) -> float | None:
+        """How the memory grew in the second half, in MiB an hour; None: there is too little to say so."""
+        half = self.taken[len(self.taken) // 2 :]
+        if len(self.taken) < 20:
+            return None
+        line = statistics.linear_regression([at for at, _, _ in half], [float(size) for _, size, _ in half])
+        return line.slope * 3600 / 1024
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--every", type=float, default=10.0, help="seconds between two checks, about")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kills", action="store_true")
+    parser.add_argument("--slope", type=float, default=1.0, help="MiB an hour that the memory may grow")
+    parser.add_argument("--directory", type=servers.directory, help="for the journal; a temporary one by default")
+    arguments = parser.parse_args()
+    root = Path(tempfile.mkdtemp(prefix="fyrehose-soak-", dir=arguments.directory))
+    soak = Soak(root, arguments)
+    problems = soak.life.problems
+    try:
+        soak.run()
+    except (servers.ServerEnded, OSError, ValueError) as error:
+        problems.append(f"{type(error).__name__}: {error}")
+    finally:
+        soak.life.close()
+    slope = soak.slope()
+    if slope is not None and slope > arguments.slope and soak.taken[-1][0] >= 3600:
+        problems.append(f"the memory grows by {slope:.1f} MiB an hour")
+    if soak.taken and soak.taken[-1][2] > soak.taken[0][2] + 32:
+        problems.append(f"{soak.taken[0][2]} descriptors at first, {soak.taken[-1][2]} at last")
+    said = "too short to say how its memory grows" if slope is None else f"memory {slope:+.1f} MiB an hour"
+    listeners = ", ".join(f"{listener} {count}" for listener, count in soak.life.by_listener().items())
+    print(
+        f"{(time.monotonic() - soak.began) / 60:.1f} minutes, {soak.checks} checks, {soak.kills} kills, "
+        f"{soak.strangers} strangers (seed {arguments.seed}): acknowledged {listeners}; {said}; "
+        f"{len(problems)} violations"
+    )
+    for problem in problems[:20]:
+        print(f"VIOLATION: {problem}")
+    return servers.verdict(bool(problems), root)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
