@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from fyrehose.journal.offline.offsets import Offset
 from fyrehose.journal.offline.places import place
 from fyrehose.spark.selection import EVERY, Selection, selection
 
@@ -88,9 +89,9 @@ def table(
     if journal is not None:
         view = place(journal).view()
         known = None if target is None else target.progress(view.identity)
-        begin = None if known is None else known.position
-        if begin is not None and gaps == "skip":
-            begin = max(begin, view.start)  # Retention deleted what is between them.
+        begin = None if known is None else Offset(known.position, view.identity, known.chain)
+        if begin is not None and gaps == "skip" and begin.position < view.start:
+            begin = Offset(view.start, view.identity)  # Retention deleted what is between them.
         server = host_of(journal) if known is None else known.server
         options = {name: value for name, value in (("start", start), ("end", end)) if value is not None}
         parts.append(of_journal(spark, journal, server, options, start=begin, streams=wanted, gaps=gaps))
@@ -176,7 +177,7 @@ def of_journal(
     server: str,
     options: Mapping[str, str] | None = None,
     *,
-    start: int | None = None,
+    start: int | Offset | None = None,
     stop: int | None = None,
     streams: Sequence[str] | None = None,
     gaps: str = "error",
@@ -184,12 +185,13 @@ def of_journal(
     """Return the records of a journal between two positions, with the name of its server.
 
     :param options: others of the source
+    :param start: an offset is refused by another journal when the records are read
     """
     from pyspark.sql import functions as f
 
     reader = spark.read.format("fyrehose").option("gaps", gaps).options(**(options or {}))
     if start is not None:
-        reader = reader.option("startPosition", start)
+        reader = reader.option("startPosition", json.dumps(start.fields) if isinstance(start, Offset) else start)
     if stop is not None:
         reader = reader.option("endPosition", stop)
     if streams is not None:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import attrs
 from deltalake.transaction import AddAction
 
-from fyrehose.errors import JournalCorrupt, JournalError
-from fyrehose.journal.offline.places import Place, place
+from fyrehose.errors import JournalCorrupt, JournalError, JournalUnreachable
+from fyrehose.journal.offline.places import Place, check_identity, place
 from fyrehose.journal.offline.view import View
 from fyrehose.spark import rounds
 from fyrehose.spark.counting import Ahead, Behind, RangeCounts
@@ -179,6 +179,7 @@ class _Run:
         progress(self.done, self.source.view())
         while not stop():
             view = self.source.view()
+            check_identity(self.source, self.identity, view)
             self.observe(view, MONITORED)
             behind = view.mark - self.done.position
             waited = time.monotonic() - began
@@ -191,7 +192,11 @@ class _Run:
                 self._files = None
                 self.observe(view, 0)
             elif behind < 0:
-                check(self.source, view, self.done.position, self.done.position)  # says that it is another journal
+                raise JournalUnreachable(
+                    f"{self.journal} ends at position {view.mark}, and the lake {self.lake} has it up to "
+                    f"{self.done.position}: it is behind, such as a server of a cluster that has not caught up, or was "
+                    "put back from an older copy; put the newer journal back, or give this one a lake of its own"
+                )
             elif follow:
                 self.report(HEARTBEAT)
                 self.optimize()
@@ -287,5 +292,5 @@ class _Run:
     def report(self, at_least: float) -> None:
         """Say to retention how far we have come, if we did not within so many seconds."""
         if self.subscription is not None and time.monotonic() - self._reported >= at_least:
-            self.source.update_subscription(self.subscription, self.done.position)
+            self.source.update_subscription(self.subscription, self.done.position, self.identity)
             self._reported = time.monotonic()

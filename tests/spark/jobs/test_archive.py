@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable
 from pyarrow import parquet
 
-from fyrehose.errors import JournalCorrupt, JournalLocked
+from fyrehose.errors import JournalCorrupt, JournalLocked, JournalUnreachable
 from fyrehose.journal import subscriptions
 from fyrehose.records import Run
 from fyrehose.spark import rounds, tables
@@ -141,7 +141,12 @@ def test_archive_of_another_journal_or_an_older_copy_is_refused(written: Opener,
         again.append(Run.of("s", [b"%3d" % number], source="test"))
         again.close()
     archive(None, str(one.directory), lake)
-    with pytest.raises(JournalCorrupt, match="it is another journal"):
+    with pytest.raises(JournalUnreachable, match="put back from an older copy"):
+        archive(None, str(copy), lake, subscription="lake")
+    grown = written("copy")
+    for number in range(9):
+        grown.append(Run.of("s", [b"%3d" % number], source="test"))
+    with pytest.raises(JournalCorrupt, match="put back from another copy"):
         archive(None, str(copy), lake, subscription="lake")
     assert subscriptions.registered(copy) == []
     identity = Lake.at(lake).servers()
