@@ -6,9 +6,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
+import numpy as np
+import pyarrow as pa
 
 from fyrehose.journal.offline.offsets import Offset
 from fyrehose.journal.offline.places import place
@@ -36,11 +38,11 @@ COLUMNS = (
     "payload",
     "date",
 )
-#: Schema of a lake's files: the same columns, and the keys of directories that older versions wrote.
+#: Schema of a lake: the same columns.
 _LAKE = (
     "server string, stream string, seq bigint, time timestamp, source string, producer string, topic string, "
     "content_type string, producer_seq bigint, event_id binary, event_time timestamp, payload binary, "
-    "round string, stream_key string, date date"
+    "date date"
 )
 
 #: The largest number that Spark has.
@@ -115,40 +117,62 @@ def of_lake(spark: SparkSession, lake: Lake, chosen: Selection | None = None, se
     if not files:
         found = spark.createDataFrame([], _LAKE).select(*COLUMNS)
     elif lake.store.remote:
-        found = _of_store(spark, lake.store, files, chosen)
+        found = _of_store(spark, lake.store, files, chosen, lake.vectors())
     else:
-        found = _of_directory(spark, lake.store.directory, files)
-    if lake.upgraded is not None:
-        found = found.withColumn("server", f.coalesce("server", f.lit(lake.upgraded)))
+        found = _of_directory(spark, lake.store.directory, files, lake.vectors())
     if server is not None:
         found = found.where(f.col("server") == server)
     return found if chosen is None else _within(found, chosen)
 
 
-def _of_directory(spark: SparkSession, directory: Path, files: Sequence[File]) -> DataFrame:
-    """Return the records of files in a directory, which Spark reads itself."""
+def _of_directory(spark: SparkSession, directory: Path, files: Sequence[File], deleted: Mapping[str, Any]) -> DataFrame:
+    """Return the records of files in a directory, which Spark reads itself, without the deleted rows of some."""
     from pyspark.sql import DataFrame
 
-    from fyrehose.spark.lake import OLD_DATA
-
     parts = []
-    # Spark derives columns from directories, and refuses files below directories of several kinds.
-    for old, base in ((False, directory), (True, directory / OLD_DATA)):
-        paths = [str(directory / file.path) for file in files if file.old == old]
-        if paths:
-            reader = spark.read.schema(_LAKE).option("basePath", str(base))
-            parts.append(reader.option("datetimeRebaseMode", "CORRECTED").parquet(*paths).select(*COLUMNS))
+    for without in (False, True):
+        some = [file.path for file in files if (file.path in deleted) == without]
+        if some:
+            reader = spark.read.schema(_LAKE).option("basePath", str(directory))
+            found = reader.option("datetimeRebaseMode", "CORRECTED").parquet(*(str(directory / path) for path in some))
+            if without:
+                found = _without(found, {path: deleted[path] for path in some})
+            parts.append(found.select(*COLUMNS))
     return reduce(DataFrame.union, parts)
 
 
-def _of_store(spark: SparkSession, store: LakeStore, files: Sequence[File], chosen: Selection | None) -> DataFrame:
+def _without(records: DataFrame, deleted: Mapping[str, Any]) -> DataFrame:
+    """Return the records without those whose index in their file is among the deleted ones."""
+    from pyspark.sql import functions as f
+
+    names = [_name(path) for path, rows in deleted.items() for _ in rows]
+    indexes = pa.array(np.concatenate(list(deleted.values())), pa.int64())
+    gone = records.sparkSession.createDataFrame(pa.table({"_name": names, "_row": indexes}))
+    name = f.regexp_extract("_metadata.file_path", "([^/]+/[^/]+)$", 1)
+    keyed = records.withColumns({"_name": name, "_row": f.col("_metadata.row_index")})
+    return keyed.join(f.broadcast(gone), ["_name", "_row"], "left_anti")
+
+
+def _name(path: str) -> str:
+    """Return the end of a path, which names one file of a lake however Spark writes what is before it."""
+    return "/".join(path.split("/")[-2:])
+
+
+def _of_store(
+    spark: SparkSession,
+    store: LakeStore,
+    files: Sequence[File],
+    chosen: Selection | None,
+    deleted: Mapping[str, Any],
+) -> DataFrame:
     """Return the records of files in an object store, which Python tasks read.
 
     Spark's own reader would need jars and a configuration of its own for the store.
     """
     from fyrehose.spark.fetching import fetch
 
-    read = partial(fetch, store, [file.path for file in files], chosen)
+    here = {file.path: deleted[file.path] for file in files if file.path in deleted}
+    read = partial(fetch, store, [file.path for file in files], chosen, deleted=here)
     tasks = spark.range(0, len(files), 1, len(files))
     return tasks.mapInArrow(read, spark.createDataFrame([], _LAKE).select(*COLUMNS).schema)
 
