@@ -31,11 +31,12 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, PostCommitHookProperties
+from pyarrow import compute
 
 from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalLocked
 from fyrehose.journal.format import UNKNOWN
 from fyrehose.spark.columns import COLUMNS
-from fyrehose.spark.deltalog import transactions
+from fyrehose.spark.deltalog import LOG, damage_of, transactions
 from fyrehose.spark.selection import EVERY, Selection
 from fyrehose.spark.stores import LakeStore, plain, sync
 
@@ -134,7 +135,7 @@ class Lake:
     def table(self) -> DeltaTable | None:
         """Return the Delta table as it was when it was first used or last refreshed; None if nothing was archived yet.
 
-        :raises JournalError: its log is damaged
+        :raises JournalCorrupt: its log is damaged
         """
         if self._table is None:
             self.refresh()
@@ -143,7 +144,8 @@ class Lake:
     def refresh(self) -> DeltaTable | None:
         """Return the Delta table as it is now.
 
-        :raises JournalError: its log is damaged, or the table has features that are not known here
+        :raises JournalCorrupt: its log is damaged
+        :raises JournalError: the table has features that are not known here
         """
         try:
             with self.store.explained():
@@ -153,7 +155,8 @@ class Lake:
                 else:
                     table = _opened(self.store)
         except DeltaError as error:
-            raise JournalError(f"the log of the lake {self} cannot be read: {plain(error)}") from error
+            found = damage_of(self.store) or f"{plain(error)}; restore {self.store.below(LOG)} from a copy"
+            raise JournalCorrupt(f"the log of the lake {self} is damaged: {found}") from error
         if table is not None:
             self._check_features(table)
         self._table = table
@@ -191,16 +194,20 @@ class Lake:
             if not self.store.remote:
                 self.store.directory.mkdir(parents=True, exist_ok=True)
             schema = Schema.from_arrow(SCHEMA)
-            with self.store.explained():
-                DeltaTable.create(
-                    self.store.uri,
-                    schema,
-                    mode="ignore",
-                    partition_by=[PARTITION],
-                    name="fyrehose",
-                    configuration=_SETTINGS,
-                    storage_options=self.store.options,
-                )
+            try:
+                with self.store.explained():
+                    DeltaTable.create(
+                        self.store.uri,
+                        schema,
+                        mode="ignore",
+                        partition_by=[PARTITION],
+                        name="fyrehose",
+                        configuration=_SETTINGS,
+                        storage_options=self.store.options,
+                    )
+            except DeltaError:
+                if self.refresh() is None:  # Otherwise another archive was first, or the answer was lost.
+                    raise
 
     def servers(self) -> dict[str, str]:
         """Return the names of the servers whose journals are in the lake, by the identity of the journal."""
@@ -340,6 +347,8 @@ class Lake:
             table = self.refresh()
             assert table is not None
             if self.progress(identity) != before:
+                if self.committed(identity, after, files):
+                    return  # the answer of an object store was lost
                 raise JournalLocked(f"another archive of this journal has committed to the lake {self}") from error
             version = table.version()
             try:
@@ -361,6 +370,14 @@ class Lake:
                     self._known = version + 1, identity, after
                 return
         self._failed(error)
+
+    def committed(self, identity: bytes, after: Progress, files: Sequence[AddAction]) -> bool:
+        """Return whether a round was committed, by its progress and its files; the names of files are unique."""
+        table = self.refresh()
+        if table is None or self.progress(identity) != after:
+            return False
+        known = pa.table(table.get_add_actions())["path"]
+        return bool(compute.all(compute.is_in(pa.array([file.path for file in files], pa.string()), known)).as_py())
 
     @contextmanager
     def locked(self, identity: bytes) -> Iterator[None]:
@@ -388,24 +405,33 @@ class Lake:
     def _record(self, identity: bytes, after: Progress, gaps: Sequence[Gap]) -> None:
         """Add gaps to the table of lost numbers, before the round is committed; a second time changes nothing."""
         store = self.store.below("_lost")
-        table = _opened(store)
-        known = None if table is None else table.transaction_version(identity.hex())
-        new = [gap for gap in gaps if known is None or gap[3] >= known]
-        if new:
+        error: Exception | None = None
+        for _ in range(_TRIES):
+            table = _opened(store)
+            known = None if table is None else table.transaction_version(identity.hex())
+            new = [gap for gap in gaps if known is None or gap[3] >= known]
+            if not new:
+                return
             columns = [[after.server] * len(new), *map(list, zip(*new, strict=True))]
-            with store.explained():
-                write_deltalake(
-                    store.uri,
-                    pa.Table.from_arrays(
-                        [pa.array(values, field.type) for values, field in zip(columns, _LOST, strict=True)],
-                        schema=_LOST,
-                    ),
-                    mode="append",
-                    commit_properties=CommitProperties(app_transactions=[Transaction(identity.hex(), after.position)]),
-                    storage_options=store.options,
-                )
-            written = _opened(store)
-            _sync(store, written, -1 if known is None or written is None else written.version() - 1)
+            arrays = [pa.array(values, field.type) for values, field in zip(columns, _LOST, strict=True)]
+            try:
+                with store.explained():
+                    write_deltalake(
+                        store.uri,
+                        pa.Table.from_arrays(arrays, schema=_LOST),
+                        mode="append",
+                        commit_properties=CommitProperties(
+                            app_transactions=[Transaction(identity.hex(), after.position)]
+                        ),
+                        storage_options=store.options,
+                    )
+            except CommitFailedError as failed:  # The answer of an object store was lost, or another archive was first.
+                error = failed
+            else:
+                written = _opened(store)
+                _sync(store, written, -1 if known is None or written is None else written.version() - 1)
+                return
+        self._failed(error)
 
     def set_properties(self, properties: dict[str, str]) -> None:
         """Set properties of the table, beside those that it has."""

@@ -56,7 +56,7 @@ from fyrehose.spark.gaps import survey
 from fyrehose.spark.plan import PIECE, Part, Planner, admitted, check
 from fyrehose.spark.reading import PartReader
 from fyrehose.spark.selection import Selection, selection
-from fyrehose.spark.sink import BatchWriter, SinkTarget, StreamWriter
+from fyrehose.spark.sink import BatchWriter, SinkTarget, StreamWriter, refuse_unknown
 
 RECORDS = (
     "stream string not null, seq bigint not null, time timestamp not null, source string not null, producer string, "
@@ -68,6 +68,11 @@ GAPS = (
     "position bigint not null, reason string not null"
 )
 _NO_LIMIT = 1 << 62
+#: The options of the source.
+OPTIONS = (
+    *("path", "tokenFile", "streams", "start", "end", "startPosition", "endPosition", "gaps", "table"),
+    *("partitionBytes", "maxRowsPerBatch", "maxBytesPerBatch"),
+)
 #: What to do if the journal is not the one of an offset.
 _ANEW = "load the journal that was read before, or begin with a new checkpoint or lake"
 
@@ -93,6 +98,7 @@ class SourceOptions:
 
         :raises ConfigError: an option is invalid, or ``path`` is missing
         """
+        refuse_unknown(options, OPTIONS, "source")
         path = options.get("path")
         if not path:
             raise ConfigError(
