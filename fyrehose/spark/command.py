@@ -416,9 +416,8 @@ def verify(journal: str, lake: str, master: str | None, memory: str) -> None:
 
 @main.command(short_help="Merge small files of a lake, and remove unused ones.")
 @click.option("--keep", type=DURATION, help="Delete days that ended longer ago, such as 90d.")
-@click.option("--sort", is_flag=True, help="Sort finished days by stream and number; takes several times as long.")
 @click.argument("lake")
-def optimize(lake: str, keep: float | None, sort: bool) -> None:
+def optimize(lake: str, keep: float | None) -> None:
     """Merge the small files of LAKE, and remove files that are not used any more; archives may run meanwhile.
 
     \b
@@ -427,7 +426,7 @@ def optimize(lake: str, keep: float | None, sort: bool) -> None:
     from fyrehose.spark.jobs.optimize import optimize as run
 
     with bar("merging files"):
-        done = run(lake, keep=keep, sort=sort)
+        done = run(lake, keep=keep)
     showing.table(f"optimized {lake}", ("days merged", "files", "removed"), [(done.days, done.files, done.removed)])
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -30,7 +31,7 @@ import numpy as np
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
-from deltalake.transaction import AddAction, PostCommitHookProperties
+from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction
 from pyarrow import compute
 
 from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalLocked
@@ -370,6 +371,36 @@ class Lake:
                     self._known = version + 1, identity, after
                 return
         self._failed(error)
+
+    def replace(self, files: Sequence[File], by: Sequence[AddAction]) -> None:
+        """Replace files by others that have the same records, in one commit.
+
+        :raises JournalError: another program has changed one of the files
+        """
+        table = self.refresh()
+        assert table is not None
+        deleted = self.vectors()
+        # Changes before this moment are found here, and later ones by delta-rs.
+        known = {file.path for file in self.files() if file.path not in deleted}
+        if not known.issuperset(file.path for file in files):
+            raise JournalError(f"the lake {self} could not be changed: another program changed the files, try again")
+        now, version = time.time_ns() // 1_000_000, table.version()
+        removed = [
+            RemoveAction(file.path, False, now, file.size, {PARTITION: file.path.rpartition(f"{PARTITION}=")[2][:10]})
+            for file in files
+        ]
+        try:
+            with self.store.explained():
+                table.create_write_transaction(
+                    [*by, *removed],
+                    "append",
+                    table.schema(),
+                    [PARTITION],
+                    post_commithook_properties=_hooks(table),
+                )
+        except CommitFailedError as error:
+            self._failed(error)
+        _sync(self.store, self.refresh(), version)
 
     def committed(self, identity: bytes, after: Progress, files: Sequence[AddAction]) -> bool:
         """Return whether a round was committed, by its progress and its files; the names of files are unique."""

@@ -48,7 +48,7 @@ def test_options() -> None:
     for name in ("maxRowPerBatch", "stream", "filter"):
         with pytest.raises(ConfigError, match=f"unknown option {name!r} of the source fyrehose; (did you|available)"):
             SourceOptions.of({"path": "/j", name: "1"})
-    with pytest.raises(ConfigError, match="did you mean maxRowsPerBatch?"):
+    with pytest.raises(ConfigError, match=r"did you mean maxRowsPerBatch\?"):
         SourceOptions.of({"path": "/j", "maxRowPerBatch": "1"})
     with pytest.raises(ConfigError, match="cannot be read as a stream"):
         FyrehoseDataSource({"path": "/j", "table": "gaps"}).streamReader(None)  # type: ignore[arg-type]
