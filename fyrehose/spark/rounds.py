@@ -94,7 +94,8 @@ def write(task: Task) -> list[Written]:
     :raises JournalCorrupt: durable bytes are damaged, or were deleted after the part was planned
     """
     reader = PartReader(task.place, task.part, Selection(), _SCHEMA, True, _NO_LIMIT, _NO_LIMIT)
-    return [_write_day(task, day, of_day) for pieces in reader.pieces() for day, of_day in pieces.by_day()]
+    with memory.uncollected():
+        return [_write_day(task, day, of_day) for pieces in reader.pieces() for day, of_day in pieces.by_day()]
 
 
 def _write_day(task: Task, day: int, pieces: Pieces) -> Written:
