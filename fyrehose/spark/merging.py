@@ -52,7 +52,8 @@ def together(store: LakeStore, paths: Sequence[str]) -> Iterator[list[str]]:
             every = [found.row_group(number) for number in range(found.num_row_groups)]
             size = sum(group.total_byte_size for group in every if _stream_of(group) is None)
         if lot and total + size > SHARED:
-            yield lot
+            if len(lot) > 1:
+                yield lot
             lot, total = [], 0
         lot.append(path)
         total += size

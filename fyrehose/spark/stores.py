@@ -129,7 +129,8 @@ class LakeStore:
 
 def unavailable(error: Exception) -> bool:
     """Return whether an error means that an object store could not be used, and not that a file is damaged."""
-    return any(text in str(error) for text in ("Generic S3 error", "Error performing "))
+    text = str(error)
+    return "Generic S3 error" in text or ("Error performing " in text and not isinstance(error, FileNotFoundError))
 
 
 def plain(error: Exception) -> str:
