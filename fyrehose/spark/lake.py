@@ -65,6 +65,8 @@ _BY_COLUMN_MAPPING = 2
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: Features of a table that do not change what its files mean, or that are honoured here (vectors()).
 FEATURES = frozenset({"deletionVectors", "timestampNtz", "vacuumProtocolCheck"})
+#: Columns of the log's table of files, beside their statistics.
+_FILE = {"path": pa.string(), "size_bytes": pa.int64(), "num_records": pa.int64()}
 #: How often a commit is tried, while other archives change the table.
 _TRIES = 10
 
@@ -105,6 +107,8 @@ class Lake:
 
     store: LakeStore
     _table: DeltaTable | None = attrs.field(default=None, init=False)
+    #: The table's version, and its files.
+    _files: tuple[int, pa.Table] | None = attrs.field(default=None, init=False)
     #: The table's version, and the rows of its files that are deleted.
     _vectors: tuple[int, dict[str, Any]] | None = attrs.field(default=None, init=False)
     #: The last progress that was read or committed: the table's version, the journal's identity, and the progress.
@@ -262,20 +266,30 @@ class Lake:
 
     def files(self, selection: Selection | None = None, server: str | None = None) -> list[File]:
         """Return the files that the log names and that may have records of the selection and the server."""
-        if self.table is None:
-            return []
-        found = pa.table(self.table.get_add_actions(flatten=True)).to_pylist()
+        found = self._actions()
+        if selection is not None:
+            found = found.filter(_may_match(found, selection))
+        if server is not None:
+            found = found.filter(_may_have(found, "server", server, server))
         deleted = self.vectors()
         return [
-            File(
-                path=row["path"],
-                size=row["size_bytes"],
-                rows=(row["num_records"] or 0) - len(deleted.get(row["path"], ())),
-            )
-            for row in found
-            if (selection is None or _may_match(row, selection))
-            and (server is None or _may_have(row, "server", server, server))
+            File(path=path, size=size, rows=(rows or 0) - len(deleted.get(path, ())))
+            for path, size, rows in zip(*(found[name].to_pylist() for name in _FILE), strict=True)
         ]
+
+    def totals(self) -> tuple[int, int]:
+        """Return the number of files that the log names, and their size in bytes."""
+        found = self._actions()
+        return found.num_rows, compute.sum(found["size_bytes"]).as_py() or 0
+
+    def _actions(self) -> pa.Table:
+        """Return the files of the log and their statistics: one table, however many files there are."""
+        if self.table is None:
+            return pa.table({name: pa.array([], kind) for name, kind in _FILE.items()})
+        version = self.table.version()
+        if self._files is None or self._files[0] != version:
+            self._files = version, pa.table(self.table.get_add_actions(flatten=True))
+        return self._files[1]
 
     def check(self, files: Sequence[File]) -> None:
         """Check that the files are there, with their sizes.
@@ -407,7 +421,7 @@ class Lake:
         table = self.refresh()
         if table is None or self.progress(identity) != after:
             return False
-        known = pa.table(table.get_add_actions())["path"]
+        known = self._actions()["path"]
         return bool(compute.all(compute.is_in(pa.array([file.path for file in files], pa.string()), known)).as_py())
 
     @contextmanager
@@ -501,27 +515,42 @@ def _end_of(identity: bytes, stream: str) -> str:
     return f"{identity.hex()}{_END}{stream}"
 
 
-def _may_match(row: dict[str, Any], selection: Selection) -> bool:
-    """Return False if the statistics of a file exclude that it has selected records."""
+def _may_match(files: pa.Table, selection: Selection) -> pa.Array:
+    """Return a mask of the files whose statistics do not exclude that they have selected records."""
     start, end = selection.start, selection.end
     since = None if start.time is None else _EPOCH + timedelta(microseconds=start.time)
     until = None if end.time is None else _EPOCH + timedelta(microseconds=end.time)
-    if not _may_have(row, "time", since, until):
-        return False
     named = (start.seqs.keys() | end.seqs.keys()) - {EVERY} if selection.streams is None else selection.streams
-    if any(
-        _may_have(row, "stream", stream, stream) and _may_have(row, "seq", *selection.seqs(stream)) for stream in named
+    chosen = _all(files, False)
+    for stream in named:
+        seqs = _may_have(files, "seq", *selection.seqs(stream))
+        chosen = compute.or_(chosen, compute.and_(_may_have(files, "stream", stream, stream), seqs))
+    if selection.streams is None:
+        least, most = (files[name] if name in files.column_names else None for name in ("min.stream", "max.stream"))
+        others = _all(files, True)
+        if least is not None and most is not None:  # All records of some files are of a stream that is named.
+            one = compute.and_(compute.equal(least, most), compute.is_in(least, pa.array(sorted(named), pa.string())))
+            others = compute.invert(compute.fill_null(one, False))
+        chosen = compute.or_(chosen, compute.and_(others, _may_have(files, "seq", *selection.seqs(EVERY))))
+    return compute.and_(chosen, _may_have(files, "time", since, until))
+
+
+def _may_have(files: pa.Table, column: str, first: Any, last: Any) -> pa.Array:
+    """Return a mask of the files whose statistics do not exclude values between two bounds; a bound may be None."""
+    mask = _all(files, True)
+    for name, bound, fits in (
+        (f"min.{column}", last, compute.less_equal),
+        (f"max.{column}", first, compute.greater_equal),
     ):
-        return True
-    least, most = row.get("min.stream"), row.get("max.stream")
-    others = selection.streams is None and not (least == most and least in named)
-    return others and _may_have(row, "seq", *selection.seqs(EVERY))
+        if bound is not None and name in files.column_names:
+            values = files[name]
+            found = fits(values, pa.scalar(bound, values.type))
+            mask = compute.and_(mask, compute.fill_null(found, True))
+    return mask
 
 
-def _may_have(row: dict[str, Any], column: str, first: Any, last: Any) -> bool:
-    """Return False if the statistics of a file exclude values between two bounds; a bound may be None."""
-    least, most = row.get(f"min.{column}"), row.get(f"max.{column}")
-    return (least is None or last is None or least <= last) and (most is None or first is None or first <= most)
+def _all(files: pa.Table, value: bool) -> pa.ChunkedArray:
+    return pa.chunked_array([pa.repeat(pa.scalar(value), files.num_rows)])
 
 
 def delete_rows(store: LakeStore, table: DeltaTable, where: str) -> int:

@@ -325,8 +325,7 @@ class _Run:
         if self.monitor is None or time.monotonic() - self._monitored < at_least or view.mark < self.done.position:
             return
         if self._files is None:
-            files = self.lake.files()
-            self._files = len(files), sum(file.size for file in files)
+            self._files = self.lake.totals()
         count, size = self._files
         behind, name = self._ahead.behind(view, self.done.position), str(self.lake)
         self.monitor(ArchiveState(server=self.server, lake=name, done=self.done, behind=behind, files=count, size=size))
