@@ -449,6 +449,31 @@ def lost(take_back: str | None, lake: str) -> None:
     showing.table(title, ("server", "stream", "first", "last", "numbers"), rows)
 
 
+@main.command(short_help="Print statements that name a lake in other engines.")
+@click.option(
+    "--for",
+    "engine",
+    type=click.Choice(["duckdb", "trino", "athena", "snowflake", "unity", "dbt"]),
+    required=True,
+    help="The engine.",
+)
+@click.option("--match", metavar="PATTERN", default="*", show_default=True, help="Views of these streams only.")
+@click.argument("lake")
+def catalog(engine: str, match: str, lake: str) -> None:
+    """Print the statements by which an engine names LAKE as a table, and each stream as a view.
+
+    \b
+        fyrehose-spark catalog s3://bucket/lake --for trino
+    """
+    from fyrehose.patterns import Pattern
+    from fyrehose.spark.lake import Lake
+    from fyrehose.spark.statements import statements
+
+    target = Lake.existing(lake)
+    for statement in statements(engine, str(target), [*filter(Pattern(match).covers, target.streams())]):
+        click.echo(statement)
+
+
 @main.command(short_help="Delete records from a lake.")
 @click.option("--where", required=True, metavar="SQL", help="Records to delete, such as \"stream = 'web'\".")
 @click.argument("lake")
