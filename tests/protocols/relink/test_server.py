@@ -722,7 +722,7 @@ def test_protocol_violation_ends_link_and_connection(make_server: Any, packet: A
 
 
 def test_too_many_channels_end_the_link(make_server: Any) -> None:
-    server = make_server(max_channels="4")
+    server = make_server(max_channels=4)
     peer = server.linked()
     for channel in range(5):
         send(peer, b"x", channel=channel)
