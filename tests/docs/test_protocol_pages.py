@@ -34,7 +34,7 @@ def golden() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", PROTOCOLS)
+@pytest.mark.parametrize("name", [*PROTOCOLS, "relink-wire"])
 def test_golden_bytes_are_those_of_the_vectors(name: str, golden: Any) -> None:
     page = (PAGES / f"{name}.md").read_text(encoding="utf-8")
     assert golden.redrawn(page) == page, "run tests/docs/golden_bytes.py"

@@ -1,4 +1,4 @@
-"""One of the peer's channels: its received messages, their decisions and results (docs/protocols/relink.md, R1-R7).
+"""One of the peer's channels: its received messages, their decisions and results (docs/protocols/relink-wire.md, R1-R7).
 
        acknowledged       staged by the owner     decided       received
     -------------------|----------------------|-------------|-------------|  ->

@@ -490,7 +490,7 @@ def test_shutdown_of_both_ends_the_link(make_server: Any) -> None:
     assert not server.registry.entries
 
 
-# Every row of the table of replies in docs/protocols/relink.md.
+# Every row of the table of replies in docs/protocols/relink-wire.md.
 
 
 @pytest.mark.parametrize("require", [False, True])
