@@ -93,8 +93,8 @@ class ServerSettings:
     streams_per_address: int = option(
         0,
         count,
-        f"number of streams that one address, or one identity, may create until a restart, half of them at once and a "
-        f"200th each second; 0: {STREAMS}, or half of max-streams if that is less",
+        f"number of streams that one address, or one identity, may create until a restart: {_LIMITS.burst}, or half "
+        f"of them, at once, then {_LIMITS.rate:g}, or a 200th, each second; 0: {STREAMS}, or half of max-streams if that is less",
     )
     subscriptions_per_address: int = option(
         _LIMITS.subscriptions, count, "maximum number of simultaneous subscriptions of one address", least=1
@@ -128,8 +128,8 @@ class ServerSettings:
         """Return the limits of a single peer."""
         return PeerLimits(
             streams=self.streams_per_address,
-            burst=max(1, (self.streams_per_address or STREAMS) // 2),
-            rate=max(1.0, (self.streams_per_address or STREAMS) / 200),
+            burst=max(_LIMITS.burst, self.streams_per_address // 2),
+            rate=max(_LIMITS.rate, self.streams_per_address / 200),
             subscriptions=self.subscriptions_per_address,
         )
 
