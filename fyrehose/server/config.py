@@ -94,7 +94,8 @@ class ServerSettings:
         0,
         count,
         f"number of streams that one address, or one identity, may create until a restart: {_LIMITS.burst}, or half "
-        f"of them, at once, then {_LIMITS.rate:g}, or a 200th, each second; 0: {STREAMS}, or half of max-streams if that is less",
+        f"of them, at once, then {_LIMITS.rate:g}, or a 200th, each second; 0: {STREAMS}, or half of "
+        "max-streams if that is less",
     )
     subscriptions_per_address: int = option(
         _LIMITS.subscriptions, count, "maximum number of simultaneous subscriptions of one address", least=1
