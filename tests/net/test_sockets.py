@@ -17,7 +17,7 @@ from twisted.internet.tcp import Port, Server
 
 from fyrehose.net.sockets import (
     ACCEPTS,
-    READ,
+    READ_BYTES,
     UNSENT,
     WRITE,
     PromptServer,
@@ -226,7 +226,7 @@ def test_large_amounts_are_read_at_once(pair: Pair) -> None:
     pair.transport.protocol.dataReceived = lambda data: got.append(len(data))
     pair.peer.setblocking(True)
     pair.peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-    sent = pair.peer.send(b"x" * (READ // 2))
+    sent = pair.peer.send(b"x" * (READ_BYTES // 2))
     pair.transport.doRead()
     assert got == [sent]
 
@@ -269,7 +269,7 @@ def test_other_files_than_unix_sockets_are_not_removed(tmp_path: Path) -> None:
     assert path.read_text() == "x"
 
 
-def test_inherited_descriptors_are_checked(tmp_path: Path) -> None:
+def test_inherited_descriptor_that_is_no_listening_socket_is_refused(tmp_path: Path) -> None:
     inet, unix = socket.AF_INET, socket.AF_UNIX
     with socket.create_server(("127.0.0.1", 0)) as good, socket.socket() as idle, (tmp_path / "f").open("w") as file:
         check_adopted(good.fileno(), inet)

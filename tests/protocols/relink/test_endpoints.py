@@ -109,7 +109,7 @@ def test_subscriber_resumes_without_loss_or_repeat(make_server: Any, restarted: 
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_gap_keeps_its_position_over_reconnections(make_server: Any, restarted: bool) -> None:
+def test_gap_stays_between_the_same_records_over_reconnections(make_server: Any, restarted: bool) -> None:
     """Retention deletes records that were not sent; later connections still map channel to stream numbers."""
     server = make_server(window="2")
     for i in range(8):
