@@ -172,6 +172,16 @@ def test_commit_waits_for_the_writer_thread_while_that_is_busy(bench: Bench, wor
     assert durable(retired, append) == [True, True]
 
 
+def test_append_during_a_retirement_needs_no_later_append(bench: Bench, worker: HandWorker) -> None:
+    bench.append(bytes(1_000))
+    bench.clock.advance(0)
+    retired = bench.journal.retire(["s"])
+    append = bench.append(b"a", stream="other")  # smaller than the last commit
+    bench.clock.advance(0)
+    worker.work()
+    assert durable(retired, append) == [True, True]
+
+
 def test_worker_that_got_a_job_in_the_same_turn_is_waited_for(bench: Bench, worker: HandWorker) -> None:
     append = bench.append(b"a")
     retired = bench.journal.retire(["s"])
