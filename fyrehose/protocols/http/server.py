@@ -56,6 +56,7 @@ from fyrehose.protocols.http.session import (
 from fyrehose.protocols.http.uploads import Upload
 from fyrehose.records import MAX_PAYLOAD, Run
 from fyrehose.web.hosts import hosts_of, url_of
+from fyrehose.web.origins import Origins, origins
 from fyrehose.web.server import HEADERS, WebProtocol, WebSettings, token_of
 from fyrehose.web.session import RequestHead, RequestRefused
 
@@ -87,6 +88,9 @@ class HttpSettings(WebSettings):
 
     max_payload: int = option(MAX_PAYLOAD, size, "largest message accepted")
     max_body: int = option(16 << 30, size, "largest body of one message per line with a Content-Length")
+    origins: tuple[str, ...] = option(
+        (), origins, "origins whose pages may use this listener, such as https://dash.example; *: all others may read"
+    )
 
     def __attrs_post_init__(self) -> None:
         if not 0 < self.max_payload <= MAX_PAYLOAD:
@@ -104,7 +108,7 @@ class HttpProtocol(WebProtocol):
     settings: HttpSettings
 
     def __init__(self, factory: HttpFactory) -> None:
-        super().__init__(factory, HttpSession(factory.hosts, limits=factory.limits))
+        super().__init__(factory, HttpSession(factory.hosts, factory.origins, limits=factory.limits))
         self.ends, self.now = factory.ends, factory.now
         self._upload: Upload | None = None
         self._streamed: ReadAnswer | LiveAnswer | None = None
@@ -517,3 +521,4 @@ class HttpFactory(SessionFactory):
         self.ends, self.now = Ends(broker), time.time
         self.limits = RequestLimits(message=self.settings.max_payload, body=self.settings.max_body)
         self.hosts = hosts_of(endpoint, self.settings.hosts)
+        self.origins = Origins(frozenset(self.settings.origins))

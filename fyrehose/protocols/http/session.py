@@ -214,6 +214,9 @@ class HttpSession(WebSession):
         """Return the events of a request's head, or refuse a path or a method that does not exist."""
         self._request, self._body, self._managed, self._partly_published = request, None, None, False
         path = request.path
+        if self.reads_only and "subscription" in request.query:
+            detail = "a page whose origin is not listed itself cannot use named subscriptions; add it to origins"
+            return self.refuse(403, "foreign-origin", detail)
         if path == ("",):
             return self._usage(request)
         if (managed := manage(request)) is not None:
