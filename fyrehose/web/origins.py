@@ -9,7 +9,7 @@ may read, without credentials and without changing anything.  See https://fetch.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import attrs
 
@@ -46,7 +46,7 @@ def origins(text: str) -> tuple[str, ...]:
 
 
 @attrs.frozen
-class Verdict:
+class PageVerdict:
     """Whether a request is served, as far as the page is concerned that sent it.
 
     :ivar refusal: why it is not; empty: it is served
@@ -59,7 +59,7 @@ class Verdict:
     reads_only: bool = False
 
 
-_SERVED = Verdict()
+_SERVED = PageVerdict()
 
 
 @attrs.frozen
@@ -69,9 +69,9 @@ class Origins:
     :ivar allowed: exact origins, and ``*`` for all others
     """
 
-    allowed: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)
+    allowed: Collection[str] = ()
 
-    def judge(self, method: str, headers: Mapping[str, str]) -> Verdict:
+    def judge(self, method: str, headers: Mapping[str, str]) -> PageVerdict:
         """Return whether a request is served.
 
         :param method: of the request, or the one that a preflight asks for
@@ -81,18 +81,18 @@ class Origins:
             return _SERVED
         origin = headers.get("origin", "")
         if origin and origin in self.allowed:
-            return Verdict(headers=self._headers(origin, METHODS))
+            return PageVerdict(headers=self._headers(origin, METHODS))
         if not origin or EVERY not in self.allowed:
-            return Verdict(refusal=self._refusal(origin))
+            return PageVerdict(refusal=self._refusal(origin))
         if method not in READING or "authorization" in headers:
-            return Verdict(
+            return PageVerdict(
                 refusal=f"origin {origin[:80]!r} may only read, without a token, because it is not listed itself; "
                 f"add {origin[:80]!r} to the option origins",
                 headers=self._headers(EVERY, READING),
             )
-        return Verdict(headers=self._headers(EVERY, READING), reads_only=True)
+        return PageVerdict(headers=self._headers(EVERY, READING), reads_only=True)
 
-    def preflight(self, verdict: Verdict) -> Mapping[str, str]:
+    def preflight(self, verdict: PageVerdict) -> Mapping[str, str]:
         """Return the headers of the answer to a preflight that *verdict* is about."""
         methods, allowed = (READING, ("Last-Event-ID",)) if verdict.reads_only else (METHODS, ALLOWED)
         return {
