@@ -8,9 +8,6 @@ import attrs
 
 from fyrehose.options import boolean, duration, fixed, option, size
 
-#: The longest time that ``journal.linger`` accepts, in seconds.
-LONGEST_LINGER = 1.0
-
 
 @attrs.frozen
 class Durability:
@@ -40,17 +37,6 @@ def durability(text: str) -> Durability:
     return Durability("interval", int(match[1]) / 1000)
 
 
-def linger(text: str) -> float:
-    """Parse a duration of at most :data:`LONGEST_LINGER`, in seconds.
-
-    :raises ValueError: *text* is none
-    """
-    found = duration(text)
-    if found > LONGEST_LINGER:
-        raise ValueError(f"a duration of at most {LONGEST_LINGER:g}s")
-    return found
-
-
 @attrs.frozen(kw_only=True)
 class JournalSettings:
     """The options of the journal, as ``journal.NAME`` in a configuration."""
@@ -58,7 +44,6 @@ class JournalSettings:
     durability: Durability = option(
         Durability(), durability, "when a message is acknowledged: batch, interval:MS, never"
     )
-    linger: float = option(0.0, linger, "longest wait of the commit of one publish for another; 0: none")
     segment_size: int = option(
         64 << 20, size, "size at which a segment file is sealed and the next begins", least=1 << 10
     )

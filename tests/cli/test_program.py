@@ -22,9 +22,9 @@ from fyrehose.broker.sequencer import Sequencer
 from fyrehose.cli import main
 from fyrehose.cli.command import Since
 from fyrehose.errors import ConfigError, FyrehoseError, JournalFull
+from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.files import lock
 from fyrehose.journal.journal import FileJournal
-from fyrehose.journal.worker import InlineWorker
 from fyrehose.records import Run
 
 PROGRAMS = Path(sys.executable).parent

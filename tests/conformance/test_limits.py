@@ -97,7 +97,6 @@ NO_LIMITS = {
     "journal.keep_bytes": "what the operator wants to keep",
     "journal.subscription_bytes": "what the operator wants to keep",
     "journal.subscription_timeout": "what the operator wants to keep",
-    "journal.linger": "how long a commit waits for company",
     "journal.segment_size": "how the journal is cut into files",
     "server.retire_idle": "what the operator wants to keep",
 }

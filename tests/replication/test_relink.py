@@ -15,8 +15,8 @@ from twisted.internet.testing import StringTransport
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.interfaces import JournalState
+from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.journal.worker import InlineWorker
 from fyrehose.protocols.relink.client_session import ConnectorSession
 from fyrehose.protocols.relink.frames import Op
 from fyrehose.protocols.relink.handshake import Hello, Terms
