@@ -47,10 +47,7 @@ def test_subscriber_gets_records_behind_its_position(make_server: Any, name: str
 
 def test_records_are_delivered_only_when_durable(make_server: Any) -> None:
     server = make_server(auto=False)
-    peer = server.connect("subscribe:s@0")
-    peer.talk()
-    server.journal.commit()
-    peer.talk()
+    peer = server.linked_durably("subscribe:s@0")
     server.publish("s", b"1")
     peer.talk()
     assert bodies(peer) == []
