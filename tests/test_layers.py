@@ -178,7 +178,7 @@ LAYERS = (
     ("kernels", "lazy"),
     (
         *("errors", "extras", "records", "options", "identity", "interfaces", "sessions", "patterns", "ndjson"),
-        *("ownlog", "observe", "pieces"),
+        *("observe", "pieces"),
     ),
     ("journal", "broker"),
     ("net",),

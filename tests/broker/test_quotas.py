@@ -168,7 +168,7 @@ def test_subscriptions_are_charged_to_the_budget_and_never_take_more_than_half_o
     for n in range(5):
         subscriptions.release(f"10.0.0.{n}")
     assert budget.kept == 0
-    assert not subscriptions._counts, "addresses without subscriptions are forgotten"
+    assert not subscriptions._counts._holders, "addresses without subscriptions are forgotten"
 
 
 def test_address_with_subscriptions_keeps_its_count_when_the_budget_refuses_another() -> None:

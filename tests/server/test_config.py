@@ -142,9 +142,16 @@ def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
         ("\x00", "not TOML"),
         (
             "data_dir = 'x'",
-            "expected data-dir, policy, log-format, [listen], [option.PROTOCOL], [replication] or [[stream]]",
+            "[listen], [option.PROTOCOL], [replication], [[stream]] or [[route]]",
         ),
         ("[stream]\nname = 'a'", "expected limits of streams in tables named [[stream]], with two brackets"),
+        ("[route]\nlistener = 'a'", "expected routes in tables named [[route]], with two brackets"),
+        ("[[route]]\nlistener = 'lumberjack'", "[[route]] table 1 has other keys than expected, which are listener"),
+        ("[[route]]\nlistener = 'l'\nstream = '{a},b'", "[[route]] table 1 has other values than texts without comma"),
+        (
+            "[option.lumberjack]\nroutes = '{a}'\n[[route]]\nlistener = 'lumberjack'\nstream = '{a}'",
+            "[[route]] table 1 is for lumberjack, whose option routes is set, too; use one",
+        ),
         ("[[stream]]\nname = 'a'\nkeep-age = 'x'", "[[stream]] table 1 has keep-age = 'x'; expected a duration"),
         ("data-dir = 5", "data-dir must be text in quotes"),
         ("policy = ['a']", "policy must be text in quotes"),
@@ -172,6 +179,16 @@ def test_limits_of_streams_reach_the_configuration() -> None:
     rules = StreamRules((StreamRule(names=("*",), new_streams=False),))
     assert resolve("data", [], {}, rules=rules).streams == rules
     assert resolve("data", [], {}).streams == UNLIMITED
+
+
+def test_route_tables_are_routes_of_their_listeners_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "fyrehose.toml"
+    tables = [("lumberjack", "logs.{fields.service}"), ("lumberjack/tls", "{certificate}"), ("lumberjack", "{topic}")]
+    path.write_text("".join(f'[[route]]\nlistener = "{name}"\nstream = "{stream}"\n' for name, stream in tables))
+    listen = [("lumberjack", "tcp:0"), ("lumberjack/tls", "tcp:0")]
+    config = resolve("data", listen, read_file(path).options)
+    assert [*map(str, settings_of(config, "lumberjack").routes)] == ["logs.{fields.service}", "{topic}"]
+    assert [*map(str, settings_of(config, "lumberjack/tls").routes)] == ["{certificate}"]
 
 
 def test_later_options_take_precedence() -> None:

@@ -344,10 +344,10 @@ class TestSnapshotsAndReaders:
         monkeypatch.setattr(backups, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
         class Recording(Directory):
-            def update_subscription(self, name: str, position: int) -> None:
+            def update_subscription(self, name: str, position: int, identity: bytes = fmt.UNKNOWN) -> None:
                 assert name == "backup"
                 updates.append(position)
-                super().update_subscription(name, position)
+                super().update_subscription(name, position, identity)
 
         with Replica(target, Files()) as replica:
             backup = Backup(Recording(source.directory), replica, subscription="backup")
