@@ -207,7 +207,7 @@ class Writer:
         except OSError as error:
             raise _no_room(error) from error
         if self.whole and self.sync_each and len(batches) == 1 and size <= SMALL:
-            written = [self._write_whole(packing.grouped(batches[0]))]
+            written = [self._write_whole(self._grouped(batches[0]))]
         else:
             written = self._write_pieces(batches)
         rolled, self._rolled = self._rolled, None
@@ -265,7 +265,7 @@ class Writer:
         data: list[Buffer] = []
         position, checksum = self.position, self._chain
         for runs in batches:
-            grouped = packing.grouped(runs)
+            grouped = self._grouped(runs)
             header, encoded = packing.pieces(
                 fmt.Kind.RECORDS,
                 list(chain.from_iterable(grouped.values())),
@@ -285,8 +285,19 @@ class Writer:
             self.sync()
         return written
 
+    def _grouped(self, runs: Sequence[Run]) -> dict[str, list[Run]]:
+        """Return the runs of a batch by stream, after a check that none has a number that was written before."""
+        grouped, ends = packing.grouped(runs), self.streams.ends
+        for stream, of in grouped.items():
+            last = ends.get(stream, 0)
+            for run in of:
+                assert run.first_seq > last, f"number {run.first_seq} of stream {stream!r} follows {last}"
+                last = run.last_seq
+        return grouped
+
     def _wrote(self, header: fmt.BatchHeader, grouped: dict[str, list[Run]]) -> None:
         """Note that a batch of records is in the file."""
+        assert header.position == self.position, f"a batch is at {header.position}, and the log ends at {self.position}"
         self.position, self._chain = header.end, header.checksum
         for stream, of in grouped.items():
             self.streams.wrote(stream, of[0].first_seq, of[-1].last_seq)
