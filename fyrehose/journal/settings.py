@@ -6,7 +6,7 @@ import re
 
 import attrs
 
-from fyrehose.options import boolean, duration, option, size
+from fyrehose.options import boolean, duration, fixed, option, size
 
 
 @attrs.frozen
@@ -56,5 +56,5 @@ class JournalSettings:
         16 << 30, size, "limit of the bytes that are kept only because of named subscriptions"
     )
     min_free: int = option(256 << 20, size, "refuse messages while the disk has less free space than this")
-    verify: int = option(256 << 20, size, "bytes of sealed segments to check at the start, the newest first")
     quarantine: bool = option(False, boolean, "set damaged ranges aside as gaps instead of refusing to start")
+    verify: int = fixed(256 << 20)  #: bytes of sealed segments to check at the start, the newest first

@@ -212,7 +212,7 @@ def test_a_link_that_was_resumed_does_not_give_way(make_server: Any, payloads: t
 
 @pytest.mark.parametrize("payloads", [(), (b"x",)])
 def test_a_link_that_has_expired_makes_room_once(make_server: Any, payloads: tuple[bytes, ...]) -> None:
-    server = make_server(max_links="1", retention="5", unused_retention="5")
+    server = make_server(max_links="1", retention="5")
     used(server, *payloads).leave()
     server.clock.pump([1.0] * 6)
     assert not server.linked().closed
