@@ -97,14 +97,9 @@ class ServerSettings:
     streams_per_address: int = option(
         0,
         count,
-        f"number of streams that one address, or one identity, may create until a restart; 0: {STREAMS}, or half of "
+        f"number of streams that one address, or one identity, may create until a restart: {_LIMITS.burst}, or half "
+        f"of them, at once, then {_LIMITS.rate:g}, or a 200th, each second; 0: {STREAMS}, or half of "
         "max-streams if that is less",
-    )
-    new_streams_burst: int = option(
-        _LIMITS.burst, count, "number of streams that one address, or one identity, may create at once", least=1
-    )
-    new_streams_rate: int = option(
-        int(_LIMITS.rate), count, "number of streams that it may create per second after that", least=1
     )
     subscriptions_per_address: int = option(
         _LIMITS.subscriptions, count, "maximum number of simultaneous subscriptions of one address", least=1
@@ -138,8 +133,8 @@ class ServerSettings:
         """Return the limits of a single peer."""
         return PeerLimits(
             streams=self.streams_per_address,
-            burst=self.new_streams_burst,
-            rate=self.new_streams_rate,
+            burst=max(_LIMITS.burst, self.streams_per_address // 2),
+            rate=max(_LIMITS.rate, self.streams_per_address / 200),
             subscriptions=self.subscriptions_per_address,
         )
 

@@ -495,7 +495,7 @@ async def test_our_client_over_tls(tmp_path: Path) -> None:
 
 def test_threat_a_writer_that_never_reads_acknowledgements(start: Any) -> None:
     """Zero TCP window: such a writer is not read any further, and then cut off; another one is served all the while."""
-    server = start("--listen", f"lumberjack={LOOPBACK}", "--option", "lumberjack.stall-timeout=1s")
+    server = start("--listen", f"lumberjack={LOOPBACK}", "--option", "lumberjack.timeout=1s")
     where = ("127.0.0.1", int(server.port("lumberjack")))
     with socket.socket() as deaf, socket.create_connection(where, timeout=30) as other:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 10)

@@ -54,15 +54,17 @@ class LumberjackSettings(TLSSettings):
     topic: str = option("@metadata.beat", _path, "field of an event that holds its topic; empty: no topics")
     topic_search: int = option(4 << 10, size, "number of bytes of an event in which the topic and fields are searched")
     idle_timeout: float = option(60.0, duration, "time without a complete frame after which a connection is closed")
-    silent_timeout: float = option(
-        0.0, duration, "time for the first byte of a new connection; 0: no limit besides idle-timeout"
-    )
     max_frame: int = option(MAX_FRAME, size, "largest event and largest compressed frame", least=1)
     max_inflated: int = option(MAX_INFLATED, size, "largest inflated size of one compressed frame", least=1)
 
     def __attrs_post_init__(self) -> None:
         if self.idle_timeout <= 2 * KEEP_ALIVE:
             raise ValueError(f"idle_timeout must be more than {2 * KEEP_ALIVE:g} s, not {self.idle_timeout:g} s")
+
+    @property
+    def silent_timeout(self) -> float:
+        """Return 0, no limit besides the idle timeout, because writers connect before they have an event."""
+        return 0.0
 
     @property
     def limits(self) -> LumberjackLimits:
