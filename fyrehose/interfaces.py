@@ -220,7 +220,8 @@ class ISubscription(IPushProducer):
 class ISink(Interface):
     """Receives the records of a subscription.
 
-    A sink may have an attribute ``subscriber`` for operators: the protocol's name, and the address of the peer.
+    A sink may have attributes for operators: ``subscriber``, the protocol's name and the address of the peer, and
+    ``closes_in``, the seconds until the peer's connection is closed because it does not read, or None while it reads.
 
     A relay is a sink that passes the records on to clients of its own.  It has an attribute ``audience``, the number of
     these clients, and ``sent``, the number of messages that it has sent to them and their payload in bytes.  Operators
