@@ -23,7 +23,7 @@ from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker
 from fyrehose.net.holding import DelayedConnection, HeldConnection, Holding, RefusedConnection
 from fyrehose.net.peers import PROOFS, host_of, identity_at
-from fyrehose.net.sockets import ACCEPTS, READ_BYTES
+from fyrehose.net.sockets import ACCEPTS, READ
 from fyrehose.net.tcp import SessionProtocol, TCPSettings
 
 #: The most connections that are checked to find an idle one when the listener is full.
@@ -89,7 +89,7 @@ class SessionFactory(Factory):
     proofs: ClassVar[frozenset[str] | None] = PROOFS
     events: ClassVar[tuple[str, ...]] = ()
     refusals: ClassVar[tuple[str, ...]] = ()
-    largest_read: ClassVar[int] = READ_BYTES
+    largest_read: ClassVar[int] = READ
 
     def __init__(self, broker: IBroker, settings: TCPSettings | None = None, reactor: Any = None) -> None:
         if reactor is None:

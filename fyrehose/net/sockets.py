@@ -1,6 +1,6 @@
 """Twisted's TCP sockets, with fewer system calls.
 
-    reading   up to READ_BYTES bytes at once
+    reading   up to READ bytes at once
     writing   immediately, up to UNSENT bytes; the rest waits in Twisted's buffer, and the producer is paused
 
 Twisted itself buffers written data until the next turn of the reactor, waits until the kernel reports the socket as
@@ -24,7 +24,7 @@ from twisted.internet.interfaces import IListeningPort, IPushProducer
 from twisted.internet.tcp import Port, Server
 
 #: Bytes that are read at once, as many as one cursor delivers in its turn (fyrehose.broker.fanout.TURN).
-READ_BYTES = 256 << 10
+READ = 256 << 10
 #: Bytes that are written at once.
 WRITE = 128 << 10
 #: The most bytes that the kernel holds for a connection before it has sent them.  Its buffer would take megabytes, and
@@ -43,7 +43,7 @@ WAITING = 1_024
 class PromptServer(Server):
     """The transport of an accepted connection, which writes without waiting for the reactor."""
 
-    bufferSize = READ_BYTES
+    bufferSize = READ
     SEND_LIMIT = WRITE
     #: bytes that may be written before the kernel is asked again how many are unsent
     _room = 0

@@ -152,7 +152,7 @@ def test_defaults_are_those_of_the_documentation() -> None:
 
 
 def test_a_read_is_as_large_as_the_sockets_make_it() -> None:
-    assert READ == sockets.READ_BYTES
+    assert READ == sockets.READ
 
 
 def test_connection_may_hold_exactly_what_each_may() -> None:

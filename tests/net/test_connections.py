@@ -12,7 +12,7 @@ from twisted.internet.address import IPv4Address
 
 from fyrehose.net.connections import LEAST_READ, READS, connections_within, descriptors_for
 from fyrehose.net.holding import RefusedConnection
-from fyrehose.net.sockets import READ_BYTES
+from fyrehose.net.sockets import READ
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -23,16 +23,16 @@ make, Transport = toys.make, toys.Transport
 def test_all_connections_together_read_a_bounded_number_of_bytes_at_once() -> None:
     server = make(max_per_host=1_000)
     first, transport = server.connect()
-    assert transport.bufferSize == READ_BYTES
-    peers = [server.connect(port=6000 + n) for n in range(READS // READ_BYTES - 1)]
-    assert transport.bufferSize == READ_BYTES, "there is enough for so many"
+    assert transport.bufferSize == READ
+    peers = [server.connect(port=6000 + n) for n in range(READS // READ - 1)]
+    assert transport.bufferSize == READ, "there is enough for so many"
     peers += [server.connect(port=8000 + n) for n in range(500)]
     sizes = {each.bufferSize for _, each in [(first, transport), *peers]}
     assert len(sizes) == 1, "all of them alike"
     assert READS * 7 // 8 <= sizes.pop() * (len(peers) + 1) <= READS * 9 // 8
     for protocol, _ in peers:
         server.lose(protocol)
-    assert transport.bufferSize == READ_BYTES
+    assert transport.bufferSize == READ
     server.factory._counted = 10_000
     assert server.factory._read_size() == LEAST_READ
 

@@ -17,7 +17,7 @@ from twisted.internet.tcp import Port, Server
 
 from fyrehose.net.sockets import (
     ACCEPTS,
-    READ_BYTES,
+    READ,
     UNSENT,
     WRITE,
     PromptServer,
@@ -226,7 +226,7 @@ def test_large_amounts_are_read_at_once(pair: Pair) -> None:
     pair.transport.protocol.dataReceived = lambda data: got.append(len(data))
     pair.peer.setblocking(True)
     pair.peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-    sent = pair.peer.send(b"x" * (READ_BYTES // 2))
+    sent = pair.peer.send(b"x" * (READ // 2))
     pair.transport.doRead()
     assert got == [sent]
 

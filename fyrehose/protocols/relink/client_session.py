@@ -57,7 +57,7 @@ def send_hello(_: Inputs, session: ConnectorSession) -> None:
 
 @_reply.upon(Inputs.field).loop()
 def read_reply(machine: Inputs, session: ConnectorSession) -> None:
-    """Find out whether the listener's reply means the old link, a new link, or none (rule L6)."""
+    """Find out whether the listener's reply means the old link, a new link, or none (L6)."""
     epoch, link_id = handshake.unpack_reply(session.take())
     hello, old = session.hello, session.link
     if link_id and not epoch:
