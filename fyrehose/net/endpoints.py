@@ -12,12 +12,15 @@ from twisted.application.service import Service
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.endpoints import AdoptedStreamServerEndpoint, UNIXServerEndpoint, serverFromString
 from twisted.internet.interfaces import IListeningPort
+from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
+from fyrehose.interfaces import IConnected, IReloading
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.sockets import check_adopted, deepen_backlog, remove_stale_socket, tune_port
 
 
+@implementer(IConnected, IReloading)
 class TCPService(Service):
     """Listens on an endpoint while the service runs.
 
