@@ -16,7 +16,7 @@ from twisted.internet.interfaces import IDelayedCall
 
 from fyrehose.admin.census import Census
 from fyrehose.broker.broker import Broker
-from fyrehose.interfaces import JournalState
+from fyrehose.interfaces import IMeasuredJournal, JournalState
 from fyrehose.observe.history import History, Rates, Sample
 from fyrehose.observe.meters import SECONDS, Histogram, JournalMeters, JournalStatus
 
@@ -186,16 +186,15 @@ _NO_METERS = JournalMeters()
 
 def meters_of(broker: Broker) -> JournalMeters:
     """Return the meters of the journal; empty ones if a journal of another kind has none."""
-    meters: JournalMeters = getattr(broker.journal, "meters", _NO_METERS)
-    return meters
+    journal: Any = broker.journal
+    return journal.meters if IMeasuredJournal.providedBy(journal) else _NO_METERS
 
 
 def journal_status(broker: Broker) -> JournalStatus | None:
     """Return the status of the journal; None if it is not open, or of a kind that has no status."""
-    status: Callable[[], JournalStatus] | None = getattr(broker.journal, "status", None)
-    if status is None or broker.journal.state in (JournalState.CLOSED, JournalState.FAILED):
-        return None
-    return status()
+    journal: Any = broker.journal
+    open_ = journal.state not in (JournalState.CLOSED, JournalState.FAILED)
+    return journal.status() if open_ and IMeasuredJournal.providedBy(journal) else None
 
 
 def published_by_protocol(broker: Broker) -> Totals:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import resource
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from heapq import nlargest
 from itertools import chain, islice
 from pathlib import Path
@@ -31,7 +31,7 @@ from fyrehose.admin.sampling import (
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.ends import Ends
 from fyrehose.broker.fanout import Cursor
-from fyrehose.interfaces import JournalState
+from fyrehose.interfaces import IReplicatedJournal, JournalState
 from fyrehose.observe.meters import ClusterStatus, JournalStatus
 from fyrehose.options import shown_size
 
@@ -120,7 +120,7 @@ class Status:
         The server of a cluster that follows is ready when it has applied what the leader has told of.
         """
         journal = self.broker.journal
-        return getattr(journal, "caught_up", journal.state is not JournalState.FAILED), journal.state.value
+        return journal.caught_up, journal.state.value
 
     def journal(self) -> dict[str, Any]:
         """Return the state of the journal, and quantiles of its commits and syncs over the last minute."""
@@ -247,8 +247,8 @@ def protocols_of(broker: Broker) -> list[str]:
 
 def cluster_status(broker: Broker) -> ClusterStatus | None:
     """Return the figures of the server as a member of its cluster; None if it is alone."""
-    status: Callable[[], ClusterStatus | None] = getattr(broker.journal, "cluster_status", lambda: None)
-    return status()
+    journal: Any = broker.journal
+    return journal.cluster_status() if IReplicatedJournal.providedBy(journal) else None
 
 
 def summary(member: ClusterStatus) -> str:

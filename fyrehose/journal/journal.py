@@ -21,7 +21,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.errors import Closed, JournalError, JournalFailed, JournalFull, JournalLocked, PublishError, ReadOnly
-from fyrehose.interfaces import IJournal, IJournalObserver, JournalState
+from fyrehose.interfaces import IJournalObserver, IMeasuredJournal, JournalState
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.clock import RecordClock, monotonic_clock, wall_clock
@@ -51,10 +51,10 @@ T = TypeVar("T")
 CHECK_INTERVAL = 1.0
 
 
-@implementer(IJournal)
+@implementer(IMeasuredJournal)
 @attrs.define(eq=False)
 class FileJournal:
-    """The journal in *directory*; see :class:`IJournal` for the methods.
+    """The journal in *directory*; see :class:`IMeasuredJournal` for the methods.
 
     :ivar reactor: runs timers, and calls from the writer thread
     :ivar files: the system calls
@@ -113,6 +113,21 @@ class FileJournal:
         self._floors = None if self.stream_age is None else Floors(self._store, self.stream_age)
         deletion = Deletion(self.directory, self.files)
         self.keeper = Keeper(self.directory, self.settings, self._store, self._clock, deletion, self._call)
+
+    @property
+    def refusal(self) -> str:
+        """Return why the journal accepts nothing, besides its state: no reason, because it follows no other."""
+        return ""
+
+    @property
+    def leader(self) -> str:
+        """Return the address of the server that leads: empty, because no other does."""
+        return ""
+
+    @property
+    def caught_up(self) -> bool:
+        """Return whether readers find here what was acknowledged."""
+        return self.state is not JournalState.FAILED
 
     @property
     def floor(self) -> int:

@@ -37,6 +37,8 @@ LOG_FILES = 9
 
 #: Twisted's own lines about ports, which name classes and mean nothing to an operator.
 _PORT = re.compile(r".* starting on \S+|\((\S+ )?Port .* Closed\)")
+#: All levels of Twisted's log.
+LEVELS = frozenset(LogLevel.iterconstants())
 #: Prefixes of the fields that Twisted itself adds to events.
 _OWN = ("log_", "format", "message", "time", "system", "isError", "failure", "why", "printed", "logLevel")
 
@@ -52,7 +54,7 @@ def json_line(event: LogEvent) -> str:
     level = event.get("log_level", LogLevel.info)
     shown: dict[str, Any] = {
         "time": _time(event.get("log_time", 0.0)),
-        "level": getattr(level, "name", str(level)),
+        "level": level.name if level in LEVELS else str(level),
         "module": str(event.get("log_namespace") or event.get("log_system") or "-"),
         "message": formatEvent(event),
     }

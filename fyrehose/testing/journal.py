@@ -54,6 +54,7 @@ class MemoryJournal:
     now: Callable[[], int] = lambda: 1_000_000
     stream_age: Callable[[str], float] = lambda stream: 0
     leader: str | None = attrs.field(default=None, kw_only=True)
+    refusal: str = attrs.field(default="", init=False)
     state: JournalState = attrs.field(default=JournalState.CLOSED, init=False)
     floor: int = attrs.field(default=0, init=False)
     keeper: MemoryKeeper = attrs.field(factory=MemoryKeeper, init=False)
@@ -65,6 +66,10 @@ class MemoryJournal:
     _retired: dict[str, int] = attrs.field(factory=dict, init=False)
     _observer: IJournalObserver | None = attrs.field(default=None, init=False)
     _time: int = attrs.field(default=0, init=False)
+
+    @property
+    def caught_up(self) -> bool:
+        return self.state is not JournalState.FAILED
 
     def open(self, observer: IJournalObserver) -> Deferred[Mapping[str, int]]:
         self._observer = observer

@@ -27,7 +27,7 @@ from zope.interface import implementer
 
 from fyrehose.protocols.backbone.frames import Address
 from fyrehose.protocols.backbone.protocol import TrainProtocol
-from fyrehose.protocols.backbone.trains import Train
+from fyrehose.protocols.backbone.trains import ITrainTransport, Train
 
 log = Logger()
 
@@ -77,7 +77,7 @@ def host_towards(destination: Address) -> str:
     return host
 
 
-@implementer(IReadWriteDescriptor)
+@implementer(IReadWriteDescriptor, ITrainTransport)
 class UDPPort(udp.Port):
     """A UDP port of Twisted that also moves trains; :meth:`startListening` binds it.
 

@@ -18,7 +18,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.errors import FyrehoseError, PublishError, RemoteProtocolError
-from fyrehose.interfaces import IBroker, ISink, ISubscription
+from fyrehose.interfaces import IBroker, INamedSink, ISubscription
 from fyrehose.net.lifecycle import Timers
 from fyrehose.net.outgoing import LargeRecord
 from fyrehose.options import shown_size
@@ -303,7 +303,7 @@ class _Gap:
     seq: int
 
 
-@implementer(ISink, ISubscription)
+@implementer(INamedSink, ISubscription)
 class Subscribing(Endpoint):
     """Send the records of a stream on channel 0, from where the peer left off.
 

@@ -11,7 +11,7 @@ import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import ConnectError, ConnectionDone
-from twisted.internet.interfaces import IStreamClientEndpoint
+from twisted.internet.interfaces import ISSLTransport, IStreamClientEndpoint
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -206,6 +206,7 @@ def torture(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module
 
 
+@implementer(ISSLTransport)
 class CertifiedTransport(Transport):
     """A transport whose peer has a certificate."""
 
