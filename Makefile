@@ -59,13 +59,14 @@ QUICK = figg/publish figg/live/1 figg/catch-up figg/publish/window-1 figg/latenc
 	growth/streams/1000 growth/streams/10000 growth/subscribers/100
 BEFORE ?=
 
-.PHONY: run cluster test lint types unit pure trial news lock coverage fuzz torture soak bench bench-quick docs fragments dist clean help
+.PHONY: run cluster test twisted lint types unit pure trial news lock coverage fuzz torture soak bench bench-quick docs fragments dist clean help
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make run       serve every protocol on loopback, with the journal in ./data"
 	@echo "make cluster   run three servers and three NATS servers on loopback, in ./build/cluster; see docs/cluster.md"
 	@echo "make test      check style, types, behaviour and documentation, like CI"
+	@echo "make twisted   test what is private of Twisted, with the oldest version that is allowed and the newest one"
 	@echo "make coverage  run the tests and list the lines that they never reached"
 	@echo "make fuzz      feed random bytes to every decoder; FUZZ_RUNS=1000000 for a million each"
 	@echo "make torture   kill the server, flip bits, fail its disk, cut its power, abuse it; KILLS=1000 FLIPS=0 (all) CUTS=10000 MUTANTS=0 (all)"
@@ -118,6 +119,15 @@ cluster: .venv/test.stamp
 	$(BIN)/python -m fyrehose.testing.cluster build/cluster
 
 test: lint types unit pure trial docs fragments
+
+# The tests of everything private of Twisted, with the oldest version that setup.cfg allows and with the newest one.
+TWISTED = $(shell sed -n 's/^ *Twisted\[tls\] >= //p' setup.cfg)
+twisted: .venv/test.stamp
+	for version in "~=$(TWISTED).0" ">=$(TWISTED)"; do \
+		rm -rf build/twisted && \
+		$(BIN)/python -m pip install --quiet --no-deps --target build/twisted "Twisted$$version" && \
+		PYTHONPATH=build/twisted $(BIN)/python -m pytest tests/net/test_twisted_private.py || exit 1; \
+	done
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check .

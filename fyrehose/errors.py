@@ -53,7 +53,7 @@ from typing import ClassVar
 import attrs
 
 
-def reason_of(error: object) -> object:
+def os_reason(error: object) -> object:
     """Return the text of the operating system for *error*, if it has one; otherwise *error*."""
     return (isinstance(error, OSError) and error.strerror) or error
 

@@ -32,7 +32,7 @@ from fyrehose.broker.policy import LOOPBACK, Policy
 from fyrehose.broker.quotas import PeerLimits
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.broker.streams import UNLIMITED, StreamRules
-from fyrehose.errors import Closed, ConfigError, FyrehoseError, JournalFailed, reason_of
+from fyrehose.errors import Closed, ConfigError, FyrehoseError, JournalFailed, os_reason
 from fyrehose.interfaces import IJournal, ISequencer, JournalState
 from fyrehose.net.peers import INET
 
@@ -263,6 +263,6 @@ def _state(listening: Any) -> str:
 def _reason(error: CannotListenError | OSError) -> str:
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    reason = reason_of(error.socketError)
+    reason = os_reason(error.socketError)
     where = f"{error.interface or 'any address'} port {error.port}" if error.port is not None else "its endpoint"
     return f"{where}: {reason}"

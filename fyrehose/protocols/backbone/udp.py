@@ -208,7 +208,9 @@ class UDPPort(udp.Port):
                     break
                 # Most likely an ICMP error for a datagram that was sent earlier; its destination is unknown here.
                 protocol = self.protocol
-                protocol.counters.refuse(log, protocol.name, "receive-error", str(self._realPortNumber), str(error))
+                protocol.counters.refuse(
+                    log, protocol.name, "receive-error", "{}:{}".format(*self.socket.getsockname()), str(error)
+                )
                 continue
             each = self._segment(ancillary, size) if ancillary else size
             if sender != source or each != segment or (end - start) % segment:
