@@ -131,8 +131,8 @@ class NewStreams:
         if missing > 0:
             raise NewStreamRateExceeded(
                 f"{subject} cannot be created yet: {peer} creates streams faster than {limits.rate:g} per second after "
-                f"{limits.burst} at once; publish again in {ceil(missing / limits.rate)} s, or raise the options "
-                "server.new-streams-rate and server.new-streams-burst"
+                f"{limits.burst} at once; publish again in {ceil(missing / limits.rate)} s, or raise the option "
+                "server.streams-per-address"
             )
 
 

@@ -12,7 +12,7 @@ from fyrehose import plugins
 from fyrehose.cli.tables import terminal
 from fyrehose.extras import SPARK, Extra
 from fyrehose.interfaces import IExtraPlugin
-from fyrehose.options import shown_value, typed
+from fyrehose.options import options_of, shown_value, typed
 
 
 def show(names: Sequence[str], details: bool) -> None:
@@ -37,7 +37,7 @@ def show(names: Sequence[str], details: bool) -> None:
         options = Table("option", "default", "description", box=None, pad_edge=False)
         kind = plugins.load(name).settings
         defaults = attrs.asdict(kind(), recurse=False)
-        for field in attrs.fields(kind):
+        for field in options_of(kind):
             shown = shown_value(field, defaults[field.name])
             options.add_row(f"{name}.{typed(field.name)}", shown, field.metadata["help"])
         console.print()

@@ -1,4 +1,4 @@
-"""The state machines of Relink, as tables that the code runs and from which docs/protocols/relink.md is drawn.
+"""The state machines of Relink, as tables that the code runs and from which docs/protocols/relink-wire.md is drawn.
 
     SENDING, RECEIVING     (state of a channel, event) -> next state
     transitions            (stage of a connection, step) -> next stage, what the session does; a table of each session
