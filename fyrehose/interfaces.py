@@ -220,12 +220,7 @@ class ISubscription(IPushProducer):
 class ISink(Interface):
     """Receives the records of a subscription.
 
-    A sink may have attributes for operators: ``subscriber``, the protocol's name and the address of the peer, and
-    ``closes_in``, the seconds until the peer's connection is closed because it does not read, or None while it reads.
-
-    A relay is a sink that passes the records on to clients of its own.  It has an attribute ``audience``, the number of
-    these clients, and ``sent``, the number of messages that it has sent to them and their payload in bytes.  Operators
-    see these figures instead of those of the subscription.
+    A sink that serves a peer is an :class:`INamedSink`; one that serves many is an :class:`IRelay`.
     """
 
     def deliver(delivery: Any) -> int | None:
@@ -242,6 +237,25 @@ class ISink(Interface):
 
     def ended(reason: Exception) -> None:
         """Handle the end of the subscription, because of *reason*; not called after ``stopProducing``."""
+
+
+class INamedSink(ISink):
+    """A sink that operators see by the name of whom it serves."""
+
+    subscriber = Attribute("The protocol's name, and the address of the peer.")
+
+
+class IConnectedSink(INamedSink):
+    """A sink that serves one peer, whose connection is closed if it does not read."""
+
+    closes_in = Attribute("The seconds until the connection is closed because the peer does not read; None: it reads.")
+
+
+class IRelay(INamedSink):
+    """A sink that passes the records on to clients of its own; operators see its figures, not the subscription's."""
+
+    audience = Attribute("The number of these clients.")
+    sent = Attribute("The number of messages that it has sent to them, and their payload in bytes.")
 
 
 class IBroker(Interface):
@@ -418,10 +432,7 @@ class INamedSubscriptions(Interface):
 class IProtocolPlugin(Interface):
     """A protocol plugin: the object ``plugin`` in the module ``plugin`` of a protocol's folder.
 
-    A plugin with ``guards_itself = True`` controls access itself, so it may listen on public addresses without an
-    access policy.  A plugin with ``only_leading = True`` has no use on a server that follows another one, so the server
-    keeps its listeners closed until it leads.  ``extra`` is the :class:`~fyrehose.extras.Extra` whose package it needs,
-    or works better with.
+    What only some plugins can do has an interface of its own, which such a plugin provides as well.
     """
 
     name = Attribute("The protocol's name, as used in --listen and --option.")
@@ -434,10 +445,41 @@ class IProtocolPlugin(Interface):
 
         The Deferred of its ``startService`` fires when it listens, and fails when it cannot.  The Deferred of its
         ``stopService`` fires when the port is closed, everything received is acknowledged, and its peers are
-        disconnected.  An optional ``reload()`` reads its files again; it raises ConfigError if it keeps the old ones.
+        disconnected.  The service may provide :class:`IConnected`
+        and :class:`IReloading` as well.
 
         :raises ConfigError: the endpoint or the settings are invalid
         """
+
+
+class IConnected(Interface):
+    """A service of a plugin that knows how many connections it has."""
+
+    connections = Attribute("The number of open connections.")
+
+
+class IReloading(Interface):
+    """A service of a plugin that reads its files again."""
+
+    def reload() -> None:
+        """Read the files again.
+
+        :raises ConfigError: one of them is invalid; the service continues to use the previous ones
+        """
+
+
+class IGuardingPlugin(IProtocolPlugin):
+    """A plugin that controls access itself: it may listen on public addresses without an access policy."""
+
+
+class ILeadingPlugin(IProtocolPlugin):
+    """A plugin without use on a server that follows another one, which keeps its listeners closed until it leads."""
+
+
+class IExtraPlugin(IProtocolPlugin):
+    """A plugin that needs a package of an extra, or works better with it."""
+
+    extra = Attribute("The :class:`~fyrehose.extras.Extra`.")
 
 
 class IPublisher(Interface):
@@ -516,18 +558,34 @@ class ITailer(Interface):
 class IClientPlugin(IProtocolPlugin):
     """A protocol plugin that also makes clients, for ``fyrehose publish``, ``fyrehose tail`` and other programs.
 
-    A plugin with transactions also has ``transactional_publisher(reactor, host, port, window, size)``, which returns an
-    :class:`IPublisher` that commits *size* messages at a time.  A plugin whose tailer consumes named subscriptions has
-    ``consumes = True``, and one whose tailer follows all streams that match a pattern has ``patterns = True``.
+    A client connects to *endpoint* if one is given: by TLS, or to one of several servers.  *host* and *port* are then
+    only the name of the server; clients that do not connect by TCP, or make several connections, use them alone.
     """
 
     default_port = Attribute("The port on which servers listen by default.")
 
-    def publisher(reactor: Any, host: str, port: int, window: int) -> Any:
+    def publisher(reactor: Any, host: str, port: int, window: int, endpoint: Any = None) -> Any:
         """Return an :class:`IPublisher` that is not connected yet, or None if the protocol cannot publish.
 
         :param window: the most publishes that are not acknowledged yet
         """
 
-    def tailer(reactor: Any, host: str, port: int) -> Any:
+    def tailer(reactor: Any, host: str, port: int, endpoint: Any = None) -> Any:
         """Return an :class:`ITailer` that is not connected yet, or None if the protocol cannot subscribe."""
+
+
+class ITransactionalPlugin(IClientPlugin):
+    """A plugin whose protocol has transactions."""
+
+    def transactional_publisher(
+        reactor: Any, host: str, port: int, window: int, size: int, endpoint: Any = None
+    ) -> Any:
+        """Return an :class:`IPublisher` that commits *size* messages at a time; see :meth:`IClientPlugin.publisher`."""
+
+
+class IConsumingPlugin(IClientPlugin):
+    """A plugin whose tailer consumes named subscriptions."""
+
+
+class IPatternPlugin(IClientPlugin):
+    """A plugin whose tailer follows all streams that match a pattern."""

@@ -23,8 +23,9 @@ from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker
 from fyrehose.net.holding import DelayedConnection, HeldConnection, Holding, RefusedConnection
 from fyrehose.net.peers import PROOFS, host_of, identity_at
-from fyrehose.net.sockets import ACCEPTS, READ
+from fyrehose.net.sockets import READ
 from fyrehose.net.tcp import SessionProtocol, TCPSettings
+from fyrehose.net.twisted_private import ACCEPTS
 
 #: The most connections that are checked to find an idle one when the listener is full.
 LOOKS = 200

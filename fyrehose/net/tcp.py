@@ -37,7 +37,7 @@ from fyrehose.net.holding import LONGEST
 from fyrehose.net.incoming import SLOWEST, FrameWatch, Reading
 from fyrehose.net.lifecycle import TRANSITIONS, Phase, Timers
 from fyrehose.net.outgoing import LargeRecord, Outgoing
-from fyrehose.net.peers import PROOFS, identify, producer_of
+from fyrehose.net.peers import PROOFS, identify, port_of, producer_of
 from fyrehose.options import count, duration, fixed, option
 from fyrehose.records import Run
 
@@ -166,7 +166,7 @@ class SessionProtocol(TwistedProtocol):
         """Charge the connection to its address, begin the handshake, and check that the peer may connect."""
         transport = self.transport
         peer = transport.getPeer()
-        port = getattr(peer, "port", None)
+        port = port_of(peer)
         self.address = self.peer if port is None else f"{self.peer}:{port}"
         if ITCPTransport.providedBy(transport):
             transport.setTcpNoDelay(True)

@@ -14,7 +14,7 @@ from zope.interface import implementer
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
-from fyrehose.interfaces import ISink
+from fyrehose.interfaces import INamedSink, ISink
 from fyrehose.observe.stalls import Stalls
 from fyrehose.protocols.figg.frames import Attach, Publish
 from fyrehose.protocols.figg.server import FiggFactory
@@ -209,6 +209,7 @@ class Nameless:
 
 
 def test_sink_without_a_name_does_not_hide_who_called_it() -> None:
+    @implementer(INamedSink)
     class Named(Nameless):
         subscriber = ("figg", "10.0.0.1:5")
 

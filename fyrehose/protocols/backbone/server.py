@@ -25,7 +25,7 @@ from zope.interface import implementer
 from fyrehose.broker.inflight import InFlight
 from fyrehose.errors import FyrehoseError, JournalCorrupt
 from fyrehose.identity import Action, Identity
-from fyrehose.interfaces import IBroker, ISink, ISubscription
+from fyrehose.interfaces import IBroker, IRelay, ISubscription
 from fyrehose.protocols.backbone.frames import HEADER, MAX_DATA, Address
 from fyrehose.protocols.backbone.protocol import TrainProtocol
 from fyrehose.protocols.backbone.ranges import Range, Ranges
@@ -95,7 +95,7 @@ HOSTS = 4_096
 RUN_OVERHEAD = 1 << 10
 
 
-@implementer(ISink)
+@implementer(IRelay)
 class BackboneProtocol(TrainProtocol):
     """Publishes PUSHes, delivers the records of the stream, and answers REQUESTs from the journal.
 

@@ -30,7 +30,7 @@ from fyrehose.errors import (
     RemoteProtocolError,
 )
 from fyrehose.identity import network_of
-from fyrehose.interfaces import IBroker, ISink, ISubscription
+from fyrehose.interfaces import IBroker, IRelay, ISubscription
 from fyrehose.protocols.eventbus.connections import Connections
 from fyrehose.protocols.eventbus.drafts import EventBatch
 from fyrehose.protocols.eventbus.encoding import PROTOCOL, Frames, event_frames
@@ -71,7 +71,7 @@ READ_TIMEOUT = 1.0
 STOP_TIMEOUT = 10.0
 
 
-@implementer(ISink)
+@implementer(IRelay)
 class EventBusServer:
     """Publishes PUBs, broadcasts the records of the stream, and answers SYNCSTARTs.
 

@@ -18,7 +18,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.errors import Closed, Forbidden, PublishError, ReadOnly, RemoteProtocolError
-from fyrehose.interfaces import ISink, ISubscription
+from fyrehose.interfaces import IConnectedSink, ISubscription
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.outgoing import LargeRecord
@@ -46,7 +46,7 @@ class FiggSettings(TLSSettings):
             raise ValueError(f"max-payload must be from 1 to {most}, not {found}")
 
 
-@implementer(ISink)
+@implementer(IConnectedSink)
 @attrs.define(eq=False)
 class Attachment:
     """One subscription of a connection."""

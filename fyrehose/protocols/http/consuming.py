@@ -17,7 +17,7 @@ from zope.interface import implementer
 
 from fyrehose.broker.inflight import InFlight
 from fyrehose.errors import Forbidden, SubscriptionError
-from fyrehose.interfaces import IBroker, ISink, ISubscription
+from fyrehose.interfaces import IBroker, INamedSink, ISubscription
 from fyrehose.net.lifecycle import Timers
 from fyrehose.protocols.http.session import Follow, Live, Read
 from fyrehose.records import Delivery
@@ -49,7 +49,7 @@ class ConsumingConnection(Protocol):
     def refuse_call(self, failure: Failure) -> None: ...
 
 
-@implementer(ISink)
+@implementer(INamedSink)
 @attrs.define(eq=False)
 class Consumption:
     """One request that consumes a named subscription; it is the subscription's consumer until it is answered.

@@ -34,6 +34,7 @@ from fyrehose.identity import Action
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
+from fyrehose.net.peers import certificate_of
 from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.endpoints import PROTOCOL, Publishing, Refused, Subscribing, first_anchor
@@ -152,7 +153,7 @@ class RelinkProtocol(SessionProtocol):
 
     def _find_link(self, event: HelloReceived, place: EndpointName) -> None:
         hello, registry = event.hello, self.registry
-        certificate = getattr(self.transport, "getPeerCertificate", lambda: None)()
+        certificate = certificate_of(self.transport)
         identity = b"" if certificate is None else bytes(certificate.digest("sha256"))
         if self.phase is not Phase.OPEN or (place.name is not None and self.named is None):
             return
