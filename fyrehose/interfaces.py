@@ -20,7 +20,7 @@ from twisted.internet.interfaces import IPushProducer
 from zope.interface import Attribute, Interface
 
 from fyrehose.identity import Action, Identity
-from fyrehose.records import Run
+from fyrehose.records import Publish, Run
 
 
 class JournalState(Enum):
@@ -143,6 +143,14 @@ class IJournal(Interface):
             :class:`Closed`, as do all later appends that are not durable
         """
 
+    def submit(publish: Publish) -> None:
+        """Append the runs of *publish*, which are numbered, in one batch, as :meth:`append` does.
+
+        The caller has checked that ``state`` is WRITABLE.  When the commit is durable, or has failed, the journal calls
+        ``publish.owner.settle`` once for all publishes of that owner in the commit; the observer learns of the commit
+        first.  Owners are called in the order of their first publish.
+        """
+
     def retire(streams: Sequence[str]) -> Deferred[None]:
         """Retire streams: the journal stops listing them and serving their records.
 
@@ -220,6 +228,25 @@ class ISink(Interface):
         """Handle the end of the subscription, because of *reason*; not called after ``stopProducing``."""
 
 
+class IBrokerPublisher(Interface):
+    """What one peer, or one listener for many peers, publishes through; :meth:`IBroker.publisher` returns it."""
+
+    def publish(runs: list[Run], note: Any = None, own: Sequence[Run] = (), key: str | None = None) -> None:
+        """Publish runs of drafts in one batch, all of them or none; they belong to the broker from now on.
+
+        The publish is settled, perhaps before this call returns, unless an error was raised.
+
+        :param note: returned with the publish, as ``Publish.note``, when it is settled
+        :param own: the protocol's own records, appended after *runs* in the same batch; neither the policy nor the
+            limits of the peer apply to them
+        :param key: publish *runs*, which are of one stream, unless they were published with this key before.  The
+            publish is settled in either case, and ``first_seq`` of the first run is the number that the first message
+            got at that time.
+        :raises PublishError: a limit, or the state of the journal, does not allow the publish
+        :raises Forbidden: the policy does not allow it
+        """
+
+
 class IBroker(Interface):
     """The server as protocols see it.
 
@@ -266,11 +293,17 @@ class IBroker(Interface):
         :raises Forbidden: the peer may not; the message says why
         """
 
-    def publish(runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]:
-        """Publish runs of drafts in one batch, all of them or none.
+    def publisher(account: Any, settled: Callable[[Sequence[Publish], Exception | None], None]) -> Any:
+        """Return an :class:`IBrokerPublisher` with the rights and limits of the peer.
 
-        :param own: the protocol's own records, appended after *runs* in the same batch; neither the policy nor the
-            limits of the peer apply to them
+        :param account: charged for each publish until it is settled: a :class:`fyrehose.broker.budget.Account`
+        :param settled: called once for all of these publishes in one commit, in their order, when their memory was
+            released; with None when they are durable, and may be acknowledged, or with the error
+        """
+
+    def publish(runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]:
+        """Publish runs of drafts as :meth:`publisher` does, for callers that publish seldom and have no account.
+
         :return: fires with the first number of each run when the whole batch is durable, in the order of the calls.
             Acknowledge the publish only then.  Fails with a :class:`~fyrehose.errors.PublishError`, or with
             :class:`~fyrehose.errors.Forbidden`.

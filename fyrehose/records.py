@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from struct import pack
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import attrs
 
@@ -43,6 +43,8 @@ MAX_PUBLISH = 60 << 20
 #: Bytes of a run besides its columns and names, and the most bytes that a character of a name needs.
 _AROUND = 64
 _CHARACTER = 6
+#: The most that ``room`` exceeds ``size`` in a run of which no name can be longer than :data:`MAX_NAME` characters.
+USUAL_NAMES = _AROUND + _CHARACTER * MAX_NAME
 #: More bytes than any run holds.
 _ALL = (1 << 64) - 1
 #: Sets a computed attribute of a frozen object that is being built.
@@ -70,8 +72,8 @@ class Record:
 class Column:
     """Payloads end to end, and their lengths; the base of everything that holds several messages.
 
-    Columns and runs are values: nobody changes one.  They are not frozen, because building a frozen object of so many
-    fields takes four times as long, and there are two for each publish.
+    Columns and runs are values: nobody changes one, except that the broker and the journal number the runs of a
+    publish.  They are not frozen, because building a frozen object of so many fields takes four times as long.
 
     :ivar lengths: the lengths of the payloads in bytes, u32 x n, little-endian
     :ivar payload: the payloads end to end
@@ -228,6 +230,46 @@ class Run(Column):
 
 #: Return the room of a run; for sums without a call of Python for each run.
 room_of: Callable[[Run], int] = attrgetter("room")
+
+
+class PublishOwner(Protocol):
+    """The object that learns what became of its publishes."""
+
+    def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
+        """Handle the end of publishes of this owner that one commit has decided, in their order.
+
+        :param error: why they were not written; None: they are durable
+        """
+
+
+class Publish:
+    """One publish on its way to the disk; the journal writes all of its runs, or none.
+
+    The runs belong to the journal from the moment they are submitted, because they are numbered in place.
+
+    :ivar runs: the broker has set ``first_seq`` and ``last_seq``; the commit sets ``time``
+    :ivar size: the sum of the runs' ``room``, in bytes
+    :ivar note: what the owner wants to know when the publish is settled
+    :ivar counted: how many of the runs, from the first, are messages of a peer; the rest are records of the server
+    :ivar began: when the publish was submitted, on the broker's clock, in seconds
+    """
+
+    __slots__ = ("began", "counted", "note", "owner", "runs", "size")
+
+    def __init__(
+        self, runs: list[Run], size: int, owner: PublishOwner, note: Any, counted: int = 0, began: float = 0.0
+    ) -> None:
+        self.runs, self.size, self.owner, self.note = runs, size, owner, note
+        self.counted, self.began = counted, began
+
+
+def settle(items: Sequence[Publish], error: Exception | None) -> None:
+    """Settle *items* of one commit: call each owner once, in the order of its first item."""
+    owners: dict[PublishOwner, list[Publish]] = {}
+    for item in items:
+        owners.setdefault(item.owner, []).append(item)
+    for owner, own in owners.items():
+        owner.settle(own, error)
 
 
 def _slice_column(column: Buffer | None, width: int, start: int, stop: int) -> Buffer | None:

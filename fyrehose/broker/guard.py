@@ -9,7 +9,7 @@ publisher that is no longer allowed is refused at its next publish.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -17,12 +17,12 @@ import attrs
 from twisted.internet.defer import Deferred, fail
 from zope.interface import implementer
 
-from fyrehose.broker.budget import Budget
+from fyrehose.broker.budget import Account, Budget
 from fyrehose.broker.consuming import Consuming
 from fyrehose.broker.fanout import Cursor, Owner
 from fyrehose.broker.named import NamedSubscriptions
-from fyrehose.broker.once import PublishedOnce
 from fyrehose.broker.policy import OPEN, Policy, Rule, holder_of
+from fyrehose.broker.publisher import Publisher, PublishingBroker, Settled, fire, publish_deferred
 from fyrehose.broker.quotas import Subscriptions
 from fyrehose.broker.rounds import Producer
 from fyrehose.errors import Forbidden
@@ -42,7 +42,7 @@ _VERBS = {
 }
 
 
-class Unguarded(Protocol):
+class Unguarded(PublishingBroker, Protocol):
     """The broker of the server itself, as the brokers of its peers use it."""
 
     @property
@@ -57,16 +57,9 @@ class Unguarded(Protocol):
     @property
     def table(self) -> NamedSubscriptions: ...
 
-    @property
-    def once(self) -> PublishedOnce: ...
-
     def when_leading(self) -> Deferred[None]: ...
 
     def identified(self, identity: Identity) -> IBroker: ...
-
-    def publish(
-        self, runs: Sequence[Run], own: Sequence[Run] = (), peer: Identity | None = None
-    ) -> Deferred[tuple[int, ...]]: ...
 
     def subscribe_as(self, owner: Owner | None, stream: str, after: int | None, sink: ISink) -> Cursor: ...
 
@@ -179,18 +172,24 @@ class Guarded:
         if not self.permits(action, stream):
             raise self.refusal(action, stream)
 
+    @property
+    def publishes(self) -> Mapping[str, bool]:
+        """Return the verdicts on publishing that are cached; the mapping changes with the policy."""
+        return self._verdicts[Action.PUBLISH]
+
+    @property
+    def holder(self) -> str:
+        """Return the peer that the keys of its publishes count for."""
+        return holder_of(self.identity, self._applying())
+
+    def publisher(self, account: Account | None, settled: Settled) -> Publisher:
+        return Publisher(self.broker, account, settled, self)
+
     def publish(self, runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]:
-        verdicts = self._verdicts[Action.PUBLISH]
-        for run in runs:
-            if not verdicts.get(run.stream) and not self.permits(Action.PUBLISH, run.stream):
-                return fail(self.refusal(Action.PUBLISH, run.stream))
-        return self.broker.publish(runs, own, self.identity)
+        return publish_deferred(self.publisher(None, fire), runs, own)
 
     def publish_once(self, runs: Sequence[Run], key: str) -> Deferred[int]:
-        for run in runs:
-            if not self.permits(Action.PUBLISH, run.stream):
-                return fail(self.refusal(Action.PUBLISH, run.stream))
-        return self.broker.once.publish(runs, key, self.publish, holder_of(self.identity, self._applying()))
+        return publish_deferred(self.publisher(None, fire), runs, (), key).addCallback(lambda firsts: firsts[0])
 
     def subscribe(self, stream: str, after: int | None, sink: ISink) -> ISubscription:
         self.check(Action.SUBSCRIBE, stream)

@@ -320,6 +320,7 @@ class ReplicaJournal(FileJournal):
             for append in appends:
                 if not any(run.stream.startswith(".") for run in append.runs):
                     append.done.callback(None)
+            self._settle_submitted()
 
     def release(self, position: int) -> None:
         """Acknowledge and deliver everything below *position*: it is accepted by the shared log, too."""

@@ -42,7 +42,7 @@ from fyrehose.journal.streams import Streams
 from fyrehose.journal.worker import ThreadWorker, Worker
 from fyrehose.journal.writer import Committed, NoRoom, Rolled, SyncFailed, Writer
 from fyrehose.observe.meters import JournalMeters, JournalStatus
-from fyrehose.records import Run, room_of
+from fyrehose.records import Publish, Run, room_of, settle
 
 log = Logger()
 T = TypeVar("T")
@@ -91,6 +91,9 @@ class FileJournal:
     _streams: Streams = attrs.field(factory=Streams, init=False)
     _pending: Pending = attrs.field(init=False)
     _commits: Commits = attrs.field(init=False)
+    #: Publishes whose appends have ended, and that are to be settled.
+    _written: list[Publish] = attrs.field(factory=list, init=False)
+    _not_written: list[Publish] = attrs.field(factory=list, init=False)
     #: Number of appends and retirements whose Deferred has not fired yet.
     _unsettled: int = attrs.field(default=0, init=False)
     _lock: int = attrs.field(default=-1, init=False)
@@ -209,6 +212,22 @@ class FileJournal:
             self._commits.schedule()
         return append.done
 
+    def submit(self, publish: Publish) -> None:
+        appended = self.append(publish.runs, [run.first_seq for run in publish.runs])
+        appended.addCallbacks(
+            lambda _: self._written.append(publish), lambda failure: self._not_written.append(publish)
+        )
+        if appended.called:
+            self._settle_submitted()
+
+    def _settle_submitted(self) -> None:
+        """Settle the publishes whose appends have ended, each owner's at once."""
+        for ended, error in ((self._written, None), (self._not_written, self._refusal)):
+            if ended:
+                items = ended[:]
+                ended.clear()
+                settle(items, error and error())
+
     def _call(self, job: Callable[[], T]) -> Deferred[T]:
         assert self._worker is not None, "the journal is open"
         return self._worker.call(job)
@@ -221,11 +240,13 @@ class FileJournal:
             self._committed(commit.result)
             for append in commit.appends:
                 append.done.callback(None)
+            self._settle_submitted()
         else:
             if isinstance(commit.result, Failure):
                 self._break(commit.result)
             for append in commit.appends:
                 append.done.errback(self._refusal())
+            self._settle_submitted()
             self._commits.schedule()
         self._settle()
 

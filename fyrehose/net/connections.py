@@ -234,7 +234,7 @@ class SessionFactory(Factory):
                 if protocol.is_idle():
                     self._evict(protocol)
                     return True
-                if not protocol.in_flight.count:
+                if not protocol.unsettled:
                     busy.append(protocol)
                 self.mark_active(protocol)  # so that the next search begins with others
         if busy:

@@ -11,7 +11,7 @@ from zope.interface import implementer
 
 from fyrehose.errors import Closed, PublishError, ReadOnly
 from fyrehose.interfaces import FileLag, IJournal, IJournalObserver, IKeeper, JournalState, Unread
-from fyrehose.records import Run
+from fyrehose.records import Publish, Run, settle
 
 
 @implementer(IKeeper)
@@ -39,6 +39,20 @@ class MemoryKeeper:
         return self.sealed
 
 
+class _Fires:
+    """Owns the appends and retirements that have a Deferred each, which is their note."""
+
+    def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
+        for item in items:
+            if error is None:
+                item.note.callback(None)
+            else:
+                item.note.errback(error)
+
+
+_FIRES = _Fires()
+
+
 @implementer(IJournal)
 @attrs.define(eq=False)
 class MemoryJournal:
@@ -61,7 +75,7 @@ class MemoryJournal:
     _oldest: dict[str, int] = attrs.field(factory=dict, init=False)
     #: the last number of streams of which nothing is kept
     _emptied: dict[str, int] = attrs.field(factory=dict, init=False)
-    _pending: list[tuple[Deferred[None], list[Run], Sequence[str]]] = attrs.field(factory=list, init=False)
+    _pending: list[tuple[Publish, Sequence[str]]] = attrs.field(factory=list, init=False)
     _retired: dict[str, int] = attrs.field(factory=dict, init=False)
     _observer: IJournalObserver | None = attrs.field(default=None, init=False)
     _time: int = attrs.field(default=0, init=False)
@@ -77,33 +91,42 @@ class MemoryJournal:
         if self.state is not JournalState.WRITABLE:
             return fail(Closed("not open"))
         self._time = max(self._time, self.now())
+        done: Deferred[None] = Deferred()
         numbered = [run.numbered(first, self._time) for run, first in zip(runs, first_seqs, strict=True)]
-        return self._wait(numbered, ())
+        self._wait(Publish(numbered, 0, _FIRES, done), ())
+        return done
+
+    def submit(self, publish: Publish) -> None:
+        assert self.state is JournalState.WRITABLE, "the caller checks that"
+        self._time = max(self._time, self.now())
+        for run in publish.runs:
+            run.time = self._time
+        self._wait(publish, ())
 
     def retire(self, streams: Sequence[str]) -> Deferred[None]:
         if self.state is JournalState.READ_ONLY:
             return fail(ReadOnly("no room"))
         if self.state is not JournalState.WRITABLE:
             return fail(Closed("not open"))
-        return self._wait([], streams)
+        done: Deferred[None] = Deferred()
+        self._wait(Publish([], 0, _FIRES, done), streams)
+        return done
 
     def retired(self) -> Mapping[str, int]:
         return self._retired
 
-    def _wait(self, runs: list[Run], streams: Sequence[str]) -> Deferred[None]:
-        done: Deferred[None] = Deferred()
-        self._pending.append((done, runs, streams))
+    def _wait(self, publish: Publish, streams: Sequence[str]) -> None:
+        self._pending.append((publish, streams))
         if self.auto:
             self.commit()
-        return done
 
     def commit(self) -> None:
         """Make everything appended so far durable."""
         assert self._observer is not None
         pending, self._pending = self._pending, []
         ends: dict[str, int] = {}
-        for _, runs, streams in pending:
-            for run in runs:
+        for publish, streams in pending:
+            for run in publish.runs:
                 last = self._retired.pop(run.stream, None)
                 if last is not None:
                     self._oldest[run.stream] = last + 1
@@ -118,8 +141,7 @@ class MemoryJournal:
                     known.pop(stream, None)
         if ends:
             self._observer.durable(ends)
-        for done, _, _ in pending:
-            done.callback(None)
+        settle([publish for publish, _ in pending], None)
 
     def enter(self, state: JournalState, reason: str) -> None:
         """Change to ``state``; unless that is WRITABLE, all pending appends fail."""
@@ -182,5 +204,4 @@ class MemoryJournal:
 
     def _fail(self, reason: PublishError) -> None:
         pending, self._pending = self._pending, []
-        for done, _, _ in pending:
-            done.errback(reason)
+        settle([publish for publish, _ in pending], reason)
