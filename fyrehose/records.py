@@ -242,6 +242,7 @@ class PublishOwner(Protocol):
         """
 
 
+@attrs.define(eq=False, slots=True, weakref_slot=False)
 class Publish:
     """One publish on its way to the disk; the journal writes all of its runs, or none.
 
@@ -254,13 +255,12 @@ class Publish:
     :ivar began: when the publish was submitted, on the broker's clock, in seconds
     """
 
-    __slots__ = ("began", "counted", "note", "owner", "runs", "size")
-
-    def __init__(
-        self, runs: list[Run], size: int, owner: PublishOwner, note: Any, counted: int = 0, began: float = 0.0
-    ) -> None:
-        self.runs, self.size, self.owner, self.note = runs, size, owner, note
-        self.counted, self.began = counted, began
+    runs: list[Run]
+    size: int
+    owner: PublishOwner
+    note: Any
+    counted: int = 0
+    began: float = 0.0
 
 
 def settle(items: Sequence[Publish], error: Exception | None) -> None:

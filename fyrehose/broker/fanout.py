@@ -176,10 +176,21 @@ class Cursor:
         except Exception as failure:
             log.failure("a subscription to stream {stream!r} ends: its sink failed", stream=self.place.stream)
             fanout._end(self, failure)
-        # After a small delivery most cursors are at the end of the stream, so look now instead of queueing them again.
-        if (delivery.size > TURN // 2 or fanout._next(self) is not None) and not self.paused:
-            fanout.ready(self)
+        if not (self.paused or self.stopped or self.placed):
+            # After a small delivery most cursors are at the end of the stream, so look now instead of queueing them.
+            if self.position < self.place.last:
+                fanout.ready(self)
+            else:
+                self._wait()
         return delivery.size
+
+    def _wait(self) -> None:
+        """Wait for the next records of the stream."""
+        self.placed = True
+        place = self.place
+        if place.waiting is None:
+            place.waiting = {}
+        place.waiting[self] = None
 
     def _take_back(self, delivery: Delivery, taken: int) -> None:
         """Continue behind number *taken*, because the sink has not taken the rest of *delivery*."""
@@ -322,10 +333,7 @@ class Fanout:
                 self._end(cursor, failure)
                 return None
         if delivery is None:
-            cursor.placed = True
-            if place.waiting is None:
-                place.waiting = {}
-            place.waiting[cursor] = None
+            cursor._wait()
         return delivery
 
     def _delivery(self, stream: str, start: int) -> Delivery | None:

@@ -52,14 +52,16 @@ class PublishTotals:
     def add(self, items: Sequence[Publish], now: float) -> None:
         """Count publishes that have become durable by *now*, which is a time of the broker's clock, in seconds."""
         self.publishes += len(items)
-        self.seconds.observe_all([now - item.began for item in items])
         room = len(self.producers) < MOST_PRODUCERS
+        seconds = []
         for item in items:
+            seconds.append(now - item.began)
             for run in item.runs[: item.counted]:
                 self.messages += len(run.lengths) // 4
                 self.bytes += len(run.payload)
                 if room:
                     self.producers.add(_without_port(run.producer))
+        self.seconds.observe_all(seconds)
 
 
 @lru_cache(4096)

@@ -189,7 +189,8 @@ class SessionProtocol(TwistedProtocol):
             if self._silent:
                 self._silent = False
                 self.timers.stop(self._handle_silence)
-            self.factory.mark_active(self)
+            if self.factory.latest is not self:
+                self.factory.mark_active(self)
             self._got = len(data)
             self.received(self.session.receive_data(data))
             self._got = 0
@@ -332,9 +333,11 @@ class SessionProtocol(TwistedProtocol):
         self._subscriptions.pop(subscription, None)
         subscription.stopProducing()
 
-    def flush(self) -> None:
-        """Write the data that the session has to send."""
+    def flush(self, *more: bytes) -> None:
+        """Write the data that the session has to send, and *more* behind it."""
         data = self.session.data_to_send()
+        if more:
+            data += more
         if not data or not self.writable:
             return
         # A transport that is not paused has hardly any unsent data left.

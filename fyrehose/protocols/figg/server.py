@@ -63,8 +63,7 @@ class Attachment:
         if not encoded.records:
             self.connection.send_record(_large(delivery.runs[0]))
             return delivery.first_seq
-        self.connection.session.send_data(encoded.data)
-        self.connection.flush()
+        self.connection.flush(encoded.data)
         return encoded.last
 
     def skipped(self, first: int, last: int) -> None:
@@ -185,11 +184,8 @@ class FiggProtocol(SessionProtocol):
         for item in items:
             self.session.send_ack(item.note)
         self.flush()
-
-    def settled(self) -> None:
         if self._postponed and not self.unsettled:
             self._process_postponed()
-        super().settled()
 
     # Helpers.
 
