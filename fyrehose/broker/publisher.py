@@ -98,7 +98,7 @@ class PublishingBroker(Protocol):
     def forget_streams(self, streams: Iterable[str]) -> None: ...
 
 
-class Peer(Protocol):
+class PublishingPeer(Protocol):
     """The rights of a peer.
 
     :ivar publishes: the streams that the peer may publish into or not, as far as that was looked up
@@ -129,7 +129,7 @@ class Publisher:
     __slots__ = ("_account", "_broker", "_peer", "_settled", "_verdicts")
 
     def __init__(
-        self, broker: PublishingBroker, account: Account | None, settled: Settled, peer: Peer | None = None
+        self, broker: PublishingBroker, account: Account | None, settled: Settled, peer: PublishingPeer | None = None
     ) -> None:
         self._broker, self._account, self._settled, self._peer = broker, account, settled, peer
         self._verdicts = None if peer is None else peer.publishes

@@ -19,9 +19,10 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.errors import Forbidden, JournalCorrupt, PublishError
+from fyrehose.errors import FyrehoseError, JournalCorrupt
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, ISink, ISubscription
 from fyrehose.protocols.backbone.frames import HEADER, MAX_DATA, Address
@@ -295,7 +296,7 @@ class BackboneProtocol(TrainProtocol):
         self._unsettled += 1
         try:
             self._publisher.publish(runs, source)
-        except (PublishError, Forbidden) as error:
+        except Exception as error:
             self._unsettled -= 1
             self._refused(source, runs, error)
 
@@ -310,6 +311,9 @@ class BackboneProtocol(TrainProtocol):
         self._check_drained()
 
     def _refused(self, source: Address, runs: Sequence[Run], error: Exception) -> None:
+        if not isinstance(error, FyrehoseError):
+            log.failure("{protocol}: publishing failed; please report this bug", Failure(error), protocol=PROTOCOL)
+            return
         cause = type(error).__name__
         self._drop(Dropped(source=source, cause=cause, detail=str(error), count=sum(map(len, runs))))
 

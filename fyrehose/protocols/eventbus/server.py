@@ -17,14 +17,14 @@ from itertools import chain
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.errors import (
-    Forbidden,
+    FyrehoseError,
     InvalidName,
     JournalCorrupt,
     PayloadTooLarge,
-    PublishError,
     ReadOnly,
     RemoteProtocolError,
 )
@@ -246,7 +246,7 @@ class EventBusServer:
         self._unsettled += 1
         try:
             self._journal.publish(batch.runs, batch)
-        except (PublishError, Forbidden) as error:
+        except Exception as error:
             self._unsettled -= 1
             self._refused(batch, error)
             self._check_stopped()
@@ -262,6 +262,9 @@ class EventBusServer:
         self._check_stopped()
 
     def _refused(self, batch: EventBatch, error: Exception) -> None:
+        if not isinstance(error, FyrehoseError):
+            log.failure("{protocol}: publishing failed; please report this bug", Failure(error), protocol=PROTOCOL)
+            return
         if isinstance(error, PayloadTooLarge | InvalidName) and batch.count > 1:
             # One event that is refused must not affect the others: publish them separately.
             for part in batch.parts():

@@ -63,7 +63,7 @@ LINK_EVENTS = (
 
 
 @attrs.frozen(slots=True)
-class Write:
+class LinkWrite:
     """Messages of a link and the state of its channels, on their way to the disk; see :meth:`RelinkProtocol.write`."""
 
     entry: LinkEntry
@@ -304,7 +304,7 @@ class RelinkProtocol(SessionProtocol):
         """
         entry = self.entry
         assert entry is not None
-        write = Write(entry, staged, refused)
+        write = LinkWrite(entry, staged, refused)
         self.unsettled += 1
         try:
             self.publisher.publish(list(runs), write, (self.registry.begin_write(entry, list(staged)),))
@@ -314,7 +314,7 @@ class RelinkProtocol(SessionProtocol):
     def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
         self._settle_writes([item.note for item in items], error)
 
-    def _settle_writes(self, writes: Sequence[Write], error: Exception | None) -> None:
+    def _settle_writes(self, writes: Sequence[LinkWrite], error: Exception | None) -> None:
         """Handle the end of writes that one commit has decided, and acknowledge them together."""
         self.unsettled -= len(writes)
         for write in writes:
@@ -327,7 +327,7 @@ class RelinkProtocol(SessionProtocol):
         for write in writes:
             write.entry.write_finished()
 
-    def _write_settled(self, write: Write, error: Exception | None) -> None:
+    def _write_settled(self, write: LinkWrite, error: Exception | None) -> None:
         entry = write.entry
         if error is None:
             if not entry.link.over:
