@@ -125,7 +125,14 @@ class HttpProtocol(WebProtocol):
         upload = self._upload
         upload.pending += 1
         runs = [
-            Run.of(event.stream, messages, source=PROTOCOL, producer=self.producer, content_type=content_type)
+            Run(
+                stream=event.stream,
+                source=PROTOCOL,
+                producer=self.producer,
+                content_type=content_type,
+                lengths=messages.lengths,
+                payload=messages.payload,
+            )
             for content_type, messages in by_content_type(event.content_type, event.payloads)
         ]
         wrong = sum(len(run) for run in runs if run.content_type != event.content_type)
