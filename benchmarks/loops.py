@@ -63,7 +63,7 @@ def figg() -> None:
         print(f"listens on {port.getHost().port}", flush=True)
 
     TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(Factory.forProtocol(Publisher)).addCallback(listening)
-    reactor.run()  # type: ignore[attr-defined]
+    reactor.run()
 
 
 def udp() -> None:
