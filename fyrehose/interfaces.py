@@ -135,7 +135,9 @@ class IJournal(Interface):
         """
 
     def append(runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
-        """Append runs of drafts in one batch, all of them or none; calls during a commit share the next commit.
+        """Append runs of drafts in one batch, all of them or none; the journal numbers copies of them.
+
+        For callers that are not in a hurry: see :meth:`submit`.
 
         :param first_seqs: the number reserved for the first draft of each run; for each stream they must continue the
             numbers of the call before
@@ -144,11 +146,12 @@ class IJournal(Interface):
         """
 
     def submit(publish: Publish) -> None:
-        """Append the runs of *publish*, which are numbered, in one batch, as :meth:`append` does.
+        """Write *publish*, whose runs are numbered; those that are submitted during a commit share the next commit.
 
-        The caller has checked that ``state`` is WRITABLE.  When the commit is durable, or has failed, the journal calls
-        ``publish.owner.settle`` once for all publishes of that owner in the commit; the observer learns of the commit
-        first.  Owners are called in the order of their first publish.
+        The caller has checked that ``state`` is WRITABLE.  For each stream the numbers must continue those of the call
+        before.  After the commit the journal calls :meth:`IJournalObserver.durable`, and then ``settle(items, error)``
+        of each owner in the commit once, in the order of the owners' first items.  The error is a :class:`ReadOnly` or
+        :class:`Closed`, which all later publishes that are not durable get as well.
         """
 
     def retire(streams: Sequence[str]) -> Deferred[None]:

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from struct import pack
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import attrs
 
@@ -72,8 +72,8 @@ class Record:
 class Column:
     """Payloads end to end, and their lengths; the base of everything that holds several messages.
 
-    Columns and runs are values: nobody changes one, except that the broker and the journal number the runs of a
-    publish.  They are not frozen, because building a frozen object of so many fields takes four times as long.
+    Columns are values: nobody changes one.  They are not frozen, because building a frozen object of so many fields
+    takes four times as long.
 
     :ivar lengths: the lengths of the payloads in bytes, u32 x n, little-endian
     :ivar payload: the payloads end to end
@@ -114,6 +114,9 @@ def column_of(payloads: Iterable[Buffer]) -> Column:
 @attrs.define(kw_only=True, slots=True)
 class Run(Column):
     """Consecutive records of one stream, source, producer, topic and content type, as columns.
+
+    Runs are values, too, except for drafts in a :class:`Publish`: the broker numbers these, and the commit sets their
+    time, so that no second object is needed.
 
     :ivar last_seq: the number of the last record
     :ivar size: the size of all columns in bytes, as budgets count it
@@ -228,48 +231,29 @@ class Run(Column):
             )
 
 
-#: Return the room of a run; for sums without a call of Python for each run.
-room_of: Callable[[Run], int] = attrgetter("room")
-
-
-class PublishOwner(Protocol):
-    """The object that learns what became of its publishes."""
-
-    def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
-        """Handle the end of publishes of this owner that one commit has decided, in their order.
-
-        :param error: why they were not written; None: they are durable
-        """
-
-
-@attrs.define(eq=False, slots=True, weakref_slot=False)
+@attrs.define(slots=True, eq=False)
 class Publish:
-    """One publish on its way to the disk; the journal writes all of its runs, or none.
+    """What one peer publishes at once, from the broker to the disk and back; the journal writes all of it or nothing.
 
-    The runs belong to the journal from the moment they are submitted, because they are numbered in place.
-
-    :ivar runs: the broker has set ``first_seq`` and ``last_seq``; the commit sets ``time``
-    :ivar size: the sum of the runs' ``room``, in bytes
-    :ivar note: what the owner wants to know when the publish is settled
+    :ivar runs: numbered; the commit sets their time.  Nobody else changes them, or keeps them as drafts.
+    :ivar size: the sum of their :attr:`Run.room`, in bytes
+    :ivar owner: its ``settle(items, error)`` is called once for all publishes of this owner in a commit, in order, with
+        None if they are durable, or the error if they were not written; owners are compared by identity
+    :ivar note: what the owner needs to settle it
     :ivar counted: how many of the runs, from the first, are messages of a peer; the rest are records of the server
     :ivar began: when the publish was submitted, on the broker's clock, in seconds
     """
 
     runs: list[Run]
     size: int
-    owner: PublishOwner
-    note: Any
+    owner: Any
+    note: Any = None
     counted: int = 0
     began: float = 0.0
 
 
-def settle(items: Sequence[Publish], error: Exception | None) -> None:
-    """Settle *items* of one commit: call each owner once, in the order of its first item."""
-    owners: dict[PublishOwner, list[Publish]] = {}
-    for item in items:
-        owners.setdefault(item.owner, []).append(item)
-    for owner, own in owners.items():
-        owner.settle(own, error)
+#: Return the room of a run; for sums without a call of Python for each run.
+room_of: Callable[[Run], int] = attrgetter("room")
 
 
 def _slice_column(column: Buffer | None, width: int, start: int, stop: int) -> Buffer | None:

@@ -23,7 +23,6 @@ from fyrehose.broker.fanout import Cursor, Fanout, Owner, Tally
 from fyrehose.broker.guard import Guard
 from fyrehose.broker.named import NamedSubscriptions
 from fyrehose.broker.once import KEPT, PublishedOnce
-from fyrehose.broker.once import STREAM as KEYS
 from fyrehose.broker.publisher import Publisher, PublishTotals, Settled, fire, publish_deferred
 from fyrehose.broker.quotas import STREAMS, NamedRoom, NewStreams, PeerLimits, Subscriptions
 from fyrehose.broker.rounds import Producer
@@ -273,8 +272,10 @@ class Broker:
     def durable(self, ends: Mapping[str, int]) -> None:
         if self.grown is not None:
             self.grown.update(ends)
-        if self.follows and KEYS in ends:
-            self.once.follow()
+        if self.follows:
+            for state in (self.table.stream, self.once.stream):
+                if state.name in ends:
+                    state.follow()
         self._fanout.durable(ends)
 
     def state_changed(self, state: JournalState, reason: str) -> None:
@@ -286,7 +287,7 @@ class Broker:
             # This server leads from now on, and other servers have written its log until now.
             self.follows = False
             self._recover(ends)
-            self.once.follow()
+            self.once.open()
             waiting, self._awaiting_lead = self._awaiting_lead, waiting
         else:
             self._restore(ends)

@@ -24,7 +24,7 @@ from fyrehose.errors import Forbidden, PayloadTooLarge, PublishError
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, IBrokerPublisher, IJournal, ISequencer, JournalState
 from fyrehose.observe.meters import SECONDS, Histogram
-from fyrehose.records import MAX_PUBLISH, USUAL_NAMES, Publish, PublishOwner, Run
+from fyrehose.records import MAX_PUBLISH, USUAL_NAMES, Publish, Run
 
 #: The most producers of one source that are counted.
 MOST_PRODUCERS = 10_000
@@ -107,10 +107,16 @@ class PublishingPeer(Protocol):
     identity: Identity
 
     @property
+    def ends(self) -> float | None:
+        """Return when rights of the peer end, in seconds since 1970 UTC; None: they last as long as the policy."""
+
+    @property
     def publishes(self) -> Mapping[str, bool]: ...
 
     @property
     def holder(self) -> str: ...
+
+    def check_end(self) -> None: ...
 
     def permits(self, action: Action, stream: str) -> bool: ...
 
@@ -140,7 +146,7 @@ class Publisher:
         note: Any = None,
         own: Sequence[Run] = (),
         key: str | None = None,
-        owner: PublishOwner | None = None,
+        owner: Any = None,
     ) -> None:
         """Check, number and submit *runs*; see :meth:`.IBrokerPublisher.publish`.
 
@@ -151,7 +157,9 @@ class Publisher:
             self._check_rights(runs)
             broker.once.publish(self, runs, key, note, "" if peer is None else peer.holder)
             return
-        if verdicts is not None:
+        if peer is not None and verdicts is not None:
+            if peer.ends is not None:
+                peer.check_end()
             for run in runs:
                 if not verdicts.get(run.stream):
                     self._check_rights((run,))

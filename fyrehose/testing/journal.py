@@ -11,7 +11,8 @@ from zope.interface import implementer
 
 from fyrehose.errors import Closed, PublishError, ReadOnly
 from fyrehose.interfaces import FileLag, IJournal, IJournalObserver, IKeeper, JournalState, Unread
-from fyrehose.records import Publish, Run, settle
+from fyrehose.journal.commit import DEFERREDS, settle
+from fyrehose.records import Publish, Run, room_of
 
 
 @implementer(IKeeper)
@@ -37,20 +38,6 @@ class MemoryKeeper:
 
     def is_sealed(self, stream: str, seq: int) -> bool:
         return self.sealed
-
-
-class _Fires:
-    """Owns the appends and retirements that have a Deferred each, which is their note."""
-
-    def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
-        for item in items:
-            if error is None:
-                item.note.callback(None)
-            else:
-                item.note.errback(error)
-
-
-_FIRES = _Fires()
 
 
 @implementer(IJournal)
@@ -90,14 +77,13 @@ class MemoryJournal:
             return fail(ReadOnly("no room"))
         if self.state is not JournalState.WRITABLE:
             return fail(Closed("not open"))
-        self._time = max(self._time, self.now())
+        numbered = [run.numbered(first, 0) for run, first in zip(runs, first_seqs, strict=True)]
         done: Deferred[None] = Deferred()
-        numbered = [run.numbered(first, self._time) for run, first in zip(runs, first_seqs, strict=True)]
-        self._wait(Publish(numbered, 0, _FIRES, done), ())
+        self.submit(Publish(numbered, sum(map(room_of, runs)), DEFERREDS, done))
         return done
 
     def submit(self, publish: Publish) -> None:
-        assert self.state is JournalState.WRITABLE, "the caller checks that"
+        assert self.state is JournalState.WRITABLE, "the caller has checked it"
         self._time = max(self._time, self.now())
         for run in publish.runs:
             run.time = self._time
@@ -109,7 +95,7 @@ class MemoryJournal:
         if self.state is not JournalState.WRITABLE:
             return fail(Closed("not open"))
         done: Deferred[None] = Deferred()
-        self._wait(Publish([], 0, _FIRES, done), streams)
+        self._wait(Publish([], 0, DEFERREDS, done), streams)
         return done
 
     def retired(self) -> Mapping[str, int]:
