@@ -132,7 +132,7 @@ class Broker:
         self.once = PublishedOnce(
             self.journal, self.sequencer, self.budget, self.counters, self.clock.seconds, self.keys_kept
         )
-        self.table.now = getattr(self.journal, "now", self.table.now)
+        self.table.now = self.journal.now
         self.table.exists = lambda stream: stream in self.largest
 
     @property
@@ -335,9 +335,9 @@ class Broker:
         """Return the error of everything that needs a writable journal while it is not."""
         state = self.journal.state
         if state is JournalState.READ_ONLY:
-            why = getattr(self.journal, "refusal", "")  # a server that follows names the leader
+            why = self.journal.refusal  # a server that follows names the leader
             if self.follows:
-                return Following(why or "another server leads; publish there", getattr(self.journal, "leader", ""))
+                return Following(why or "another server leads; publish there", self.journal.leader or "")
             if why:
                 return Unreplicated(why)
             return ReadOnly("the journal's disk is full; publishing resumes when it has room again")
