@@ -258,6 +258,25 @@ class IRelay(INamedSink):
     sent = Attribute("The number of messages that it has sent to them, and their payload in bytes.")
 
 
+class IBrokerPublisher(Interface):
+    """What one peer, or one listener for many peers, publishes through; :meth:`IBroker.publisher` returns it."""
+
+    def publish(runs: list[Run], note: Any = None, own: Sequence[Run] = (), key: str | None = None) -> None:
+        """Publish runs of drafts in one batch, all of them or none; they belong to the broker from now on.
+
+        The publish is settled, perhaps before this call returns, unless an error was raised.
+
+        :param note: returned with the publish, as ``Publish.note``, when it is settled
+        :param own: the protocol's own records, appended after *runs* in the same batch; neither the policy nor the
+            limits of the peer apply to them
+        :param key: publish *runs*, which are of one stream, unless they were published with this key before.  The
+            publish is settled in either case, and ``first_seq`` of the first run is the number that the first message
+            got at that time.
+        :raises PublishError: a limit, or the state of the journal, does not allow the publish
+        :raises Forbidden: the policy does not allow it
+        """
+
+
 class IBroker(Interface):
     """The server as protocols see it.
 
@@ -304,11 +323,17 @@ class IBroker(Interface):
         :raises Forbidden: the peer may not; the message says why
         """
 
-    def publish(runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]:
-        """Publish runs of drafts in one batch, all of them or none.
+    def publisher(account: Any, settled: Callable[[Sequence[Publish], Exception | None], None]) -> Any:
+        """Return an :class:`IBrokerPublisher` with the rights and limits of the peer.
 
-        :param own: the protocol's own records, appended after *runs* in the same batch; neither the policy nor the
-            limits of the peer apply to them
+        :param account: charged for each publish until it is settled: a :class:`fyrehose.broker.budget.Account`
+        :param settled: called once for all of these publishes in one commit, in their order, when their memory was
+            released; with None when they are durable, and may be acknowledged, or with the error
+        """
+
+    def publish(runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]:
+        """Publish runs of drafts as :meth:`publisher` does, for callers that publish seldom and have no account.
+
         :return: fires with the first number of each run when the whole batch is durable, in the order of the calls.
             Acknowledge the publish only then.  Fails with a :class:`~fyrehose.errors.PublishError`, or with
             :class:`~fyrehose.errors.Forbidden`.

@@ -182,8 +182,7 @@ class Cursor:
         except Exception as failure:
             log.failure("a subscription to stream {stream!r} ends: its sink failed", stream=self.place.stream)
             fanout._end(self, failure)
-        # After a small delivery most cursors are at the end of the stream, so look now instead of queueing them again.
-        if (delivery.size > TURN // 2 or fanout._next(self) is not None) and not self.paused:
+        if not self.paused:
             fanout.ready(self)
         return delivery.size
 
