@@ -42,7 +42,10 @@ class NoSubscriptions:
     def open(self, name: str, stream: str, after: int | None, pattern: bool = False) -> Deferred[Any]:
         return fail(self._refusal())
 
-    def attach(self, named: Any, consumer: Any, owner: str = "", takeover: bool = False) -> Any:
+    def attach(self, named: Any, consumer: Any, owner: str = "", takeover: bool = False, holder: str = "") -> Any:
+        raise self._refusal()
+
+    def hold(self, named: Any, holder: str, seconds: float, sent: Mapping[str, int]) -> None:
         raise self._refusal()
 
     def owner(self, named: Any) -> str:
@@ -119,9 +122,14 @@ class Consuming:
         oldest, last = self.table.journal.bounds(stream)
         return int(last if after is None else min(max(after, oldest - 1), last))
 
-    def attach(self, named: Named, consumer: Consumer, owner: str = "", takeover: bool = False) -> Position:
+    def attach(
+        self, named: Named, consumer: Consumer, owner: str = "", takeover: bool = False, holder: str = ""
+    ) -> Position:
         self.peer.check(Action.CONSUME, named.state.stream)
-        return self.table.attach(named, consumer, owner, takeover)
+        return self.table.attach(named, consumer, owner, takeover, holder)
+
+    def hold(self, named: Named, holder: str, seconds: float, sent: Mapping[str, int]) -> None:
+        self.table.hold(named, holder, seconds, sent)
 
     def owner(self, named: Named) -> str:
         return self.table.owner(named)

@@ -29,7 +29,7 @@ from fyrehose.broker.lags import SubscriptionLags
 from fyrehose.broker.positions import SOURCE, STREAM, Position, SavedPositions
 from fyrehose.broker.quotas import NamedRoom
 from fyrehose.broker.state_stream import StateStream
-from fyrehose.broker.subscription import Consumer, Named
+from fyrehose.broker.subscription import Consumer, Named, PollLease
 from fyrehose.errors import (
     FyrehoseError,
     InvalidPosition,
@@ -230,15 +230,21 @@ class NamedSubscriptions:
         """Return a Deferred that fires when no change of *named* is being written."""
         return self._store(named) if named.writing else succeed(None)
 
-    def attach(self, named: Named, consumer: Consumer, owner: str = "", takeover: bool = False) -> Position:
+    def attach(
+        self, named: Named, consumer: Consumer, owner: str = "", takeover: bool = False, holder: str = ""
+    ) -> Position:
         """Make *consumer* the consumer of *named*, and return where it begins.
 
         :param owner: name of a consumer that outlives its connections; the same owner may always continue
         :param takeover: displace the present consumer
-        :raises SubscriptionInUse: another consumer is connected
+        :param holder: name of a polling consumer, which may continue while it has the lease
+        :raises SubscriptionInUse: another consumer is connected, or has the lease
         """
         position = named.wanted or named.state
         present = named.consumer
+        if named.lease is not None and named.lease.holder != holder:
+            self._end_lease(named, named.lease, takeover)
+            position = attrs.evolve(position, generation=position.generation + 1)
         if present is not None and present is not consumer and not (owner and owner == position.owner):
             if not takeover:
                 raise SubscriptionInUse(
@@ -254,6 +260,28 @@ class NamedSubscriptions:
             self._store(named).addErrback(self._not_noted)
         named.consumer, named.active = consumer, self.now()
         return position
+
+    def hold(self, named: Named, holder: str, seconds: float, sent: Mapping[str, int]) -> None:
+        """Let nobody but *holder* consume *named* for some *seconds*, or until it has acknowledged what it was *sent*.
+
+        :param sent: number of the last record that it was sent, by stream
+        """
+        wanted = named.wanted
+        if wanted is not None and any(seq > wanted.last(stream) for stream, seq in sent.items()):
+            named.lease = PollLease(holder, self.clock.seconds() + seconds, seconds, sent)
+
+    def _end_lease(self, named: Named, lease: PollLease, takeover: bool) -> None:
+        """End the *lease* of a polling consumer, because another one takes over.
+
+        :raises SubscriptionInUse: it may not yet
+        """
+        left = lease.until - self.clock.seconds()
+        if left > 0 and not takeover:
+            raise SubscriptionInUse(
+                f"a consumer of subscription {named.name!r} has records that it has not acknowledged; ask again in "
+                f"{left:.0f} s, or take the subscription over"
+            )
+        named.lease = None
 
     def owner(self, named: Named) -> str:
         """Return the consumer that may continue without taking over; empty if there is none."""
@@ -291,9 +319,16 @@ class NamedSubscriptions:
         ahead = {stream: number for stream, number in numbers.items() if number > wanted.last(stream)}
         if ahead:
             named.wanted = attrs.evolve(wanted.moved(ahead), time=self.now())
+            self._renew_lease(named)
         elif not named.writing:
             return succeed(named.state)
         return self._store(named).addCallback(lambda _: named.state)
+
+    def _renew_lease(self, named: Named) -> None:
+        """Renew the lease of a polling consumer that has acknowledged records; end it if these were all."""
+        lease, named.lease = named.lease, None
+        if lease is not None:
+            self.hold(named, lease.holder, lease.seconds, lease.sent)
 
     def rewind(self, named: Named, seq: int | Mapping[str, int] | None) -> Deferred[Position]:
         """Set the position to *seq*, in either direction, and displace the consumer.
@@ -348,7 +383,7 @@ class NamedSubscriptions:
         return self._store(named)
 
     def _displace(self, named: Named, reason: SubscriptionError) -> None:
-        consumer, named.consumer = named.consumer, None
+        consumer, named.consumer, named.lease = named.consumer, None, None
         if consumer is not None:
             consumer.displaced(reason)
 

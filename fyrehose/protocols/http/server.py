@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from itertools import count
 from typing import Any, ClassVar
 
 import attrs
@@ -110,6 +111,7 @@ class HttpProtocol(WebProtocol):
         self._streamed: ReadAnswer | LiveAnswer | None = None
         self._consumption: Consumption | None = None
         self._input_ended = False
+        self.label = f"connection {next(factory.labels)}"
 
     # Handlers of the session's events.
 
@@ -358,7 +360,9 @@ class HttpProtocol(WebProtocol):
 
     def complete_answer(self) -> None:
         """End the answer to a GET, and process the next request."""
-        self._streamed = None
+        streamed, self._streamed = self._streamed, None
+        if self._consumption is not None and isinstance(streamed, ReadAnswer):
+            self._consumption.sent(streamed.stream, streamed.position)
         self._end_consumption()
         if self.phase is Phase.OPEN:
             self.session.end()
@@ -514,6 +518,6 @@ class HttpFactory(SessionFactory):
         self, broker: IBroker, settings: HttpSettings | None = None, reactor: Any = None, endpoint: str | None = None
     ) -> None:
         super().__init__(broker, settings, reactor)
-        self.ends, self.now = Ends(broker), time.time
+        self.ends, self.now, self.labels = Ends(broker), time.time, count(1)
         self.limits = RequestLimits(message=self.settings.max_payload, body=self.settings.max_body)
         self.hosts = hosts_of(endpoint, self.settings.hosts)

@@ -43,6 +43,9 @@ MOST_LISTED, MOST_PAGES = 1_000, 10**7
 KEYED = 1 << 20
 #: The longest time that a GET waits for a record, in seconds.
 LONGEST_WAIT = 300
+#: How long a polling consumer has a subscription for itself if it acknowledges nothing, and the longest such time, in
+#: seconds.
+LEASE, LONGEST_LEASE = 30, 3_600
 #: The causes for which requests are refused.
 REFUSALS = (
     *WEB_REFUSALS,
@@ -107,6 +110,8 @@ class Read:
     :ivar subscription: the named subscription behind whose position to read; None: none
     :ivar wait: how long to wait if it has no records, in seconds
     :ivar takeover: whether to displace another consumer
+    :ivar consumer: the name that the client gave itself; empty: none
+    :ivar lease: how long no other consumer may continue if the client acknowledges nothing, in seconds
     :ivar pattern: whether *stream* is a pattern, of which *subscription* is one
     """
 
@@ -117,6 +122,8 @@ class Read:
     subscription: str | None = None
     wait: int = 0
     takeover: bool = False
+    consumer: str = ""
+    lease: int = LEASE
     pattern: bool = False
 
     @property
@@ -357,9 +364,9 @@ class HttpSession(WebSession):
             )
             return self.refuse(400, "bad-query", detail)
         known: dict[str, int] = {} if subscription is None else {"from": LAST_SEQ, "takeover": 1}
-        known |= {} if live else {"limit": MOST_RECORDS, "wait": LONGEST_WAIT}
+        known |= {} if live else {"limit": MOST_RECORDS, "wait": LONGEST_WAIT, "lease": LONGEST_LEASE}
         try:
-            numbers = _numbers(request, known, ("match", "subscription"))
+            numbers = _numbers(request, known, ("match", "subscription", *(() if live else ("consumer",))))
             pattern = Pattern.of_peer(request.query["match"])
         except (ValueError, InvalidPattern) as error:
             return self.refuse(400, "bad-query", str(error))
@@ -378,6 +385,8 @@ class HttpSession(WebSession):
                 subscription=subscription,
                 wait=numbers.get("wait", 0),
                 takeover=takeover,
+                consumer=request.query.get("consumer", ""),
+                lease=max(1, numbers.get("lease", LEASE)),
                 pattern=True,
             ),
         )
@@ -410,9 +419,10 @@ class HttpSession(WebSession):
         subscription = request.query.get("subscription")
         known = {"from": LAST_SEQ} if live else {"from": LAST_SEQ, "limit": MOST_RECORDS}
         if subscription is not None:
-            known |= {"takeover": 1} if live else {"takeover": 1, "wait": LONGEST_WAIT}
+            known |= {"takeover": 1} if live else {"takeover": 1, "wait": LONGEST_WAIT, "lease": LONGEST_LEASE}
+        others = ("subscription",) if live or subscription is None else ("subscription", "consumer")
         try:
-            numbers = _numbers(request, known, ("subscription",))
+            numbers = _numbers(request, known, others)
         except ValueError as error:
             return self.refuse(400, "bad-query", str(error))
         if not live:
@@ -426,6 +436,8 @@ class HttpSession(WebSession):
                     subscription=subscription,
                     wait=numbers.get("wait", 0),
                     takeover=bool(numbers.get("takeover")),
+                    consumer=request.query.get("consumer", ""),
+                    lease=max(1, numbers.get("lease", LEASE)),
                 ),
             )
         last = request.headers.get("last-event-id", "")
