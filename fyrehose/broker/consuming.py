@@ -8,12 +8,13 @@ Consuming a stream needs the rights ``subscribe`` and ``consume``; showing, rewi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred, fail
 from zope.interface import implementer
 
+from fyrehose.broker.consumers.sharing import NoSharing, PeerBroker, Sharing
 from fyrehose.broker.named import NamedSubscriptions
 from fyrehose.broker.policy import EVERY
 from fyrehose.broker.positions import Position, takes
@@ -24,17 +25,11 @@ from fyrehose.interfaces import FileLag, INamedSubscriptions
 from fyrehose.patterns import Pattern
 
 
-class PeerBroker(Protocol):
-    """A broker that knows the rights of a peer."""
-
-    def check(self, action: Action, stream: str) -> None: ...
-
-    def permits(self, action: Action, stream: str) -> bool: ...
-
-
 @implementer(INamedSubscriptions)
 class NoSubscriptions:
     """The named subscriptions of a server that keeps no messages: there are none, and none can be created."""
+
+    sharing = NoSharing()
 
     def find(self, name: str, stream: str | None = None, pattern: bool = False) -> Any:
         raise self._refusal()
@@ -88,6 +83,11 @@ class Consuming:
     table: NamedSubscriptions
     peer: PeerBroker
     network: str = ""
+
+    @property
+    def sharing(self) -> Sharing | NoSharing:
+        shares = self.table.shares
+        return NoSharing() if shares is None else Sharing(shares, self.peer, self.network)
 
     def find(self, name: str, stream: str | None = None, pattern: bool = False) -> Named:
         named = self.table.find(name)

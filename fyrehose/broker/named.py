@@ -25,6 +25,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.broker import positions
+from fyrehose.broker.consumers.table import SharedSubscriptions
 from fyrehose.broker.lags import SubscriptionLags
 from fyrehose.broker.positions import SOURCE, STREAM, Position, SavedPositions
 from fyrehose.broker.quotas import NamedRoom
@@ -36,6 +37,7 @@ from fyrehose.errors import (
     JournalCorrupt,
     NoSuchSubscription,
     PublishError,
+    SubscriptionConflict,
     SubscriptionError,
     SubscriptionInUse,
     TooManyNamedSubscriptions,
@@ -61,6 +63,7 @@ class NamedSubscriptions:
     :ivar publish: publishes records of the server's own
     :ivar room: counts subscriptions, and the streams of those of patterns
     :ivar exists: whether a stream exists, or is being created
+    :ivar shares: the shared subscriptions, whose names belong to them; None: there are none
     :ivar now: the wall clock, in microseconds since 1970 UTC
     """
 
@@ -71,6 +74,7 @@ class NamedSubscriptions:
     exists: Callable[[str], bool] = attrs.field(default=lambda stream: False, kw_only=True)
     now: Callable[[], int] = attrs.field(default=lambda: time.time_ns() // 1000, kw_only=True)
     entries: dict[str, Named] = attrs.field(factory=dict, init=False)
+    shares: SharedSubscriptions | None = attrs.field(default=None, init=False)
     lags: SubscriptionLags = attrs.field(init=False)
     _patterns: PatternIndex[Named] = attrs.field(factory=PatternIndex, init=False)
     #: the stream of the positions, and what was replayed from it
@@ -222,6 +226,10 @@ class NamedSubscriptions:
             raise SubscriptionError(
                 f"invalid name of a subscription: {name[:80]!r}; use 1 to 64 letters, digits, '_', '.' and '-', the "
                 "first a letter or a digit, and no '.new' at the end"
+            )
+        if self.shares is not None and name in self.shares.entries:
+            raise SubscriptionConflict(
+                f"subscription {name!r} is shared: lease its records with POST /subscriptions/{name}/lease"
             )
         if name in {each.name for each in self.journal.keeper.subscriptions()}:
             raise SubscriptionInUse(f"a program that reads the journal's files has registered the name {name!r}")
