@@ -338,6 +338,8 @@ class INamedSubscriptions(Interface):
     ``consume`` the stream; the others raised are each a :class:`~fyrehose.errors.SubscriptionError`.
     """
 
+    sharing = Attribute("The shared subscriptions: see fyrehose.broker.consumers.sharing.Sharing.")
+
     def find(name: str, stream: str | None = None, pattern: bool = False) -> Any:
         """Return the subscription *name*, which must be one of *stream* if that is not None.
 

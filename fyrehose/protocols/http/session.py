@@ -76,6 +76,9 @@ USAGE = {
     "GET /streams/NAME/live?subscription=S": "the same as server-sent events",
     "GET /streams/*?match=PATTERN&subscription=S": "the same of all streams that match; or /streams/*/live",
     "POST /subscriptions/S/ack": 'move the position: {"seq": SEQ}',
+    "PUT /subscriptions/S": 'create a shared subscription: {"stream": NAME, "shared": true}',
+    "POST /subscriptions/S/lease": 'lease its records: {"consumer": NAME, "most": N, "wait": SECONDS}',
+    "POST /subscriptions/S/settle": 'settle them: {"done": [[SEQ, TOKEN], ...]}',
     "GET /subscriptions": "list the named subscriptions; DELETE and POST .../rewind change one",
 }
 
@@ -250,7 +253,7 @@ class HttpSession(WebSession):
         except TooLarge as error:
             if self._managed is not None:
                 self._body = None
-                return self.refuse(413, "too-large", f"body exceeds the limit of {LARGEST} bytes")
+                return self.refuse(413, "too-large", f"body exceeds the limit of {self._largest(self._managed)} bytes")
             if self._key is not None and self._lines:
                 self._body = None
                 return self.refuse(413, "too-large", f"body with a key exceeds the limit of {KEYED} bytes")
@@ -397,14 +400,19 @@ class HttpSession(WebSession):
         if request.query:
             name = next(iter(request.query))
             return self.refuse(400, "bad-query", f"unknown parameter {name[:80]!r}: this path has no parameters")
-        if request.method != "POST":
+        if request.method not in ("POST", "PUT"):
             return (event,) if request.length == 0 else self._refuse_body(request)
         if not request.framed:
             return self.refuse(411, "length-required", "missing length: send Content-Length, or a chunked body")
-        if request.length is not None and request.length > LARGEST:
-            return self.refuse(413, "too-large", f"body of {request.length} bytes exceeds the limit of {LARGEST} bytes")
-        self._managed, self._body = event, Whole(LARGEST, request.length)
+        largest = self._largest(event)
+        if request.length is not None and request.length > largest:
+            return self.refuse(413, "too-large", f"body of {request.length} bytes exceeds the limit of {largest} bytes")
+        self._managed, self._body = event, Whole(largest, request.length)
         return ()
+
+    def _largest(self, event: Manage) -> int:
+        """Return the size of the largest body of *event*: one to settle may have results."""
+        return self.limits.message if event.action == "settle" else LARGEST
 
     def _delete(self, request: RequestHead) -> Iterable[object]:
         if request.query:
