@@ -167,6 +167,10 @@ class Forbidden(FyrehoseError):
     """The access policy does not allow the peer this action on this stream."""
 
 
+class TokenEnded(Forbidden):
+    """The peer's signed token grants nothing any more: it has expired, or is invalid."""
+
+
 class TooManySubscriptions(Forbidden):
     """A subscription was refused: the peer's address has reached its limit, or the memory budget is used up."""
 

@@ -20,7 +20,7 @@ from twisted.internet.interfaces import IPushProducer
 from zope.interface import Attribute, Interface
 
 from fyrehose.identity import Action, Identity
-from fyrehose.records import Run
+from fyrehose.records import Publish, Run
 
 
 class JournalState(Enum):
@@ -135,12 +135,23 @@ class IJournal(Interface):
         """
 
     def append(runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
-        """Append runs of drafts in one batch, all of them or none; calls during a commit share the next commit.
+        """Append runs of drafts in one batch, all of them or none; the journal numbers copies of them.
+
+        For callers that are not in a hurry: see :meth:`submit`.
 
         :param first_seqs: the number reserved for the first draft of each run; for each stream they must continue the
             numbers of the call before
         :return: fires when the whole batch is durable, in the order of the calls; fails with :class:`ReadOnly` or
             :class:`Closed`, as do all later appends that are not durable
+        """
+
+    def submit(publish: Publish) -> None:
+        """Write *publish*, whose runs are numbered; those that are submitted during a commit share the next commit.
+
+        The caller has checked that ``state`` is WRITABLE.  For each stream the numbers must continue those of the call
+        before.  After the commit the journal calls :meth:`IJournalObserver.durable`, and then ``settle(items, error)``
+        of each owner in the commit once, in the order of the owners' first items.  The error is a :class:`ReadOnly` or
+        :class:`Closed`, which all later publishes that are not durable get as well.
         """
 
     def retire(streams: Sequence[str]) -> Deferred[None]:

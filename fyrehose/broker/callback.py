@@ -69,7 +69,7 @@ class CallbackBroker:
 
     def permits(self, action: Action, stream: str) -> bool:
         """Return whether the peer may publish into *stream*; nothing else is permitted."""
-        return action is Action.PUBLISH and self.policy.allows(self.identity, action, stream)
+        return action is Action.PUBLISH and self.policy.allows(self.identity, action, stream, self.now())
 
     def check(self, action: Action, stream: str) -> None:
         """Raise Forbidden unless :meth:`permits` allows it."""

@@ -9,12 +9,14 @@ publisher that is no longer allowed is refused at its next publish.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 from weakref import WeakValueDictionary
 
 import attrs
 from twisted.internet.defer import Deferred, fail
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from zope.interface import implementer
 
 from fyrehose.broker.budget import Budget
@@ -25,7 +27,7 @@ from fyrehose.broker.once import PublishedOnce
 from fyrehose.broker.policy import OPEN, Policy, Rule, holder_of
 from fyrehose.broker.quotas import Subscriptions
 from fyrehose.broker.rounds import Producer
-from fyrehose.errors import Forbidden
+from fyrehose.errors import Forbidden, TokenEnded
 from fyrehose.identity import Action, Identity, network_of
 from fyrehose.interfaces import IBroker, ISink, ISubscription
 from fyrehose.observe.counters import Counters
@@ -44,6 +46,9 @@ _VERBS = {
 
 class Unguarded(Protocol):
     """The broker of the server itself, as the brokers of its peers use it."""
+
+    @property
+    def clock(self) -> IReactorTime: ...
 
     @property
     def counters(self) -> Counters: ...
@@ -91,9 +96,13 @@ class Unguarded(Protocol):
 
 @attrs.define(eq=False)
 class Guard:
-    """The access policy in force, and the brokers of all peers that are connected."""
+    """The access policy in force, and the brokers of all peers that are connected.
+
+    :ivar now: returns the time at which signed tokens are judged, in seconds since 1970 UTC
+    """
 
     policy: Policy = OPEN
+    now: Callable[[], float] = attrs.field(default=time.time, kw_only=True)
     _brokers: WeakValueDictionary[Identity, Guarded] = attrs.field(factory=WeakValueDictionary, init=False)
 
     def identified(self, broker: Unguarded, identity: Identity) -> Guarded:
@@ -116,7 +125,7 @@ class Guard:
 
 
 def _end_forbidden(broker: Unguarded) -> int:
-    """End the subscriptions that the policy no longer allows; return how many."""
+    """End the subscriptions that the policy does not allow now; return how many."""
     ended = 0
     for cursor in list(broker.cursors()):
         peer = cursor.owner
@@ -141,6 +150,11 @@ class Guarded:
     _verdicts: dict[Action, dict[str, bool]] = attrs.field(init=False)
     #: the network that its subscriptions count for
     _network: str = attrs.field(init=False)
+    #: when what its signed token grants ends, in seconds since 1970 UTC; None: it has no such token
+    _ends: float | None = attrs.field(default=None, init=False)
+    #: ends its subscriptions then
+    _end: IDelayedCall | None = attrs.field(default=None, init=False)
+    _subscribed: int = attrs.field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._verdicts = {action: {} for action in Action}
@@ -172,6 +186,8 @@ class Guarded:
             raise Forbidden(f"no rule of the policy lets {self.identity} publish or read anything{advice}")
 
     def permits(self, action: Action, stream: str) -> bool:
+        if self._ends is not None:
+            self._check_end()
         verdict = self._verdicts[action].get(stream)
         return self._judge(action, stream) if verdict is None else verdict
 
@@ -180,6 +196,8 @@ class Guarded:
             raise self.refusal(action, stream)
 
     def publish(self, runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]:
+        if self._ends is not None:
+            self._check_end()
         verdicts = self._verdicts[Action.PUBLISH]
         for run in runs:
             if not verdicts.get(run.stream) and not self.permits(Action.PUBLISH, run.stream):
@@ -195,6 +213,8 @@ class Guarded:
     def subscribe(self, stream: str, after: int | None, sink: ISink) -> ISubscription:
         self.check(Action.SUBSCRIBE, stream)
         self.broker.subscriptions.take(self._network)
+        self._subscribed += 1
+        self._end_later()
         try:
             return self.broker.subscribe_as(self, stream, after, sink)
         except BaseException:
@@ -204,6 +224,10 @@ class Guarded:
     def unsubscribed(self) -> None:
         """Release one subscription, which has ended."""
         self.broker.subscriptions.release(self._network)
+        self._subscribed -= 1
+        if not self._subscribed and self._end is not None:
+            self._end.cancel()
+            self._end = None
 
     def streams(self) -> Collection[str]:
         rules, every = self._applying(), self.broker.streams()
@@ -245,7 +269,7 @@ class Guarded:
 
     def clear_verdicts(self) -> None:
         """Clear the cached verdicts, because the policy has changed."""
-        self._rules = None
+        self._rules, self._ends = None, None
         for verdicts in self._verdicts.values():
             verdicts.clear()
 
@@ -264,14 +288,38 @@ class Guarded:
     def _applying(self) -> tuple[Rule, ...]:
         """Return the rules of the policy that apply to this identity."""
         if self._rules is None:
-            self._rules = self._guard.policy.rules_for(self.identity)
+            self._rules = self._guard.policy.rules_for(self.identity, self._guard.now())
             allowed = [action for action in Action if any(rule.covers_every(action) for rule in self._rules)]
             self._everywhere = frozenset(allowed)
+            self._ends = min((rule.grant.expires for rule in self._rules if rule.grant is not None), default=None)
         return self._rules
+
+    def _check_end(self) -> None:
+        """Judge again if what the signed token grants has ended."""
+        if self._ends is not None and self._ends <= self._guard.now():
+            self.clear_verdicts()
+
+    def _end_later(self) -> None:
+        """End the subscriptions when what the signed token grants ends."""
+        self._applying()
+        if self._ends is not None and self._end is None:
+            seconds = max(0.0, self._ends - self._guard.now())
+            self._end = self.broker.clock.callLater(seconds, self._end_subscriptions)
+
+    def _end_subscriptions(self) -> None:
+        self._end = None
+        self._check_end()
+        _end_forbidden(self.broker)
+        if self._subscribed:  # the clock was set back, or another token of a rule is valid for longer
+            self._end_later()
 
     def refusal(self, action: Action, stream: str) -> Forbidden:
         """Return the error that says that the peer may not do *action* on *stream*."""
         verb = _VERBS[action]
+        flaw = self._guard.policy.flaw(self.identity, self._guard.now())
+        if flaw:
+            what = f"{self.identity} may not {verb} stream {stream[:80]!r} with its token"
+            return TokenEnded(f"{what}: {flaw}; `fyrehose token create` makes another")
         advice = f": {self._guard.policy.advice}" if self._guard.policy.advice else ""
         if stream.startswith("."):
             advice = ": names that begin with a dot are reserved for the server, unless a rule names them with the dot"

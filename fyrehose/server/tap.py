@@ -30,8 +30,8 @@ from fyrehose.broker import policy
 from fyrehose.broker.budget import Budget
 from fyrehose.broker.streams import UNLIMITED
 from fyrehose.errors import ConfigError, Deposed, FyrehoseError, MissingExtra
+from fyrehose.journal.commit import Far
 from fyrehose.journal.journal import FileJournal
-from fyrehose.journal.pace import Far
 from fyrehose.net import connections
 from fyrehose.observe.listeners import Listener, encryption
 from fyrehose.options import counted, suggestion

@@ -25,7 +25,6 @@ from twisted.python.failure import Failure
 from fyrehose import errors
 from fyrehose.broker.ends import Ends
 from fyrehose.errors import FyrehoseError
-from fyrehose.identity import digest
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
@@ -59,7 +58,8 @@ from fyrehose.protocols.http.uploads import Upload
 from fyrehose.protocols.http.working import BODIES
 from fyrehose.records import MAX_PAYLOAD, Run
 from fyrehose.web.hosts import hosts_of, url_of
-from fyrehose.web.server import HEADERS, WebProtocol, WebSettings, token_of
+from fyrehose.web.origins import Origins, origins
+from fyrehose.web.server import HEADERS, WebProtocol, WebSettings, token_of, with_token
 from fyrehose.web.session import RequestHead, RequestRefused
 
 #: The HTTP status for each error of the broker; 503 for all others.
@@ -91,6 +91,9 @@ class HttpSettings(WebSettings):
 
     max_payload: int = option(MAX_PAYLOAD, size, "largest message accepted")
     max_body: int = option(16 << 30, size, "largest body of one message per line with a Content-Length")
+    origins: tuple[str, ...] = option(
+        (), origins, "origins whose pages may use this listener, such as https://dash.example; *: all others may read"
+    )
 
     def __attrs_post_init__(self) -> None:
         if not 0 < self.max_payload <= MAX_PAYLOAD:
@@ -108,7 +111,7 @@ class HttpProtocol(WebProtocol):
     settings: HttpSettings
 
     def __init__(self, factory: HttpFactory) -> None:
-        super().__init__(factory, HttpSession(factory.hosts, limits=factory.limits))
+        super().__init__(factory, HttpSession(factory.hosts, factory.origins, limits=factory.limits))
         self.ends, self.now = factory.ends, factory.now
         self._upload: Upload | None = None
         self._streamed: ReadAnswer | LiveAnswer | None = None
@@ -243,7 +246,7 @@ class HttpProtocol(WebProtocol):
 
     def on_live(self, event: Live) -> None:
         """Subscribe, and start the answer to a live GET."""
-        self._authenticate(event.request)
+        self._authenticate(event.request, event.request.query.get("token"))
         if event.subscription is not None and event.request.method != "HEAD":
             self._consume(event)
         else:
@@ -514,13 +517,12 @@ class HttpProtocol(WebProtocol):
         headers = self._headers_of(refusal)
         self.session.refuse(refusal.status, refusal.cause, refusal.detail, headers, published=published)
 
-    def _authenticate(self, request: RequestHead) -> None:
-        """Use the token of *request*, or none if it has none, for the access policy."""
-        token = token_of(request)
-        hashed = None if token is None else digest(token)
-        if hashed != self.identity.token:
-            self.identity = attrs.evolve(self.identity, token=hashed)
-            self.broker = self.broker.identified(self.identity)
+    def _authenticate(self, request: RequestHead, token: str | None = None) -> None:
+        """Use *token*, or else that of the head of *request*, or none if it has none, for the access policy."""
+        identity = with_token(self.identity, token_of(request) if token is None else token)
+        if identity is not self.identity:
+            self.identity = identity
+            self.broker = self.broker.identified(identity)
 
 
 class HttpFactory(SessionFactory):
@@ -544,3 +546,4 @@ class HttpFactory(SessionFactory):
         self.ends, self.now, self.labels = Ends(broker), time.time, count(1)
         self.limits = RequestLimits(message=self.settings.max_payload, body=self.settings.max_body)
         self.hosts = hosts_of(endpoint, self.settings.hosts)
+        self.origins = Origins(self.settings.origins)

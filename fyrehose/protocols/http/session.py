@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
+from fyrehose.broker.signed import is_signed
 from fyrehose.errors import InvalidPattern
 from fyrehose.patterns import Pattern
 from fyrehose.protocols.http.bodies import Body, LineBody, TooLarge, Whole
@@ -224,6 +225,11 @@ class HttpSession(WebSession):
         """Return the events of a request's head, or refuse a path or a method that does not exist."""
         self._request, self._body, self._managed, self._partly_published = request, None, None, False
         path = request.path
+        if self.reads_only and request.query.keys() & {"subscription", "token"}:
+            detail = (
+                "a page whose origin is not listed itself cannot use named subscriptions or tokens; add it to origins"
+            )
+            return self.refuse(403, "foreign-origin", detail)
         if path == ("",):
             return self._usage(request)
         if (managed := manage(request)) is not None:
@@ -428,9 +434,13 @@ class HttpSession(WebSession):
         known = {"from": LAST_SEQ} if live else {"from": LAST_SEQ, "limit": MOST_RECORDS}
         if subscription is not None:
             known |= {"takeover": 1} if live else {"takeover": 1, "wait": LONGEST_WAIT, "lease": LONGEST_LEASE}
-        others = ("subscription",) if live or subscription is None else ("subscription", "consumer")
+        others = ("subscription", "token") if live else ("subscription",)
+        if not live and subscription is not None:
+            others = ("subscription", "consumer")
         try:
             numbers = _numbers(request, known, others)
+            if live and "token" in request.query:
+                _check_token(request)
         except ValueError as error:
             return self.refuse(400, "bad-query", str(error))
         if not live:
@@ -480,6 +490,20 @@ class HttpSession(WebSession):
                 payloads=payloads,
                 key=self._key,
             ),
+        )
+
+
+def _check_token(request: RequestHead) -> None:
+    """Check the token of a query, which only browsers need, because their EventSource cannot send a header.
+
+    :raises ValueError: the request has another token, too, or the token is not one that ends
+    """
+    if "authorization" in request.headers:
+        raise ValueError("a token in the query and an Authorization header: send one of them")
+    if not is_signed(request.query["token"]):
+        raise ValueError(
+            "invalid token: a query may have a signed token only, because URLs are often logged; create one with "
+            "`fyrehose token create`"
         )
 
 

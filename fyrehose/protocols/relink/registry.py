@@ -358,32 +358,37 @@ class Registry:
         entry.weight = weight
 
     def _reduce_memory(self) -> None:
-        """Release an eighth of the memory limit: from the networks with the most memory, largest links first.
+        """Release an eighth of the memory limit: always from the network that has the most, its largest links first.
 
-        First the links lose their undecided messages; if that is not enough, the links themselves are discarded.
+        The links of a network first lose their undecided messages, one after another; when all of them have, the links
+        themselves are discarded.
         """
-        goal = self.settings.link_memory * 7 // 8
-        networks: dict[str, list[LinkEntry]] = {}
-        for entry in self.entries.values():
-            networks.setdefault(network_of(entry.host), []).append(entry)
-        for entries in sorted(networks.values(), key=lambda entries: -sum(entry.weight for entry in entries)):
-            entries.sort(key=lambda entry: -entry.weight)
-            for entry in entries:
-                if self._weight <= goal:
-                    return
-                entry.link.drop_undecided()
-                self._weigh(entry, entry.link.weight)
-            for entry in entries:
-                if self._weight <= goal:
-                    return
-                if not entry.weight:
-                    break
-                detail = "all links exceed the memory limit; raise relink.link-memory"
-                if entry.holder is None:
-                    self.discard(entry, "links-too-large", detail)
-                else:
-                    entry.holder.reject(RemoteProtocolError("links-too-large", f"link {entry.label} is lost: {detail}"))
-                    self._weigh(entry, 0)
+        memory: FairShare[LinkEntry] = FairShare(self.settings.link_memory * 7 // 8)
+        for entry in sorted(self.entries.values(), key=lambda entry: -entry.weight):
+            memory.add(entry, network_of(entry.host), entry.weight)
+        whole = set(self.entries.values())  # those that still have their undecided messages
+        while not memory.fits(0):
+            largest = memory.first_out()
+            assert largest is not None, "the table is full"
+            if largest in whole:
+                whole.remove(largest)
+                largest.link.drop_undecided()
+                self._weigh(largest, largest.link.weight)
+                memory.discard(largest)
+                if largest.weight:  # or nothing would be won by discarding it
+                    memory.add(largest, network_of(largest.host), largest.weight)
+            else:
+                memory.discard(largest)
+                self._discard_large(largest)
+
+    def _discard_large(self, entry: LinkEntry) -> None:
+        """End *entry*, whose network has the most memory of links."""
+        detail = "all links exceed the memory limit; raise relink.link-memory"
+        if entry.holder is None:
+            self.discard(entry, "links-too-large", detail)
+        else:
+            entry.holder.reject(RemoteProtocolError("links-too-large", f"link {entry.label} is lost: {detail}"))
+            self._weigh(entry, 0)
 
     # Writing.
 

@@ -11,7 +11,7 @@ from twisted.python.failure import Failure
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.budget import Budget
 from fyrehose.broker.consumers.progress import STREAM, ShareOptions
-from fyrehose.broker.consumers.table import ANSWER_BYTES, CHECK, ENTRY_BYTES, SingleRecords, SharedSubscription
+from fyrehose.broker.consumers.table import ANSWER_BYTES, CHECK, ENTRY_BYTES, SharedSubscription, SingleRecords
 from fyrehose.broker.consumers.work import Leased, WorkerAction
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import NoRoomForSubscription, SubscriptionConflict, SubscriptionError

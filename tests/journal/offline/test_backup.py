@@ -28,6 +28,7 @@ from fyrehose.errors import (
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan, snapshots, streams, subscriptions
+from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.copies import RESTORING
 from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
@@ -41,7 +42,6 @@ from fyrehose.journal.offline.view import look
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.streams import Streams
-from fyrehose.journal.worker import InlineWorker
 from fyrehose.records import Run
 from tests.doubles.disk import RecordingFiles, images
 
@@ -344,10 +344,10 @@ class TestSnapshotsAndReaders:
         monkeypatch.setattr(backups, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
         class Recording(Directory):
-            def update_subscription(self, name: str, position: int) -> None:
+            def update_subscription(self, name: str, position: int, identity: bytes = fmt.UNKNOWN) -> None:
                 assert name == "backup"
                 updates.append(position)
-                super().update_subscription(name, position)
+                super().update_subscription(name, position, identity)
 
         with Replica(target, Files()) as replica:
             backup = Backup(Recording(source.directory), replica, subscription="backup")

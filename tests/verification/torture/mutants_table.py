@@ -120,19 +120,15 @@ MUTANTS = (
     Mutant(
         "the publisher hears before the readers",
         _JOURNAL,
-        "            self._committed(commit.result)\n"
-        "            for append in commit.appends:\n"
-        "                append.done.callback(None)\n",
-        "            for append in commit.appends:\n"
-        "                append.done.callback(None)\n"
-        "            self._committed(commit.result)\n",
+        "            self._committed(commit.result)\n            settle(commit.items, None)\n",
+        "            settle(commit.items, None)\n            self._committed(commit.result)\n",
         _TESTS_JOURNAL + " " + _TESTS_BROKER,
     ),
     Mutant(
         "what waited behind a failed commit is written",
-        "fyrehose/journal/pending.py",
-        "result = None if self.failed or not appends else",
-        "result = None if not appends else",
+        "fyrehose/journal/commit.py",
+        "result = None if self.failed or not items else",
+        "result = None if not items else",
         _TESTS_JOURNAL,
     ),
     Mutant(
@@ -145,14 +141,14 @@ MUTANTS = (
     Mutant(
         "appends are taken when read-only",
         _JOURNAL,
-        "            return fail(self._refusal())\n        append = PendingAppend(",
-        "            pass\n        append = PendingAppend(",
+        "            return fail(self._refusal())\n        numbered = [",
+        "            pass\n        numbered = [",
         _TESTS_JOURNAL,
     ),
     Mutant(
         "the journal's time goes back",
-        "fyrehose/journal/pending.py",
-        "        accepted = max(writer.time, clock)\n",
+        "fyrehose/journal/commit.py",
+        "        accepted = max(self.writer.time, clock)\n",
         "        accepted = clock\n",
         _TESTS_JOURNAL,
     ),

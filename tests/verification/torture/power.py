@@ -117,7 +117,6 @@ class Bench:
             durability=mode,
             min_free=0,
             segment_size=self.dice.choice((4 << 10, 16 << 10, 64 << 10, 1 << 20)),
-            linger=self.dice.choice((0.0, 0.001)),
             keep_bytes=self.dice.choice((0, 0, 40 << 10)),
         )
 
