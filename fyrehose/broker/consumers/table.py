@@ -405,8 +405,9 @@ class SharedSubscriptions:
 
     def _serve(self, shared: SharedSubscription) -> None:
         now, empty = self.clock.seconds(), False
-        for waiting in list(shared.waiting):
-            share = max(1, -(-shared.work.available() // len(shared.waiting)))
+        waits = list(shared.waiting)
+        share = max(1, -(-shared.work.available() // len(waits))) if waits else 0
+        for waiting in waits:
             held = shared.group.held[waiting.consumer]
             found = [] if empty else self._take(shared, waiting, min(waiting.most, share))
             if found or (waiting.deadline <= now and not shared.appending and not shared._again):
@@ -554,8 +555,11 @@ class SharedSubscriptions:
         if self.refusal() is not None:
             return
         for shared in list(self.entries.values()):
-            for lane in list(shared.work.lanes.values()):
+            lanes = list(shared.work.lanes.values())
+            for lane in lanes:
                 lane.tick()
+            if all(lane.progress.final.floor >= lane.bounds()[1] for lane in lanes):
+                shared.active = self.now()  # Nothing is left to do, so nobody can be late.
             if shared.waiting:
                 self.wake(shared)
         if not self._changing:

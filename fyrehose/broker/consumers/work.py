@@ -30,7 +30,7 @@ class Leased:
     failures: int
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class WorkerAction:
     """What a worker says about one record.
 
@@ -144,14 +144,14 @@ class Work:
         outcome.refused = [(action, why) for action in actions if (why := action.refusal())]
         if outcome.refused and whole:
             return outcome
+        refused = {action for action, _ in outcome.refused}
         batches: dict[Lane, LaneChange] = {}
         done: dict[Lane, list[int]] = {}
         for action in actions:
-            if action.kind == "done" and not action.refusal():
+            if action.kind == "done" and action not in refused:
                 done.setdefault(action.lane, []).append(action.seq)
         for lane, seqs in done.items():
             lane.settle(list(dict.fromkeys(seqs)), batches.setdefault(lane, LaneChange(lane)))
-        refused = {action for action, _ in outcome.refused}
         for action in actions:
             if action.kind != "done" and action not in refused:
                 self._act(action, consumer, batches, outcome)

@@ -409,6 +409,8 @@ class HttpProtocol(WebProtocol):
             self._streamed.close()
             self.session.end()
         self._end_consumption()
+        if self._leasing is not None:
+            self._leasing.cancel()
         super().finish()
 
     def refuse_request(self, refusal: RequestRefused) -> None:

@@ -376,3 +376,13 @@ def test_memory_is_bounded() -> None:
     world = World(named_subscriptions=2)
     for name, status in (("a", 200), ("b", 200), ("c", 507)):
         assert world.ask(f"PUT /subscriptions/{name}", {"stream": "orders", "shared": True})[0] == status
+
+
+def test_a_request_that_waits_is_answered_when_the_server_closes() -> None:
+    world = World()
+    world.create(**{"from": 11})
+    peer = world.peer()
+    peer.say("POST /subscriptions/work/lease", {"consumer": "w1", "wait": 30})
+    assert peer.hear() == b""
+    peer.protocol.finish()
+    assert peer.answer() == (200, {"lease": 30, "records": []})
