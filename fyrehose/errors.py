@@ -204,6 +204,10 @@ class NoSuchSubscription(SubscriptionError):
     """The named subscription does not exist."""
 
 
+class SubscriptionGone(NoSuchSubscription):
+    """The named subscription was deleted while a request waited."""
+
+
 class SubscriptionInUse(SubscriptionError):
     """Another consumer has the named subscription at present, or has taken it over."""
 

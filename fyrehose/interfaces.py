@@ -401,6 +401,8 @@ class INamedSubscriptions(Interface):
     ``consume`` the stream; the others raised are each a :class:`~fyrehose.errors.SubscriptionError`.
     """
 
+    sharing = Attribute("The shared subscriptions: see fyrehose.broker.consumers.sharing.Sharing.")
+
     def find(name: str, stream: str | None = None, pattern: bool = False) -> Any:
         """Return the subscription *name*, which must be one of *stream* if that is not None.
 
@@ -415,13 +417,21 @@ class INamedSubscriptions(Interface):
         :return: fires when everything about the subscription is durable
         """
 
-    def attach(named: Any, consumer: Any, owner: str = "", takeover: bool = False) -> Any:
+    def attach(named: Any, consumer: Any, owner: str = "", takeover: bool = False, holder: str = "") -> Any:
         """Make *consumer* the only consumer of *named*, and return its position.
 
         :param consumer: its ``displaced(reason)`` is called when it has to stop
         :param owner: name of a consumer that outlives its connections
         :param takeover: displace the present consumer; otherwise
             :class:`~fyrehose.errors.SubscriptionInUse` is raised if there is one
+        :param holder: name of a polling consumer; while it has a lease, see :meth:`hold`, another one counts as present
+        """
+
+    def hold(named: Any, holder: str, seconds: float, sent: Mapping[str, int]) -> None:
+        """Give the polling consumer *holder* a lease until it has acknowledged what it was *sent*.
+
+        :param seconds: after this time without an acknowledgement another consumer may continue
+        :param sent: number of the last record that it was sent, by stream
         """
 
     def owner(named: Any) -> str:

@@ -18,6 +18,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.broker.budget import Account, Budget
+from fyrehose.broker.consumers.table import SharedSubscriptions
 from fyrehose.broker.consuming import Consuming
 from fyrehose.broker.fanout import Cursor, Fanout, Owner, Tally
 from fyrehose.broker.guard import Guard
@@ -103,6 +104,8 @@ class Broker:
     subscriptions: Subscriptions = attrs.field(init=False)
     #: all named subscriptions
     table: NamedSubscriptions = attrs.field(init=False)
+    #: all shared subscriptions
+    shares: SharedSubscriptions = attrs.field(init=False)
     #: publishes with a key
     once: PublishedOnce = attrs.field(init=False)
     #: the most named subscriptions
@@ -132,6 +135,16 @@ class Broker:
         self.once = PublishedOnce(
             self.journal, self.sequencer, self.budget, self.counters, self.clock.seconds, self.keys_kept
         )
+        self.shares = SharedSubscriptions(
+            self.clock,
+            self.journal,
+            self.publish,
+            self.budget,
+            refusal=lambda: None if self.journal.state is JournalState.WRITABLE else self.refusal(),
+            taken=lambda name: name in self.table.entries,
+            most=self.named_subscriptions,
+        )
+        self.table.shares = self.shares
         self.table.now = self.journal.now
         self.table.exists = lambda stream: stream in self.largest
 
@@ -160,11 +173,14 @@ class Broker:
         self._restore(ends)
         self.largest = {stream: self._max_payload(stream) for stream in ends}
         self.table.open()
-        self.journal.keeper.unread = self.table.unread
+        self.shares.clustered = self.journal.cluster_status() is not None
+        self.shares.open()
+        self.journal.keeper.unread = lambda: [*self.table.unread(), *self.shares.unread()]
 
     def close(self) -> Deferred[None]:
         """Commit everything that was published, then close the journal and end every subscription."""
         self.table.close()
+        self.shares.close()
         return self.journal.close().addBoth(self._closed)
 
     def _closed(self, result: None) -> None:
@@ -273,10 +289,11 @@ class Broker:
         if self.grown is not None:
             self.grown.update(ends)
         if self.follows:
-            for state in (self.table.stream, self.once.stream):
+            for state in (self.table.stream, self.shares.stream, self.once.stream):
                 if state.name in ends:
                     state.follow()
         self._fanout.durable(ends)
+        self.shares.durable(ends)
 
     def state_changed(self, state: JournalState, reason: str) -> None:
         """Take the numbers of the streams from the journal, which has changed its state, and tell the watchers."""
@@ -412,6 +429,7 @@ class Broker:
             )
         largest = self.largest[stream] = self._max_payload(stream)
         self.table.stream_created(stream)
+        self.shares.stream_created(stream)
         for created in list(self._created):
             created(stream)
         return largest

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import Any, ClassVar, TypeVar
 
 import attrs
@@ -33,6 +34,7 @@ from fyrehose.options import exact_size, option, size
 from fyrehose.protocols.http.answers import LiveAnswer, ReadAnswer
 from fyrehose.protocols.http.consuming import Consumption
 from fyrehose.protocols.http.documents import by_content_type
+from fyrehose.protocols.http.leasing import Leasing
 from fyrehose.protocols.http.listing import Listing, Matching
 from fyrehose.protocols.http.managing import Manage
 from fyrehose.protocols.http.patterns import PatternAnswer
@@ -53,6 +55,7 @@ from fyrehose.protocols.http.session import (
     Retire,
 )
 from fyrehose.protocols.http.uploads import Upload
+from fyrehose.protocols.http.working import BODIES
 from fyrehose.records import MAX_PAYLOAD, Publish, Run
 from fyrehose.web.hosts import hosts_of, url_of
 from fyrehose.web.origins import Origins, origins
@@ -73,6 +76,7 @@ _STATUS: dict[type[FyrehoseError], int] = {
     errors.KeyReused: 422,
     errors.NoSuchStream: 404,
     errors.StreamInUse: 409,
+    errors.SubscriptionGone: 410,
     errors.NoSuchSubscription: 404,
     errors.NoRoomForSubscription: 503,
     errors.TooManyNamedSubscriptions: 507,
@@ -114,7 +118,9 @@ class HttpProtocol(WebProtocol):
         self._upload: Upload | None = None
         self._streamed: ReadAnswer | LiveAnswer | None = None
         self._consumption: Consumption | None = None
+        self._leasing: Leasing | None = None
         self._input_ended = False
+        self.label = f"connection {next(factory.labels)}"
 
     # Handlers of the session's events.
 
@@ -279,10 +285,20 @@ class HttpProtocol(WebProtocol):
         self._authenticate(event.request)
         named = self.broker.named
         if event.action == "list":
-            listed = [each for each in named.listed() if event.stream in (None, each.get("stream"))]
+            every = [*named.listed(), *self.broker.named.sharing.listed()]
+            listed = [each for each in every if event.stream in (None, each.get("stream"))]
             self._respond({"subscriptions": listed})
             return
-        self.call(maybeDeferred(self._manage, event, named), self._managed)
+        try:
+            shared = self.broker.named.sharing.find(event.name)
+        except errors.NoSuchSubscription:
+            shared = None
+        if event.action in BODIES or shared is not None:
+            self._leasing = Leasing(self, event)
+            done: Deferred[Any] = maybeDeferred(self._leasing.start, shared)
+        else:
+            done = maybeDeferred(self._manage, event, named)
+        self.call(done, self._managed)
 
     def _manage(self, event: Manage, named: Any) -> Any:
         """Carry out *event*, and return the subscription as an object for JSON, or None if it was deleted."""
@@ -302,10 +318,15 @@ class HttpProtocol(WebProtocol):
             changed = named.acknowledge(found, event.seq, event.generation)
         return changed.addCallback(lambda _: named.show(found))
 
-    def _managed(self, shown: dict[str, object] | None) -> None:
+    def _managed(self, shown: dict[str, object] | bytes | None) -> None:
+        self._leasing = None
         if self.answering:
             if shown is None:
                 self.session.respond_without_content()
+            elif isinstance(shown, bytes):
+                self.session.respond(200, shown)
+            elif "error" in shown:
+                self.session.respond(409, json.dumps(shown, ensure_ascii=False).encode() + b"\n")
             else:
                 self._respond(shown)
             self.proceed()
@@ -369,7 +390,9 @@ class HttpProtocol(WebProtocol):
 
     def complete_answer(self) -> None:
         """End the answer to a GET, and process the next request."""
-        self._streamed = None
+        streamed, self._streamed = self._streamed, None
+        if self._consumption is not None and isinstance(streamed, ReadAnswer):
+            self._consumption.sent(streamed.stream, streamed.position)
         self._end_consumption()
         if self.phase is Phase.OPEN:
             self.session.end()
@@ -394,6 +417,8 @@ class HttpProtocol(WebProtocol):
             self._streamed.close()
             self.session.end()
         self._end_consumption()
+        if self._leasing is not None:
+            self._leasing.cancel()
         super().finish()
 
     def refuse_request(self, refusal: RequestRefused) -> None:
@@ -419,6 +444,8 @@ class HttpProtocol(WebProtocol):
         """
         self._input_ended = True
         super().readConnectionLost()
+        if self._leasing is not None:
+            self._leasing.cancel()
         if self._consumption is not None and self._consumption.waits:
             self._end_consumption()
             self.abort()
@@ -438,6 +465,8 @@ class HttpProtocol(WebProtocol):
     def connectionLost(self, reason: Any = None) -> None:
         if self._streamed is not None:
             self._streamed.stop()
+        if self._leasing is not None:
+            self._leasing.cancel()
         self._end_consumption()
         super().connectionLost(reason)
 
@@ -533,7 +562,7 @@ class HttpFactory(SessionFactory):
         self, broker: IBroker, settings: HttpSettings | None = None, reactor: Any = None, endpoint: str | None = None
     ) -> None:
         super().__init__(broker, settings, reactor)
-        self.ends, self.now = Ends(broker), time.time
+        self.ends, self.now, self.labels = Ends(broker), time.time, count(1)
         self.limits = RequestLimits(message=self.settings.max_payload, body=self.settings.max_body)
         self.hosts = hosts_of(endpoint, self.settings.hosts)
         self.origins = Origins(self.settings.origins)
