@@ -216,7 +216,7 @@ class RelinkProtocol(SessionProtocol):
         self._link_ready(entry, place, resumed=False)
 
     def _link_ready(self, entry: LinkEntry, place: EndpointName, *, resumed: bool) -> None:
-        """Continue after the link was written, or after its earlier writes are finished."""
+        """Answer the handshake once the link is durable, or once its earlier writes are finished."""
         if not self.writable:
             return
         self.reading.resumeProducing()
