@@ -53,6 +53,11 @@ from typing import ClassVar
 import attrs
 
 
+def os_reason(error: object) -> object:
+    """Return the text of the operating system for *error*, if it has one; otherwise *error*."""
+    return (isinstance(error, OSError) and error.strerror) or error
+
+
 class FyrehoseError(Exception):
     """The base class of every error of Fyrehose."""
 
@@ -167,6 +172,10 @@ class Forbidden(FyrehoseError):
     """The access policy does not allow the peer this action on this stream."""
 
 
+class TokenEnded(Forbidden):
+    """The peer's signed token grants nothing any more: it has expired, or is invalid."""
+
+
 class TooManySubscriptions(Forbidden):
     """A subscription was refused: the peer's address has reached its limit, or the memory budget is used up."""
 
@@ -193,6 +202,10 @@ class SubscriptionError(FyrehoseError):
 
 class NoSuchSubscription(SubscriptionError):
     """The named subscription does not exist."""
+
+
+class SubscriptionGone(NoSuchSubscription):
+    """The named subscription was deleted while a request waited."""
 
 
 class SubscriptionInUse(SubscriptionError):

@@ -32,12 +32,14 @@ class Identity:
     :ivar certificates: the names in the verified client certificate, common names first
     :ivar key: the public key that the peer has proved to own (CURVE, as Z85)
     :ivar token: the :func:`digest` of the token that the peer sent
+    :ivar signed: the token itself, if it has the form of a signed one (:mod:`fyrehose.broker.signed`)
     """
 
     host: str = "127.0.0.1"
     certificates: tuple[str, ...] = ()
     key: str | None = None
     token: str | None = attrs.field(default=None, repr=False)
+    signed: str | None = attrs.field(default=None, repr=False)
 
     @property
     def name(self) -> str | None:

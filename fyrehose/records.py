@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from struct import pack
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import attrs
 
@@ -43,6 +43,8 @@ MAX_PUBLISH = 60 << 20
 #: Bytes of a run besides its columns and names, and the most bytes that a character of a name needs.
 _AROUND = 64
 _CHARACTER = 6
+#: The most that ``room`` exceeds ``size`` in a run of which no name can be longer than :data:`MAX_NAME` characters.
+USUAL_NAMES = _AROUND + _CHARACTER * MAX_NAME
 #: More bytes than any run holds.
 _ALL = (1 << 64) - 1
 #: Sets a computed attribute of a frozen object that is being built.
@@ -70,8 +72,8 @@ class Record:
 class Column:
     """Payloads end to end, and their lengths; the base of everything that holds several messages.
 
-    Columns and runs are values: nobody changes one.  They are not frozen, because building a frozen object of so many
-    fields takes four times as long, and there are two for each publish.
+    Columns are values: nobody changes one.  They are not frozen, because building a frozen object of so many fields
+    takes four times as long.
 
     :ivar lengths: the lengths of the payloads in bytes, u32 x n, little-endian
     :ivar payload: the payloads end to end
@@ -112,6 +114,9 @@ def column_of(payloads: Iterable[Buffer]) -> Column:
 @attrs.define(kw_only=True, slots=True)
 class Run(Column):
     """Consecutive records of one stream, source, producer, topic and content type, as columns.
+
+    Runs are values, too, except for drafts in a :class:`Publish`: the broker numbers these, and the commit sets their
+    time, so that no second object is needed.
 
     :ivar last_seq: the number of the last record
     :ivar size: the size of all columns in bytes, as budgets count it
@@ -224,6 +229,27 @@ class Run(Column):
                 event_time=None if times is None else times[i],
                 payload=bytes(payload),
             )
+
+
+@attrs.define(slots=True, eq=False)
+class Publish:
+    """What one peer publishes at once, from the broker to the disk and back; the journal writes all of it or nothing.
+
+    :ivar runs: numbered; the commit sets their time.  Nobody else changes them, or keeps them as drafts.
+    :ivar size: the sum of their :attr:`Run.room`, in bytes
+    :ivar owner: its ``settle(items, error)`` is called once for all publishes of this owner in a commit, in order, with
+        None if they are durable, or the error if they were not written; owners are compared by identity
+    :ivar note: what the owner needs to settle it
+    :ivar counted: how many of the runs, from the first, are messages of a peer; the rest are records of the server
+    :ivar began: when the publish was submitted, on the broker's clock, in seconds
+    """
+
+    runs: list[Run]
+    size: int
+    owner: Any
+    note: Any = None
+    counted: int = 0
+    began: float = 0.0
 
 
 #: Return the room of a run; for sums without a call of Python for each run.

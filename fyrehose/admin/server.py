@@ -38,16 +38,17 @@ from fyrehose.admin.status import LISTED, Status
 from fyrehose.admin.tail import StreamTail, TailTurns, as_event
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.policy import LOOPBACK, OPEN
-from fyrehose.identity import Action, Identity, digest
+from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import JournalState
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.lifecycle import Phase
+from fyrehose.net.peers import INET
 from fyrehose.net.tcp import on
 from fyrehose.observe.history import SPANS, Sample
 from fyrehose.records import MAX_NAME
 from fyrehose.web.hosts import hosts_of, is_encrypted
-from fyrehose.web.server import WebProtocol, token_of
+from fyrehose.web.server import WebProtocol, token_of, with_token
 from fyrehose.web.session import WEB_REFUSALS, RequestHead, WebSession
 from fyrehose.web.tokens import same
 
@@ -271,19 +272,18 @@ class AdminProtocol(WebProtocol):
         self.session.respond(200, json.dumps(answer, ensure_ascii=False).encode() + b"\n")
 
     def _identity(self, request: RequestHead) -> Identity:
-        token = token_of(request)
-        return self.identity if token is None else attrs.evolve(self.identity, token=digest(token))
+        return with_token(self.identity, token_of(request))
 
     def _may_read(self, request: RequestHead, stream: str) -> bool:
         """Return whether the peer may see the records of *stream*."""
-        admin = self.admin
-        return admin.is_open() or admin.broker.guard.policy.allows(self._identity(request), Action.SUBSCRIBE, stream)
+        admin, guard = self.admin, self.admin.broker.guard
+        identity = self._identity(request)
+        return admin.is_open() or guard.policy.allows(identity, Action.SUBSCRIBE, stream, guard.now())
 
     def _may_see_names(self, request: RequestHead) -> bool:
         """Return whether the peer may see the names of all streams."""
-        return self.admin.is_open() or self.admin.broker.guard.policy.allows_every(
-            self._identity(request), Action.SUBSCRIBE
-        )
+        guard = self.admin.broker.guard
+        return self.admin.is_open() or guard.policy.allows_every(self._identity(request), Action.SUBSCRIBE, guard.now())
 
     def _refuse(self, status: int, cause: str, detail: str, headers: dict[str, str] | None = None) -> None:
         self.count_refusal(*self.session.refuse(status, cause, detail, headers))
@@ -395,7 +395,7 @@ class AdminService(TCPService):
 
     def _listening(self, port: IListeningPort) -> IListeningPort:
         address: Any = port.getHost()
-        if hasattr(address, "port"):
+        if isinstance(address, INET):
             host = "127.0.0.1" if address.host in ("0.0.0.0", "::") else address.host
             netloc = f"[{host}]:{address.port}" if ":" in host else f"{host}:{address.port}"
             AdminProtocol.log.info("the page is at {scheme}://{netloc}/", scheme=self._scheme, netloc=netloc)

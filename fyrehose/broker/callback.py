@@ -16,9 +16,10 @@ from twisted.internet.defer import Deferred, fail, gatherResults, maybeDeferred,
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.broker.budget import Budget
+from fyrehose.broker.budget import Account, Budget
 from fyrehose.broker.consuming import NoSubscriptions
 from fyrehose.broker.policy import LOOPBACK, Policy
+from fyrehose.broker.publisher import DeferredPublisher, Settled
 from fyrehose.broker.rounds import Producer
 from fyrehose.errors import Forbidden, FyrehoseError, TooManyStreams
 from fyrehose.identity import Action, Identity
@@ -69,12 +70,16 @@ class CallbackBroker:
 
     def permits(self, action: Action, stream: str) -> bool:
         """Return whether the peer may publish into *stream*; nothing else is permitted."""
-        return action is Action.PUBLISH and self.policy.allows(self.identity, action, stream)
+        return action is Action.PUBLISH and self.policy.allows(self.identity, action, stream, self.now())
 
     def check(self, action: Action, stream: str) -> None:
         """Raise Forbidden unless :meth:`permits` allows it."""
         if not self.permits(action, stream):
             raise Forbidden(f"{self.identity} may not {action.value} {stream!r}")
+
+    def publisher(self, account: Account | None, settled: Settled) -> DeferredPublisher:
+        """Return a publisher that hands runs out; see :meth:`fyrehose.interfaces.IBroker.publisher`."""
+        return DeferredPublisher(self, account, settled)
 
     def publish(self, runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]:
         """Number *runs* and hand them out; see :meth:`fyrehose.interfaces.IBroker.publish`."""

@@ -25,16 +25,19 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.broker import positions
+from fyrehose.broker.consumers.table import SharedSubscriptions
 from fyrehose.broker.lags import SubscriptionLags
-from fyrehose.broker.positions import STREAM, Position
+from fyrehose.broker.positions import SOURCE, STREAM, Position, SavedPositions
 from fyrehose.broker.quotas import NamedRoom
-from fyrehose.broker.subscription import Consumer, Named
+from fyrehose.broker.state_stream import StateStream
+from fyrehose.broker.subscription import Consumer, Named, PollLease
 from fyrehose.errors import (
     FyrehoseError,
     InvalidPosition,
     JournalCorrupt,
     NoSuchSubscription,
     PublishError,
+    SubscriptionConflict,
     SubscriptionError,
     SubscriptionInUse,
     TooManyNamedSubscriptions,
@@ -49,8 +52,6 @@ log = Logger()
 MOST_NAMED = 10_000
 #: Seconds between two looks at checkpoints and lags.
 CHECK = 1.0
-#: A checkpoint is written when the records behind the last one exceed this many bytes, and four times its own size.
-CHECKPOINT = 256 << 10
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -62,6 +63,7 @@ class NamedSubscriptions:
     :ivar publish: publishes records of the server's own
     :ivar room: counts subscriptions, and the streams of those of patterns
     :ivar exists: whether a stream exists, or is being created
+    :ivar shares: the shared subscriptions, whose names belong to them; None: there are none
     :ivar now: the wall clock, in microseconds since 1970 UTC
     """
 
@@ -72,16 +74,26 @@ class NamedSubscriptions:
     exists: Callable[[str], bool] = attrs.field(default=lambda stream: False, kw_only=True)
     now: Callable[[], int] = attrs.field(default=lambda: time.time_ns() // 1000, kw_only=True)
     entries: dict[str, Named] = attrs.field(factory=dict, init=False)
+    shares: SharedSubscriptions | None = attrs.field(default=None, init=False)
     lags: SubscriptionLags = attrs.field(init=False)
     _patterns: PatternIndex[Named] = attrs.field(factory=PatternIndex, init=False)
-    _checkpoint: int = attrs.field(default=0, init=False)
-    _checkpoint_size: int = attrs.field(default=0, init=False)
-    _bytes_since: int = attrs.field(default=0, init=False)
-    _checkpointing: bool = attrs.field(default=False, init=False)
+    #: the stream of the positions, and what was replayed from it
+    stream: StateStream = attrs.field(init=False)
+    _saved: SavedPositions = attrs.field(factory=SavedPositions, init=False)
     _loop: LoopingCall | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.lags = SubscriptionLags(self.journal, lambda: self.now())
+        self.stream = StateStream(
+            STREAM,
+            SOURCE,
+            self._saved,
+            self.journal.read,
+            self.journal.bounds,
+            self.publish,
+            everything=self._everything,
+            content_type="application/json",
+        )
 
     # Opening and closing.
 
@@ -93,18 +105,13 @@ class NamedSubscriptions:
         for named in list(self.entries.values()):
             self._displace(named, SubscriptionInUse("another server has led until now; ask again"))
             self._forget(named)
-        try:
-            found = positions.recover(self.journal.read, self.journal.bounds(STREAM))
-        except ValueError as damage:
-            raise JournalCorrupt(f"the positions of named subscriptions cannot be read: {damage}") from damage
-        now = self.now()
-        for name, position in found.positions.items():
+        found, now = self.stream.open(), self.now()
+        for name, position in self._saved.positions.items():
             members: set[str] | None = None if position.streams is None else set()
             self._add(Named(name, position, position, position, active=now, members=members))
         if any(named.pattern for named in self.entries.values()):
             for stream in self.journal.ends():
                 self.stream_created(stream)
-        self._checkpoint = found.checkpoint
         if found.missing:
             log.warn(
                 "{count} records are missing in stream {stream}: named subscriptions may have fallen back, and "
@@ -220,6 +227,10 @@ class NamedSubscriptions:
                 f"invalid name of a subscription: {name[:80]!r}; use 1 to 64 letters, digits, '_', '.' and '-', the "
                 "first a letter or a digit, and no '.new' at the end"
             )
+        if self.shares is not None and name in self.shares.entries:
+            raise SubscriptionConflict(
+                f"subscription {name!r} is shared: lease its records with POST /subscriptions/{name}/lease"
+            )
         if name in {each.name for each in self.journal.keeper.subscriptions()}:
             raise SubscriptionInUse(f"a program that reads the journal's files has registered the name {name!r}")
 
@@ -227,15 +238,21 @@ class NamedSubscriptions:
         """Return a Deferred that fires when no change of *named* is being written."""
         return self._store(named) if named.writing else succeed(None)
 
-    def attach(self, named: Named, consumer: Consumer, owner: str = "", takeover: bool = False) -> Position:
+    def attach(
+        self, named: Named, consumer: Consumer, owner: str = "", takeover: bool = False, holder: str = ""
+    ) -> Position:
         """Make *consumer* the consumer of *named*, and return where it begins.
 
         :param owner: name of a consumer that outlives its connections; the same owner may always continue
         :param takeover: displace the present consumer
-        :raises SubscriptionInUse: another consumer is connected
+        :param holder: name of a polling consumer, which may continue while it has the lease
+        :raises SubscriptionInUse: another consumer is connected, or has the lease
         """
         position = named.wanted or named.state
         present = named.consumer
+        if named.lease is not None and named.lease.holder != holder:
+            self._end_lease(named, named.lease, takeover)
+            position = attrs.evolve(position, generation=position.generation + 1)
         if present is not None and present is not consumer and not (owner and owner == position.owner):
             if not takeover:
                 raise SubscriptionInUse(
@@ -251,6 +268,28 @@ class NamedSubscriptions:
             self._store(named).addErrback(self._not_noted)
         named.consumer, named.active = consumer, self.now()
         return position
+
+    def hold(self, named: Named, holder: str, seconds: float, sent: Mapping[str, int]) -> None:
+        """Let nobody but *holder* consume *named* for some *seconds*, or until it has acknowledged what it was *sent*.
+
+        :param sent: number of the last record that it was sent, by stream
+        """
+        wanted = named.wanted
+        if wanted is not None and any(seq > wanted.last(stream) for stream, seq in sent.items()):
+            named.lease = PollLease(holder, self.clock.seconds() + seconds, seconds, sent)
+
+    def _end_lease(self, named: Named, lease: PollLease, takeover: bool) -> None:
+        """End the *lease* of a polling consumer, because another one takes over.
+
+        :raises SubscriptionInUse: it may not yet
+        """
+        left = lease.until - self.clock.seconds()
+        if left > 0 and not takeover:
+            raise SubscriptionInUse(
+                f"a consumer of subscription {named.name!r} has records that it has not acknowledged; ask again in "
+                f"{left:.0f} s, or take the subscription over"
+            )
+        named.lease = None
 
     def owner(self, named: Named) -> str:
         """Return the consumer that may continue without taking over; empty if there is none."""
@@ -288,9 +327,16 @@ class NamedSubscriptions:
         ahead = {stream: number for stream, number in numbers.items() if number > wanted.last(stream)}
         if ahead:
             named.wanted = attrs.evolve(wanted.moved(ahead), time=self.now())
+            self._renew_lease(named)
         elif not named.writing:
             return succeed(named.state)
         return self._store(named).addCallback(lambda _: named.state)
+
+    def _renew_lease(self, named: Named) -> None:
+        """Renew the lease of a polling consumer that has acknowledged records; end it if these were all."""
+        lease, named.lease = named.lease, None
+        if lease is not None:
+            self.hold(named, lease.holder, lease.seconds, lease.sent)
 
     def rewind(self, named: Named, seq: int | Mapping[str, int] | None) -> Deferred[Position]:
         """Set the position to *seq*, in either direction, and displace the consumer.
@@ -345,7 +391,7 @@ class NamedSubscriptions:
         return self._store(named)
 
     def _displace(self, named: Named, reason: SubscriptionError) -> None:
-        consumer, named.consumer = named.consumer, None
+        consumer, named.consumer, named.lease = named.consumer, None, None
         if consumer is not None:
             consumer.displaced(reason)
 
@@ -359,7 +405,7 @@ class NamedSubscriptions:
             for stream, seq in named.places.items()
         ]
         if self.entries:
-            found.append(Unread("", STREAM, max(0, self._checkpoint - 1), self.now(), pinned=True))
+            found.append(Unread("", STREAM, max(0, self.stream.checkpoint - 1), self.now(), pinned=True))
         return found
 
     # Writing.
@@ -377,14 +423,10 @@ class NamedSubscriptions:
         wanted, before, named.appended = named.wanted, named.appended, named.wanted
         waiting, named.waiting = named.waiting, []
         change = None if wanted is None else wanted.since(before)
-        self._append({named.name: change}).addCallbacks(
+        self._saved.clear()  # A server that writes does not follow: what was replayed only takes memory.
+        self.stream.append(positions.pack({named.name: change}, self.stream.checkpoint)).addCallbacks(
             self._stored, self._not_stored, (named, wanted, waiting), errbackArgs=(named, waiting)
         )
-
-    def _append(self, changes: Mapping[str, Position | None]) -> Deferred[Any]:
-        record = positions.pack(changes, self._checkpoint)
-        self._bytes_since += len(record.payload)
-        return self.publish([record])
 
     def _stored(self, _: Any, named: Named, stored: Position | None, waiting: list[Deferred[None]]) -> None:
         named.writing, named.stored = False, stored
@@ -424,14 +466,13 @@ class NamedSubscriptions:
                 named.active = now
             self._forget_retired(named, ends)
         self.lags.look(self.entries.values())
-        due = self._bytes_since > max(CHECKPOINT, 4 * self._checkpoint_size)
-        if (due or self._must_move()) and not self._checkpointing and self.journal.state is JournalState.WRITABLE:
-            self._write_checkpoint()
+        if self.journal.state is JournalState.WRITABLE:
+            self.stream.maintain(self._must_move())
 
     def _must_move(self) -> bool:
         """Return whether the checkpoint pins an older segment than necessary."""
         try:
-            return bool(self.entries) and self.journal.keeper.is_sealed(STREAM, self._checkpoint)
+            return bool(self.entries) and self.journal.keeper.is_sealed(STREAM, self.stream.checkpoint)
         except JournalCorrupt:
             return False  # Retention logs it.
 
@@ -445,22 +486,7 @@ class NamedSubscriptions:
             named.wanted = named.wanted and named.wanted.without(gone)
             named.stored = named.stored and named.stored.without(gone)
 
-    def _write_checkpoint(self) -> None:
-        self._checkpointing = True
-        behind, self._bytes_since = self._bytes_since, 0
-        # In the order of the log: what was appended before the checkpoint, durable or not, is in it.
+    def _everything(self) -> list[bytes]:
+        """Return a checkpoint: all positions as they were appended."""
         every = {named.name: named.appended for named in self.entries.values() if named.appended is not None}
-
-        record = positions.pack(every, None)
-
-        def durable(firsts: tuple[int, ...]) -> None:
-            self._checkpointing = False
-            self._checkpoint, self._checkpoint_size = firsts[0], len(record.payload)
-
-        def refused(failure: Failure) -> None:
-            self._checkpointing = False
-            self._bytes_since += behind
-            failure.trap(PublishError)
-            log.warn("the positions of named subscriptions were not written: {why}", why=failure.getErrorMessage())
-
-        self.publish([record]).addCallbacks(durable, refused)
+        return [positions.pack(every, None)]

@@ -16,6 +16,10 @@
     consume = "logs.*"                          # named subscriptions
     administer = "logs.*"                       # retire streams
 
+    [[allow]]
+    signed = "browsers.key"                     # the file of a key, relative to the policy
+    subscribe = "logs.*"                        # the most that tokens signed with it may grant
+
 A rule applies to a peer that meets all of its conditions; of a list, one match is enough.  Rules only allow; whatever
 no rule allows is refused.  In names and streams a ``*`` matches any text.  A stream whose name begins with a dot
 belongs to the server; it matches only patterns that begin with a dot, too (fyrehose/patterns.py).
@@ -30,14 +34,16 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from fyrehose.broker.signed import Grant, grant_of, read_key
 from fyrehose.errors import ConfigError
 from fyrehose.identity import Action, Identity, network_of
-from fyrehose.options import Network, read_toml, suggestion
+from fyrehose.options import Network, counted, read_toml, suggestion
 from fyrehose.patterns import Pattern, compiled
 
 #: The pattern of all streams but the server's own; among keys, every key.
@@ -47,17 +53,25 @@ MAX_RULES = 1_000
 
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _TOKEN = re.compile(r"sha256:([0-9a-f]{64})", re.IGNORECASE)
-_CONDITIONS = ("network", "certificate", "key", "token")
+_CONDITIONS = ("network", "certificate", "key", "token", "signed")
+#: The most keys of signed tokens: each verifies each new token.
+MAX_SIGNERS = 16
 
 
 @attrs.frozen(kw_only=True)
 class Rule:
-    """Patterns of streams, and the conditions for peers to use them; an empty condition is always met."""
+    """Patterns of streams, and the conditions for peers to use them; an empty condition is always met.
+
+    :ivar signers: keys; one of them must have signed the peer's token, which limits the rule to what the token grants
+    :ivar grant: what the token of a peer grants; None: as long as no peer is known, or if it needs no signed token
+    """
 
     networks: tuple[Network, ...] = ()
     certificates: tuple[Pattern, ...] = attrs.field(default=(), converter=compiled)
     keys: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()
+    signers: tuple[bytes, ...] = attrs.field(default=(), repr=False)
+    grant: Grant | None = None
     publish: tuple[Pattern, ...] = attrs.field(default=(), converter=compiled)
     subscribe: tuple[Pattern, ...] = attrs.field(default=(), converter=compiled)
     consume: tuple[Pattern, ...] = attrs.field(default=(), converter=compiled)
@@ -70,6 +84,8 @@ class Rule:
         """
         if self.tokens and "token" not in proofs and identity.token not in self.tokens:
             return False
+        if self.signers and "token" not in proofs and identity.signed is None:
+            return False
         if self.keys and "key" not in proofs and (identity.key is None or not {EVERY, identity.key} & set(self.keys)):
             return False
         certified = not self.certificates or "certificate" in proofs
@@ -79,21 +95,41 @@ class Rule:
             return False
         return not self.networks or in_networks(identity.host, self.networks)
 
+    def applied(self, identity: Identity, now: float) -> Rule | None:
+        """Return the rule as it applies to *identity*, within what its signed token grants; None: it does not apply.
+
+        :param now: in seconds since 1970 UTC
+        """
+        if not self.meets(identity):
+            return None
+        if not self.signers:
+            return self
+        grant = next((each for each in self.grants(identity) if not each.flaw and now < each.expires), None)
+        return None if grant is None else attrs.evolve(self, grant=grant)
+
+    def grants(self, identity: Identity) -> list[Grant]:
+        """Return what the token of *identity* grants by each key of the rule that has signed it."""
+        token = identity.signed
+        found = [grant_of(token, key) for key in self.signers] if token is not None else []
+        return [grant for grant in found if grant is not None]
+
     def proof(self, identity: Identity) -> str | None:
         """Return the proof of *identity*, which meets this rule, that the rule asks for; None if it asks for none."""
         if self.certificates:
             return identity.name
         if self.keys and EVERY not in self.keys:
             return identity.key
-        return identity.token if self.tokens else None
+        return identity.token if self.tokens or self.signers else None
 
     def covers(self, action: Action, stream: str) -> bool:
         """Return whether the rule allows *action* on *stream*."""
-        return any(pattern.covers(stream) for pattern in self.patterns(action))
+        covered = any(pattern.covers(stream) for pattern in self.patterns(action))
+        return covered and (self.grant is None or self.grant.covers(action, stream))
 
     def covers_every(self, action: Action) -> bool:
         """Return whether the rule allows *action* on every stream but the server's own."""
-        return any(pattern.everything for pattern in self.patterns(action))
+        covered = any(pattern.everything for pattern in self.patterns(action))
+        return covered and (self.grant is None or self.grant.covers_every(action))
 
     def patterns(self, action: Action) -> tuple[Pattern, ...]:
         """Return the patterns of the streams on which the rule allows *action*."""
@@ -106,26 +142,35 @@ class Policy:
     """The rules of an access policy.
 
     :ivar advice: appended to the errors of refused peers
+
+    Methods take the time at which signed tokens are judged, in seconds since 1970 UTC; without it, none is valid.
     """
 
     rules: tuple[Rule, ...]
     advice: str = ""
 
-    def allows(self, identity: Identity, action: Action, stream: str) -> bool:
+    def allows(self, identity: Identity, action: Action, stream: str, now: float = inf) -> bool:
         """Return whether *identity* may do *action* on *stream*."""
-        return any(rule.covers(action, stream) for rule in self.rules_for(identity))
+        return any(rule.covers(action, stream) for rule in self.rules_for(identity, now))
 
     def admits(self, identity: Identity, proofs: Collection[str]) -> bool:
         """Return whether a rule allows *identity* anything, or may do so after one of *proofs*."""
         return any(rule.meets(identity, proofs) for rule in self.rules)
 
-    def allows_every(self, identity: Identity, action: Action) -> bool:
+    def allows_every(self, identity: Identity, action: Action, now: float = inf) -> bool:
         """Return whether one rule allows *identity* to do *action* on every stream but the server's own."""
-        return any(rule.covers_every(action) for rule in self.rules_for(identity))
+        return any(rule.covers_every(action) for rule in self.rules_for(identity, now))
 
-    def rules_for(self, identity: Identity) -> tuple[Rule, ...]:
+    def rules_for(self, identity: Identity, now: float = inf) -> tuple[Rule, ...]:
         """Return the rules whose conditions *identity* meets."""
-        return tuple(rule for rule in self.rules if rule.meets(identity))
+        return tuple(applied for rule in self.rules if (applied := rule.applied(identity, now)) is not None)
+
+    def flaw(self, identity: Identity, now: float) -> str:
+        """Return why the signed token of *identity* grants nothing; empty if it has none, or one that is valid."""
+        for grant in (grant for rule in self.rules for grant in rule.grants(identity)):
+            if grant.flaw or grant.expires <= now:
+                return grant.flaw or f"it ended {counted(int(now - grant.expires), 'second')} ago"
+        return ""
 
 
 #: The policy that allows every peer everything, including the server's own streams.
@@ -173,7 +218,7 @@ def _address(host: str) -> IPv4Address | IPv6Address | None:
         address = ip_address(host)
     except ValueError:
         return None
-    return getattr(address, "ipv4_mapped", None) or address
+    return (address.ipv4_mapped if isinstance(address, IPv6Address) else None) or address
 
 
 def load(path: Path) -> Policy:
@@ -183,14 +228,15 @@ def load(path: Path) -> Policy:
     """
     content = read_toml("--policy", path)
     try:
-        return parse(content)
+        return parse(content, path.parent)
     except ValueError as error:
         raise ConfigError(f"invalid --policy {path}: {error}") from error
 
 
-def parse(content: Mapping[str, Any]) -> Policy:
+def parse(content: Mapping[str, Any], folder: Path = Path()) -> Policy:
     """Return the policy of a parsed file.
 
+    :param folder: of the file, for relative paths of keys
     :raises ValueError: a rule is invalid; the message names it and says what is expected
     """
     rules = content.get("allow")
@@ -204,13 +250,15 @@ def parse(content: Mapping[str, Any]) -> Policy:
     found = []
     for number, rule in enumerate(rules, 1):
         try:
-            found.append(_rule(rule))
+            found.append(_rule(rule, folder))
         except ValueError as error:
             raise ValueError(f"rule {number} {error}") from error
+    if len({key for rule in found for key in rule.signers}) > MAX_SIGNERS:
+        raise ValueError(f"the rules have more than {MAX_SIGNERS} keys of signed tokens")
     return Policy(tuple(found))
 
 
-def _rule(table: Mapping[str, Any]) -> Rule:
+def _rule(table: Mapping[str, Any], folder: Path) -> Rule:
     known = {*_CONDITIONS, *(action.value for action in Action)}
     if unknown := sorted(table.keys() - known):
         raise ValueError(
@@ -220,7 +268,8 @@ def _rule(table: Mapping[str, Any]) -> Rule:
     texts = {key: _texts(key, value) for key, value in table.items()}
     if not any(texts.get(key) for key in _CONDITIONS):
         raise ValueError(
-            'has no condition; add network = "10.0.0.0/8", certificate, key or token (0.0.0.0/0 matches every address)'
+            'has no condition; add network = "10.0.0.0/8", certificate, key, token or signed (0.0.0.0/0 matches every '
+            "address)"
         )
     if not any(texts.get(action) for action in Action):
         raise ValueError('allows nothing; add publish = "logs.*", subscribe = "*" or administer = "logs.*"')
@@ -229,6 +278,7 @@ def _rule(table: Mapping[str, Any]) -> Rule:
         certificates=texts.get("certificate", ()),
         keys=tuple(_key(text) for text in texts.get("key", ())),
         tokens=tuple(_token(text) for text in texts.get("token", ())),
+        signers=tuple(_signer(folder, text) for text in texts.get("signed", ())),
         publish=texts.get("publish", ()),
         subscribe=texts.get("subscribe", ()),
         consume=texts.get("consume", ()),
@@ -254,6 +304,13 @@ def _key(text: str) -> str:
     if text != EVERY and not _KEY.fullmatch(text):
         raise ValueError(f"has key = {text!r}; expected the 40 characters of a public key (Z85), or *")
     return text
+
+
+def _signer(folder: Path, text: str) -> bytes:
+    try:
+        return read_key(folder / text)
+    except ValueError as error:
+        raise ValueError(f"has signed = {text!r}: {error}") from None
 
 
 def _token(text: str) -> str:

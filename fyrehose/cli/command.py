@@ -18,6 +18,7 @@ from fyrehose.cli.program import Program
 from fyrehose.cli.stats import stats, top
 from fyrehose.cli.streams import streams
 from fyrehose.cli.subscriptions import subscriptions
+from fyrehose.cli.token import token
 from fyrehose.cli.values import DURATION, Since, WholeNumber
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -237,5 +238,5 @@ main.add_command(journal)
 cluster.add_command(reseed)
 main.add_command(cluster)
 main.add_command(completion)
-for _command in (streams, subscriptions, stats, top):
+for _command in (streams, subscriptions, stats, top, token):
     main.add_command(_command)

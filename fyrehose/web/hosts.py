@@ -13,9 +13,6 @@ from ipaddress import ip_address
 #: Values of ``Host`` by which a browser reaches a server on its own machine.
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
-#: The answer to a request that :func:`same_origin` refuses.
-FOREIGN_ORIGIN = "request of a page of another site: only pages of this server may use it"
-
 
 def url_of(address: str, secure: bool) -> str:
     """Return the URL of another server, without a slash at its end.

@@ -14,7 +14,9 @@ from collections.abc import Sequence
 import attrs
 from twisted.internet.interfaces import ISSLTransport
 
-from fyrehose.errors import Forbidden, RemoteProtocolError, TooManySubscriptions
+from fyrehose.broker.signed import is_signed
+from fyrehose.errors import Forbidden, RemoteProtocolError, TokenEnded, TooManySubscriptions
+from fyrehose.identity import Identity, digest
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.tcp import SessionProtocol, on
@@ -120,9 +122,11 @@ class WebProtocol(SessionProtocol):
         return self.session.data_to_send()
 
     def forbidden_status(self, error: Forbidden) -> int:
-        """Return 429 for too many subscriptions, else 403, or 401 to a peer without a token."""
+        """Return 429 for too many subscriptions, 401 to a peer without a token or with an ended one, else 403."""
         if isinstance(error, TooManySubscriptions):
             return 429
+        if isinstance(error, TokenEnded):
+            return 401
         return 403 if self.identity.token else 401
 
     def is_idle(self) -> bool:
@@ -165,6 +169,14 @@ class WebProtocol(SessionProtocol):
         if self._reading_paused != (more or self.session.read_ahead_full):
             self._reading_paused = not self._reading_paused
             (self.reading.pauseProducing if self._reading_paused else self.reading.resumeProducing)()
+
+
+def with_token(identity: Identity, token: str | None) -> Identity:
+    """Return *identity* with *token*, or without one."""
+    hashed = None if token is None else digest(token)
+    if hashed == identity.token:
+        return identity
+    return attrs.evolve(identity, token=hashed, signed=token if token is not None and is_signed(token) else None)
 
 
 def token_of(request: RequestHead) -> str | None:

@@ -20,7 +20,8 @@ import h11
 
 from fyrehose.errors import Broken, LocalProtocolError, RemoteProtocolError
 from fyrehose.sessions import ByteSession
-from fyrehose.web.hosts import FOREIGN_ORIGIN, foreign_host, host_in, same_origin
+from fyrehose.web.hosts import foreign_host, host_in
+from fyrehose.web.origins import Origins
 
 #: The largest head of a request, in bytes.
 MAX_HEAD = 16 << 10
@@ -98,6 +99,12 @@ class WebSession(ByteSession):
     """
 
     hosts: frozenset[str] | None = None
+    #: the pages of other sites that may use the server
+    origins: Origins = Origins()
+    #: whether the request comes from a page that may only read
+    reads_only: bool = attrs.field(default=False, init=False)
+    #: headers of the answer for the page that sent the request
+    _for_page: Headers = attrs.field(factory=dict, init=False)
     _h11: h11.Connection = attrs.field(init=False)
     _out: list[bytes] = attrs.field(factory=list, init=False)
     _ahead: bytearray = attrs.field(factory=bytearray, init=False)
@@ -174,7 +181,7 @@ class WebSession(ByteSession):
             return events
         if self.between_requests:
             self._h11.start_next_cycle()
-            self._without_body, self._head = False, b""
+            self._without_body, self._head, self._for_page = False, b"", {}
             data, self._ahead = bytes(self._ahead), bytearray()
             events = self._receive(data, self._h11.trailing_data[0] + data)
         events += self._pull()
@@ -238,9 +245,9 @@ class WebSession(ByteSession):
             self.send(body)
         self.end()
 
-    def respond_without_content(self) -> None:
+    def respond_without_content(self, headers: Headers | None = None) -> None:
         """Send a complete answer with status 204, which has no body."""
-        self.start(204, "")
+        self.start(204, "", headers)
         self.end()
 
     def start(self, status: int, content_type: str, headers: Headers | None = None) -> None:
@@ -249,7 +256,7 @@ class WebSession(ByteSession):
         :param content_type: "" for an answer without a body
         """
         fields = [(b"Content-Type", content_type.encode()), *_ALWAYS] if content_type else [*_ALWAYS]
-        fields += [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+        fields += [(name.encode(), value.encode()) for name, value in {**self._for_page, **(headers or {})}.items()]
         self._send(h11.Response(status_code=status, reason=HTTPStatus(status).phrase.encode(), headers=fields))
 
     def send(self, data: bytes) -> None:
@@ -381,9 +388,21 @@ class WebSession(ByteSession):
             return self.refuse(400, "bad-request", str(error))
         if self.hosts is not None and host_in(request.headers.get("host", "")) not in self.hosts:
             return self.refuse(421, "foreign-host", foreign_host(self.hosts))
-        if not same_origin(request.headers):
-            return self.refuse(403, "foreign-origin", FOREIGN_ORIGIN)
-        return self.on_request(request)
+        return self._receive_from_page(request)
+
+    def _receive_from_page(self, request: RequestHead) -> Iterable[object]:
+        """Return the events of a request, unless it comes from a page that may not send it; answer preflights."""
+        preflight = request.headers.get("access-control-request-method") if request.method == "OPTIONS" else None
+        verdict = self.origins.judge(preflight or request.method, request.headers)
+        self._for_page, self.reads_only = verdict.headers, verdict.reads_only
+        if verdict.refusal:
+            return self.refuse(403, "foreign-origin", verdict.refusal)
+        if preflight is None or not verdict.headers:
+            return self.on_request(request)
+        if self._body_incomplete:
+            return self.refuse(413, "unexpected-body", "unexpected body: send OPTIONS without one")
+        self.respond_without_content(self.origins.preflight(verdict))
+        return ()
 
     def _break(self, error: h11.RemoteProtocolError) -> list[object]:
         status = error.error_status_hint if error.error_status_hint in (400, 413, 431, 501) else 400

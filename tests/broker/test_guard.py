@@ -135,9 +135,10 @@ def test_verdicts_are_cached_and_bounded() -> None:
     asked: list[str] = []
 
     class Asked:
+        grant = None
         advice = ""
 
-        def rules_for(self, identity: Identity) -> Any:
+        def rules_for(self, identity: Identity, now: float) -> Any:
             return (self,)
 
         def covers_every(self, action: Action) -> bool:

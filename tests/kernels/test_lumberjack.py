@@ -145,29 +145,96 @@ def test_topic_is_found_at_its_path(kernel: ModuleType, document: bytes, topic: 
 def test_topic_is_searched_in_a_limited_number_of_bytes(kernel: ModuleType) -> None:
     document = b'{"m":"' + b"x" * 100 + b'","beat":"late"}'
     lengths = column(len(document))
-    assert kernel.split(lengths, document, (b"beat",), len(document)) == [(1, b"late", True)]
-    assert kernel.split(lengths, document, (b"beat",), len(document) - 3) == [(1, None, True)]
-    assert kernel.split(lengths, document, (), 1000) == [(1, None, True)]
+    assert kernel.split(lengths, document, ((b"beat",),), len(document)) == [(1, (b"late",), True)]
+    assert kernel.split(lengths, document, ((b"beat",),), len(document) - 3) == [(1, (None,), True)]
+    assert kernel.split(lengths, document, (), 1000) == [(1, (), True)]
     assert kernel.find(document, ()) is None
 
 
 def test_split_ends_a_segment_where_the_topic_changes_or_what_is_json(kernel: ModuleType) -> None:
     documents = [b'{"t":"a"}', b'{"t":"a","x":1}', b'{"t":"b"}', b'{"t":""}', b"{}", b"", b"nonsense", b'{"t":"a"}']
     lengths = column(*map(len, documents))
-    assert kernel.split(lengths, b"".join(documents), (b"t",), 4096) == [
-        (2, b"a", True),
-        (1, b"b", True),
-        (1, b"", True),
-        (1, None, True),
-        (2, None, False),
-        (1, b"a", True),
+    assert kernel.split(lengths, b"".join(documents), ((b"t",),), 4096) == [
+        (2, (b"a",), True),
+        (1, (b"b",), True),
+        (1, (b"",), True),
+        (1, (None,), True),
+        (2, (None,), False),
+        (1, (b"a",), True),
     ]
-    assert kernel.split(b"", b"", (b"t",), 4096) == []
+    assert kernel.split(b"", b"", ((b"t",),), 4096) == []
+
+
+def test_split_ends_a_segment_where_any_of_several_strings_changes(kernel: ModuleType) -> None:
+    documents = [b'{"a":"1","b":{"c":"2"}}', b'{"b":{"c":"2"},"a":"1"}', b'{"a":"1","b":{"c":"3"}}', b'{"a":"1"}']
+    paths = ((b"a",), (b"b", b"c"))
+    assert kernel.split(column(*map(len, documents)), b"".join(documents), paths, 4096) == [
+        (2, (b"1", b"2"), True),
+        (1, (b"1", b"3"), True),
+        (1, (b"1", None), True),
+    ]
+
+
+def test_split_searches_a_limited_number_of_strings(kernel: ModuleType) -> None:
+    lengths = column(2)
+    assert kernel.split(lengths, b"{}", ((b"a",),) * pure.MOST_PATHS, 9) == [(1, (None,) * pure.MOST_PATHS, True)]
+    with pytest.raises(ValueError, match="too many paths"):
+        kernel.split(lengths, b"{}", ((b"a",),) * (pure.MOST_PATHS + 1), 9)
+
+
+def test_documents_are_classified_by_their_strings_and_scattered_in_order(kernel: ModuleType) -> None:
+    documents = [b'{"t":"a"}', b'{"t":"b"}', b'{"t":"a","x":1}', b"no JSON", b'{"t":"b"}', b""]
+    lengths, payload = column(*map(len, documents)), b"".join(documents)
+    classes, of = kernel.classify(lengths, payload, ((b"t",),), 4096)
+    assert (classes, of) == ([((b"a",), True), ((b"b",), True), ((None,), False)], bytes([0, 1, 0, 2, 1, 2]))
+    for sequences, numbers in ((7, range(7, 13)), (pack("<6Q", 5, 4, 3, 2, 1, 1 << 63), (5, 4, 3, 2, 1, 1 << 63))):
+        assert kernel.scatter(of, 4, sequences, lengths, payload) == [
+            (
+                len(mine),
+                pack(f"<{len(mine)}Q", *(numbers[n] for n in mine)),
+                column(*(len(documents[n]) for n in mine)),
+                b"".join(documents[n] for n in mine),
+            )
+            for mine in ([0, 2], [1, 4], [3, 5], [])
+        ]
+    assert (kernel.classify(b"", b"", ((b"t",),), 4096), kernel.scatter(b"", 0, 1, b"", b"")) == (([], b""), [])
+
+
+def test_number_of_classes_is_limited(kernel: ModuleType) -> None:
+    documents = [b'{"t":"%d"}' % n for n in range(pure.MOST_CLASSES + 1)]
+
+    def classes(count: int) -> int:
+        some = documents[:count]
+        return len(kernel.classify(column(*map(len, some)), b"".join(some), ((b"t",),), 99)[0])
+
+    assert [classes(pure.MOST_CLASSES), classes(pure.MOST_CLASSES + 1)] == [pure.MOST_CLASSES, 0]
+    with pytest.raises(ValueError, match="too many paths"):
+        kernel.classify(b"", b"", ((b"a",),) * (pure.MOST_PATHS + 1), 9)
+
+
+@pytest.mark.parametrize(
+    ("of", "parts", "sequences", "lengths", "payload"),
+    [
+        (b"\0", 1, 1, b"123", b""),
+        (b"\0", 1, 1, column(1), b"ab"),
+        (b"\0", 1, b"", column(1), b"a"),
+        (b"\0", 1, bytes(9), column(1), b"a"),
+        (b"\0\0", 1, 1, column(1), b"a"),
+        (b"\1", 1, 1, column(1), b"a"),
+        (b"\0", 257, 1, column(1), b"a"),
+        (b"", -1, 1, b"", b""),
+    ],
+)
+def test_columns_that_do_not_fit_together_are_not_scattered(
+    kernel: ModuleType, of: bytes, parts: int, sequences: int | bytes, lengths: bytes, payload: bytes
+) -> None:
+    with pytest.raises(ValueError, match=r"add up|fit together"):
+        kernel.scatter(of, parts, sequences, lengths, payload)
 
 
 def is_json(kernel: ModuleType, document: bytes) -> bool:
-    [(count, topic, found)] = kernel.split(column(len(document)), document, (), 0)
-    assert (count, topic) == (1, None)
+    [(count, strings, found)] = kernel.split(column(len(document)), document, (), 0)
+    assert (count, strings) == (1, ())
     return bool(found)
 
 
@@ -366,7 +433,7 @@ def test_nesting_is_followed_however_deep(kernel: ModuleType, depth: int) -> Non
 @pytest.mark.parametrize(("lengths", "payload"), [(b"123", b""), (column(1), b""), (column(1), b"ab")])
 def test_columns_that_do_not_add_up_are_refused_by_split(kernel: ModuleType, lengths: bytes, payload: bytes) -> None:
     with pytest.raises(ValueError, match="add up"):
-        kernel.split(lengths, payload, BEAT, 4096)
+        kernel.split(lengths, payload, (BEAT,), 4096)
 
 
 VALUES = st.recursive(
@@ -420,17 +487,24 @@ def test_native_scan_equals_pure_scan(data: bytes, largest: int, most: int, most
         | st.text('x"\\', max_size=30).map(lambda text: b'{"%s":0,"a":"%s"}' % (text.encode(), text.encode())),
         max_size=6,
     ),
-    st.sampled_from([(), (b"a",), (b"a", b"b"), (b"",)]),
+    st.lists(st.sampled_from([(), (b"a",), (b"a", b"b"), (b"",)]), max_size=3).map(tuple),
     st.integers(0, 40),
 )
 @settings(max_examples=500, deadline=None)
-def test_native_split_equals_pure_split(documents: list[bytes], path: tuple[bytes, ...], most: int) -> None:
+def test_native_split_equals_pure_split(
+    documents: list[bytes], paths: tuple[tuple[bytes, ...], ...], most: int
+) -> None:
     lengths, payload = column(*map(len, documents)), b"".join(documents)
-    wanted = pure.split(lengths, payload, path, most)
-    assert native.split(lengths, payload, path, most) == wanted
+    wanted = pure.split(lengths, payload, paths, most)
+    assert native.split(lengths, payload, paths, most) == wanted
+    classes, of = pure.classify(lengths, payload, paths, most)
+    assert native.classify(lengths, payload, paths, most) == (classes, of)
+    parted = pure.scatter(of, len(classes), 3, lengths, payload)
+    assert native.scatter(of, len(classes), 3, lengths, payload) == parted
     assert sum(count for count, *_ in wanted) == len(documents)
     for document in documents:
-        assert native.find(document, path) == pure.find(document, path)
+        for path in paths:
+            assert native.find(document, path) == pure.find(document, path)
 
 
 @only_native

@@ -4,19 +4,39 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.options import Options
+from selenium.webdriver.chrome.service import Service
 
 TWISTD = Path(sys.executable).with_name("twistd")
 #: How long anything may take on a busy machine before the test gives up, in seconds.
 PATIENCE = 60.0
+
+#: Options of Chromium, so that it asks the network for nothing, and keeps nothing.
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-default-apps",
+    "--disable-extensions",
+)
 
 
 @attrs.define(eq=False)
@@ -113,3 +133,18 @@ def start(tmp_path: Path, lines_path: list[Path]) -> Iterator[Start]:
         if server.process.poll() is None:
             server.process.kill()
         server.process.wait()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("no Chromium to look at the page with: apt-get install chromium chromium-driver")
+    options = Options()
+    options.binary_location = chromium
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('browser')}", "--window-size=1400,1600"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    started = webdriver.Chrome(options=options, service=Service(driver))
+    yield started
+    started.quit()

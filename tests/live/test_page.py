@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import socket
 import struct
 import time
@@ -16,45 +15,13 @@ from urllib.parse import quote
 
 import attrs
 import pytest
-from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException
-from selenium.webdriver.chrome.options import Options
-from selenium.webdriver.chrome.service import Service
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 PATIENCE = 60.0
-#: Nothing of it may ask the network for anything, or keep anything.
-FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-default-apps",
-    "--disable-extensions",
-)
 #: A stream whose name would be a program, if it were taken for one.
 MARKUP = "<img src=x onerror=\"document.title='broken into'\">"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("no Chromium to look at the page with: apt-get install chromium chromium-driver")
-    options = Options()
-    options.binary_location = chromium
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('browser')}", "--window-size=1400,1600"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    started = webdriver.Chrome(options=options, service=Service(driver))
-    yield started
-    started.quit()
 
 
 @attrs.define(eq=False)

@@ -1,4 +1,4 @@
-"""Statements for other engines: DuckDB runs its own, with a macro in place of its extension, which PyPI does not have."""
+"""Statements for other engines: DuckDB runs its own, with a macro in place of its extension."""
 
 from __future__ import annotations
 

@@ -13,15 +13,16 @@ from twisted.internet.task import Clock
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.guard import Guard
-from fyrehose.broker.policy import parse
+from fyrehose.broker.policy import Policy, Rule, parse
 from fyrehose.broker.quotas import PeerLimits
 from fyrehose.broker.sequencer import Sequencer
+from fyrehose.broker.signed import SHORTEST_KEY, sign
 from fyrehose.broker.streams import UNLIMITED, StreamRule, StreamRules
 from fyrehose.errors import JournalCorrupt
-from fyrehose.identity import digest
+from fyrehose.identity import Action, digest
 from fyrehose.interfaces import JournalState
 from fyrehose.net.holding import FIRST
-from fyrehose.net.tcp import LINGER
+from fyrehose.net.tcp import CLOSE_TIMEOUT_S
 from fyrehose.observe.listeners import Listener
 from fyrehose.protocols.http.answers import KEEPALIVE, TURN_RECORDS
 from fyrehose.protocols.http.server import HttpFactory, HttpSettings
@@ -415,7 +416,7 @@ def test_answer_counts_messages_published_before_the_disk_was_full(server: Serve
     assert (answer.status, answer.json["published"], answer.headers["connection"]) == (503, 2, "close")
     assert peer.transport.half_closed, "what still comes is thrown away, so that the answer is seen"
     peer.protocol.dataReceived(b"2\r\ne\n\r\n")
-    server.clock.advance(LINGER)
+    server.clock.advance(CLOSE_TIMEOUT_S)
     assert peer.transport.aborted
     assert server.journal.ends() == {"s": 2}
 
@@ -533,7 +534,7 @@ def test_refusal_waits_until_the_messages_before_it_are_durable(make: Make) -> N
     ("name", "status"),
     [("s", 413), ("other", 507)],
 )
-def test_refusal_of_the_broker_has_a_status(make: Make, name: str, status: int) -> None:
+def test_publish_that_the_broker_refuses_is_answered_with_its_status(make: Make, name: str, status: int) -> None:
     server = make()
     server.publish(b"x")
     server.broker.restrict("s", 5)
@@ -612,6 +613,71 @@ def test_request_that_the_policy_does_not_allow_is_refused(make: Make) -> None:
         assert peer.ask("GET /streams/s", f"Authorization: Bearer {token}").status == 403
     assert peer.ask("POST /streams/s", body=b"x").status == 401, "a token counts for its request"
     assert server.count("Forbidden") > 0
+
+
+SIGNER = b"k" * SHORTEST_KEY
+
+
+def signing(*rules: Rule) -> Policy:
+    """Return a policy whose rules also ask for tokens that SIGNER has signed."""
+    return Policy(tuple(attrs.evolve(rule, signers=(SIGNER,)) for rule in rules))
+
+
+def test_a_signed_token_in_the_query_follows_one_stream(make: Make) -> None:
+    server = make()
+    server.publish(b"x")
+    server.broker.guard.change(signing(Rule(subscribe=("*",), publish=("*",), consume=("*",))))
+    rights = {Action.SUBSCRIBE: ["s"], Action.PUBLISH: ["s"]}
+    good, forged = sign(rights, 1 << 33, SIGNER), sign(rights, 1 << 33, SIGNER[::-1] + b"x")
+    peer = server.connect()
+    assert peer.ask(f"GET /streams/s/live?from=1&token={forged}").status == 403
+    assert peer.ask(f"HEAD /streams/s/live?from=1&token={good}").status == 200
+    assert peer.ask(f"GET /streams/t/live?token={good}").status == 403
+    assert peer.ask("GET /streams/s/live").status == 401, "a token counts for its request"
+    for line in (
+        f"GET /streams/s?token={good}",
+        f"GET /streams/*/live?match=s&token={good}",
+        f"POST /streams/s?token={good}",
+        "GET /streams/s/live?token=plain",
+    ):
+        answer = peer.ask(line, body=b"" if line.startswith("POST") else None)
+        assert answer.status in (400, 401), line
+    assert peer.ask(f"GET /streams/s/live?token={good}", f"Authorization: Bearer {good}").status == 400
+    answer = peer.ask(f"GET /streams/s/live?from=1&token={good}")
+    assert answer.status == 200
+    assert b"id: 1" in answer.body
+
+
+def test_a_token_that_has_ended_is_refused_with_401_and_the_reason(make: Make) -> None:
+    server = make()
+    server.broker.guard.change(signing(Rule(publish=("*",))))
+    ended = sign({Action.PUBLISH: ["s"]}, 1_000, SIGNER)
+    answer = server.connect().ask("POST /streams/s", f"Authorization: Bearer {ended}", body=b"x")
+    assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
+    assert "with its token: it ended" in answer.json["error"]
+
+
+def test_live_answer_ends_with_its_token(make: Make) -> None:
+    server = make()
+    server.broker.guard.now = lambda: 1_000 + server.clock.seconds()
+    server.broker.guard.change(signing(Rule(subscribe=("*",))))
+    token = sign({Action.SUBSCRIBE: ["s"]}, 1_060, SIGNER)
+    peer = server.connect()
+    peer.ask(f"GET /streams/s/live?token={token}")
+    server.clock.advance(61)
+    assert b"event: ended" in peer.hear()
+
+
+def test_a_page_that_may_only_read_uses_no_named_subscription_and_no_token(make: Make) -> None:
+    server = make(origins=("*",))
+    server.publish(b"x")
+    peer = server.connect()
+    page = "Origin: https://other.example"
+    assert peer.ask("GET /streams/s", page).lines[0]["payload"] == "x"
+    for query in ("subscription=a", f"token={sign({}, 1 << 33, SIGNER)}"):
+        answer = peer.ask(f"GET /streams/s/live?{query}", page)
+        assert (answer.status, answer.headers["access-control-allow-origin"]) == (403, "*")
+    assert peer.ask("GET /streams/none", page).headers["access-control-allow-origin"] == "*"
 
 
 def test_live_get_ends_when_the_policy_forbids_it(make: Make) -> None:

@@ -11,10 +11,10 @@ import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import ConnectError, ConnectionDone
-from twisted.internet.interfaces import IStreamClientEndpoint
+from twisted.internet.interfaces import ISSLTransport, IStreamClientEndpoint
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
-from zope.interface import implementer
+from zope.interface import alsoProvides, implementer
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.quotas import PeerLimits
@@ -307,6 +307,8 @@ class Server:
         protocol = self.factory.buildProtocol(address)
         transport = CertifiedTransport(peerAddress=address)
         transport.certificate = certificate
+        if certificate is not None:
+            alsoProvides(transport, ISSLTransport)
         wanted = old.terms if old else Terms(endpoint=name, **{"connector_size": 1, **terms})
         if hello is None:
             hello = Hello(terms=wanted, require=require, epoch=old.epoch if old else 0, link_id=old.id if old else 0)
@@ -317,6 +319,13 @@ class Server:
     def linked(self, name: str = "publish:s", **more: Any) -> Peer:
         """Return a connector whose handshake is complete."""
         peer = self.connect(name, **more)
+        peer.talk()
+        return peer
+
+    def linked_durably(self, name: str = "publish:s", **more: Any) -> Peer:
+        """Return a connector whose handshake is complete, where the test commits: the reply waits for the link."""
+        peer = self.linked(name, **more)
+        self.journal.commit()
         peer.talk()
         return peer
 
@@ -335,13 +344,18 @@ class Server:
 
 @pytest.fixture
 def make_server() -> Any:
-    """Return a function that makes servers: ``make_server(auto=True, **settings)``; if not *auto*, the test commits."""
+    """Return a function that makes servers: ``make_server(auto=True, **settings)``; if not *auto*, the test commits.
+
+    A setting is the text of an option, or the value of a field that is none.
+    """
     made: list[Server] = []
 
     def make(
-        auto: bool = True, limits: PeerLimits | None = None, rules: StreamRules = UNLIMITED, **settings: str
+        auto: bool = True, limits: PeerLimits | None = None, rules: StreamRules = UNLIMITED, **settings: Any
     ) -> Server:
-        built = build(RelinkSettings, "relink", {"refusal_delay": "0", **settings})
+        texts = {name: text for name, text in settings.items() if isinstance(text, str)}
+        values = {name: value for name, value in settings.items() if name not in texts}
+        built = attrs.evolve(build(RelinkSettings, "relink", texts), **{"refusal_delay": 0.0, **values})
         server = Server(MemoryJournal(auto=auto), Clock(), built, limits or PeerLimits(), rules)
         server.start()
         made.append(server)

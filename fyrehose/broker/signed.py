@@ -1,0 +1,144 @@
+"""Signed tokens: what their holders may do and until when, signed with a key that the access policy names.
+
+    rights, an end, a key -> a token
+    a token, a key        -> a Grant, if the key has signed the token
+
+A token is a JSON Web Token with HMAC-SHA256 (RFC 7519, RFC 7515 "HS256"), so a program in any language can sign one.
+The server keeps no table of tokens: whoever can read the key can sign, and a token is valid until its end, or until the
+policy names the key no longer.
+
+    {"alg":"HS256","typ":"JWT"} . {"exp": 1795304875, "subscribe": ["logs.*"]} . signature
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from fyrehose.identity import Action
+from fyrehose.options import why_unreadable
+from fyrehose.patterns import Pattern, compiled
+
+#: The longest token, in characters: connections keep theirs.
+MAX_TOKEN = 2_048
+#: The shortest key, in characters; a shorter one could be guessed from one token.
+SHORTEST_KEY = 32
+#: The most patterns of one token.
+MAX_PATTERNS = 64
+_HEADER = b'{"alg":"HS256","typ":"JWT"}'
+_SIGNED = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]{43}")
+
+
+@attrs.frozen(kw_only=True)
+class Grant:
+    """The rights that a token grants its holder.
+
+    :ivar rights: patterns of streams, by action
+    :ivar expires: when the rights end, in seconds since 1970 UTC
+    :ivar flaw: why the token grants nothing, although its signature is valid; empty: it grants its rights
+    """
+
+    rights: Mapping[Action, tuple[Pattern, ...]] = attrs.field(factory=dict, eq=False)
+    expires: float = 0.0
+    flaw: str = ""
+
+    def covers(self, action: Action, stream: str) -> bool:
+        """Return whether the token grants *action* on *stream*."""
+        return any(pattern.covers(stream) for pattern in self.rights.get(action, ()))
+
+    def covers_every(self, action: Action) -> bool:
+        """Return whether the token grants *action* on every stream but the server's own."""
+        return any(pattern.everything for pattern in self.rights.get(action, ()))
+
+
+def is_signed(token: str) -> bool:
+    """Return whether *token* has the form of a signed token, whoever has signed it."""
+    return len(token) <= MAX_TOKEN and _SIGNED.fullmatch(token) is not None
+
+
+def read_key(path: Path) -> bytes:
+    """Return the key in the first line of the file at *path*.
+
+    :raises ValueError: it cannot be read, or is too short
+    """
+    try:
+        key = path.read_text(encoding="utf-8").partition("\n")[0].strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read the key {path}: {why_unreadable(error)}") from error
+    if len(key) < SHORTEST_KEY:
+        raise ValueError(
+            f"the key in {path} has {len(key)} characters, expected at least {SHORTEST_KEY}; create one with: "
+            f"openssl rand -hex 32 > {path}"
+        )
+    return key.encode()
+
+
+def sign(rights: Mapping[Action, Sequence[str]], expires: int, key: bytes) -> str:
+    """Return a token.
+
+    :param rights: patterns of streams, by action
+    :param expires: when it ends, in seconds since 1970 UTC
+    :raises ValueError: the token would be longer than the server accepts
+    """
+    claims = {"exp": expires, **{action.value: list(patterns) for action, patterns in rights.items()}}
+    signed = f"{_encoded(_HEADER)}.{_encoded(json.dumps(claims, separators=(',', ':')).encode())}"
+    token = f"{signed}.{_signature(signed, key)}"
+    if len(token) > MAX_TOKEN or sum(map(len, rights.values())) > MAX_PATTERNS:
+        raise ValueError(
+            f"token of {len(token)} characters: expected at most {MAX_TOKEN}, and {MAX_PATTERNS} patterns; grant fewer "
+            "streams, or use patterns such as logs.*"
+        )
+    return token
+
+
+@lru_cache(1_024)
+def grant_of(token: str, key: bytes) -> Grant | None:
+    """Return what *token* grants, also when that has ended; None if *key* has not signed it."""
+    signed, _, signature = token.rpartition(".")
+    if not hmac.compare_digest(_signature(signed, key), signature):
+        return None
+    header, _, claims = signed.partition(".")
+    try:
+        if json.loads(_decoded(header)).get("alg") != "HS256":
+            return Grant(flaw='its "alg" is not HS256')
+        return _grant(json.loads(_decoded(claims)))
+    except (ValueError, TypeError, AttributeError) as error:
+        return Grant(flaw=f"it cannot be read: {error}")
+
+
+def _grant(claims: Mapping[str, Any]) -> Grant:
+    expires = claims.get("exp")
+    if isinstance(expires, bool) or not isinstance(expires, int | float):
+        return Grant(flaw='it has no end: "exp" must be a number of seconds since 1970 UTC')
+    if claims.keys() & {"nbf", "aud"}:
+        return Grant(flaw='it has "nbf" or "aud", which this server does not check')
+    rights: dict[Action, tuple[Pattern, ...]] = {}
+    for action in Action:
+        patterns = claims.get(action.value, [])
+        patterns = patterns if isinstance(patterns, list) else [patterns]
+        if not all(isinstance(each, str) and each for each in patterns):
+            return Grant(flaw=f'its "{action.value}" is no list of patterns')
+        rights[action] = compiled(patterns)
+    if sum(map(len, rights.values())) > MAX_PATTERNS:
+        return Grant(flaw=f"it has more than {MAX_PATTERNS} patterns")
+    return Grant(rights=rights, expires=float(expires))
+
+
+def _signature(signed: str, key: bytes) -> str:
+    return _encoded(hmac.digest(key, signed.encode(), "sha256"))
+
+
+def _encoded(data: bytes) -> str:
+    return urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def _decoded(text: str) -> bytes:
+    return urlsafe_b64decode(text + "=" * (-len(text) % 4))

@@ -1,0 +1,70 @@
+"""``fyrehose token``: sign tokens for browsers and programs, which end by themselves."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fyrehose.broker.signed import read_key, sign
+from fyrehose.cli.values import DURATION
+from fyrehose.errors import ConfigError
+from fyrehose.identity import Action
+from fyrehose.options import suggestion
+
+
+class Right(click.ParamType):  # type: ignore[type-arg]
+    """Option type of a right: ``ACTION=PATTERN``."""
+
+    name = "action=pattern"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[Action, str]:
+        """Return the action and the pattern of *value*."""
+        action, _, pattern = str(value).partition("=")
+        if action not in list(Action) or not pattern:
+            advice = suggestion(action, list(Action))
+            self.fail(f"{value!r}: expected ACTION=PATTERN, such as subscribe=logs.*{advice}", param, ctx)
+        return Action(action), pattern
+
+
+@click.group()
+def token() -> None:
+    """Sign tokens that end by themselves, for browsers and programs.
+
+    \b
+        openssl rand -hex 32 > k
+        fyrehose token create --key k --rights 'subscribe=logs.*' --expires 1h
+    """
+
+
+@token.command(short_help="Sign a token.")
+@click.option("--key", required=True, type=click.Path(path_type=Path), help="File of the key, as in the access policy.")
+@click.option(
+    "--rights",
+    required=True,
+    multiple=True,
+    type=Right(),
+    help="What it grants: publish, subscribe, consume or administer.",
+)
+@click.option("--expires", required=True, type=DURATION, help="When the token ends, from now, such as 1h.")
+def create(key: Path, rights: tuple[tuple[Action, str], ...], expires: float) -> None:
+    """Print a token that grants rights until it ends.
+
+    The server accepts it if its access policy has a rule with `signed` and the same key, within the streams of that
+    rule. Nothing is stored: to revoke tokens before their end, change the key.
+
+    \b
+        fyrehose token create --key k --rights 'subscribe=logs.*' --expires 1h
+        fyrehose token create --key k --rights publish=in --expires 30d
+    """
+    if expires <= 0:
+        raise click.BadParameter("a token has to end later than now; expected for example 1h", param_hint="--expires")
+    granted: dict[Action, list[str]] = {}
+    for action, pattern in rights:
+        granted.setdefault(action, []).append(pattern)
+    try:
+        click.echo(sign(granted, int(time.time() + expires), read_key(key)))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

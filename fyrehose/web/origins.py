@@ -1,0 +1,116 @@
+"""Decide which requests of pages of other sites are served, and tell their browsers so (CORS).
+
+    the option ``origins``, the head of a request -> a verdict, and headers for its answer
+
+A page whose origin is listed may send every request that the access policy allows.  ``*`` stands for all others: they
+may read, without credentials and without changing anything.  See https://fetch.spec.whatwg.org/#http-cors-protocol.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+
+import attrs
+
+from fyrehose.web.hosts import same_origin
+
+#: The option that admits every origin for reading.
+EVERY = "*"
+#: How long a browser may keep the answer to a preflight, in seconds.
+MAX_AGE = 600
+#: Methods that do not change anything.
+READING = ("GET", "HEAD")
+METHODS = ("GET", "HEAD", "POST", "DELETE")
+#: Headers of requests that a page may set.
+ALLOWED = ("Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID")
+#: Headers of answers that a page may read.
+EXPOSED = ("Fyrehose-Oldest", "Fyrehose-Last", "Fyrehose-Generation", "Location", "Retry-After")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._~\[\]:-]+")
+_DEFAULT_PORT = re.compile(r"(http://[^/]*[^:/]):80|(https://[^/]*[^:/]):443")
+
+
+def origins(text: str) -> tuple[str, ...]:
+    """Split comma-separated origins, each as a browser sends it, or ``*``.
+
+    :raises ValueError: one is no origin
+    """
+    found = tuple(each.strip() for each in text.split(",") if each.strip())
+    for each in found:
+        if each != EVERY and (not _ORIGIN.fullmatch(each) or _DEFAULT_PORT.fullmatch(each)):
+            raise ValueError(
+                "origins as browsers send them, such as https://dash.example or http://localhost:8000, in lower case, "
+                "without a path or a default port; or *"
+            )
+    return found
+
+
+@attrs.frozen
+class PageVerdict:
+    """Whether a request is served, as far as the page is concerned that sent it.
+
+    :ivar refusal: why it is not; empty: it is served
+    :ivar headers: for its answer
+    :ivar reads_only: whether the request must not change anything
+    """
+
+    refusal: str = ""
+    headers: Mapping[str, str] = attrs.field(factory=dict)
+    reads_only: bool = False
+
+
+_SERVED = PageVerdict()
+
+
+@attrs.frozen
+class Origins:
+    """The origins whose pages may use the server.
+
+    :ivar allowed: exact origins, and ``*`` for all others
+    """
+
+    allowed: Collection[str] = ()
+
+    def judge(self, method: str, headers: Mapping[str, str]) -> PageVerdict:
+        """Return whether a request is served.
+
+        :param method: of the request, or the one that a preflight asks for
+        :param headers: by lower-case name
+        """
+        if same_origin(headers):
+            return _SERVED
+        origin = headers.get("origin", "")
+        if origin and origin in self.allowed:
+            return PageVerdict(headers=self._headers(origin, METHODS))
+        if not origin or EVERY not in self.allowed:
+            return PageVerdict(refusal=self._refusal(origin))
+        if method not in READING or "authorization" in headers:
+            return PageVerdict(
+                refusal=f"origin {origin[:80]!r} may only read, without a token, because it is not listed itself; "
+                f"add {origin[:80]!r} to the option origins",
+                headers=self._headers(EVERY, READING),
+            )
+        return PageVerdict(headers=self._headers(EVERY, READING), reads_only=True)
+
+    def preflight(self, verdict: PageVerdict) -> Mapping[str, str]:
+        """Return the headers of the answer to a preflight that *verdict* is about."""
+        methods, allowed = (READING, ("Last-Event-ID",)) if verdict.reads_only else (METHODS, ALLOWED)
+        return {
+            **verdict.headers,
+            "Access-Control-Allow-Methods": ", ".join(methods),
+            "Access-Control-Allow-Headers": ", ".join(allowed),
+            "Access-Control-Max-Age": str(MAX_AGE),
+        }
+
+    def _headers(self, origin: str, methods: tuple[str, ...]) -> Mapping[str, str]:
+        credentials = {} if origin == EVERY else {"Access-Control-Allow-Credentials": "true"}
+        return {
+            "Access-Control-Allow-Origin": origin,
+            "Access-Control-Expose-Headers": ", ".join(EXPOSED),
+            "Vary": "Origin",
+            **credentials,
+        }
+
+    def _refusal(self, origin: str) -> str:
+        advice = f"; to allow it, add {origin[:80]!r} to the option origins" if _ORIGIN.fullmatch(origin) else ""
+        return f"request of a page of another site: only pages of this server may use it{advice}"
