@@ -15,8 +15,8 @@ from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 
+from fyrehose.cli.console import SpeedColumn
 from fyrehose.cli.contacts import Contacts
-from fyrehose.cli.progress import SpeedColumn
 from fyrehose.cli.running import connected, worker
 from fyrehose.cli.sources import Source
 from fyrehose.errors import FyrehoseError
