@@ -1,6 +1,6 @@
 """The server of the event bus: connects the three ports and the session to the broker.
 
-    COLLECTOR  -> session -> drafts of a turn -> broker.publish
+    COLLECTOR  -> session -> runs of a turn -> broker.publish
     SNAPSHOT   -> session -> snapshots -> broker.read, a piece at a time -> SYNC ... SYNCEND -> SNAPSHOT
     broker.subscribe -> deliver -> BROADCAST -> PUBLISHER; ZeroMQ filters by subscription
 
@@ -30,9 +30,8 @@ from fyrehose.errors import (
 )
 from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker, IRelay, ISubscription
+from fyrehose.protocols.eventbus.columns import PROTOCOL, EventBatch, Frames, event_frames
 from fyrehose.protocols.eventbus.connections import Connections
-from fyrehose.protocols.eventbus.drafts import EventBatch
-from fyrehose.protocols.eventbus.encoding import PROTOCOL, Frames, event_frames
 from fyrehose.protocols.eventbus.laggards import Laggards
 from fyrehose.protocols.eventbus.lent import Full, Lent, MemoryFull
 from fyrehose.protocols.eventbus.server_session import EventBusServerSession

@@ -19,7 +19,7 @@ import attrs
 
 from fyrehose.broker.fairness import FairShare
 from fyrehose.errors import RemoteProtocolError
-from fyrehose.protocols.eventbus.encoding import Frames, event_frames
+from fyrehose.protocols.eventbus.columns import Frames, event_frames
 from fyrehose.protocols.eventbus.frames import SYNC, Dialect, SyncEnd, SyncStart
 from fyrehose.protocols.eventbus.lent import LentMessages
 from fyrehose.records import Run
