@@ -20,7 +20,7 @@ import attrs
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.eventbus.columns import PROTOCOL, EventBatch, RunBuilder
 from fyrehose.protocols.eventbus.frames import EVENT_FRAMES, Dialect, SyncStart, check_event, without_delimiter
-from fyrehose.protocols.eventbus.lent import Pool
+from fyrehose.protocols.eventbus.queued_memory import Pool
 from fyrehose.protocols.eventbus.settings import EventBusSettings, Syntax
 from fyrehose.protocols.eventbus.snapshots import SnapshotAnswer, Snapshots
 
