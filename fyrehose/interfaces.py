@@ -410,9 +410,23 @@ class IProtocolPlugin(Interface):
 
         The Deferred of its ``startService`` fires when it listens, and fails when it cannot.  The Deferred of its
         ``stopService`` fires when the port is closed, everything received is acknowledged, and its peers are
-        disconnected.  An optional ``reload()`` reads its files again; it raises ConfigError if it keeps the old ones.
+        disconnected.  A service that takes other settings while it runs is :class:`IReloadable`.
 
         :raises ConfigError: the endpoint or the settings are invalid
+        """
+
+
+class IReloadable(Interface):
+    """The service of a listener that takes other settings, and reads its files again, while it runs."""
+
+    def fixed(settings: Any) -> Any:
+        """Return the names of the options whose values in *settings* need another listener, such as ``{"links"}``."""
+
+    def prepare(settings: Any) -> Callable[[], None]:
+        """Read the files that *settings* name, and return a function that applies all of it and cannot fail.
+
+        :param settings: with the present values of fixed options
+        :raises ConfigError: a file or an option cannot be used; nothing has changed
         """
 
 

@@ -516,7 +516,11 @@ class HttpFactory(SessionFactory):
         self, broker: IBroker, settings: HttpSettings | None = None, reactor: Any = None, endpoint: str | None = None
     ) -> None:
         super().__init__(broker, settings, reactor)
-        self.ends, self.now = Ends(broker), time.time
-        self.limits = RequestLimits(message=self.settings.max_payload, body=self.settings.max_body)
-        self.hosts = hosts_of(endpoint, self.settings.hosts)
-        self.origins = Origins(self.settings.origins)
+        self.ends, self.now, self._endpoint = Ends(broker), time.time, endpoint
+        self.configure(self.settings)
+
+    def configure(self, settings: HttpSettings) -> None:
+        super().configure(settings)
+        self.limits = RequestLimits(message=settings.max_payload, body=settings.max_body)
+        self.hosts = hosts_of(self._endpoint, settings.hosts)
+        self.origins = Origins(settings.origins)
