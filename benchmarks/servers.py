@@ -157,14 +157,12 @@ OPTIONS = {
         "backbone.push-rate=100000000",
         "backbone.request-rate=1000000000",
         "backbone.destination-rate=100G",
-        "backbone.receive-buffer=16M",
     ),
     "eventbus": (),
 }
 #: The same for all protocols: one load maker creates every stream.
 SERVER_OPTIONS = tuple(
-    f"server.{name}=200000"
-    for name in ("max-streams", "streams-per-address", "new-streams-burst", "subscriptions-per-address")
+    f"server.{name}=200000" for name in ("max-streams", "streams-per-address", "subscriptions-per-address")
 )
 _LOOPBACK = "tcp:0:interface=127.0.0.1"
 _ENDPOINTS = {"backbone": "udp:0:interface=127.0.0.1"}

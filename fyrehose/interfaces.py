@@ -20,7 +20,8 @@ from twisted.internet.interfaces import IPushProducer
 from zope.interface import Attribute, Interface
 
 from fyrehose.identity import Action, Identity
-from fyrehose.records import Run
+from fyrehose.observe.meters import ClusterStatus, JournalStatus
+from fyrehose.records import Publish, Run
 
 
 class JournalState(Enum):
@@ -126,6 +127,11 @@ class IJournal(Interface):
     state = Attribute("The current JournalState.")
     keeper = Attribute("The retention: see IKeeper.")
     floor = Attribute("The last number of every stream that the journal does not list; 0 except after a quarantine.")
+    refusal = Attribute("Why publishing is refused although the disk has room, for people; empty: it is not.")
+    leader = Attribute("The address of the server that publishers have to use; empty: unknown; None: this server.")
+    caught_up = Attribute("Whether readers find here what was acknowledged, except for the last moment.")
+    now = Attribute("Called for the wall clock, in microseconds since 1970 UTC.")
+    meters = Attribute("The measurements: fyrehose.observe.meters.JournalMeters.")
 
     def open(observer: IJournalObserver) -> Deferred[Mapping[str, int]]:
         """Recover the journal, and open it for appends.
@@ -135,12 +141,23 @@ class IJournal(Interface):
         """
 
     def append(runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
-        """Append runs of drafts in one batch, all of them or none; calls during a commit share the next commit.
+        """Append runs of drafts in one batch, all of them or none; the journal numbers copies of them.
+
+        For callers that are not in a hurry: see :meth:`submit`.
 
         :param first_seqs: the number reserved for the first draft of each run; for each stream they must continue the
             numbers of the call before
         :return: fires when the whole batch is durable, in the order of the calls; fails with :class:`ReadOnly` or
             :class:`Closed`, as do all later appends that are not durable
+        """
+
+    def submit(publish: Publish) -> None:
+        """Write *publish*, whose runs are numbered; those that are submitted during a commit share the next commit.
+
+        The caller has checked that ``state`` is WRITABLE.  For each stream the numbers must continue those of the call
+        before.  After the commit the journal calls :meth:`IJournalObserver.durable`, and then ``settle(items, error)``
+        of each owner in the commit once, in the order of the owners' first items.  The error is a :class:`ReadOnly` or
+        :class:`Closed`, which all later publishes that are not durable get as well.
         """
 
     def retire(streams: Sequence[str]) -> Deferred[None]:
@@ -179,6 +196,12 @@ class IJournal(Interface):
             shorter where finding more records would take long
         :raises JournalCorrupt: a record is damaged; damage is never skipped silently
         """
+
+    def status() -> JournalStatus | None:
+        """Return the figures of an open journal; None if the journal is of a kind that has none."""
+
+    def cluster_status() -> ClusterStatus | None:
+        """Return the figures of this server as a member of its cluster; None if it is alone."""
 
     def close() -> Deferred[None]:
         """Commit everything that was appended, then close; the Deferred fires in whatever state the journal was."""

@@ -54,6 +54,16 @@ def option(default: Any, convert: Callable[[str], Any], about: str, least: int =
     )
 
 
+def fixed(default: Any) -> Any:
+    """Return a field of a settings class that is no option: programs and tests may set it, operators do not see it."""
+    return attrs.field(default=default)
+
+
+def options_of(cls: type[Any]) -> tuple[attrs.Attribute[Any], ...]:
+    """Return the fields of the settings class *cls* that are options."""
+    return tuple(field for field in attrs.fields(cls) if "convert" in field.metadata)
+
+
 def size(text: str) -> int:
     """Convert a size to bytes: ``4096``, ``64KiB``, ``16MiB``, ``1G`` (all in powers of 1024)."""
     match = _SIZE.fullmatch(text.strip())
@@ -200,7 +210,7 @@ file_path = FilePath()
 
 def within(folder: str, cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return *values* of the settings class *cls*, with relative paths resolved in *folder*."""
-    converters = {field.name: field.metadata["convert"] for field in attrs.fields(cls)}
+    converters = {field.name: field.metadata["convert"] for field in options_of(cls)}
     return {
         name: converter.within(folder, value)
         if isinstance(converter := converters.get(name), FilePath) and isinstance(value, str)
@@ -243,7 +253,7 @@ def build(cls: type[T], protocol: str, values: Mapping[str, object]) -> T:
     :param values: texts from the command line, or values from a TOML file, by the name of the option
     :raises ConfigError: an option is unknown, or its value is invalid
     """
-    fields = {field.name: field for field in attrs.fields(cls)}  # type: ignore[arg-type]
+    fields = {field.name: field for field in options_of(cls)}
     settings: dict[str, Any] = {}
     for key, value in values.items():
         field = fields.get(key.replace("-", "_"))

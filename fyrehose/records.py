@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from struct import pack
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import attrs
 
@@ -70,8 +70,8 @@ class Record:
 class Column:
     """Payloads end to end, and their lengths; the base of everything that holds several messages.
 
-    Columns and runs are values: nobody changes one.  They are not frozen, because building a frozen object of so many
-    fields takes four times as long, and there are two for each publish.
+    Columns are values: nobody changes one.  They are not frozen, because building a frozen object of so many fields
+    takes four times as long.
 
     :ivar lengths: the lengths of the payloads in bytes, u32 x n, little-endian
     :ivar payload: the payloads end to end
@@ -112,6 +112,9 @@ def column_of(payloads: Iterable[Buffer]) -> Column:
 @attrs.define(kw_only=True, slots=True)
 class Run(Column):
     """Consecutive records of one stream, source, producer, topic and content type, as columns.
+
+    Runs are values, too, except for drafts in a :class:`Publish`: the broker numbers these, and the commit sets their
+    time, so that no second object is needed.
 
     :ivar last_seq: the number of the last record
     :ivar size: the size of all columns in bytes, as budgets count it
@@ -224,6 +227,23 @@ class Run(Column):
                 event_time=None if times is None else times[i],
                 payload=bytes(payload),
             )
+
+
+@attrs.define(slots=True, eq=False)
+class Publish:
+    """What one peer publishes at once, from the broker to the disk and back; the journal writes all of it or nothing.
+
+    :ivar runs: numbered; the commit sets their time.  Nobody else changes them, or keeps them as drafts.
+    :ivar size: the sum of their :attr:`Run.room`, in bytes
+    :ivar owner: its ``settle(items, error)`` is called once for all publishes of this owner in a commit, in order, with
+        None if they are durable, or the error if they were not written; owners are compared by identity
+    :ivar note: what the owner needs to settle it
+    """
+
+    runs: list[Run]
+    size: int
+    owner: Any
+    note: Any = None
 
 
 #: Return the room of a run; for sums without a call of Python for each run.

@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 
 from fyrehose import __version__, kernels
-from fyrehose.admin.sampling import journal_status, meters_of, published_by_protocol
+from fyrehose.admin.sampling import journal_status, published_by_protocol
 from fyrehose.admin.status import Status, cluster_status
 from fyrehose.broker.broker import Broker
 from fyrehose.interfaces import JournalState
@@ -133,7 +133,7 @@ class Exporter:
         yield other
 
     def _journal(self) -> Iterator[Metric]:
-        journal, meters = self.broker.journal, meters_of(self.broker)
+        journal, meters = self.broker.journal, self.broker.journal.meters
         state = GaugeMetricFamily("fyrehose_journal_state", "1 for the journal's current state.", labels=("state",))
         for each in JournalState:
             state.add_metric((each.value,), int(journal.state is each))

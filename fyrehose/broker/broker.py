@@ -24,7 +24,6 @@ from fyrehose.broker.fanout import Cursor, Fanout, Owner, Tally
 from fyrehose.broker.guard import Guard
 from fyrehose.broker.named import NamedSubscriptions
 from fyrehose.broker.once import KEPT, PublishedOnce
-from fyrehose.broker.once import STREAM as KEYS
 from fyrehose.broker.quotas import STREAMS, NamedRoom, NewStreams, PeerLimits, Subscriptions
 from fyrehose.broker.rounds import Producer
 from fyrehose.broker.streams import UNLIMITED, StreamRules
@@ -165,7 +164,7 @@ class Broker:
         self.once = PublishedOnce(
             self.journal, self.sequencer, self.budget, self.counters, self.clock.seconds, self.keys_kept
         )
-        self.table.now = getattr(self.journal, "now", self.table.now)
+        self.table.now = self.journal.now
         self.table.exists = lambda stream: stream in self._largest
 
     @property
@@ -337,9 +336,10 @@ class Broker:
         """Use other limits from now on; what exists already stays."""
         self.rules, self.limits, self.max_streams = rules, limits, max_streams
         self._largest = {stream: self._max_payload(stream) for stream in self._largest}
-        self.subscriptions.most = limits.subscriptions
+        self.subscriptions.change(limits.subscriptions)
         self._new_streams.limits, self._new_streams.most = limits, self._most_new_streams
-        self.table.room.most = self.named_subscriptions = named_subscriptions
+        self.named_subscriptions = named_subscriptions
+        self.table.room.change(named_subscriptions)
 
     @property
     def _most_new_streams(self) -> int:
@@ -349,8 +349,10 @@ class Broker:
     def durable(self, ends: Mapping[str, int]) -> None:
         if self.grown is not None:
             self.grown.update(ends)
-        if self.follows and KEYS in ends:
-            self.once.follow()
+        if self.follows:
+            for state in (self.table.stream, self.once.stream):
+                if state.name in ends:
+                    state.follow()
         self._fanout.durable(ends)
 
     def state_changed(self, state: JournalState, reason: str) -> None:
@@ -362,7 +364,7 @@ class Broker:
             # This server leads from now on, and other servers have written its log until now.
             self.follows = False
             self._recover(ends)
-            self.once.follow()
+            self.once.open()
             waiting, self._awaiting_lead = self._awaiting_lead, waiting
         else:
             self._restore(ends)
@@ -422,9 +424,9 @@ class Broker:
         """Return the error of everything that needs a writable journal while it is not."""
         state = self.journal.state
         if state is JournalState.READ_ONLY:
-            why = getattr(self.journal, "refusal", "")  # a server that follows names the leader
+            why = self.journal.refusal  # a server that follows names the leader
             if self.follows:
-                return Following(why or "another server leads; publish there", getattr(self.journal, "leader", ""))
+                return Following(why or "another server leads; publish there", self.journal.leader or "")
             if why:
                 return Unreplicated(why)
             return ReadOnly("the journal's disk is full; publishing resumes when it has room again")

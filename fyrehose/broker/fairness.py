@@ -6,11 +6,14 @@ client alone may need the whole table while nobody else wants it.  So a holder m
 full table is divided:
 
 - A *member* is one thing in the table: a connection, a link, a key.  It belongs to one *holder* and has a *size*: 1 if
-  the table counts, or bytes.
+  the table counts, or bytes.  Things that nobody ever displaces, such as subscriptions, need not be members: ``take``
+  and ``give`` only count what a holder has of them.
 - A *holder* is whoever the members count for: the network of a peer (:func:`~fyrehose.identity.network_of`) and, where
   the access policy asks for a proof of identity, that proof as well.  A name that a peer can make up is no holder.
 - In a full table *the oldest member of the largest holder goes first*.  If the holder that wants room is one of the
   largest, it loses its own.
+- Where nothing may be displaced, the newcomer waits or is refused, and *each* holder has a bound of its own below the
+  capacity.  One holder alone then never fills the table: ``fits`` is false for it while others still have room.
 
 Three things follow.  A holder whose share is at most ``capacity / n`` of a table with *n* holders never loses a member
 to others, however fast they are.  A holder that adds without end replaces its own members once it is the largest.  And
@@ -25,15 +28,21 @@ Finding the largest holder takes constant time, adding and removing the logarith
 Use::
 
     table: FairShare[Link] = FairShare(10_000)
-    if not table.fits():
-        forget(table.first_out(network))    # which calls table.discard
+    for link in table.make_room(network):   # members that are not in the table any more
+        forget(link)
     table.add(link, network)
+
+    memory: FairShare[object] = FairShare(64 << 20, each=32 << 20)
+    if not memory.fits(size, network):
+        raise NoRoom
+    memory.take(network, size)              # until memory.give(network, size)
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from heapq import heapify, heappop, heappush
+from math import inf
 from typing import Generic, TypeVar
 
 import attrs
@@ -46,11 +55,16 @@ LEAST_LEVELS = 64
 
 @attrs.define(eq=False)
 class _Holder(Generic[M]):
-    """The members of one holder with their sizes, the oldest first, and the sum of the sizes."""
+    """The members of one holder with their sizes, the oldest first.
+
+    :ivar used: the sum of the sizes
+    :ivar taken: what was taken without a member
+    """
 
     name: str
     members: OrderedDict[M, int] = attrs.field(factory=OrderedDict, init=False)
     used: int = attrs.field(default=0, init=False)
+    taken: int = attrs.field(default=0, init=False)
 
 
 @attrs.define(eq=False)
@@ -58,10 +72,12 @@ class FairShare(Generic[M]):
     """The members of a table by holder, each holder's in the order in which they were added.
 
     :ivar capacity: the largest sum of all sizes; None: the owner of the table has a bound of its own
-    :ivar used: the sum of the sizes of all members
+    :ivar each: the largest sum of one holder, as :meth:`fits` applies it; None: whatever is free
+    :ivar used: the sum of the sizes of all members, and what was taken without a member
     """
 
     capacity: int | None = None
+    each: int | None = None
     used: int = attrs.field(default=0, init=False)
     _holders: dict[str, _Holder[M]] = attrs.field(factory=dict, init=False)
     _holder_of: dict[M, _Holder[M]] = attrs.field(factory=dict, init=False)
@@ -82,9 +98,22 @@ class FairShare(Generic[M]):
         found = self._holders.get(holder)
         return OrderedDict() if found is None else found.members
 
-    def fits(self, size: int = 1) -> bool:
-        """Return whether a member of *size* fits without displacing another."""
-        return self.capacity is None or self.used + size <= self.capacity
+    def used_by(self, holder: str) -> int:
+        """Return the sum of the sizes of *holder*, and what it has taken without a member."""
+        found = self._holders.get(holder)
+        return 0 if found is None else found.used + found.taken
+
+    def room(self, holder: str | None = None) -> float:
+        """Return what is free in the table, and in the share of *holder* if one is named; infinite without a bound."""
+        free = inf if self.capacity is None else self.capacity - self.used
+        return free if holder is None or self.each is None else min(free, self.each - self.used_by(holder))
+
+    def fits(self, size: int = 1, holder: str | None = None) -> bool:
+        """Return whether a member of *size* fits without displacing another.
+
+        :param holder: whose share has to have room for it, too; None: only the table
+        """
+        return size <= self.room(holder)
 
     def add(self, member: M, holder: str, size: int = 1) -> None:
         """Add *member*, which is not in the table yet, as the youngest of *holder*."""
@@ -95,15 +124,34 @@ class FairShare(Generic[M]):
         self._holder_of[member] = found
         self._grow(found, size)
 
+    def renew(self, member: M) -> None:
+        """Make *member*, which is in the table, the youngest of its holder, and that the last of its equals."""
+        found = self._holder_of[member]
+        found.members.move_to_end(member)
+        self._grow(found, 0)
+
     def discard(self, member: M) -> None:
         """Remove *member*; do nothing if it is not in the table."""
         found = self._holder_of.pop(member, None)
+        if found is not None:
+            self._grow(found, -found.members.pop(member))
+
+    def take(self, holder: str, size: int = 1) -> None:
+        """Count *size* for *holder* without a member, until :meth:`give`.
+
+        Nobody displaces that, so it does not make *holder* one of the largest.
+        """
+        found = self._holders.get(holder)
         if found is None:
-            return
-        size = found.members.pop(member)
-        self._grow(found, -size)
-        if not found.members:
-            del self._holders[found.name]
+            found = self._holders[holder] = _Holder(holder)
+        found.taken += size
+        self.used += size
+        if not found.taken and not found.members:
+            del self._holders[holder]
+
+    def give(self, holder: str, size: int = 1) -> None:
+        """Release *size* of what *holder* has taken."""
+        self.take(holder, -size)
 
     def largest(self, preferred: str = "") -> OrderedDict[M, int]:
         """Return the members of the largest holder; *preferred* among several of the same size."""
@@ -119,8 +167,19 @@ class FairShare(Generic[M]):
         """
         return next(iter(self.largest(holder)), None)
 
+    def make_room(self, holder: str = "", size: int = 1) -> list[M]:
+        """Remove members until one of *size* fits, and return them: the first out of the table first.
+
+        All go before a member that is larger than the capacity.
+        """
+        gone: list[M] = []
+        while not self.fits(size) and (member := self.first_out(holder)) is not None:
+            self.discard(member)
+            gone.append(member)
+        return gone
+
     def _grow(self, holder: _Holder[M], size: int) -> None:
-        """Add *size*, which may be negative, to the sum of *holder*."""
+        """Add *size*, which may be negative, to the sum of *holder*, and forget a holder that has nothing any more."""
         if holder.used:
             level = self._levels[holder.used]
             del level[holder.name]
@@ -133,6 +192,8 @@ class FairShare(Generic[M]):
                 self._levels[holder.used] = {}
                 heappush(self._heap, -holder.used)
             self._levels[holder.used][holder.name] = None
+        if not holder.members and not holder.taken:
+            del self._holders[holder.name]
         if len(self._heap) > 2 * len(self._levels) + LEAST_LEVELS:
             self._heap = [-used for used in self._levels]
             heapify(self._heap)

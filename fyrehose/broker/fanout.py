@@ -193,6 +193,8 @@ class Cursor:
             self.tally.messages -= left.count
             self.tally.bytes -= left.payload_size
         self.place.fanout._share(left)
+        if self.place.fanout._stop_waiting(self):  # the sink has resumed it within deliver()
+            self.place.fanout.ready(self)
 
 
 @attrs.define(eq=False)
@@ -271,22 +273,39 @@ class Fanout:
             self._recent_size -= self._recent.pop(key).size
 
     def ready(self, cursor: Cursor) -> None:
-        """Queue *cursor* for its next delivery."""
+        """Queue *cursor* for its next delivery; at the end of its stream it waits without a turn."""
         if cursor.placed or cursor.stopped:
             return
         if self._ended is not None:
             self._end(cursor, self._ended)
-            return
+        elif cursor.position < cursor.place.last:
+            cursor.placed = True
+            self.rounds.ready(cursor)
+        else:
+            self._wait(cursor)
+
+    def _wait(self, cursor: Cursor) -> None:
+        """Let *cursor* wait for records at the end of its stream."""
         cursor.placed = True
-        self.rounds.ready(cursor)
+        place = cursor.place
+        if place.waiting is None:
+            place.waiting = {}
+        place.waiting[cursor] = None
+
+    def _stop_waiting(self, cursor: Cursor) -> bool:
+        """Return whether *cursor* waited at the end of its stream; it does not any more."""
+        place = cursor.place
+        if place.waiting is None or cursor not in place.waiting:
+            return False
+        del place.waiting[cursor]
+        if not place.waiting:
+            place.waiting = None
+        cursor.placed = False
+        return True
 
     def forget(self, cursor: Cursor) -> None:
         """Remove *cursor*, whose subscription was stopped."""
-        waiting = cursor.place.waiting
-        if waiting is not None:
-            waiting.pop(cursor, None)
-            if not waiting:
-                cursor.place.waiting = None
+        self._stop_waiting(cursor)
         self._remove(cursor)
 
     def end(self, cursor: Cursor, reason: Exception) -> None:
@@ -322,10 +341,7 @@ class Fanout:
                 self._end(cursor, failure)
                 return None
         if delivery is None:
-            cursor.placed = True
-            if place.waiting is None:
-                place.waiting = {}
-            place.waiting[cursor] = None
+            self._wait(cursor)
         return delivery
 
     def _delivery(self, stream: str, start: int) -> Delivery | None:

@@ -8,10 +8,12 @@ than two thirds.  What is lent is charged to the budget.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from typing import Protocol
 
 import attrs
+
+from fyrehose.broker.fairness import FairShare
 
 
 class Lender(Protocol):
@@ -32,25 +34,36 @@ class Borrower(Protocol):
         """Forget the record, because another connection needs its memory."""
 
 
+def within(limit: int) -> FairShare[Borrower]:
+    """Return a table of *limit* bytes, of which one network has two thirds at the most."""
+    return FairShare(limit, each=limit * 2 // 3)
+
+
 @attrs.define(eq=False)
 class Lending:
     """The memory that is lent; all sizes are in bytes.
 
     :ivar limit: the most that is lent
-    :ivar lent: what is lent at present
+    :ivar shares: what each network was lent
     """
 
     budget: Lender
     limit: int
-    lent: int = attrs.field(default=0, init=False)
-    _sizes: dict[Borrower, int] = attrs.field(factory=dict, init=False)
-    _networks: Counter[str] = attrs.field(factory=Counter, init=False)
+    shares: FairShare[Borrower] = attrs.field(init=False)
     #: borrowers whose peers do not read, the longest first
     _idle: OrderedDict[Borrower, None] = attrs.field(factory=OrderedDict, init=False)
 
+    def __attrs_post_init__(self) -> None:
+        self.shares = within(self.limit)
+
+    @property
+    def lent(self) -> int:
+        """Return what is lent at present."""
+        return self.shares.used
+
     def lend(self, borrower: Borrower, size: int) -> bool:
         """Return whether *borrower* may keep its record of *size* bytes, until :meth:`release` or ``reclaim``."""
-        if borrower in self._sizes:
+        if borrower in self.shares:
             return True
         while not self._fits(borrower.network, size):
             if not self._idle:
@@ -60,14 +73,12 @@ class Lending:
             idle.reclaim()
         if not self.budget.keep(size):
             return False
-        self._sizes[borrower] = size
-        self._networks[borrower.network] += size
-        self.lent += size
+        self.shares.add(borrower, borrower.network, size)
         return True
 
     def leave(self, borrower: Borrower) -> None:
         """Record that *borrower* does not need its record at present."""
-        if borrower in self._sizes:
+        if borrower in self.shares:
             self._idle[borrower] = None
 
     def use(self, borrower: Borrower) -> None:
@@ -77,16 +88,10 @@ class Lending:
     def release(self, borrower: Borrower) -> None:
         """Take back the memory of *borrower*, if it has any."""
         self._idle.pop(borrower, None)
-        size = self._sizes.pop(borrower, 0)
-        if not size:
-            return
-        self.lent -= size
-        self._networks[borrower.network] -= size
-        if not self._networks[borrower.network]:
-            del self._networks[borrower.network]
-        self.budget.forget(size)
+        before = self.lent
+        self.shares.discard(borrower)
+        if before != self.lent:
+            self.budget.forget(before - self.lent)
 
     def _fits(self, network: str, size: int) -> bool:
-        if self.lent + size > self.limit:
-            return False
-        return not self.lent or 3 * (self._networks[network] + size) <= 2 * self.limit
+        return self.shares.fits(size, network if self.lent else None)

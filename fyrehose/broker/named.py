@@ -26,8 +26,9 @@ from twisted.python.failure import Failure
 
 from fyrehose.broker import positions
 from fyrehose.broker.lags import SubscriptionLags
-from fyrehose.broker.positions import STREAM, Position
+from fyrehose.broker.positions import SOURCE, STREAM, Position, SavedPositions
 from fyrehose.broker.quotas import NamedRoom
+from fyrehose.broker.state_stream import StateStream
 from fyrehose.broker.subscription import Consumer, Named
 from fyrehose.errors import (
     FyrehoseError,
@@ -49,8 +50,6 @@ log = Logger()
 MOST_NAMED = 10_000
 #: Seconds between two looks at checkpoints and lags.
 CHECK = 1.0
-#: A checkpoint is written when the records behind the last one exceed this many bytes, and four times its own size.
-CHECKPOINT = 256 << 10
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -74,14 +73,23 @@ class NamedSubscriptions:
     entries: dict[str, Named] = attrs.field(factory=dict, init=False)
     lags: SubscriptionLags = attrs.field(init=False)
     _patterns: PatternIndex[Named] = attrs.field(factory=PatternIndex, init=False)
-    _checkpoint: int = attrs.field(default=0, init=False)
-    _checkpoint_size: int = attrs.field(default=0, init=False)
-    _bytes_since: int = attrs.field(default=0, init=False)
-    _checkpointing: bool = attrs.field(default=False, init=False)
+    #: the stream of the positions, and what was replayed from it
+    stream: StateStream = attrs.field(init=False)
+    _saved: SavedPositions = attrs.field(factory=SavedPositions, init=False)
     _loop: LoopingCall | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.lags = SubscriptionLags(self.journal, lambda: self.now())
+        self.stream = StateStream(
+            STREAM,
+            SOURCE,
+            self._saved,
+            self.journal.read,
+            self.journal.bounds,
+            self.publish,
+            everything=self._everything,
+            content_type="application/json",
+        )
 
     # Opening and closing.
 
@@ -93,18 +101,13 @@ class NamedSubscriptions:
         for named in list(self.entries.values()):
             self._displace(named, SubscriptionInUse("another server has led until now; ask again"))
             self._forget(named)
-        try:
-            found = positions.recover(self.journal.read, self.journal.bounds(STREAM))
-        except ValueError as damage:
-            raise JournalCorrupt(f"the positions of named subscriptions cannot be read: {damage}") from damage
-        now = self.now()
-        for name, position in found.positions.items():
+        found, now = self.stream.open(), self.now()
+        for name, position in self._saved.positions.items():
             members: set[str] | None = None if position.streams is None else set()
             self._add(Named(name, position, position, position, active=now, members=members))
         if any(named.pattern for named in self.entries.values()):
             for stream in self.journal.ends():
                 self.stream_created(stream)
-        self._checkpoint = found.checkpoint
         if found.missing:
             log.warn(
                 "{count} records are missing in stream {stream}: named subscriptions may have fallen back, and "
@@ -359,7 +362,7 @@ class NamedSubscriptions:
             for stream, seq in named.places.items()
         ]
         if self.entries:
-            found.append(Unread("", STREAM, max(0, self._checkpoint - 1), self.now(), pinned=True))
+            found.append(Unread("", STREAM, max(0, self.stream.checkpoint - 1), self.now(), pinned=True))
         return found
 
     # Writing.
@@ -377,14 +380,10 @@ class NamedSubscriptions:
         wanted, before, named.appended = named.wanted, named.appended, named.wanted
         waiting, named.waiting = named.waiting, []
         change = None if wanted is None else wanted.since(before)
-        self._append({named.name: change}).addCallbacks(
+        self._saved.clear()  # A server that writes does not follow: what was replayed only takes memory.
+        self.stream.append(positions.pack({named.name: change}, self.stream.checkpoint)).addCallbacks(
             self._stored, self._not_stored, (named, wanted, waiting), errbackArgs=(named, waiting)
         )
-
-    def _append(self, changes: Mapping[str, Position | None]) -> Deferred[Any]:
-        record = positions.pack(changes, self._checkpoint)
-        self._bytes_since += len(record.payload)
-        return self.publish([record])
 
     def _stored(self, _: Any, named: Named, stored: Position | None, waiting: list[Deferred[None]]) -> None:
         named.writing, named.stored = False, stored
@@ -424,14 +423,13 @@ class NamedSubscriptions:
                 named.active = now
             self._forget_retired(named, ends)
         self.lags.look(self.entries.values())
-        due = self._bytes_since > max(CHECKPOINT, 4 * self._checkpoint_size)
-        if (due or self._must_move()) and not self._checkpointing and self.journal.state is JournalState.WRITABLE:
-            self._write_checkpoint()
+        if self.journal.state is JournalState.WRITABLE:
+            self.stream.maintain(self._must_move())
 
     def _must_move(self) -> bool:
         """Return whether the checkpoint pins an older segment than necessary."""
         try:
-            return bool(self.entries) and self.journal.keeper.is_sealed(STREAM, self._checkpoint)
+            return bool(self.entries) and self.journal.keeper.is_sealed(STREAM, self.stream.checkpoint)
         except JournalCorrupt:
             return False  # Retention logs it.
 
@@ -445,22 +443,7 @@ class NamedSubscriptions:
             named.wanted = named.wanted and named.wanted.without(gone)
             named.stored = named.stored and named.stored.without(gone)
 
-    def _write_checkpoint(self) -> None:
-        self._checkpointing = True
-        behind, self._bytes_since = self._bytes_since, 0
-        # In the order of the log: what was appended before the checkpoint, durable or not, is in it.
+    def _everything(self) -> list[bytes]:
+        """Return a checkpoint: all positions as they were appended."""
         every = {named.name: named.appended for named in self.entries.values() if named.appended is not None}
-
-        record = positions.pack(every, None)
-
-        def durable(firsts: tuple[int, ...]) -> None:
-            self._checkpointing = False
-            self._checkpoint, self._checkpoint_size = firsts[0], len(record.payload)
-
-        def refused(failure: Failure) -> None:
-            self._checkpointing = False
-            self._bytes_since += behind
-            failure.trap(PublishError)
-            log.warn("the positions of named subscriptions were not written: {why}", why=failure.getErrorMessage())
-
-        self.publish([record]).addCallbacks(durable, refused)
+        return [positions.pack(every, None)]

@@ -30,9 +30,9 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from fyrehose import ownlog
 from fyrehose.broker.budget import Budget
 from fyrehose.broker.fairness import FairShare
+from fyrehose.broker.state_stream import StateStream
 from fyrehose.errors import KeyReused, NoRoomForKey
 from fyrehose.interfaces import IJournal, ISequencer
 from fyrehose.observe.counters import Counters
@@ -122,45 +122,41 @@ class PublishedOnce:
     _known: OrderedDict[tuple[str, str], Known] = attrs.field(factory=OrderedDict, init=False)
     _durable: FairShare[Known] = attrs.field(init=False)
     _in_flight: FairShare[Known] = attrs.field(init=False)
-    _read: int = attrs.field(default=0, init=False)  #: the last record that was recovered
+    #: the stream of the keys
+    stream: StateStream = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.capacity = max(1, min(MOST, self.budget.limit // 16 // ENTRY))
         self._durable, self._in_flight = FairShare(self.capacity), FairShare(self.capacity)
+        read, bounds = self.journal.read, self.journal.bounds
+        self.stream = StateStream(STREAM, SOURCE, self, read, bounds, content_type="application/json")
 
     def open(self) -> None:
-        """Recover the last keys from the journal, which is open; those that are known are forgotten.
+        """Recover the last keys from the journal, which is open, or what was appended since the last call.
 
         :raises JournalCorrupt: their records cannot be read
         """
+        self.stream.open()
+
+    def clear(self) -> None:
+        """Forget all keys, because a replay begins."""
         for known in list(self._known.values()):
             self._forget(known)
-        self._read = 0
-        self.follow()
 
-    def follow(self) -> None:
-        """Remember the keys that another server has written to the journal since the last call.
+    def begin(self, newest: Record) -> int:
+        """Return where a replay has to begin: it needs the last ``4 * capacity`` records."""
+        return max(self.journal.bounds(STREAM)[0], newest.seq - READ_BACK * self.capacity + 1)
 
-        A follower does this all the time: reading thousands of records takes seconds, and a server that takes over
-        would be silent meanwhile, so that the next one took over.
-
-        :raises JournalCorrupt: their records cannot be read
-        """
-        oldest, last = self.journal.bounds(STREAM)
-        first, self._read = max(oldest, self._read + 1, last - READ_BACK * self.capacity + 1), last
-        now = self.seconds()
-        for record in ownlog.records(self.journal.read, STREAM, first, last):
-            if record.source != SOURCE:
-                continue
-            try:
-                known = unpack(record, now)
-            except ValueError:
-                log.warn(
-                    "record {seq} of stream {stream} is invalid: its key is forgotten", seq=record.seq, stream=STREAM
-                )
-                continue
-            if known is not None:
-                self._recover(known)
+    def apply(self, record: Record) -> bool:
+        """Remember the key of *record*; each stands for itself, so one that is invalid costs no other."""
+        try:
+            known = unpack(record, self.seconds())
+        except ValueError:
+            log.warn("record {seq} of stream {stream} is invalid: its key is forgotten", seq=record.seq, stream=STREAM)
+            return False
+        if known is not None:
+            self._recover(known)
+        return False
 
     def publish(
         self,
@@ -192,8 +188,7 @@ class PublishedOnce:
         number = self.sequencer.last(STREAM) + 1
         known = Known(name, self.sequencer.last(stream) + 1, digest, holder, number, self.seconds(), [])
         behind = self._take_behind(number)
-        payloads = [each.packed() for each in (known, behind) if each is not None]
-        own = Run.of(STREAM, payloads, source=SOURCE, content_type="application/json")
+        own = self.stream.draft(*(each.packed() for each in (known, behind) if each is not None))
         self._known[name] = known
         self._in_flight.add(known, holder)
         self.budget.set_aside(ENTRY)

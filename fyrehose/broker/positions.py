@@ -5,10 +5,7 @@
 
 ``null`` deletes a subscription.  A subscription of a pattern also has ``"streams": {"logs.a": 7, ...}``; a change holds
 only the numbers that differ, and a stream without a number begins at 0.  ``since`` is the number of the last checkpoint
-(0: there was none), so recovery reads only the records from there on.  Only this module writes records with source
-:data:`SOURCE`; others are skipped.
-
-    in: the journal's read      out: the positions, and where the last checkpoint is
+(0: there was none), so recovery reads only the records from there on (:mod:`~fyrehose.broker.state_stream`).
 """
 
 from __future__ import annotations
@@ -19,9 +16,8 @@ from typing import Any
 
 import attrs
 
-from fyrehose import ownlog
 from fyrehose.patterns import Pattern
-from fyrehose.records import LAST_SEQ, Run
+from fyrehose.records import LAST_SEQ, Record
 
 #: The stream of the positions, and the source of its records.
 STREAM, SOURCE = ".subscriptions", "server-subscriptions"
@@ -76,17 +72,31 @@ class Position:
         return attrs.evolve(self, streams=differ)
 
 
-@attrs.frozen
+@attrs.define
 class SavedPositions:
-    """The positions that the stream holds.
+    """The positions that the stream holds, by subscription (a state of :mod:`~fyrehose.broker.state_stream`)."""
 
-    :ivar checkpoint: number of the last checkpoint; 0: there is none
-    :ivar missing: records that are missing; positions may then be older than they were, but not newer
-    """
+    positions: dict[str, Position] = attrs.field(factory=dict)
 
-    positions: dict[str, Position]
-    checkpoint: int = 0
-    missing: int = 0
+    def clear(self) -> None:
+        self.positions = {}
+
+    def begin(self, newest: Record) -> int:
+        since = _parsed(newest.payload).get("since", newest.seq)
+        if not isinstance(since, int):
+            raise ValueError(f"it has the checkpoint {since!r}; expected a number")
+        return since
+
+    def apply(self, record: Record) -> bool:
+        fields = _parsed(record.payload)
+        whole = bool(fields.get("all"))
+        if whole:
+            self.positions = {}
+        for name, state in fields["set"].items():
+            before = self.positions.pop(name, None)
+            if state is not None:
+                self.positions[name] = _position(state, before)
+        return whole
 
 
 def takes(pattern: Pattern, stream: str) -> bool:
@@ -94,46 +104,15 @@ def takes(pattern: Pattern, stream: str) -> bool:
     return not stream.startswith(".") and pattern.covers(stream)
 
 
-def pack(changes: Mapping[str, Position | None], since: int | None) -> Run:
-    """Return a record of *changes* as a draft.
+def pack(changes: Mapping[str, Position | None], since: int | None) -> bytes:
+    """Return the payload of a record of *changes*.
 
     :param changes: of a pattern, the positions that :meth:`Position.since` returns
     :param since: number of the last checkpoint; None: the record is a checkpoint, and *changes* are all subscriptions
     """
     head: dict[str, object] = {"v": VERSION, "all": True} if since is None else {"v": VERSION, "since": since}
     named = {name: None if position is None else _fields(position) for name, position in changes.items()}
-    data = json.dumps({**head, "set": named}, ensure_ascii=False, separators=(",", ":")).encode()
-    return Run.of(STREAM, [data], source=SOURCE, content_type="application/json")
-
-
-def recover(read: ownlog.Read, bounds: tuple[int, int]) -> SavedPositions:
-    """Read the positions from their stream.
-
-    :param bounds: the oldest and the last number of the stream
-    :raises JournalCorrupt: the stream cannot be read
-    :raises ValueError: a record is invalid, or was written by a newer version
-    """
-    newest = ownlog.last_record(read, STREAM, bounds, SOURCE)
-    if newest is None:
-        return SavedPositions({})
-    since = _parsed(newest.payload).get("since", newest.seq)
-    if not isinstance(since, int):
-        raise ValueError(f"record {newest.seq} of stream {STREAM} has the checkpoint {since!r}; expected a number")
-    positions: dict[str, Position] = {}
-    checkpoint, expected, missing = 0, max(1, since), 0
-    for record in ownlog.records(read, STREAM, max(1, since, bounds[0]), bounds[1]):
-        missing += record.seq - expected
-        expected = record.seq + 1
-        if record.source != SOURCE:
-            continue
-        fields = _parsed(record.payload)
-        if fields.get("all"):
-            positions, checkpoint = {}, record.seq
-        for name, state in fields["set"].items():
-            before = positions.pop(name, None)
-            if state is not None:
-                positions[name] = _position(state, before)
-    return SavedPositions(positions, checkpoint, missing)
+    return json.dumps({**head, "set": named}, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _parsed(data: bytes) -> dict[str, Any]:
@@ -141,9 +120,9 @@ def _parsed(data: bytes) -> dict[str, Any]:
         fields: dict[str, Any] = json.loads(data)
         version, named = fields["v"], fields["set"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"invalid record in stream {STREAM}: {error!r}") from error
+        raise ValueError(f"it is invalid: {error!r}") from error
     if version != VERSION or not isinstance(named, dict):
-        raise ValueError(f"stream {STREAM} has a record of version {version!r}; this Fyrehose reads version {VERSION}")
+        raise ValueError(f"it has version {version!r}; this Fyrehose reads version {VERSION}")
     return fields
 
 
@@ -162,9 +141,9 @@ def _position(state: object, before: Position | None) -> Position:
             0 <= seq <= LAST_SEQ for seq in (position.seq, *streams.values())
         )
     except (TypeError, AttributeError) as error:
-        raise ValueError(f"invalid position in stream {STREAM}: {error}") from error
+        raise ValueError(f"it has an invalid position: {error}") from error
     if not valid:
-        raise ValueError(f"invalid position in stream {STREAM}: {state!r}")
+        raise ValueError(f"it has an invalid position: {state!r}")
     if position.streams is None or before is None or before.streams is None or before.stream != position.stream:
         return position
     return attrs.evolve(position, streams={**before.streams, **position.streams})

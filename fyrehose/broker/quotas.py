@@ -10,13 +10,13 @@ the backbone and the event bus, which use one stream for all of their peers.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
 from collections.abc import Callable
 from math import ceil
 
 import attrs
 
 from fyrehose.broker.budget import Budget
+from fyrehose.broker.fairness import FairShare
 from fyrehose.broker.subscription import Named
 from fyrehose.errors import (
     NewStreamRateExceeded,
@@ -29,7 +29,7 @@ from fyrehose.identity import Identity, network_of
 
 #: The most streams that one peer may create, unless half of ``max_streams`` is less.
 STREAMS = 10_000
-#: The most peers whose new streams are counted; beyond that, the peer is forgotten whose last new stream is oldest.
+#: The most peers whose new streams are counted; beyond that, the network with the most of them loses its oldest.
 MOST_PEERS = 10_000
 #: The charge of one subscription to the memory budget, in bytes; measured with Figg, including the topic's name.
 SUBSCRIPTION = 768
@@ -80,7 +80,9 @@ class NewStreams:
     limits: PeerLimits
     most: int
     seconds: Callable[[], float]
-    _creators: OrderedDict[tuple[str, str], _Creator] = attrs.field(factory=OrderedDict, init=False)
+    _creators: dict[tuple[str, str], _Creator] = attrs.field(factory=dict, init=False)
+    #: the same by network, in the order of their last new streams
+    _by_network: FairShare[tuple[str, str]] = attrs.field(factory=lambda: FairShare(MOST_PEERS), init=False)
 
     def charge(self, identity: Identity, streams: list[str]) -> None:
         """Count *streams*, which the peer *identity* is about to create: all of them, or none.
@@ -98,10 +100,14 @@ class NewStreams:
         for key, creator in creators.items():
             creator.tokens -= count
             creator.created += count
-            self._creators[key] = creator
-            self._creators.move_to_end(key)
-        while len(self._creators) > MOST_PEERS:
-            self._creators.popitem(last=False)
+            self._remember(key, creator, network_of(identity.host))
+
+    def _remember(self, key: tuple[str, str], creator: _Creator, network: str) -> None:
+        self._by_network.discard(key)
+        for gone in self._by_network.make_room(network):
+            del self._creators[gone]
+        self._creators[key] = creator
+        self._by_network.add(key, network)
 
     def _creator(self, key: tuple[str, str], now: float) -> _Creator:
         creator = self._creators.get(key)
@@ -125,8 +131,8 @@ class NewStreams:
         if missing > 0:
             raise NewStreamRateExceeded(
                 f"{subject} cannot be created yet: {peer} creates streams faster than {limits.rate:g} per second after "
-                f"{limits.burst} at once; publish again in {ceil(missing / limits.rate)} s, or raise the options "
-                "server.new-streams-rate and server.new-streams-burst"
+                f"{limits.burst} at once; publish again in {ceil(missing / limits.rate)} s, or raise the option "
+                "server.streams-per-address"
             )
 
 
@@ -139,14 +145,21 @@ class Subscriptions:
 
     budget: Budget
     most: int
-    _counts: Counter[str] = attrs.field(factory=Counter, init=False)
+    _counts: FairShare[object] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._counts = FairShare(each=self.most)
+
+    def change(self, most: int) -> None:
+        """Use another limit from now on; present subscriptions stay."""
+        self.most = self._counts.each = most
 
     def take(self, network: str) -> None:
         """Count one more subscription of *network*.
 
         :raises TooManySubscriptions: the network has reached its limit, or the budget has no room for another
         """
-        if self._counts[network] >= self.most:
+        if not self._counts.fits(1, network):
             raise TooManySubscriptions(
                 f"address {network} has reached its limit of {self.most} subscriptions; end some, "
                 "or raise the option server.subscriptions-per-address"
@@ -156,14 +169,12 @@ class Subscriptions:
                 f"the memory budget has no room for another subscription: they hold {self.budget.kept} bytes, and "
                 "the limit is half of the budget; raise the option server.memory"
             )
-        self._counts[network] += 1
+        self._counts.take(network)
 
     def release(self, network: str) -> None:
         """Release a subscription that :meth:`take` counted."""
         self.budget.forget(SUBSCRIPTION)
-        self._counts[network] -= 1
-        if not self._counts[network]:
-            del self._counts[network]
+        self._counts.give(network)
 
 
 @attrs.define(eq=False)
@@ -173,21 +184,27 @@ class NamedRoom:
     Every change is counted when it happens, so that nothing is ever summed.
 
     :ivar most: the most of both together; one network may create half of them
+    :ivar counts: how many there are, by their creators
     """
 
     budget: Budget
     most: int
-    total: int = attrs.field(default=0, init=False)
-    _counts: dict[str, int] = attrs.field(factory=dict, init=False)
+    counts: FairShare[object] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.counts = FairShare(self.most, each=(self.most + 1) // 2)
+
+    def change(self, most: int) -> None:
+        """Use another limit from now on; present subscriptions stay."""
+        self.most = self.counts.capacity = most
+        self.counts.each = (most + 1) // 2
 
     def has(self, creator: str, count: int) -> bool:
         """Return whether *creator* may have *count* more.
 
         :param creator: a network; empty: the server itself
         """
-        if self.total + count > self.most or 2 * (self.budget.kept + ENTRY * count) > self.budget.limit:
-            return False
-        return not creator or 2 * (self._counts.get(creator, 0) + count - 1) < self.most
+        return self.counts.fits(count, creator or None) and 2 * (self.budget.kept + ENTRY * count) <= self.budget.limit
 
     def check(self, name: str, creator: str, count: int) -> None:
         """Check that *creator* may have *count* more, which subscription *name* needs.
@@ -196,10 +213,10 @@ class NamedRoom:
         """
         if self.has(creator, count):
             return
-        if self.has("", count) or self.total + count > self.most:
+        if self.has("", count) or not self.counts.fits(count):
             raise TooManyNamedSubscriptions(
-                f"subscription {name!r} needs {count} more: the server has {self.total}, "
-                f"{self._counts.get(creator, 0)} of them by {creator or 'itself'}, where one of a pattern counts each "
+                f"subscription {name!r} needs {count} more: the server has {self.counts.used}, "
+                f"{self.counts.used_by(creator)} of them by {creator or 'itself'}, where one of a pattern counts each "
                 f"of its streams, too; the limit is {self.most}, half of that for one address; delete some, or raise "
                 "server.named-subscriptions"
             )
@@ -213,10 +230,10 @@ class NamedRoom:
         A subscription that is being deleted counts for its creator until it is forgotten.
         """
         if named.wanted is not None and named.wanted.creator != named.creator:
-            self._add(named.creator, -named.counted)
+            self.counts.take(named.creator, -named.counted)
             named.creator, named.counted = named.wanted.creator, 0
         size = named.size
-        self._add(named.creator, size - named.counted)
+        self.counts.take(named.creator, size - named.counted)
         named.counted = size
         wanted = ENTRY + PLACE * (size - 1)
         if wanted < named.charged:
@@ -227,15 +244,9 @@ class NamedRoom:
 
     def forget(self, named: Named) -> None:
         """Forget *named*, which was deleted."""
-        self._add(named.creator, -named.counted)
+        self.counts.give(named.creator, named.counted)
         self.budget.forget(named.charged)
         named.counted = named.charged = 0
-
-    def _add(self, creator: str, count: int) -> None:
-        self.total += count
-        left = self._counts[creator] = self._counts.get(creator, 0) + count
-        if not left:
-            del self._counts[creator]
 
 
 def _keys(identity: Identity) -> list[tuple[str, str]]:

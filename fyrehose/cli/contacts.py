@@ -36,6 +36,8 @@ _FOREIGN = (
 )
 #: A connection that ends within SHORT seconds counts as closed at once; TIMES of them in a row are a refusal.
 SHORT, TIMES = 2.0, 3
+#: Why a server refuses streams whose names begin with a dot.
+_OWN = "streams whose names begin with a dot belong to the server; use another name"
 
 
 @attrs.define(eq=False)
@@ -77,6 +79,8 @@ class Contacts:
     @property
     def hint(self) -> str:
         """Return the likely cause why the server does not answer, and where to look."""
+        if self._made and self.servers_own:
+            return _OWN
         if self._open and not self._heard:
             protocol = self.name.partition(" at ")[0]
             return f"the connection is open, and nothing has arrived on it: is that a port of protocol {protocol}?"
@@ -131,10 +135,7 @@ class Contacts:
         elif tls_error:
             self._refuse(f"TLS handshake with {self} failed: {tls_error}; see --tls")
         elif self._short == self.times and self.servers_own:
-            self._refuse(
-                f"{self} does not let this client {self.wanted}: streams whose names begin with a dot belong to the "
-                "server; use another name"
-            )
+            self._refuse(f"{self} does not let this client {self.wanted}: {_OWN}")
         elif self._short == self.times:
             protocol, tls = self.name.partition(" at ")[0], "speak" if self.encrypted else "require"
             option = "" if self.encrypted else " (--tls)"

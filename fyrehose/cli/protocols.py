@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import attrs
 from rich.table import Table
 
 from fyrehose import plugins
 from fyrehose.cli.tables import terminal
 from fyrehose.extras import SPARK, Extra
-from fyrehose.options import shown_value, typed
+from fyrehose.options import options_of, shown_value, typed
 
 
 def show(names: Sequence[str], details: bool) -> None:
@@ -33,7 +32,7 @@ def show(names: Sequence[str], details: bool) -> None:
         console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
     for name in names if details else ():
         options = Table("option", "default", "description", box=None, pad_edge=False)
-        for field in attrs.fields(plugins.load(name).settings):
+        for field in options_of(plugins.load(name).settings):
             default = getattr(plugins.load(name).settings(), field.name)
             options.add_row(f"{name}.{typed(field.name)}", shown_value(field, default), field.metadata["help"])
         console.print()

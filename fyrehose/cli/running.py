@@ -19,7 +19,7 @@ from zope.interface import implementer
 
 from fyrehose.cli.contacts import Contacts
 from fyrehose.errors import FyrehoseError
-from fyrehose.journal.worker import ThreadWorker
+from fyrehose.journal.commit import ThreadWorker
 
 Command = Callable[[Any], Coroutine[Deferred[Any], Any, int]]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import attrs
 from twisted.internet.defer import Deferred, fail
@@ -22,14 +23,14 @@ from fyrehose.errors import JournalFailed, PublishError, Unreplicated
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
+from fyrehose.journal.commit import Commit, settle
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.packing import grouped
-from fyrehose.journal.pending import Commit, PendingAppend
 from fyrehose.journal.recovery import Recovered, recover
 from fyrehose.journal.replica import REPLICA, Applied, ReplicaWriter, cut_at_mark, set_aside_beyond
 from fyrehose.journal.writer import Committed, Writer
 from fyrehose.observe.meters import JournalStatus
-from fyrehose.records import Buffer, Run
+from fyrehose.records import Buffer, Publish, Run
 
 log = Logger()
 
@@ -39,13 +40,15 @@ class _Waiting:
     """Something that was written here, and is not released.
 
     :ivar end: the position behind it
-    :ivar appends: its appends, if it is a commit
+    :ivar items: its publishes, if it is a commit
+    :ivar acknowledged: those of them that :meth:`ReplicaJournal.acknowledge` has settled
     """
 
     end: int
     release: Callable[[], object]
     fail: Callable[[], object]
-    appends: Sequence[PendingAppend] = ()
+    items: Sequence[Publish] = ()
+    acknowledged: list[Publish] = attrs.field(factory=list)
 
 
 @attrs.define(eq=False)
@@ -69,8 +72,6 @@ class ReplicaJournal(FileJournal):
     returning: bool = attrs.field(default=False, init=False)
     _leading: bool = attrs.field(default=False, init=False)
     _waiting: deque[_Waiting] = attrs.field(factory=deque, init=False)
-    #: Number of appends that were committed here, and are not released.
-    _unreleased: int = attrs.field(default=0, init=False)
     #: Number of commits, counted from the oldest that is not released, whose publishers were told already.
     _acknowledged: int = attrs.field(default=0, init=False)
     #: Whether appends are refused although this server leads.
@@ -179,20 +180,13 @@ class ReplicaJournal(FileJournal):
 
     # Lead.
 
-    def append(self, runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
-        done = super().append(runs, first_seqs)
-        first = self._unreleased and self._unsettled == self._unreleased + 1
-        if self._leading and first and self._commits.lingering is None:
-            self._commits.schedule()  # no commit is under way, although earlier ones are not released
-        return done
-
     def lead(self) -> Deferred[None]:
         """Accept appends from now on; each is handed over, and waits for :meth:`release`."""
         return self._call(lambda: self.replica.lead(self._clock.now())).addCallback(self._leads)
 
     def _leads(self, _: None) -> None:
         self._leading, self.refusal = True, ""
-        self._pending.failed = False
+        self._commits.failed = False
         self._hand_over()
         self.synced(self.replica.durable)
         if self.state is JournalState.READ_ONLY:
@@ -216,33 +210,29 @@ class ReplicaJournal(FileJournal):
         self._hand_over()
         if isinstance(commit.result, Committed):
             self._commits.schedule()
-            self._unreleased += len(commit.appends)
-            self._waiting.append(
-                _Waiting(
-                    commit.result.end,
-                    lambda: self._release_commit(commit),
-                    lambda: self._drop_commit(commit),
-                    commit.appends,
-                )
-            )
+            acknowledged: list[Publish] = []
+            release = partial(self._release_commit, commit, acknowledged)
+            drop = partial(self._drop_commit, commit, acknowledged)
+            self._waiting.append(_Waiting(commit.result.end, release, drop, commit.items, acknowledged))
             self.synced(commit.result.durable)
-        elif commit.appends:
+        elif commit.items:
             super()._settle_commit(commit)
         else:
             self._go_on()
 
-    def _release_commit(self, commit: Commit) -> None:
-        super()._settle_commit(self._unacknowledged(commit))
+    def _release_commit(self, commit: Commit, acknowledged: Sequence[Publish]) -> None:
+        super()._settle_commit(self._unacknowledged(commit, acknowledged))
 
-    def _drop_commit(self, commit: Commit) -> None:
-        self._fail_commit(self._unacknowledged(commit))
+    def _drop_commit(self, commit: Commit, acknowledged: Sequence[Publish]) -> None:
+        self._fail_commit(self._unacknowledged(commit, acknowledged))
 
-    def _unacknowledged(self, commit: Commit) -> Commit:
-        """Return *commit*, which is settled now, without the appends that :meth:`acknowledge` has settled."""
-        self._unreleased -= len(commit.appends)
-        left = [append for append in commit.appends if not append.done.called]
-        self._unsettled -= len(commit.appends) - len(left)
-        return commit if len(left) == len(commit.appends) else attrs.evolve(commit, appends=left)
+    def _unacknowledged(self, commit: Commit, acknowledged: Sequence[Publish]) -> Commit:
+        """Return *commit*, which is settled now, without the publishes that :meth:`acknowledge` has settled."""
+        if not acknowledged:
+            return commit
+        self._unsettled -= len(acknowledged)
+        settled = set(acknowledged)
+        return attrs.evolve(commit, items=[item for item in commit.items if item not in settled])
 
     def _fail_commit(self, commit: Commit) -> None:
         if isinstance(commit.result, Failure):
@@ -300,13 +290,7 @@ class ReplicaJournal(FileJournal):
     @property
     def unconfirmed(self) -> list[Run]:
         """Return what :meth:`acknowledge` has acknowledged, and is not released, with its numbers."""
-        return [
-            attrs.evolve(run, first_seq=first)
-            for each in self._waiting
-            for append in each.appends
-            if append.done.called
-            for run, first in zip(append.runs, append.first_seqs, strict=True)
-        ]
+        return [run for each in self._waiting for item in each.acknowledged for run in item.runs]
 
     def acknowledge(self, position: int) -> None:
         """Tell publishers that everything below *position* is on disk here, before it is released; deliver nothing.
@@ -315,14 +299,17 @@ class ReplicaJournal(FileJournal):
         subscriptions promise "exactly once", which no later leader could keep.
         """
         while self._acknowledged < len(self._waiting) and self._waiting[self._acknowledged].end <= position:
-            appends = self._waiting[self._acknowledged].appends
+            waiting = self._waiting[self._acknowledged]
             self._acknowledged += 1
-            for append in appends:
-                if not any(run.stream.startswith(".") for run in append.runs):
-                    append.done.callback(None)
+            for item in waiting.items:
+                if not any(run.stream.startswith(".") for run in item.runs):
+                    waiting.acknowledged.append(item)
+            settle(waiting.acknowledged[:], None)
 
     def release(self, position: int) -> None:
         """Acknowledge and deliver everything below *position*: it is accepted by the shared log, too."""
+        durable = self.replica.durable
+        assert position <= durable, f"{position} is to be released, and the log is on disk up to {durable}"
         self.replica.released = max(self.replica.released, position)
         self._release_waiting(position)
         if not self._marking and self._worker is not None:
@@ -362,7 +349,7 @@ class ReplicaJournal(FileJournal):
         if not self._suspended:
             return False
         self._suspended, self.refusal = False, ""
-        if self._leading and self.state is JournalState.READ_ONLY and not self._pending.failed:
+        if self._leading and self.state is JournalState.READ_ONLY and not self._commits.failed:
             self.state = JournalState.WRITABLE
             if self._announcement is not None or not self._unsettled:
                 self._announcement = "the shared log answers again"
@@ -383,7 +370,7 @@ class ReplicaJournal(FileJournal):
         """
         led, self._leading, self.refusal, self._kept = self._leading, False, reason, position
         self._suspended = False
-        self._pending.failed = True
+        self._commits.failed = True
         self._release_waiting(position)
         if led and self.state is not JournalState.FAILED:
             self.state, self._announcement = JournalState.READ_ONLY, reason

@@ -1,14 +1,13 @@
 """The journal on disk: group commit, and the states of the journal.
 
-    append -> pending -> a commit (one at a time, see commits.py) -> durable -> the observer, then the Deferreds
-
-While one commit is under way, the next one fills (see pending.py), so batches grow with the load.
+submit -> a commit (one at a time, see commit.py) -> durable -> the observer, then the owners of the publishes
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,24 +24,31 @@ from fyrehose.interfaces import IJournal, IJournalObserver, JournalState
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.clock import RecordClock, monotonic_clock, wall_clock
-from fyrehose.journal.commits import Commits
+from fyrehose.journal.commit import (
+    DEFERREDS,
+    Commit,
+    Commits,
+    Far,
+    Measured,
+    Pace,
+    ThreadWorker,
+    Worker,
+    settle,
+)
 from fyrehose.journal.copies import refuse_half_restored
 from fyrehose.journal.files import NO_ROOM, Files, lock, owns_lock
 from fyrehose.journal.floors import Floors
 from fyrehose.journal.index import SegmentIndex
 from fyrehose.journal.keeper import Keeper
-from fyrehose.journal.pace import Pace, chosen
-from fyrehose.journal.pending import Commit, Pending, PendingAppend
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.recovery import Recovered, recover
 from fyrehose.journal.retention import Deletion
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Store
 from fyrehose.journal.streams import Streams
-from fyrehose.journal.worker import ThreadWorker, Worker
 from fyrehose.journal.writer import Committed, NoRoom, Rolled, SyncFailed, Writer
-from fyrehose.observe.meters import JournalMeters, JournalStatus
-from fyrehose.records import Run, room_of
+from fyrehose.observe.meters import ClusterStatus, JournalMeters, JournalStatus
+from fyrehose.records import Publish, Run, room_of
 
 log = Logger()
 T = TypeVar("T")
@@ -62,6 +68,7 @@ class FileJournal:
     :ivar monotonic: a clock that never steps, in microseconds
     :ivar worker: runs blocking calls; None: a thread of its own, the writer thread
     :ivar pace: decides where commits run; None: in the reactor's thread while the disk is fast, or all in *worker*
+    :ivar at_turn_end: calls a function when the reactor has read what is readable in this turn; None: a delayed call
     :ivar stream_age: returns the maximum age of a stream's records, in seconds, 0: no limit; older records are not
         served; None: no stream has a limit
     :ivar report: the result of recovery
@@ -75,6 +82,7 @@ class FileJournal:
     monotonic: Callable[[], int] = attrs.field(default=monotonic_clock, kw_only=True)
     worker: Worker | None = attrs.field(default=None, kw_only=True)
     pace: Pace | None = attrs.field(default=None, kw_only=True)
+    at_turn_end: Callable[[Callable[[], object]], object] | None = attrs.field(default=None, kw_only=True)
     stream_age: Callable[[str], float] | None = attrs.field(default=None, kw_only=True)
     state: JournalState = attrs.field(default=JournalState.CLOSED, init=False)
     report: Recovered = attrs.field(init=False)
@@ -89,9 +97,8 @@ class FileJournal:
     _observer: IJournalObserver = attrs.field(init=False)
     #: The streams as of the last durable commit; the writer's are ahead of these.
     _streams: Streams = attrs.field(factory=Streams, init=False)
-    _pending: Pending = attrs.field(init=False)
     _commits: Commits = attrs.field(init=False)
-    #: Number of appends and retirements whose Deferred has not fired yet.
+    #: Number of publishes and retirements that are not settled yet.
     _unsettled: int = attrs.field(default=0, init=False)
     _lock: int = attrs.field(default=-1, init=False)
     _checking: LoopingCall | None = attrs.field(default=None, init=False)
@@ -125,6 +132,25 @@ class FileJournal:
             now = 0 if self._floors is None else self._floors.now
             self.stream_age = stream_age
             self._floors = None if stream_age is None else Floors(self._store, stream_age, now)
+
+    @property
+    def refusal(self) -> str:
+        """Return why appends are refused although the disk has room; empty: they are not."""
+        return ""
+
+    @property
+    def leader(self) -> str | None:
+        """Return None: this server is alone, so publishers use it."""
+        return None
+
+    @property
+    def caught_up(self) -> bool:
+        """Return whether readers find here what was acknowledged."""
+        return self.state is not JournalState.FAILED
+
+    def cluster_status(self) -> ClusterStatus | None:
+        """Return None: this server is alone."""
+        return None
 
     @property
     def floor(self) -> int:
@@ -185,10 +211,11 @@ class FileJournal:
 
     def _opened(self, writer: Writer) -> Mapping[str, int]:
         assert self._worker is not None
-        self._writer, self._pending = writer, Pending(self._clock.now)
-        pace = self.pace or chosen(self.worker is None and writer.sync_each)
-        linger = self.settings.linger
-        self._commits = Commits(self.reactor, self._pending, writer, self._worker, pace, linger, self._settle_commit)
+        self._writer = writer
+        # Without a sync, or a thread, the duration of a commit says nothing of the disk.
+        pace = self.pace or (Measured() if self.worker is None and writer.sync_each else Far())
+        at_turn_end = self.at_turn_end or partial(self.reactor.callLater, 0)
+        self._commits = Commits(writer, self._worker, pace, self._clock.now, at_turn_end, self._settle_commit)
         self._streams = writer.streams.copy()
         rolled = writer.take_rolled()
         index = self.report.index or SegmentIndex(writer.base)
@@ -214,30 +241,31 @@ class FileJournal:
     def append(self, runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
         if self.state is not JournalState.WRITABLE:
             return fail(self._refusal())
-        append = PendingAppend(runs, first_seqs, sum(map(room_of, runs)))
-        self._pending.add(append)
+        numbered = [run.numbered(first, 0) for run, first in zip(runs, first_seqs, strict=True)]
+        done: Deferred[None] = Deferred()
+        self.submit(Publish(numbered, sum(map(room_of, runs)), DEFERREDS, done))
+        return done
+
+    def submit(self, publish: Publish) -> None:
+        assert self.state is JournalState.WRITABLE, f"the journal is {self.state.value}; check it before you number"
         self._unsettled += 1
-        if self._unsettled == 1 or self._pending.full or self._commits.lingering is not None:
-            self._commits.schedule()
-        return append.done
+        self._commits.submit(publish)
 
     def _call(self, job: Callable[[], T]) -> Deferred[T]:
         assert self._worker is not None, "the journal is open"
         return self._worker.call(job)
 
     def _settle_commit(self, commit: Commit) -> None:
-        """Process the result of a commit: notify the observer, and fire the Deferreds of its appends."""
-        self._unsettled -= len(commit.appends)
+        """Process the result of a commit: notify the observer, and settle its publishes."""
+        self._unsettled -= len(commit.items)
         if isinstance(commit.result, Committed) and self.state is not JournalState.FAILED:
             self.meters.commit_seconds.observe(time.monotonic() - commit.began)
             self._committed(commit.result)
-            for append in commit.appends:
-                append.done.callback(None)
+            settle(commit.items, None)
         else:
             if isinstance(commit.result, Failure):
                 self._break(commit.result)
-            for append in commit.appends:
-                append.done.errback(self._refusal())
+            settle(commit.items, self._refusal())
             self._commits.schedule()
         self._settle()
 
@@ -331,7 +359,7 @@ class FileJournal:
         if self.state is JournalState.FAILED:
             return
         self.state = JournalState.READ_ONLY if failure.check(NoRoom) else JournalState.FAILED
-        self._pending.failed = True  # the writer thread fails the commits that are scheduled already
+        self._commits.failed = True  # the writer thread fails the commits that are scheduled already
         if self.state is JournalState.FAILED:
             self._cancel_sync()
             log.critical("the journal failed", log_failure=failure)
@@ -392,7 +420,7 @@ class FileJournal:
     def _writable(self, _: None) -> None:
         if self.state is JournalState.READ_ONLY and not self._unsettled:
             self.state = JournalState.WRITABLE
-            self._pending.failed = False
+            self._commits.failed = False
             self._announcement = f"the disk of {self.directory} has free space again"
             self._settle()
 

@@ -6,10 +6,7 @@ import re
 
 import attrs
 
-from fyrehose.options import boolean, duration, option, size
-
-#: The longest time that ``journal.linger`` accepts, in seconds.
-LONGEST_LINGER = 1.0
+from fyrehose.options import boolean, duration, fixed, option, size
 
 
 @attrs.frozen
@@ -40,17 +37,6 @@ def durability(text: str) -> Durability:
     return Durability("interval", int(match[1]) / 1000)
 
 
-def linger(text: str) -> float:
-    """Parse a duration of at most :data:`LONGEST_LINGER`, in seconds.
-
-    :raises ValueError: *text* is none
-    """
-    found = duration(text)
-    if found > LONGEST_LINGER:
-        raise ValueError(f"a duration of at most {LONGEST_LINGER:g}s")
-    return found
-
-
 @attrs.frozen(kw_only=True)
 class JournalSettings:
     """The options of the journal, as ``journal.NAME`` in a configuration."""
@@ -58,7 +44,6 @@ class JournalSettings:
     durability: Durability = option(
         Durability(), durability, "when a message is acknowledged: batch, interval:MS, never"
     )
-    linger: float = option(0.0, linger, "longest wait of the commit of one publish for another; 0: none")
     segment_size: int = option(
         64 << 20, size, "size at which a segment file is sealed and the next begins", least=1 << 10
     )
@@ -71,5 +56,5 @@ class JournalSettings:
         16 << 30, size, "limit of the bytes that are kept only because of named subscriptions"
     )
     min_free: int = option(256 << 20, size, "refuse messages while the disk has less free space than this")
-    verify: int = option(256 << 20, size, "bytes of sealed segments to check at the start, the newest first")
     quarantine: bool = option(False, boolean, "set damaged ranges aside as gaps instead of refusing to start")
+    verify: int = fixed(256 << 20)  #: bytes of sealed segments to check at the start, the newest first

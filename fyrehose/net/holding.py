@@ -100,7 +100,7 @@ class Holding:
     handshakes: Delays = attrs.field(init=False)
     stopped: bool = attrs.field(default=False, init=False)
     _held: dict[Holdable, IDelayedCall] = attrs.field(factory=dict, init=False)
-    _by_network: FairShare[Holdable] = attrs.field(factory=FairShare, init=False)
+    _by_network: FairShare[Holdable] = attrs.field(factory=lambda: FairShare(each=MOST_OF_ONE), init=False)
     #: connections that are closing
     _closing: set[Holdable] = attrs.field(factory=set, init=False)
 
@@ -124,15 +124,14 @@ class Holding:
             return
         self._held[connection] = self.clock.callLater(seconds, self._end, connection)
         self._by_network.add(connection, network)
-        peers = self._by_network.of(network)
-        if len(peers) > MOST_OF_ONE:
-            self._end(next(iter(peers)), abort=True)
+        if not self._by_network.fits(0, network):
+            self._end(next(iter(self._by_network.of(network))), abort=True)
         elif len(self._held) > most:
             self.make_room()
 
     def crowded(self, network: str) -> bool:
         """Return whether another held connection of *network* would abort one."""
-        return len(self._by_network.of(network)) >= MOST_OF_ONE
+        return not self._by_network.fits(1, network)
 
     def await_close(self, connection: Holdable) -> None:
         """Count *connection*, which is closing, until it is lost."""

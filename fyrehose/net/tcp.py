@@ -38,7 +38,7 @@ from fyrehose.net.incoming import SLOWEST, FrameWatch, Reading
 from fyrehose.net.lifecycle import TRANSITIONS, Phase, Timers
 from fyrehose.net.outgoing import LargeRecord, Outgoing
 from fyrehose.net.peers import PROOFS, identify, producer_of
-from fyrehose.options import count, duration, option
+from fyrehose.options import count, duration, fixed, option
 from fyrehose.records import Run
 
 P = TypeVar("P")
@@ -83,11 +83,22 @@ class TCPSettings:
 
     max_connections: int = option(10_000, count, "maximum number of connections", least=1)
     max_per_host: int = option(2_000, count, "maximum number of connections from one address or IPv6 /64", least=1)
-    silent_timeout: float = option(30.0, duration, "time for the first byte of a new connection; 0: no limit")
-    refusal_delay: float = option(LONGEST, duration, "longest delay after refusals and failed handshakes; 0: none")
-    frame_timeout: float = option(30.0, duration, "time to receive a whole frame")
-    stall_timeout: float = option(30.0, duration, "time for a peer to read pending data")
-    handshake_timeout: float = option(10.0, duration, "time for a handshake, including that of TLS")
+    timeout: float = option(
+        30.0,
+        duration,
+        "time for a peer to send its first byte or the rest of a frame, or to read data; a third for a handshake",
+    )
+    refusal_delay: float = fixed(LONGEST)  #: longest delay after refusals and failed handshakes; 0: none
+
+    @property
+    def handshake_timeout(self) -> float:
+        """Return the time for a handshake in seconds, including that of TLS."""
+        return self.timeout / 3
+
+    @property
+    def silent_timeout(self) -> float:
+        """Return the time for the first byte of a new connection in seconds; 0: no limit."""
+        return self.timeout
 
 
 @implementer(IPushProducer, IHalfCloseableProtocol, IHandshakeListener)
@@ -140,7 +151,7 @@ class SessionProtocol(TwistedProtocol):
         self.active_at = 0.0
         self._idle_timeout = 0.0
         self._delay = 0.0  #: seconds to hold the connection before closing, after a refusal
-        self._frame = FrameWatch(self.clock, self.settings.frame_timeout, self._late, self._give_way)
+        self._frame = FrameWatch(self.clock, self.settings.timeout, self._late, self._give_way)
         self._got = 0  #: bytes of the read that is being handled
         self._expected = 0  #: the size of the incomplete frame that is charged to the account
 
@@ -218,7 +229,7 @@ class SessionProtocol(TwistedProtocol):
         self._pause_subscriptions()
         self.outgoing.pause(self._written)
         if self.phase is Phase.OPEN:
-            self.timers.start(self.settings.stall_timeout + self._written / SLOWEST, self._stalled)
+            self.timers.start(self.settings.timeout + self._written / SLOWEST, self._stalled)
 
     def resumeProducing(self) -> None:
         self.write_paused = False
@@ -514,7 +525,7 @@ class SessionProtocol(TwistedProtocol):
     def _handle_silence(self) -> None:
         if self.phase is Phase.OPEN:
             allowed = f"{self.settings.silent_timeout:g} s"
-            detail = f"nothing was received for {allowed}; raise {self.protocol_name}.silent-timeout to allow more"
+            detail = f"nothing was received for {allowed}; raise {self.protocol_name}.timeout to allow more"
             self.broker.counters.refuse(self.log, self.protocol_name, "silent", self.peer, detail)
             self.finish()
 

@@ -54,7 +54,6 @@ class TLSSettings(TCPSettings):
     tls_authorities: str = option("", file_path, "PEM file: all authorities that may issue client certificates")
     tls_client_auth: str = option("none", _one_of(*_CLIENT_AUTH), "client certificates: none, optional or required")
     tls_minimum: str = option("1.2", _one_of(*_MINIMA), "lowest version of TLS: 1.2 or 1.3")
-    tls_ciphers: str = option(CIPHERS, str, "cipher list of OpenSSL, for TLS 1.2")
 
     def tls(self, protocol: str) -> TLS | None:
         """Return the TLS configuration of these options, or None without a certificate.
@@ -99,7 +98,7 @@ class TLSSettings(TCPSettings):
         context = SSL.Context(SSL.TLS_SERVER_METHOD)
         context.set_min_proto_version(_MINIMA[self.tls_minimum])
         context.set_options(SSL.OP_NO_COMPRESSION | SSL.OP_CIPHER_SERVER_PREFERENCE | SSL.OP_NO_RENEGOTIATION)
-        context.set_cipher_list(self.tls_ciphers.encode())
+        context.set_cipher_list(CIPHERS.encode())
         context.use_certificate_chain_file(self.tls_certificate)
         context.use_privatekey(self._key())
         context.check_privatekey()

@@ -19,6 +19,10 @@
     name = "debug.*"
     keep-age = "1d"
 
+    [[route]]
+    listener = "lumberjack"
+    stream = "logs.{fields.service}"
+
     [replication]
     servers = ["nats://10.0.0.1:4222", "nats://10.0.0.2:4222", "nats://10.0.0.3:4222"]
     name = "a"
@@ -57,7 +61,7 @@ from fyrehose.server.logs import FORMATS
 #: The keys of a configuration file besides its tables.
 _TEXTS = ("data-dir", "policy", "log-format")
 _TEXTS_AND = ", ".join(_TEXTS)
-_KEYS = (*_TEXTS, "listen", "option", "replication", "stream")
+_KEYS = (*_TEXTS, "listen", "option", "replication", "route", "stream")
 #: The scopes of ``--option`` besides protocols.
 SCOPES = ("journal", "server")
 
@@ -93,14 +97,9 @@ class ServerSettings:
     streams_per_address: int = option(
         0,
         count,
-        f"number of streams that one address, or one identity, may create until a restart; 0: {STREAMS}, or half of "
+        f"number of streams that one address, or one identity, may create until a restart: {_LIMITS.burst}, or half "
+        f"of them, at once, then {_LIMITS.rate:g}, or a 200th, each second; 0: {STREAMS}, or half of "
         "max-streams if that is less",
-    )
-    new_streams_burst: int = option(
-        _LIMITS.burst, count, "number of streams that one address, or one identity, may create at once", least=1
-    )
-    new_streams_rate: int = option(
-        int(_LIMITS.rate), count, "number of streams that it may create per second after that", least=1
     )
     subscriptions_per_address: int = option(
         _LIMITS.subscriptions, count, "maximum number of simultaneous subscriptions of one address", least=1
@@ -134,8 +133,8 @@ class ServerSettings:
         """Return the limits of a single peer."""
         return PeerLimits(
             streams=self.streams_per_address,
-            burst=self.new_streams_burst,
-            rate=self.new_streams_rate,
+            burst=max(_LIMITS.burst, self.streams_per_address // 2),
+            rate=max(_LIMITS.rate, self.streams_per_address / 200),
             subscriptions=self.subscriptions_per_address,
         )
 
@@ -220,7 +219,7 @@ def read_file(path: Path) -> FromFile:
     if unknown:
         raise ConfigError(
             f"invalid --config {path}: unknown key {unknown[0]!r}; expected {_TEXTS_AND}, [listen], [option.PROTOCOL], "
-            f"[replication] or [[stream]]{suggestion(unknown[0], _KEYS)}"
+            f"[replication], [[stream]] or [[route]]{suggestion(unknown[0], _KEYS)}"
         )
     texts, listen, options = (
         [content.get(name) for name in _TEXTS],
@@ -236,6 +235,7 @@ def read_file(path: Path) -> FromFile:
         raise ConfigError(f"invalid --config {path}: options must be in tables named [option.PROTOCOL]")
     try:
         rules = streams.parse(content.get("stream", []))
+        routed = _routes(content.get("route", []), options)
         table = content.get("replication")
         cluster = None if table is None else replication.parse(table)
     except (ValueError, ConfigError) as error:
@@ -246,10 +246,33 @@ def read_file(path: Path) -> FromFile:
         policy=None if texts[1] is None else str(folder / texts[1]),
         log_format=texts[2],
         listen=[(name, _endpoint_within(folder, endpoint)) for name, endpoint in _endpoints(path, listen)],
-        options={scope: _options_within(folder, scope, _plain(table)) for scope, table in options.items()},
+        options={
+            scope: _options_within(folder, scope, _plain(table)) for scope, table in merged(options, routed).items()
+        },
         streams=rules,
         replication=cluster,
     )
+
+
+def _routes(tables: object, options: Options) -> Options:
+    """Return the ``[[route]]`` tables of a file as the option ``routes`` of their listeners.
+
+    :raises ValueError: a table is invalid; the message names it and says what is expected
+    """
+    expected = 'listener = "lumberjack" and stream = "logs.{fields.service}"'
+    if not isinstance(tables, list):
+        raise ValueError("expected routes in tables named [[route]], with two brackets")
+    found: dict[str, dict[str, Any]] = {}
+    for number, table in enumerate(tables, 1):
+        if not isinstance(table, dict) or set(table) != {"listener", "stream"}:
+            raise ValueError(f"[[route]] table {number} has other keys than expected, which are {expected}")
+        listener, stream = table["listener"], table["stream"]
+        if not isinstance(listener, str) or not isinstance(stream, str) or "," in stream:
+            raise ValueError(f"[[route]] table {number} has other values than texts without commas, such as {expected}")
+        if "routes" in options.get(listener, {}):
+            raise ValueError(f"[[route]] table {number} is for {listener}, whose option routes is set, too; use one")
+        found.setdefault(listener, {"routes": []})["routes"].append(stream)
+    return found
 
 
 def merged(under: Options, over: Options) -> Options:

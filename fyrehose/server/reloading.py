@@ -24,9 +24,8 @@ from fyrehose.broker.guard import Guard
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.interfaces import IReloadable
 from fyrehose.journal.journal import FileJournal
-from fyrehose.journal.settings import JournalSettings
 from fyrehose.options import counted, shown_value, typed
-from fyrehose.server.config import Config, ListenerConfig, ServerSettings
+from fyrehose.server.config import Config, ListenerConfig
 from fyrehose.server.listeners import Listeners, Open, check_guarded, key_of
 from fyrehose.server.service import Fyrehose
 
@@ -34,10 +33,19 @@ log = Logger()
 
 #: The file in the journal's directory that holds the answer to the last reload, for `fyrehose reload`.
 ANSWER = "reload.json"
-#: Options that need a restart, by scope.
-FIXED: dict[str, tuple[str, ...]] = {
-    "journal": ("durability", "linger", "segment_size", "verify", "quarantine"),
-    "server": ("memory",),
+#: Options that change while the server runs, by scope; the others need a restart.
+CHANGEABLE: dict[str, tuple[str, ...]] = {
+    "journal": ("keep_bytes", "keep_age", "subscription_timeout", "subscription_bytes", "min_free"),
+    "server": (
+        "max_streams",
+        "streams_per_address",
+        "subscriptions_per_address",
+        "named_subscriptions",
+        "keys_kept",
+        "retire_idle",
+        "memory_per_connection",
+        "drain",
+    ),
 }
 #: Parts of a configuration that need a restart.
 FIXED_PARTS = ("data_dir", "log_format", "replication")
@@ -144,10 +152,11 @@ class Reloading:
 
     def _settings(self, plan: _Plan, scope: str, now: Any, then: Any) -> Any:
         """Note the options of *scope* that differ; return *then*, but with the present values of fixed ones."""
-        fixed = FIXED[scope]
+        changeable = CHANGEABLE[scope]
+        fixed = _others(now, changeable)
         kept = {name: getattr(now, name) for name in fixed}
         plan.restart += [f"{line.partition(':')[0]} needs a restart" for line in _differences(scope, now, then, fixed)]
-        plan.changed += _differences(scope, now, then, _changeable(now, fixed))
+        plan.changed += _differences(scope, now, then, changeable)
         return attrs.evolve(then, **kept)
 
     def _plan_listeners(self, plan: _Plan, config: Config) -> None:
@@ -175,7 +184,7 @@ class Reloading:
         fixed = tuple(service.fixed(then)) if changing else every
         restart = _differences(listener.name, now, then, fixed)
         plan.restart += [f"{line.partition(':')[0]} needs a restart" for line in restart]
-        plan.changed += _differences(listener.name, now, then, _changeable(then, fixed))
+        plan.changed += _differences(listener.name, now, then, _others(then, fixed))
         if changing:
             kept = {name: getattr(now, name) for name in fixed}
             plan.apply.append(service.prepare(attrs.evolve(reduced, **kept)))
@@ -197,8 +206,9 @@ class Reloading:
             log.info("the policy has ended {ended}", ended=counted(ended, "subscription"))
 
 
-def _changeable(settings: JournalSettings | ServerSettings | Any, fixed: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(field.name for field in attrs.fields(type(settings)) if field.name not in fixed)
+def _others(settings: Any, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the options of *settings* that are not among *names*."""
+    return tuple(field.name for field in attrs.fields(type(settings)) if field.name not in names)
 
 
 def _differences(scope: str, now: Any, then: Any, names: tuple[str, ...]) -> list[str]:

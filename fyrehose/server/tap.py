@@ -27,8 +27,9 @@ from twisted.python.failure import Failure
 from fyrehose import __version__, kernels, plugins
 from fyrehose.broker.budget import Budget
 from fyrehose.errors import ConfigError, Deposed, FyrehoseError, MissingExtra
+from fyrehose.journal.commit import Far
 from fyrehose.journal.journal import FileJournal
-from fyrehose.journal.pace import Far
+from fyrehose.net.turns import TurnEnds
 from fyrehose.options import counted, suggestion
 from fyrehose.replication.jetstream import JetStreamLog
 from fyrehose.replication.replicated import ReplicatedJournal
@@ -281,7 +282,10 @@ class ServerProcess(Service):
     def _make_journal(self, config: Config, stream_age: Callable[[str], float] | None) -> FileJournal:
         cluster = config.replication
         if cluster is None:
-            return FileJournal(self.reactor, config.data_dir, config.journal, stream_age=stream_age)
+            at_turn_end = TurnEnds(self.reactor).call
+            return FileJournal(
+                self.reactor, config.data_dir, config.journal, stream_age=stream_age, at_turn_end=at_turn_end
+            )
         if find_spec("nats") is None:
             raise MissingExtra("replication needs nats-py; install it with: pip install 'fyrehose[replication]'")
         options = cluster.connect_options()

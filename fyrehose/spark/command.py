@@ -431,6 +431,25 @@ def optimize(lake: str, keep: float | None, sort: bool) -> None:
     showing.table(f"optimized {lake}", ("days merged", "files", "removed"), [(done.days, done.files, done.removed)])
 
 
+@main.command(short_help="List the numbers that are declared lost.")
+@click.option("--take-back", metavar="SQL", help="Remove the ranges that match, such as \"stream = 'web'\".")
+@click.argument("lake")
+def lost(take_back: str | None, lake: str) -> None:
+    """List the numbers that were declared lost in LAKE, by `archive --accept-loss` or by the journal.
+
+    \b
+        fyrehose-spark lost lake --take-back "stream = 'web' and first >= 1000"
+    """
+    from fyrehose.spark.lake import Lake
+
+    target = Lake.existing(lake)
+    if take_back is not None:
+        showing.table(f"taken back in {lake}", ("ranges",), [(target.take_back(take_back),)])
+    rows = [(server, stream, first, last, last - first + 1) for server, stream, first, last in target.lost()]
+    title = f"declared lost in {lake}" if rows else "nothing is declared lost"
+    showing.table(title, ("server", "stream", "first", "last", "numbers"), rows)
+
+
 @main.command(short_help="Delete records from a lake.")
 @click.option("--where", required=True, metavar="SQL", help="Records to delete, such as \"stream = 'web'\".")
 @click.argument("lake")
@@ -445,19 +464,3 @@ def delete(lake: str, where: str) -> None:
     with bar("deleting"):
         count = run(lake, where)
     showing.table(f"deleted from {lake}", ("records",), [(count,)])
-
-
-@main.command(short_help="Convert a lake of an older version.")
-@click.option("--journal", required=True, metavar="DIR|URL", help="Journal that was archived into the lake.")
-@click.option("--server", metavar="NAME", help="Name of the journal in the lake.  [default: its host]")
-@click.argument("lake")
-def upgrade(lake: str, journal: str, server: str | None) -> None:
-    """Convert LAKE, which an older version wrote, to a Delta table in place; no Parquet file is rewritten.
-
-    \b
-        fyrehose-spark upgrade lake --journal data
-    """
-    from fyrehose.spark.upgrade import upgrade as run
-
-    files = run(lake, journal, server)
-    showing.table(f"converted {lake}", ("files",), [(files,)])

@@ -78,6 +78,8 @@ def account_of(
             gaps += [(e.stream, e.first, e.last, header.position) for e in entries if e.stream]
         if empty and not header.mended:
             continued = header.chain
+        elif last is None and not header.mended and found.chain not in (None, header.chain):
+            raise JournalCorrupt(f"{source} was replaced by another journal while it was archived; put that one back")
         last = header
     return attrs.evolve(
         found,

@@ -5,9 +5,10 @@ in: numbers of files      out: their records, as Arrow record batches with the c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import compute, dataset
 
@@ -20,11 +21,16 @@ _ROWS = 1 << 13
 
 
 def fetch(
-    store: LakeStore, paths: Sequence[str], chosen: Selection | None, numbers: Iterable[pa.RecordBatch]
+    store: LakeStore,
+    paths: Sequence[str],
+    chosen: Selection | None,
+    numbers: Iterable[pa.RecordBatch],
+    deleted: Mapping[str, Any] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of files; row groups without selected records are left out.
 
     :param numbers: which of ``paths`` to read
+    :param deleted: indexes of the rows of files that are left out, by the path
     :raises JournalError: the object store cannot be reached
     """
     files, form, schema = store.files(), dataset.ParquetFileFormat(), SCHEMA.remove(len(SCHEMA) - 1)
@@ -34,8 +40,22 @@ def fetch(
                 path = paths[number]
                 day = pa.scalar(path.rpartition(f"{PARTITION}=")[2][:10]).cast(pa.date32())
                 fragment = form.make_fragment(path, files)
-                for found in fragment.to_batches(schema, filter=_filter(chosen), batch_size=_ROWS):
+                without = (deleted or {}).get(path)
+                wanted = _filter(chosen) if without is None else None  # A filter would change the indexes of rows.
+                batches = fragment.to_batches(schema, filter=wanted, batch_size=_ROWS)
+                for found in batches if without is None else kept(batches, without):
                     yield pa.RecordBatch.from_arrays([*found.columns, pa.repeat(day, found.num_rows)], schema=SCHEMA)
+
+
+def kept(batches: Iterable[pa.RecordBatch], deleted: Any) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of one file without the deleted rows, whose indexes in the file are given in order."""
+    first = 0
+    for batch in batches:
+        begin, end = np.searchsorted(deleted, (first, first + batch.num_rows))
+        mask = np.ones(batch.num_rows, bool)
+        mask[deleted[begin:end] - first] = False
+        first += batch.num_rows
+        yield batch if begin == end else batch.filter(pa.array(mask))
 
 
 def _filter(chosen: Selection | None) -> Any:

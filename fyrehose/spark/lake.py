@@ -17,7 +17,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 import attrs
+import numpy as np
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
@@ -34,16 +35,13 @@ from deltalake.transaction import AddAction, PostCommitHookProperties
 from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalLocked
 from fyrehose.journal.format import UNKNOWN
 from fyrehose.spark.columns import COLUMNS
+from fyrehose.spark.deltalog import transactions
 from fyrehose.spark.selection import EVERY, Selection
 from fyrehose.spark.stores import LakeStore, plain, sync
 
 #: Columns of a lake: the name of the server, those of a record, and the day (UTC) on which it was accepted.
 SCHEMA = pa.schema([("server", pa.string()), *COLUMNS.items(), ("date", pa.date32())])
 PARTITION = "date"
-#: Directory of the log of lakes that older versions wrote.
-OLD_LOG = "_fyrehose"
-#: And of their files.
-OLD_DATA = "data"
 
 _LOST = pa.schema(
     [("server", pa.string()), ("stream", pa.string()), ("first", pa.int64()), ("last", pa.int64()), ("at", pa.int64())]
@@ -58,9 +56,13 @@ _SETTINGS = {
 }
 #: Name of a property of the table: the server's name, by the identity of its journal.
 _SERVER = "fyrehose.server."
-#: And another one: the name of the server whose records an older version archived.
-UPGRADED = "fyrehose.upgraded"
+#: In the names of transactions, between a journal's identity and a stream.
+_END = ".end/"
+#: The version of the protocol that readers need for columns with other names in files.
+_BY_COLUMN_MAPPING = 2
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+#: Features of a table that do not change what its files mean, or that are honoured here (vectors()).
+FEATURES = frozenset({"deletionVectors", "timestampNtz", "vacuumProtocolCheck"})
 #: How often a commit is tried, while other archives change the table.
 _TRIES = 10
 
@@ -74,16 +76,12 @@ class File:
 
     :ivar path: relative to the lake
     :ivar size: in bytes
+    :ivar rows: without those that a deletion vector deletes
     """
 
     path: str
     size: int
     rows: int
-
-    @property
-    def old(self) -> bool:
-        """Return whether an older version of Fyrehose wrote the file, partitioned by other columns."""
-        return self.path.startswith(f"{OLD_DATA}/")
 
 
 @attrs.frozen(slots=True, kw_only=True)
@@ -105,6 +103,8 @@ class Lake:
 
     store: LakeStore
     _table: DeltaTable | None = attrs.field(default=None, init=False)
+    #: The table's version, and the rows of its files that are deleted.
+    _vectors: tuple[int, dict[str, Any]] | None = attrs.field(default=None, init=False)
     #: The last progress that was read or committed: the table's version, the journal's identity, and the progress.
     _known: tuple[int, bytes, Progress | None] | None = attrs.field(default=None, init=False)
 
@@ -113,15 +113,8 @@ class Lake:
         """Return the lake at a path, ``file://`` or ``s3://`` URL, which need not exist yet.
 
         :raises ConfigError: it is another kind of URL
-        :raises JournalError: an older version wrote the lake
         """
-        store = LakeStore.at(location)
-        if not store.remote and (store.directory / OLD_LOG).is_dir():
-            raise JournalError(
-                f"the lake {store} was made by an older version; convert it once: "
-                f"fyrehose-spark upgrade {store} --journal DIR"
-            )
-        return cls(store)
+        return cls(LakeStore.at(location))
 
     @classmethod
     def existing(cls, location: str | Path) -> Lake:
@@ -150,17 +143,47 @@ class Lake:
     def refresh(self) -> DeltaTable | None:
         """Return the Delta table as it is now.
 
-        :raises JournalError: its log is damaged
+        :raises JournalError: its log is damaged, or the table has features that are not known here
         """
         try:
             with self.store.explained():
-                if self._table is not None:
-                    self._table.update_incremental()
+                table = self._table
+                if table is not None:
+                    table.update_incremental()
                 else:
-                    self._table = _opened(self.store)
+                    table = _opened(self.store)
         except DeltaError as error:
             raise JournalError(f"the log of the lake {self} cannot be read: {plain(error)}") from error
-        return self._table
+        if table is not None:
+            self._check_features(table)
+        self._table = table
+        return table
+
+    def _check_features(self, table: DeltaTable) -> None:
+        protocol = table.protocol()
+        unknown = {*(protocol.reader_features or ())} - FEATURES
+        if unknown or protocol.min_reader_version == _BY_COLUMN_MAPPING:
+            names = ", ".join(sorted(unknown)) or "columnMapping"
+            raise JournalError(
+                f"the lake {self} needs the reader feature {names}, which this version does not support, so that its "
+                "records could be read wrongly; drop the feature with the program that added it, or archive into a new "
+                "lake"
+            )
+
+    def vectors(self) -> dict[str, Any]:
+        """Return the rows that deletion vectors delete: sorted indexes of rows, by the path of the file."""
+        if self.table is None or "deletionVectors" not in (self.table.protocol().reader_features or ()):
+            return {}
+        version = self.table.version()
+        if self._vectors is None or self._vectors[0] != version:
+            found = {}
+            for each in self.table.deletion_vectors():
+                batch = pa.record_batch(each)
+                for uri, kept in zip(batch["filepath"].to_pylist(), batch["selection_vector"], strict=True):
+                    mask = kept.values.to_numpy(zero_copy_only=False)
+                    found[self.store.relative(uri)] = np.flatnonzero(~mask)
+            self._vectors = version, found
+        return self._vectors[1]
 
     def create(self) -> None:
         """Create the lake, unless it exists."""
@@ -183,11 +206,6 @@ class Lake:
         """Return the names of the servers whose journals are in the lake, by the identity of the journal."""
         properties = {} if self.table is None else self.table.metadata().configuration
         return {name[len(_SERVER) :]: value for name, value in properties.items() if name.startswith(_SERVER)}
-
-    @property
-    def upgraded(self) -> str | None:
-        """Return the name of the server whose records have none, because an older version archived them."""
-        return None if self.table is None else self.table.metadata().configuration.get(UPGRADED)
 
     def progress(self, identity: bytes) -> Progress | None:
         """Return how far a journal is in the lake; None if it is not in it.
@@ -239,8 +257,13 @@ class Lake:
         if self.table is None:
             return []
         found = pa.table(self.table.get_add_actions(flatten=True)).to_pylist()
+        deleted = self.vectors()
         return [
-            File(path=row["path"], size=row["size_bytes"], rows=row["num_records"] or 0)
+            File(
+                path=row["path"],
+                size=row["size_bytes"],
+                rows=(row["num_records"] or 0) - len(deleted.get(row["path"], ())),
+            )
             for row in found
             if (selection is None or _may_match(row, selection))
             and (server is None or _may_have(row, "server", server, server))
@@ -259,30 +282,16 @@ class Lake:
                     f"{self.store.below(file.path)} has {size} bytes, and the lake's log says {file.size}; {_RESTORE}"
                 )
 
-    def ends(self, server: str) -> dict[str, int]:
-        """Return the last number of each stream of a server; reads two columns of the whole lake."""
-        from pyarrow import compute  # takes a while to import
-
-        ends: dict[str, int] = {}
-        assert self.table is not None
-        wanted = compute.field("server") == server
-        for batch in self.table.to_pyarrow_dataset().to_batches(columns=["stream", "seq"], filter=wanted):
-            grouped = pa.Table.from_batches([batch]).group_by("stream").aggregate([("seq", "max")])
-            for row in grouped.to_pylist():
-                ends[row["stream"]] = max(row["seq_max"], ends.get(row["stream"], 0))
-        return ends
+    def ends(self, identity: bytes) -> dict[str, int]:
+        """Return the last number of each stream that was archived from a journal, also if its record was deleted."""
+        prefix = _end_of(identity, "")
+        found = {} if self.table is None else transactions(self.store)
+        return {name.removeprefix(prefix): end for name, end in found.items() if name.startswith(prefix)}
 
     def streams(self) -> set[str]:
-        """Return the names of the streams that the lake has records of; reads a column where statistics do not tell."""
-        if self.table is None:
-            return set()
-        rows = pa.table(self.table.get_add_actions(flatten=True)).to_pylist()
-        told = [row for row in rows if row.get("min.stream") is not None and row["min.stream"] == row["max.stream"]]
-        names = {row["min.stream"] for row in told}
-        if len(told) < len(rows):
-            for batch in self.table.to_pyarrow_dataset().to_batches(columns=["stream"]):
-                names.update(batch.column("stream").unique().to_pylist())
-        return names
+        """Return the names of the streams that were archived; all of their records may be deleted."""
+        found = {} if self.table is None else transactions(self.store)
+        return {stream for _, mark, stream in (name.partition(_END) for name in found) if mark}
 
     def lost(self) -> list[tuple[str, str, int, int]]:
         """Return the numbers that the journals declare lost: server, stream, first, last."""
@@ -292,6 +301,15 @@ class Lake:
         rows = table.to_pyarrow_table().to_pylist()
         return sorted({(row["server"], row["stream"], row["first"], row["last"]) for row in rows})
 
+    def take_back(self, where: str) -> int:
+        """Declare numbers that were declared lost not lost any more; return how many ranges they were.
+
+        :param where: an SQL condition on server, stream, first and last
+        :raises ConfigError: the condition is invalid
+        """
+        table = _opened(self.store.below("_lost"))
+        return 0 if table is None else delete_rows(self.store, table, where)
+
     def commit(
         self,
         identity: bytes,
@@ -300,10 +318,12 @@ class Lake:
         files: Sequence[AddAction],
         gaps: Sequence[Gap] = (),
         about: dict[str, Any] | None = None,
+        ends: Mapping[str, int] | None = None,
     ) -> None:
         """Commit a round durably: its files, and how far the journal is in the lake then.
 
         :param before: the progress from which the round begins
+        :param ends: the last number of each stream of the round
         :param about: shown in the history of the table
         :raises JournalLocked: another archive of the journal has committed in the meantime
         """
@@ -312,6 +332,7 @@ class Lake:
         transactions = [
             Transaction(identity.hex(), after.position),
             Transaction(_chain_of(identity), -1 if after.chain is None else after.chain),
+            *(Transaction(_end_of(identity, stream), last) for stream, last in (ends or {}).items()),
         ]
         properties = CommitProperties(custom_metadata={"fyrehose": json.dumps(about)}, app_transactions=transactions)
         error: Exception | None = None
@@ -418,6 +439,11 @@ def _chain_of(identity: bytes) -> str:
     return f"{identity.hex()}.chain"
 
 
+def _end_of(identity: bytes, stream: str) -> str:
+    """Return the name of the transaction that has the last number of a stream."""
+    return f"{identity.hex()}{_END}{stream}"
+
+
 def _may_match(row: dict[str, Any], selection: Selection) -> bool:
     """Return False if the statistics of a file exclude that it has selected records."""
     start, end = selection.start, selection.end
@@ -439,6 +465,21 @@ def _may_have(row: dict[str, Any], column: str, first: Any, last: Any) -> bool:
     """Return False if the statistics of a file exclude values between two bounds; a bound may be None."""
     least, most = row.get(f"min.{column}"), row.get(f"max.{column}")
     return (least is None or last is None or least <= last) and (most is None or first is None or first <= most)
+
+
+def delete_rows(store: LakeStore, table: DeltaTable, where: str) -> int:
+    """Delete the rows of a table that match an SQL condition, and return how many.
+
+    :raises ConfigError: the condition is invalid
+    :raises JournalError: another program changed the table meanwhile
+    """
+    try:
+        with store.explained():
+            return int(table.delete(where)["num_deleted_rows"] or 0)
+    except CommitFailedError as error:
+        raise JournalError(f"the lake {store} could not be changed, try again: {plain(error)}") from error
+    except DeltaError as error:
+        raise ConfigError(f"invalid condition {where!r}: {plain(error)}") from error
 
 
 def _opened(store: LakeStore) -> DeltaTable | None:

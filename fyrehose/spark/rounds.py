@@ -1,6 +1,6 @@
 """Write a part of a journal as Parquet files of a lake, and describe them for the lake's log.
 
-    in: a task: a part of a journal      out: the AddActions of its files, one for each day
+    in: a task: a part of a journal      out: its files, one for each day, with the AddActions for the log
 
 This function is all that an archive does with records.  It runs in tasks of Spark, or in the process itself; either
 way records become columns by PyArrow and do not pass through Spark's rows.
@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from datetime import date, timedelta
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -61,11 +62,25 @@ class Task:
     name: str
 
 
-#: Runs tasks, and yields the actions of each.
-Engine = Callable[[list[Task]], Iterable[list[AddAction]]]
+@attrs.frozen(slots=True, kw_only=True)
+class Written:
+    """A file that a task wrote; can be pickled.
+
+    :ivar action: makes it a part of the lake
+    :ivar rows: how many records it has
+    :ivar ends: the last number of each stream in it
+    """
+
+    action: AddAction
+    rows: int
+    ends: dict[str, int]
 
 
-def local(tasks: list[Task]) -> Iterator[list[AddAction]]:
+#: Runs tasks, and yields the files of each.
+Engine = Callable[[list[Task]], Iterable[list[Written]]]
+
+
+def local(tasks: list[Task]) -> Iterator[list[Written]]:
     """Run tasks in this process, one after another."""
     with memory.kept():
         yield from map(write, tasks)
@@ -76,12 +91,12 @@ def on(spark: SparkSession) -> Engine:
     return lambda tasks: spark.sparkContext.parallelize(tasks, len(tasks)).map(_write_in_worker).collect()
 
 
-def _write_in_worker(task: Task) -> list[AddAction]:
+def _write_in_worker(task: Task) -> list[Written]:
     memory.prepare_worker()
     return write(task)
 
 
-def write(task: Task) -> list[AddAction]:
+def write(task: Task) -> list[Written]:
     """Write the records of a part, sorted by stream and number, to one Parquet file for each day.
 
     The files are durable when this returns; they are part of the lake when their actions are committed.
@@ -92,7 +107,7 @@ def write(task: Task) -> list[AddAction]:
     return [_write_day(task, day, of_day) for pieces in reader.pieces() for day, of_day in pieces.by_day()]
 
 
-def _write_day(task: Task, day: int, pieces: Pieces) -> AddAction:
+def _write_day(task: Task, day: int, pieces: Pieces) -> Written:
     when = str(date(1970, 1, 1) + timedelta(day))
     # A task that runs again, while it is not known to have ended, must not touch the file of the first run.
     path = f"{PARTITION}={when}/{task.name}-{uuid.uuid4().hex[:12]}.parquet"
@@ -112,7 +127,7 @@ def _write_day(task: Task, day: int, pieces: Pieces) -> AddAction:
             store_schema=False,
         )
         size = file.tell()
-    return AddAction(
+    action = AddAction(
         path=path,
         size=size,
         partition_values={PARTITION: when},
@@ -120,6 +135,17 @@ def _write_day(task: Task, day: int, pieces: Pieces) -> AddAction:
         data_change=True,
         stats=statistics(table),
     )
+    seqs = batch.column("seq").to_numpy()
+    ends = {stream: int(seqs[end - 1]) for stream, _, end in spans(batch.column("stream"))}
+    return Written(action=action, rows=batch.num_rows, ends=ends)
+
+
+def spans(streams: pa.DictionaryArray) -> Iterator[tuple[str, int, int]]:
+    """Yield each stream of a sorted column, with the index of its first record, and the index behind its last one."""
+    codes, names = streams.indices.to_numpy(), streams.dictionary.to_pylist()
+    cuts = [0, *(np.flatnonzero(codes[1:] != codes[:-1]) + 1).tolist(), len(codes)]
+    for begin, end in pairwise(cuts):
+        yield names[codes[begin]], begin, end
 
 
 def statistics(table: pa.Table) -> str:

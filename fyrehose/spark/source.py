@@ -9,7 +9,9 @@
     partitionBytes       size of the part that a task reads, in bytes
     maxRowsPerBatch, maxBytesPerBatch    limits of a micro-batch
 
-The offset of a stream of micro-batches is a position of the journal: one number for all streams.
+The offset of a stream of micro-batches is a position of the journal, for all streams, with the journal's identity and
+the checksum of what is before it.  A checkpoint is therefore refused by another journal, and by a copy that went on
+differently, instead of skipping records there.
 
 Spark does not prune columns for a source in Python: pass ``.schema("stream string, seq bigint")`` to read only these.
 Filters are not pushed down, because Spark 4.3 reuses the plan of a filtered query for the next query of the same
@@ -20,6 +22,7 @@ A DataFrame is planned once, when it is first used, and keeps the same records f
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -43,7 +46,8 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from fyrehose.errors import ConfigError
+from fyrehose.errors import ConfigError, JournalCorrupt
+from fyrehose.journal.offline.offsets import Offset, Offsets
 from fyrehose.journal.offline.places import Place, place
 from fyrehose.journal.offline.view import Extent, View
 from fyrehose.options import size as size_of
@@ -64,6 +68,8 @@ GAPS = (
     "position bigint not null, reason string not null"
 )
 _NO_LIMIT = 1 << 62
+#: What to do if the journal is not the one of an offset.
+_ANEW = "load the journal that was read before, or begin with a new checkpoint or lake"
 
 
 @attrs.frozen
@@ -73,8 +79,8 @@ class SourceOptions:
     place: Place
     selection: Selection
     latest: bool  #: begin with records that are appended from now on
-    start_position: int | None
-    end_position: int | None
+    start_position: Offset | None
+    end_position: Offset | None
     skip_gaps: bool
     table: str
     piece: int
@@ -98,8 +104,8 @@ class SourceOptions:
             place=place(path, options.get("tokenFile")),
             selection=selection(options.get("streams"), options.get("start"), options.get("end")),
             latest=options.get("start") == "latest",
-            start_position=_number(options, "startPosition"),
-            end_position=_number(options, "endPosition"),
+            start_position=_offset(options, "startPosition"),
+            end_position=_offset(options, "endPosition"),
             skip_gaps=_one_of(options, "gaps", ("error", "skip")) == "skip",
             table=_one_of(options, "table", ("records", "gaps")),
             piece=_number(options, "partitionBytes", least=1) or PIECE,
@@ -163,9 +169,13 @@ class RecordReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self.options
-        start = options.place.view().mark if options.latest else options.start_position
+        view = options.place.view()
+        for offset in (options.start_position, options.end_position):
+            if offset is not None:
+                Offsets(options.place).check(offset, view, _ANEW)
+        start = view.mark if options.latest else _position(options.start_position)
         planner = Planner(options.place, options.selection, options.piece, options.skip_gaps)
-        return [PartPartition(part) for part in planner.parts(start, options.end_position)]
+        return [PartPartition(part) for part in planner.parts(start, _position(options.end_position))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, PartPartition):
@@ -191,20 +201,22 @@ class GapReader(DataSourceReader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reader of records in micro-batches."""
+    """Reader of records in micro-batches; its offsets are those of journal/offline/offsets.py."""
 
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         self.options = options
         self.schema = schema
+        self.offsets = Offsets(options.place)
         #: position at which a query with the trigger availableNow ends
         self.target: int | None = None
 
-    def initialOffset(self) -> dict[str, int]:
+    def initialOffset(self) -> dict[str, Any]:
         view = self.options.place.view()
-        if self.options.latest:
-            return {"position": view.mark}
         start = self.options.start_position
-        return {"position": view.start if start is None else start}
+        if start is not None and not self.options.latest:
+            self.offsets.check(start, view, _ANEW)
+        position = view.start if start is None else start.position
+        return self.offsets.at(view.mark if self.options.latest else position, view).fields
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self.options.max_rows is not None:
@@ -213,16 +225,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxBytes(self.options.max_bytes)
         return ReadAllAvailable()
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        """Return the position at which the next micro-batch ends.
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return the offset at which the next micro-batch ends.
 
-        :param start: the position at which it begins
+        :param start: the offset at which it begins
         :param limit: how many rows or bytes Spark wants at the most
+        :raises JournalCorrupt: *start* is of another journal
         """
-        position, view = start["position"], self.options.place.view()
+        view = self.options.place.view()
+        position = self._checked(start, view)
         stop = view.mark if self.target is None else self.target
         if self.options.end_position is not None:
-            stop = min(stop, self.options.end_position)
+            stop = min(stop, self.options.end_position.position)
         if position >= stop:
             check(self.options.place, view, position, position)  # The checkpoint may be of another journal.
             return start
@@ -236,19 +250,35 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             size = limit.max_bytes
         if rows is None and size is None:
             check(self.options.place, view, position, stop)
-            return {"position": stop}
-        return {"position": admitted(self.options.place, position, stop, rows or _NO_LIMIT, size or _NO_LIMIT)}
+        else:
+            stop = admitted(self.options.place, position, stop, rows or _NO_LIMIT, size or _NO_LIMIT)
+        return self.offsets.at(stop).fields
 
-    def reportLatestOffset(self) -> dict[str, int]:
-        return {"position": self.options.place.view().mark}
+    def reportLatestOffset(self) -> dict[str, Any]:
+        view = self.options.place.view()
+        return self.offsets.at(view.mark, view).fields
 
     def prepareForTriggerAvailableNow(self) -> None:
         self.target = self.options.place.view().mark
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         options = self.options
+        view = options.place.view()
+        begin, stop = self._checked(start, view), self._checked(end, view)
         planner = Planner(options.place, options.selection, options.piece, options.skip_gaps)
-        return [PartPartition(part) for part in planner.parts(start["position"], end["position"])]
+        return [PartPartition(part) for part in planner.parts(begin, stop)]
+
+    def _checked(self, fields: dict[str, Any], view: View) -> int:
+        """Return the position of an offset.
+
+        :raises JournalCorrupt: the offset is of another journal
+        """
+        try:
+            offset = Offset.parse(fields)
+        except ValueError as error:
+            raise JournalCorrupt(f"the checkpoint cannot be used: {error}; {_ANEW}") from error
+        self.offsets.check(offset, view, _ANEW)
+        return offset.position
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, PartPartition)
@@ -296,6 +326,21 @@ def _number(options: Mapping[str, str], name: str, least: int = 0) -> int | None
     if found < least:
         raise ConfigError(f"invalid option {name} {text!r}: expected a number of at least {least}")
     return found
+
+
+def _offset(options: Mapping[str, str], name: str) -> Offset | None:
+    text = options.get(name, "")
+    if not text.startswith("{"):
+        number = _number(options, name)
+        return None if number is None else Offset(number)
+    try:
+        return Offset.parse(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"invalid option {name} {text!r}: expected a number or an offset: {error}") from error
+
+
+def _position(offset: Offset | None) -> int | None:
+    return None if offset is None else offset.position
 
 
 def _one_of(options: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:

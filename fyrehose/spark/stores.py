@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import unquote
 
 import attrs
 import pyarrow as pa
@@ -74,6 +75,10 @@ class LakeStore:
     def below(self, name: str) -> LakeStore:
         """Return the store of a path in this one."""
         return LakeStore(f"{self.uri}/{name}")
+
+    def relative(self, uri: str) -> str:
+        """Return the path in this store of a file that delta-rs names by its URI."""
+        return unquote(uri).removeprefix("file://").removeprefix(f"{self.uri}/")
 
     def files(self) -> fs.FileSystem:
         """Return the file system whose root this store is."""

@@ -6,10 +6,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
+import numpy as np
+import pyarrow as pa
 
+from fyrehose.journal.offline.offsets import Offset
 from fyrehose.journal.offline.places import place
 from fyrehose.spark.selection import EVERY, Selection, selection
 
@@ -35,11 +38,11 @@ COLUMNS = (
     "payload",
     "date",
 )
-#: Schema of a lake's files: the same columns, and the keys of directories that older versions wrote.
+#: Schema of a lake: the same columns.
 _LAKE = (
     "server string, stream string, seq bigint, time timestamp, source string, producer string, topic string, "
     "content_type string, producer_seq bigint, event_id binary, event_time timestamp, payload binary, "
-    "round string, stream_key string, date date"
+    "date date"
 )
 
 #: The largest number that Spark has.
@@ -88,9 +91,9 @@ def table(
     if journal is not None:
         view = place(journal).view()
         known = None if target is None else target.progress(view.identity)
-        begin = None if known is None else known.position
-        if begin is not None and gaps == "skip":
-            begin = max(begin, view.start)  # Retention deleted what is between them.
+        begin = None if known is None else Offset(known.position, view.identity, known.chain)
+        if begin is not None and gaps == "skip" and begin.position < view.start:
+            begin = Offset(view.start, view.identity)  # Retention deleted what is between them.
         server = host_of(journal) if known is None else known.server
         options = {name: value for name, value in (("start", start), ("end", end)) if value is not None}
         parts.append(of_journal(spark, journal, server, options, start=begin, streams=wanted, gaps=gaps))
@@ -114,40 +117,62 @@ def of_lake(spark: SparkSession, lake: Lake, chosen: Selection | None = None, se
     if not files:
         found = spark.createDataFrame([], _LAKE).select(*COLUMNS)
     elif lake.store.remote:
-        found = _of_store(spark, lake.store, files, chosen)
+        found = _of_store(spark, lake.store, files, chosen, lake.vectors())
     else:
-        found = _of_directory(spark, lake.store.directory, files)
-    if lake.upgraded is not None:
-        found = found.withColumn("server", f.coalesce("server", f.lit(lake.upgraded)))
+        found = _of_directory(spark, lake.store.directory, files, lake.vectors())
     if server is not None:
         found = found.where(f.col("server") == server)
     return found if chosen is None else _within(found, chosen)
 
 
-def _of_directory(spark: SparkSession, directory: Path, files: Sequence[File]) -> DataFrame:
-    """Return the records of files in a directory, which Spark reads itself."""
+def _of_directory(spark: SparkSession, directory: Path, files: Sequence[File], deleted: Mapping[str, Any]) -> DataFrame:
+    """Return the records of files in a directory, which Spark reads itself, without the deleted rows of some."""
     from pyspark.sql import DataFrame
 
-    from fyrehose.spark.lake import OLD_DATA
-
     parts = []
-    # Spark derives columns from directories, and refuses files below directories of several kinds.
-    for old, base in ((False, directory), (True, directory / OLD_DATA)):
-        paths = [str(directory / file.path) for file in files if file.old == old]
-        if paths:
-            reader = spark.read.schema(_LAKE).option("basePath", str(base))
-            parts.append(reader.option("datetimeRebaseMode", "CORRECTED").parquet(*paths).select(*COLUMNS))
+    for without in (False, True):
+        some = [file.path for file in files if (file.path in deleted) == without]
+        if some:
+            reader = spark.read.schema(_LAKE).option("basePath", str(directory))
+            found = reader.option("datetimeRebaseMode", "CORRECTED").parquet(*(str(directory / path) for path in some))
+            if without:
+                found = _without(found, {path: deleted[path] for path in some})
+            parts.append(found.select(*COLUMNS))
     return reduce(DataFrame.union, parts)
 
 
-def _of_store(spark: SparkSession, store: LakeStore, files: Sequence[File], chosen: Selection | None) -> DataFrame:
+def _without(records: DataFrame, deleted: Mapping[str, Any]) -> DataFrame:
+    """Return the records without those whose index in their file is among the deleted ones."""
+    from pyspark.sql import functions as f
+
+    names = [_name(path) for path, rows in deleted.items() for _ in rows]
+    indexes = pa.array(np.concatenate(list(deleted.values())), pa.int64())
+    gone = records.sparkSession.createDataFrame(pa.table({"_name": names, "_row": indexes}))
+    name = f.regexp_extract("_metadata.file_path", "([^/]+/[^/]+)$", 1)
+    keyed = records.withColumns({"_name": name, "_row": f.col("_metadata.row_index")})
+    return keyed.join(f.broadcast(gone), ["_name", "_row"], "left_anti")
+
+
+def _name(path: str) -> str:
+    """Return the end of a path, which names one file of a lake however Spark writes what is before it."""
+    return "/".join(path.split("/")[-2:])
+
+
+def _of_store(
+    spark: SparkSession,
+    store: LakeStore,
+    files: Sequence[File],
+    chosen: Selection | None,
+    deleted: Mapping[str, Any],
+) -> DataFrame:
     """Return the records of files in an object store, which Python tasks read.
 
     Spark's own reader would need jars and a configuration of its own for the store.
     """
     from fyrehose.spark.fetching import fetch
 
-    read = partial(fetch, store, [file.path for file in files], chosen)
+    here = {file.path: deleted[file.path] for file in files if file.path in deleted}
+    read = partial(fetch, store, [file.path for file in files], chosen, deleted=here)
     tasks = spark.range(0, len(files), 1, len(files))
     return tasks.mapInArrow(read, spark.createDataFrame([], _LAKE).select(*COLUMNS).schema)
 
@@ -176,7 +201,7 @@ def of_journal(
     server: str,
     options: Mapping[str, str] | None = None,
     *,
-    start: int | None = None,
+    start: int | Offset | None = None,
     stop: int | None = None,
     streams: Sequence[str] | None = None,
     gaps: str = "error",
@@ -184,12 +209,13 @@ def of_journal(
     """Return the records of a journal between two positions, with the name of its server.
 
     :param options: others of the source
+    :param start: an offset is refused by another journal when the records are read
     """
     from pyspark.sql import functions as f
 
     reader = spark.read.format("fyrehose").option("gaps", gaps).options(**(options or {}))
     if start is not None:
-        reader = reader.option("startPosition", start)
+        reader = reader.option("startPosition", json.dumps(start.fields) if isinstance(start, Offset) else start)
     if stop is not None:
         reader = reader.option("endPosition", stop)
     if streams is not None:

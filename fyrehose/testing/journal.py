@@ -11,7 +11,9 @@ from zope.interface import implementer
 
 from fyrehose.errors import Closed, PublishError, ReadOnly
 from fyrehose.interfaces import FileLag, IJournal, IJournalObserver, IKeeper, JournalState, Unread
-from fyrehose.records import Run
+from fyrehose.journal.commit import DEFERREDS, settle
+from fyrehose.observe.meters import ClusterStatus, JournalMeters, JournalStatus
+from fyrehose.records import Publish, Run, room_of
 
 
 @implementer(IKeeper)
@@ -54,6 +56,8 @@ class MemoryJournal:
     now: Callable[[], int] = lambda: 1_000_000
     stream_age: Callable[[str], float] = lambda stream: 0
     leader: str | None = attrs.field(default=None, kw_only=True)
+    refusal: str = attrs.field(default="", init=False)
+    meters: JournalMeters = attrs.field(factory=JournalMeters, init=False)
     state: JournalState = attrs.field(default=JournalState.CLOSED, init=False)
     floor: int = attrs.field(default=0, init=False)
     keeper: MemoryKeeper = attrs.field(factory=MemoryKeeper, init=False)
@@ -61,7 +65,7 @@ class MemoryJournal:
     _oldest: dict[str, int] = attrs.field(factory=dict, init=False)
     #: the last number of streams of which nothing is kept
     _emptied: dict[str, int] = attrs.field(factory=dict, init=False)
-    _pending: list[tuple[Deferred[None], list[Run], Sequence[str]]] = attrs.field(factory=list, init=False)
+    _pending: list[tuple[Publish, Sequence[str]]] = attrs.field(factory=list, init=False)
     _retired: dict[str, int] = attrs.field(factory=dict, init=False)
     _observer: IJournalObserver | None = attrs.field(default=None, init=False)
     _time: int = attrs.field(default=0, init=False)
@@ -76,34 +80,42 @@ class MemoryJournal:
             return fail(ReadOnly("no room"))
         if self.state is not JournalState.WRITABLE:
             return fail(Closed("not open"))
+        numbered = [run.numbered(first, 0) for run, first in zip(runs, first_seqs, strict=True)]
+        done: Deferred[None] = Deferred()
+        self.submit(Publish(numbered, sum(map(room_of, runs)), DEFERREDS, done))
+        return done
+
+    def submit(self, publish: Publish) -> None:
+        assert self.state is JournalState.WRITABLE, "the caller has checked it"
         self._time = max(self._time, self.now())
-        numbered = [run.numbered(first, self._time) for run, first in zip(runs, first_seqs, strict=True)]
-        return self._wait(numbered, ())
+        for run in publish.runs:
+            run.time = self._time
+        self._wait(publish, ())
 
     def retire(self, streams: Sequence[str]) -> Deferred[None]:
         if self.state is JournalState.READ_ONLY:
             return fail(ReadOnly("no room"))
         if self.state is not JournalState.WRITABLE:
             return fail(Closed("not open"))
-        return self._wait([], streams)
+        done: Deferred[None] = Deferred()
+        self._wait(Publish([], 0, DEFERREDS, done), streams)
+        return done
 
     def retired(self) -> Mapping[str, int]:
         return self._retired
 
-    def _wait(self, runs: list[Run], streams: Sequence[str]) -> Deferred[None]:
-        done: Deferred[None] = Deferred()
-        self._pending.append((done, runs, streams))
+    def _wait(self, publish: Publish, streams: Sequence[str]) -> None:
+        self._pending.append((publish, streams))
         if self.auto:
             self.commit()
-        return done
 
     def commit(self) -> None:
         """Make everything appended so far durable."""
         assert self._observer is not None
         pending, self._pending = self._pending, []
         ends: dict[str, int] = {}
-        for _, runs, streams in pending:
-            for run in runs:
+        for publish, streams in pending:
+            for run in publish.runs:
                 last = self._retired.pop(run.stream, None)
                 if last is not None:
                     self._oldest[run.stream] = last + 1
@@ -118,8 +130,7 @@ class MemoryJournal:
                     known.pop(stream, None)
         if ends:
             self._observer.durable(ends)
-        for done, _, _ in pending:
-            done.callback(None)
+        settle([publish for publish, _ in pending], None)
 
     def enter(self, state: JournalState, reason: str) -> None:
         """Change to ``state``; unless that is WRITABLE, all pending appends fail."""
@@ -173,6 +184,19 @@ class MemoryJournal:
                 break
         return tuple(found)
 
+    @property
+    def caught_up(self) -> bool:
+        """Return whether readers find here what was acknowledged."""
+        return self.state is not JournalState.FAILED
+
+    def status(self) -> JournalStatus | None:
+        """Return None: a journal in memory has no files."""
+        return None
+
+    def cluster_status(self) -> ClusterStatus | None:
+        """Return None: a journal in memory has no cluster."""
+        return None
+
     def close(self) -> Deferred[None]:
         if self.state is JournalState.WRITABLE:
             self.commit()
@@ -182,5 +206,4 @@ class MemoryJournal:
 
     def _fail(self, reason: PublishError) -> None:
         pending, self._pending = self._pending, []
-        for done, _, _ in pending:
-            done.errback(reason)
+        settle([publish for publish, _ in pending], reason)

@@ -30,7 +30,7 @@ from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import ConfigError, MissingExtra
 from fyrehose.interfaces import IClientPlugin, IProtocolPlugin, IPublisher, ITailer
-from fyrehose.options import build
+from fyrehose.options import build, options_of
 from fyrehose.testing.certificates import Authority
 from fyrehose.testing.journal import MemoryJournal
 
@@ -85,7 +85,7 @@ class PluginConformance:
 
     def test_every_option_has_a_default_a_parser_and_a_help_text(self) -> None:
         settings = self.plugin.settings()
-        for field in attrs.fields(self.plugin.settings):
+        for field in options_of(self.plugin.settings):
             assert callable(field.metadata["convert"]), field.name
             assert field.metadata["help"], field.name
             getattr(settings, field.name)

@@ -16,8 +16,8 @@ from fyrehose.admin.status import Status, summary
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.journal import subscriptions
+from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
-from fyrehose.journal.worker import InlineWorker
 from fyrehose.observe.meters import ClusterStatus
 from fyrehose.records import Run
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from math import inf
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -90,6 +93,48 @@ def test_levels_that_come_and_go_are_not_remembered() -> None:
     assert len(table._heap) <= 2 * len(table._levels) + fairness.LEAST_LEVELS
 
 
+def test_make_room_removes_members_of_the_largest_holder_until_the_new_one_fits() -> None:
+    table: FairShare[str] = FairShare(10)
+    for member, holder, size in (("1", "x", 4), ("2", "x", 2), ("3", "y", 3)):
+        table.add(member, holder, size)
+    assert table.make_room("z", 1) == []
+    assert table.make_room("z", 4) == ["1"]
+    assert table.make_room("z", 10) == ["3", "2"]
+    assert (len(table), table.make_room("z", 11)) == (0, []), "there is nothing left to remove"
+
+
+def test_one_holder_has_at_most_its_share_and_leaves_room_for_others() -> None:
+    table: FairShare[str] = FairShare(10, each=6)
+    table.add("1", "x", 4)
+    table.take("x", 1)
+    assert (table.fits(1, "x"), table.fits(2, "x"), table.fits(5, "y"), table.fits(6, "y")) == (
+        True,
+        False,
+        True,
+        False,
+    )
+    assert (table.fits(5), table.fits(6), table.room("x"), table.room("y"), table.room()) == (True, False, 1, 5, 5)
+    assert FairShare[str]().room("x") == inf
+
+
+def test_what_was_taken_is_counted_and_never_displaced() -> None:
+    table: FairShare[str] = FairShare(10)
+    table.take("x", 8)
+    table.add("1", "y", 2)
+    assert (table.used, table.used_by("x"), table.used_by("y"), len(table)) == (10, 8, 2, 1)
+    assert table.make_room("z", 2) == ["1"], "of the holder with members that is the largest"
+    assert table.make_room("z", 3) == []
+    table.give("x", 8)
+    assert (table.used, table.used_by("x"), dict(table._holders)) == (0, 0, {}), "the holder is forgotten"
+
+
+def test_a_renewed_member_goes_last_of_its_holder_and_its_holder_last_of_its_equals() -> None:
+    table = filled(("1", "x"), ("2", "x"), ("3", "y"), ("4", "y"))
+    table.renew("1")
+    assert list(table.of("x")) == ["2", "1"]
+    assert table.first_out() == "3"
+
+
 class Tables(RuleBasedStateMachine):
     """FairShare beside a list of members in the order of their age."""
 
@@ -97,6 +142,7 @@ class Tables(RuleBasedStateMachine):
         super().__init__()
         self.table: FairShare[int] = FairShare(30)
         self.plain: list[tuple[int, str, int]] = []
+        self.taken: Counter[str] = Counter()
         self.number = 0
 
     def sums(self) -> dict[str, int]:
@@ -134,13 +180,41 @@ class Tables(RuleBasedStateMachine):
         assert out is not None
         self.table.discard(out)
 
+    @precondition(lambda self: self.plain)
+    @rule(data=st.data())
+    def renew(self, data: st.DataObject) -> None:
+        entry = data.draw(st.sampled_from(self.plain))
+        self.plain.remove(entry)
+        self.plain.append(entry)
+        self.table.renew(entry[0])
+
+    @rule(holder=HOLDERS, size=st.integers(0, 9))
+    def take(self, holder: str, size: int) -> None:
+        self.table.take(holder, size)
+        self.taken[holder] += size
+
+    @rule(holder=HOLDERS)
+    def give(self, holder: str) -> None:
+        self.table.give(holder, self.taken.pop(holder, 0))
+
+    @rule(holder=HOLDERS, size=st.integers(1, 30))
+    def make_room(self, holder: str, size: int) -> None:
+        gone = self.table.make_room(holder, size)
+        left = [each for each in self.plain if each[0] not in gone]
+        if gone:  # without the last of them there was no room
+            last = next(each for each in self.plain if each[0] == gone[-1])
+            assert sum(each[2] for each in [*left, last]) + self.taken.total() + size > 30
+        assert not left or self.table.fits(size)
+        self.plain = left
+
     @invariant()
     def agrees_with_the_list(self) -> None:
         sums = self.sums()
         assert len(self.table) == len(self.plain)
-        assert self.table.used == sum(sums.values())
+        assert self.table.used == sum(sums.values()) + self.taken.total()
         assert self.table.fits(3) == (self.table.used + 3 <= 30)
         for holder in "abcdef":
+            assert self.table.used_by(holder) == sums.get(holder, 0) + self.taken[holder]
             assert dict(self.table.of(holder)) == {n: size for n, each, size in self.plain if each == holder}
             assert list(self.table.of(holder)) == [n for n, each, _ in self.plain if each == holder]
 

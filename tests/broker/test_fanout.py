@@ -543,6 +543,34 @@ def test_a_cursor_at_the_end_waits_without_another_round(server: Server) -> None
         assert not server.clock.getDelayedCalls(), "nothing is left to be done"
 
 
+def test_many_new_subscriptions_at_the_ends_of_their_streams_delay_no_delivery(server: Server) -> None:
+    sink, _ = server.subscribe()
+    server.settle()
+    for number in range(5_000):
+        server.subscribe(stream=f"quiet-{number}")
+    server.publish(b"a message")
+    assert (sink.payloads, server.clock.getDelayedCalls()) == ([b"a message"], [])
+
+
+def test_a_sink_that_resumes_within_a_partial_delivery_gets_the_rest(server: Server) -> None:
+    class Partial(RecordingSink):
+        subscription: Any
+
+        def deliver(self, delivery: Delivery) -> int:
+            first = Delivery((delivery.runs[0].slice(0, 1),))
+            super().deliver(first)
+            self.subscription.pauseProducing()
+            self.subscription.resumeProducing()
+            return first.last_seq
+
+    sink = Partial()
+    sink.subscription = server.broker.subscribe("s", 0, sink)
+    sink.subscription.resumeProducing()
+    server.publish(b"a", b"b", b"c")
+    server.settle()
+    assert sink.payloads == [b"a", b"b", b"c"]
+
+
 def test_resuming_many_times_within_a_turn_costs_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A transport may ask for more with every write: the queue must not grow with that."""
     reads: list[int] = []

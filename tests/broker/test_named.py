@@ -9,7 +9,7 @@ import pytest
 from twisted.internet.task import Clock
 
 from fyrehose.broker.broker import Broker
-from fyrehose.broker.named import CHECK, CHECKPOINT
+from fyrehose.broker.named import CHECK
 from fyrehose.broker.positions import STREAM
 from fyrehose.broker.quotas import ENTRY
 from fyrehose.broker.sequencer import Sequencer
@@ -287,7 +287,7 @@ def test_a_checkpoint_is_written_when_enough_was_written() -> None:
     for seq in range(1, 5_000):
         world.named.acknowledge(named, seq)
     assert world.journal.bounds(STREAM)[1] == 5_000
-    assert sum(len(run.payload) for run in world.journal.read(STREAM, 1, 1 << 30)) > CHECKPOINT
+    assert sum(len(run.payload) for run in world.journal.read(STREAM, 1, 1 << 30)) > world.table.stream.checkpoint_bytes
     world.clock.advance(CHECK)
     world.named.acknowledge(named, 5_001)
     world.journal.forget(STREAM, 5_001)
@@ -341,7 +341,7 @@ def test_subscriptions_with_nothing_to_read_stay_alive() -> None:
 def test_damaged_records_stop_the_start() -> None:
     world = World()
     world.broker.publish([Run.of(STREAM, [b"{}"], source="server-subscriptions")])
-    with pytest.raises(JournalCorrupt, match="named subscriptions"):
+    with pytest.raises(JournalCorrupt, match=r"stream \.subscriptions"):
         Broker(Clock(), world.journal, Sequencer()).table.open()
 
 

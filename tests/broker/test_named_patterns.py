@@ -272,7 +272,10 @@ def test_room_is_counted_as_it_would_be_summed(seed: int) -> None:
         for each in table.entries.values():
             used[each.creator] += each.size
             assert each.wanted is None or each.wanted.creator == each.creator
-        assert (room.total, room._counts) == (used.total(), dict(used))
+        assert (room.counts.used, {each: room.counts.used_by(each) for each in room.counts._holders}) == (
+            used.total(),
+            used,
+        )
         assert world.broker.budget.kept == sum(ENTRY + PLACE * (each.size - 1) for each in table.entries.values())
 
 

@@ -49,18 +49,21 @@ def test_a_repetition_gets_the_same_number_and_stores_nothing() -> None:
 
 def test_only_a_follower_reads_keys_from_the_journal_and_only_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = make()
-    read: list[None] = []
-    monkeypatch.setattr(once.PublishedOnce, "follow", lambda self: read.append(None))
+    read: list[int] = []
+    monkeypatch.setattr(once.PublishedOnce, "apply", lambda self, record: read.append(record.seq))
     broker.publish_once([draft(b"x")], "key")
-    broker.durable({STREAM: 2})
+    broker.durable({STREAM: 1})
     assert read == [], "a leader knows what it wrote"
     broker.follows = True
     broker.durable({"s": 2})
     assert read == []
-    broker.durable({STREAM: 3})
-    assert read == [None]
+    broker.durable({STREAM: 1})
+    assert read == [1]
+    broker.publish([Run.of(STREAM, [b"of the leader"], source=SOURCE)])
+    broker.durable({STREAM: 2})
+    assert read == [1, 2]
     broker.state_changed(JournalState.WRITABLE, "this server leads")
-    assert read == [None, None], "the last ones, before the first publish"
+    assert read == [1, 2], "all of them were read before it leads"
     assert not broker.follows
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 from twisted.internet.task import Clock
 
 from fyrehose.broker import positions
 from fyrehose.broker.broker import Broker
-from fyrehose.broker.positions import SOURCE, STREAM, Position
+from fyrehose.broker.positions import SOURCE, STREAM, Position, SavedPositions
 from fyrehose.broker.sequencer import Sequencer
+from fyrehose.broker.state_stream import Replayed, replay
+from fyrehose.errors import JournalCorrupt
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal
 
@@ -24,39 +28,45 @@ def stored(*records: Run) -> MemoryJournal:
     return journal
 
 
-def recovered(journal: MemoryJournal) -> positions.SavedPositions:
-    return positions.recover(journal.read, journal.bounds(STREAM))
+def pack(changes: Mapping[str, Position | None], since: int | None) -> Run:
+    return Run.of(STREAM, [positions.pack(changes, since)], source=SOURCE)
+
+
+def recovered(journal: MemoryJournal) -> tuple[dict[str, Position], Replayed]:
+    saved = SavedPositions()
+    found = replay(saved, journal.read, journal.bounds(STREAM), STREAM, SOURCE)
+    return saved.positions, found
 
 
 def test_nothing_is_recovered_from_a_new_journal() -> None:
-    assert recovered(stored()) == positions.SavedPositions({})
+    assert recovered(stored()) == ({}, Replayed())
 
 
 def test_the_last_state_of_each_subscription_is_recovered() -> None:
     moved = Position(stream="a", seq=7)
-    journal = stored(positions.pack({"one": A, "two": B}, 0), positions.pack({"one": moved, "two": None}, 0))
-    assert recovered(journal) == positions.SavedPositions({"one": moved})
+    journal = stored(pack({"one": A, "two": B}, 0), pack({"one": moved, "two": None}, 0))
+    assert recovered(journal) == ({"one": moved}, Replayed(last=2))
 
 
 def test_recovery_begins_at_the_last_checkpoint() -> None:
-    journal = stored(positions.pack({"old": A}, 0), positions.pack({"two": B}, None), positions.pack({"one": A}, 2))
+    journal = stored(pack({"old": A}, 0), pack({"two": B}, None), pack({"one": A}, 2))
     journal.forget(STREAM, 2)
-    assert recovered(journal) == positions.SavedPositions({"two": B, "one": A}, checkpoint=2)
+    assert recovered(journal) == ({"two": B, "one": A}, Replayed(last=3, checkpoint=2))
 
 
 def test_records_of_others_are_skipped() -> None:
     journal = stored(
         Run.of(STREAM, [b"not JSON"], source="figg"),
-        positions.pack({"one": A}, 0),
+        pack({"one": A}, 0),
         Run.of(STREAM, [b"{}", b"not JSON"], source="figg"),
     )
-    assert recovered(journal).positions == {"one": A}
+    assert recovered(journal)[0] == {"one": A}
 
 
 def test_missing_records_are_counted() -> None:
-    journal = stored(positions.pack({"one": A}, None), positions.pack({"two": B}, 1), positions.pack({"one": B}, 1))
+    journal = stored(pack({"one": A}, None), pack({"two": B}, 1), pack({"one": B}, 1))
     journal.forget(STREAM, 3)
-    assert recovered(journal) == positions.SavedPositions({"one": B}, missing=2)
+    assert recovered(journal) == ({"one": B}, Replayed(last=3, missing=2))
 
 
 @pytest.mark.parametrize(
@@ -76,5 +86,5 @@ def test_missing_records_are_counted() -> None:
 )
 def test_invalid_records_are_errors(payload: bytes) -> None:
     journal = stored(Run.of(STREAM, [payload], source=SOURCE))
-    with pytest.raises(ValueError, match=STREAM):
+    with pytest.raises(JournalCorrupt, match=STREAM):
         recovered(journal)

@@ -20,8 +20,8 @@ from fyrehose.broker.sequencer import Sequencer
 from fyrehose.cli import main, running
 from fyrehose.cli.command import AddressType, Since
 from fyrehose.errors import FyrehoseError, JournalCorrupt
+from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
-from fyrehose.journal.worker import InlineWorker
 from fyrehose.records import Run
 
 FYREHOSE = Path(sys.executable).with_name("fyrehose")

@@ -173,6 +173,16 @@ def test_refusal_of_a_stream_of_the_server_does_not_blame_the_network() -> None:
     assert server.told == [f"figg at h:1 does not let this client read 's': {own}"]
 
 
+def test_hint_for_a_stream_of_the_server_names_it_while_a_refused_connection_is_held_open() -> None:
+    server = Server(servers_own=True)
+    server.dial().buildProtocol(None).makeConnection(StringTransport())
+    own = "streams whose names begin with a dot belong to the server; use another name"
+    assert server.contacts.hint == own
+    server = Server(servers_own=True)
+    server.closes(SHORT)
+    assert server.contacts.hint == own
+
+
 def test_hint_says_that_the_host_name_has_no_address() -> None:
     server = Server()
     server.reactor.nameResolver = "a resolver"

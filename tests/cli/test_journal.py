@@ -16,9 +16,9 @@ from fyrehose.cli import main
 from fyrehose.cli.printable import escaped, moment
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import scan
+from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.journal.worker import InlineWorker
 from fyrehose.records import Run
 
 

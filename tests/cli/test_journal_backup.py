@@ -16,10 +16,10 @@ from zope.interface import implementer
 from fyrehose.cli import main
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import scan, subscriptions
+from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.files import lock
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.journal.worker import InlineWorker
 from fyrehose.records import Run
 
 

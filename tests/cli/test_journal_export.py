@@ -23,10 +23,10 @@ from fyrehose.cli import journal_export, main
 from fyrehose.errors import ConfigError, JournalGap
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import scan
+from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.journal.worker import InlineWorker
 from fyrehose.records import Run
 
 FYREHOSE = Path(sys.executable).with_name("fyrehose")

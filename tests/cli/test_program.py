@@ -22,9 +22,9 @@ from fyrehose.broker.sequencer import Sequencer
 from fyrehose.cli import main
 from fyrehose.cli.command import Since
 from fyrehose.errors import ConfigError, FyrehoseError, JournalFull
+from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.files import lock
 from fyrehose.journal.journal import FileJournal
-from fyrehose.journal.worker import InlineWorker
 from fyrehose.records import Run
 
 PROGRAMS = Path(sys.executable).parent
@@ -189,7 +189,7 @@ def test_one_of_anything_is_singular(tmp_path: Path) -> None:
     ("words", "answer"),
     [
         (("protocols", "figg"), "figg.max-payload 16MiB "),
-        (("protocols", "figg"), "figg.frame-timeout 30s "),
+        (("protocols", "figg"), "figg.timeout 30s "),
         (("protocols", "backbone"), "backbone.destination-rate 64MiB "),
         (("serve", "-o", "figg.max-connections=0"), "max-connections must be at least 1, not 0"),
         (("serve", "-o", "server.memory=1k"), "memory must be at least 1MiB, not 1KiB"),

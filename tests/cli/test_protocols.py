@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-import attrs
 import pytest
 from click.testing import CliRunner
 
 from fyrehose import extras, plugins
 from fyrehose.cli import main
-from fyrehose.options import typed
+from fyrehose.options import options_of, typed
 
 
 def listed(*names: str) -> str:
@@ -43,6 +42,6 @@ def test_missing_packages_are_listed_with_the_extra_that_installs_them(monkeypat
 @pytest.mark.parametrize("name", plugins.names())
 def test_every_option_is_listed(name: str) -> None:
     output = listed(name)
-    for field in attrs.fields(plugins.load(name).settings):
+    for field in options_of(plugins.load(name).settings):
         assert f"{name}.{typed(field.name)}" in output
         assert field.metadata["help"] in output

@@ -16,9 +16,9 @@ from fyrehose.broker.budget import Budget
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import Closed, InvalidName, PayloadTooLarge, PublishError, StreamFull, TooManyStreams
 from fyrehose.interfaces import IBroker, IJournalObserver, ISink, ISubscription
+from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.journal.worker import InlineWorker
 from fyrehose.observe.counters import Counters
 from fyrehose.records import LAST_SEQ, Run
 from fyrehose.testing import MemoryJournal, RecordingSink

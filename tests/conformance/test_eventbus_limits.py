@@ -57,10 +57,10 @@ def test_requests_for_snapshots_take_as_much_memory_as_the_limit_says() -> None:
     snapshots = Snapshots(1, limit)
     for network in ("10.0.0.1", "10.0.0.2"):
         for number in range(limit // 2 // COST):
-            assert snapshots.memory.size < limit
+            assert snapshots.memory.used < limit
             ask(snapshots, number, network)
         with pytest.raises(RemoteProtocolError):
             ask(snapshots, -1, network)
-    assert snapshots.memory.size == limit
+    assert snapshots.memory.used == limit
     with pytest.raises(RemoteProtocolError):
         ask(snapshots, 0, "10.0.0.3")

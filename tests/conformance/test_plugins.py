@@ -9,6 +9,7 @@ import attrs
 import pytest
 
 from fyrehose import plugins
+from fyrehose.options import options_of
 from fyrehose.testing import PluginConformance
 from fyrehose.testing import plugins as conformance
 
@@ -22,7 +23,7 @@ class TestPlugins(PluginConformance):
 @pytest.mark.parametrize("name", plugins.names())
 def test_every_listener_of_tcp_has_the_options_of_tls(name: str) -> None:
     """The event bus has keys of its own, and datagrams have none."""
-    names = {field.name for field in attrs.fields(plugins.load(name).settings)}
+    names = {field.name for field in options_of(plugins.load(name).settings)}
     assert ("tls_certificate" in names) == (name not in ("backbone", "eventbus"))
 
 

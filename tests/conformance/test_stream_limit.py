@@ -9,9 +9,9 @@ from twisted.internet.task import Clock
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import TooManyStreams
+from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.journal.worker import InlineWorker
 from fyrehose.records import Run
 from fyrehose.server.config import ServerSettings
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import attrs
 import pytest
 
-from fyrehose.options import typed
+from fyrehose.options import options_of, typed
 from fyrehose.protocols.lumberjack.server import LumberjackSettings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocols" / "lumberjack.md").read_text()
@@ -17,7 +16,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "protocols" / "lumberjack.md").read
 def test_every_option_is_in_the_table() -> None:
     rows = [line for line in PAGE.splitlines() if line.startswith("| `")]
     named = {name for row in rows for name in re.findall(r"`([\w-]+)`", row.split("|")[1])}
-    assert {typed(field.name) for field in attrs.fields(LumberjackSettings)} <= named
+    assert {typed(field.name) for field in options_of(LumberjackSettings)} <= named
 
 
 def test_the_codec_example_on_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,8 +17,8 @@ from fyrehose.admin.sampling import Sampler, StreamRates
 from fyrehose.admin.status import Status
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
+from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
-from fyrehose.journal.worker import InlineWorker
 from fyrehose.observe.meters import ClusterStatus
 from fyrehose.records import Run
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import attrs
 import pytest
 
 from fyrehose import plugins
@@ -16,6 +15,7 @@ from fyrehose.broker.policy import load
 from fyrehose.identity import Action, Identity
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.net.tls import TLSSettings
+from fyrehose.options import options_of
 from fyrehose.server.config import ServerSettings, read_file, resolve
 from fyrehose.server.tap import Options
 
@@ -34,12 +34,12 @@ def test_every_option_of_the_server_is_in_both_tables() -> None:
 def test_every_option_of_the_journal_and_of_the_server_is_in_the_table() -> None:
     rows = "\n".join(line for line in PAGE.splitlines() if line.startswith("| `"))
     for scope, settings in (("journal", JournalSettings), ("server", ServerSettings)):
-        names = {f"{scope}.{field.name.replace('_', '-')}" for field in attrs.fields(settings)}
+        names = {f"{scope}.{field.name.replace('_', '-')}" for field in options_of(settings)}
         assert {name for name in names if f"`{name}`" not in rows} == set()
 
 
 def test_every_option_of_tls_is_in_the_table() -> None:
-    names = {field.name.replace("_", "-") for field in attrs.fields(TLSSettings) if field.name.startswith("tls_")}
+    names = {field.name.replace("_", "-") for field in options_of(TLSSettings) if field.name.startswith("tls_")}
     rows = "\n".join(line for line in PAGE.splitlines() if line.startswith("| `"))
     assert {name for name in names if f"`{name}`" not in rows} == set()
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 from fyrehose import plugins
 from fyrehose.cli import main
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.options import LARGEST, build, duration, shown_value, size
+from fyrehose.options import LARGEST, build, duration, options_of, shown_value, size
 from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.server.config import ServerSettings, parse_option
 
@@ -39,7 +38,7 @@ EXPLAINED = {"server.drain", "eventbus.server-key", "eventbus.client-keys"}
 
 
 def fields(scope: str) -> dict[str, Any]:
-    return {field.name.replace("_", "-"): field for field in attrs.fields(SETTINGS[scope])}
+    return {field.name.replace("_", "-"): field for field in options_of(SETTINGS[scope])}
 
 
 def rows() -> Iterator[tuple[str, str, str, str]]:

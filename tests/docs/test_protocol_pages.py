@@ -11,10 +11,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import attrs
 import pytest
 
 from fyrehose import errors
+from fyrehose.options import options_of
 from fyrehose.plugins import load
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +34,7 @@ def golden() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", PROTOCOLS)
+@pytest.mark.parametrize("name", [*PROTOCOLS, "relink-wire"])
 def test_golden_bytes_are_those_of_the_vectors(name: str, golden: Any) -> None:
     page = (PAGES / f"{name}.md").read_text(encoding="utf-8")
     assert golden.redrawn(page) == page, "run tests/docs/golden_bytes.py"
@@ -87,7 +87,7 @@ def test_every_error_of_a_publish_is_on_the_page() -> None:
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_every_option_of_a_protocol_is_on_its_page(name: str) -> None:
     """Options of TLS are explained in docs/operating.md for all protocols."""
-    options = {field.name.replace("_", "-") for field in attrs.fields(load(name).settings)}
+    options = {field.name.replace("_", "-") for field in options_of(load(name).settings)}
     text = "".join((PAGES / f"{page}.md").read_text() for page in (name, "closing"))
     written = {word.replace("_", "-") for word in re.findall(r"[a-z0-9]+(?:[-_][a-z0-9]+)*", text)}
     missing = {option for option in options - written if not option.startswith("tls-")}

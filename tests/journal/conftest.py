@@ -14,11 +14,10 @@ from twisted.internet.task import Clock
 from zope.interface import implementer
 
 from fyrehose.interfaces import IJournalObserver, JournalState
+from fyrehose.journal.commit import InlineWorker, Pace, Worker
 from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
-from fyrehose.journal.pace import Pace
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.journal.worker import InlineWorker, Worker
 from fyrehose.records import Record, Run
 
 

@@ -18,12 +18,12 @@ from fyrehose.errors import JournalCorrupt
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
+from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.copies import PAGE, written_while_copied
 from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.journal.worker import InlineWorker
 from fyrehose.records import Run
 
 #: The orders in which programs copy the files of a directory.

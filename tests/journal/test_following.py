@@ -15,12 +15,12 @@ from twisted.internet.task import Clock
 from fyrehose.errors import Closed, ReadOnly, Unreplicated
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
-from fyrehose.journal.files import Files
+from fyrehose.journal.commit import InlineWorker, Worker
+from fyrehose.journal.files import Files, SteppedFiles
 from fyrehose.journal.following import ReplicaJournal
 from fyrehose.journal.format import BatchHeader
 from fyrehose.journal.replica import ReplicaWriter
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.journal.worker import InlineWorker, Worker
 from fyrehose.records import Buffer, Run
 from tests.doubles.files import FaultyFiles
 
@@ -72,7 +72,7 @@ class SteppedWorker:
 
 
 @attrs.define(eq=False)
-class WatchedFiles(Files):
+class WatchedFiles(SteppedFiles):
     """Files whose syncs are watched."""
 
     synced: Callable[[], object] = lambda: None
@@ -89,7 +89,6 @@ class Member:
     directory: Path
     worker: Worker = attrs.field(factory=InlineWorker)
     files: Files = attrs.field(factory=Files)
-    linger: float = 0.0
     clock: ThreadedClock = attrs.field(factory=ThreadedClock)
     journal: ReplicaJournal = attrs.field(init=False)
     handed: list[tuple[int, bytes]] = attrs.field(factory=list)
@@ -101,7 +100,7 @@ class Member:
         self.journal = ReplicaJournal(
             self.clock,
             self.directory,
-            JournalSettings(segment_size=1 << 16, min_free=0, linger=self.linger),
+            JournalSettings(segment_size=1 << 16, min_free=0),
             files=self.files,
             worker=self.worker,
             member=self.directory.name,
@@ -391,29 +390,6 @@ def test_leading_again_after_stepping_down(member: Callable[[str], Member]) -> N
     leader.journal.release(leader.position())
     assert leader.handed[0][0] == 0
     assert leader.read() == [b"two"]
-
-
-@pytest.mark.parametrize("unreleased", [0, 1])
-def test_commit_of_a_leader_waits_for_a_second_append(tmp_path: Path, unreleased: int) -> None:
-    leader = Member(tmp_path / "a", linger=0.01)
-    now(leader.journal.lead())
-    for number in range(unreleased):
-        leader.append(b"%d" % number)
-        leader.clock.advance(0.01)
-    leader.handed.clear()
-    leader.append(b"first")
-    leader.clock.advance(0.009)
-    assert not leader.handed
-    leader.append(b"second")
-    assert len(leader.handed) == 1, "one commit has both"
-    leader.append(b"third")
-    leader.clock.advance(0.009)
-    assert len(leader.handed) == 1
-    leader.clock.advance(0.001)
-    assert len(leader.handed) == 2
-    leader.journal.release(leader.position())
-    assert leader.read()[-3:] == [b"first", b"second", b"third"]
-    leader.journal.close()
 
 
 def test_a_segment_begins_when_everything_before_it_is_released(member: Callable[[str], Member]) -> None:

@@ -17,10 +17,10 @@ from fyrehose.errors import Closed, JournalCorrupt, JournalError, JournalFailed,
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
+from fyrehose.journal.commit import COMMIT
 from fyrehose.journal.copies import RESTORING
 from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
-from fyrehose.journal.pending import COMMIT
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.settings import durability as parse_durability
 from fyrehose.records import Run
@@ -59,7 +59,7 @@ def test_pending_appends_share_the_next_commit(open_journal) -> None:
     for i in range(5):
         bench.append(b"%d" % i)
     assert len(calls) == 1
-    assert [len(append.runs) for append in bench.journal._pending.appends] == [1] * 5
+    assert [len(publish.runs) for publish in bench.journal._commits.waiting] == [1] * 5
     bench.crash()
 
 
@@ -622,7 +622,7 @@ class TestOverload:
         for _ in range(20):
             now[0] += 1_000_000
             bench.append(b"x" * (COMMIT // 2))
-            if len(bench.journal._pending.appends) > 4:
+            if len(bench.journal._commits.waiting) > 4:
                 worker.do(1)
         worker.hold = False
         worker.do()
@@ -660,7 +660,7 @@ class TestOverload:
         worker.hold = True
         for _ in range(30):
             bench.append(*[b""] * 10_000, event_ids=bytes(160_000), event_times=bytes(80_000))
-        sent = bench.journal._pending.appends[0].size
+        sent = bench.journal._commits.waiting[0].size
         assert sent > 10_000 * (4 + 16 + 8)
         worker.hold = False
         worker.do()

@@ -29,17 +29,6 @@ def test_invalid_durability_is_refused(text: str) -> None:
         durability(text)
 
 
-@pytest.mark.parametrize(("text", "meant"), [("0", 0.0), ("2ms", 0.002), ("1s", 1.0)])
-def test_linger_is_parsed(text: str, meant: float) -> None:
-    assert build(JournalSettings, "journal", {"linger": text}).linger == meant
-
-
-@pytest.mark.parametrize("text", ["", "auto", "-1ms", "1.1s"])
-def test_invalid_linger_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="duration"):
-        build(JournalSettings, "journal", {"linger": text})
-
-
 def test_the_defaults_are_the_safe_ones() -> None:
     settings = build(JournalSettings, "journal", {})
     assert settings == JournalSettings()

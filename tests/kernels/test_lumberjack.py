@@ -145,29 +145,46 @@ def test_topic_is_found_at_its_path(kernel: ModuleType, document: bytes, topic: 
 def test_topic_is_searched_in_a_limited_number_of_bytes(kernel: ModuleType) -> None:
     document = b'{"m":"' + b"x" * 100 + b'","beat":"late"}'
     lengths = column(len(document))
-    assert kernel.split(lengths, document, (b"beat",), len(document)) == [(1, b"late", True)]
-    assert kernel.split(lengths, document, (b"beat",), len(document) - 3) == [(1, None, True)]
-    assert kernel.split(lengths, document, (), 1000) == [(1, None, True)]
+    assert kernel.split(lengths, document, ((b"beat",),), len(document)) == [(1, (b"late",), True)]
+    assert kernel.split(lengths, document, ((b"beat",),), len(document) - 3) == [(1, (None,), True)]
+    assert kernel.split(lengths, document, (), 1000) == [(1, (), True)]
     assert kernel.find(document, ()) is None
 
 
 def test_split_ends_a_segment_where_the_topic_changes_or_what_is_json(kernel: ModuleType) -> None:
     documents = [b'{"t":"a"}', b'{"t":"a","x":1}', b'{"t":"b"}', b'{"t":""}', b"{}", b"", b"nonsense", b'{"t":"a"}']
     lengths = column(*map(len, documents))
-    assert kernel.split(lengths, b"".join(documents), (b"t",), 4096) == [
-        (2, b"a", True),
-        (1, b"b", True),
-        (1, b"", True),
-        (1, None, True),
-        (2, None, False),
-        (1, b"a", True),
+    assert kernel.split(lengths, b"".join(documents), ((b"t",),), 4096) == [
+        (2, (b"a",), True),
+        (1, (b"b",), True),
+        (1, (b"",), True),
+        (1, (None,), True),
+        (2, (None,), False),
+        (1, (b"a",), True),
     ]
-    assert kernel.split(b"", b"", (b"t",), 4096) == []
+    assert kernel.split(b"", b"", ((b"t",),), 4096) == []
+
+
+def test_split_ends_a_segment_where_any_of_several_strings_changes(kernel: ModuleType) -> None:
+    documents = [b'{"a":"1","b":{"c":"2"}}', b'{"b":{"c":"2"},"a":"1"}', b'{"a":"1","b":{"c":"3"}}', b'{"a":"1"}']
+    paths = ((b"a",), (b"b", b"c"))
+    assert kernel.split(column(*map(len, documents)), b"".join(documents), paths, 4096) == [
+        (2, (b"1", b"2"), True),
+        (1, (b"1", b"3"), True),
+        (1, (b"1", None), True),
+    ]
+
+
+def test_split_searches_a_limited_number_of_strings(kernel: ModuleType) -> None:
+    lengths = column(2)
+    assert kernel.split(lengths, b"{}", ((b"a",),) * pure.MOST_PATHS, 9) == [(1, (None,) * pure.MOST_PATHS, True)]
+    with pytest.raises(ValueError, match="too many paths"):
+        kernel.split(lengths, b"{}", ((b"a",),) * (pure.MOST_PATHS + 1), 9)
 
 
 def is_json(kernel: ModuleType, document: bytes) -> bool:
-    [(count, topic, found)] = kernel.split(column(len(document)), document, (), 0)
-    assert (count, topic) == (1, None)
+    [(count, strings, found)] = kernel.split(column(len(document)), document, (), 0)
+    assert (count, strings) == (1, ())
     return bool(found)
 
 
@@ -366,7 +383,7 @@ def test_nesting_is_followed_however_deep(kernel: ModuleType, depth: int) -> Non
 @pytest.mark.parametrize(("lengths", "payload"), [(b"123", b""), (column(1), b""), (column(1), b"ab")])
 def test_columns_that_do_not_add_up_are_refused_by_split(kernel: ModuleType, lengths: bytes, payload: bytes) -> None:
     with pytest.raises(ValueError, match="add up"):
-        kernel.split(lengths, payload, BEAT, 4096)
+        kernel.split(lengths, payload, (BEAT,), 4096)
 
 
 VALUES = st.recursive(
@@ -420,17 +437,20 @@ def test_native_scan_equals_pure_scan(data: bytes, largest: int, most: int, most
         | st.text('x"\\', max_size=30).map(lambda text: b'{"%s":0,"a":"%s"}' % (text.encode(), text.encode())),
         max_size=6,
     ),
-    st.sampled_from([(), (b"a",), (b"a", b"b"), (b"",)]),
+    st.lists(st.sampled_from([(), (b"a",), (b"a", b"b"), (b"",)]), max_size=3).map(tuple),
     st.integers(0, 40),
 )
 @settings(max_examples=500, deadline=None)
-def test_native_split_equals_pure_split(documents: list[bytes], path: tuple[bytes, ...], most: int) -> None:
+def test_native_split_equals_pure_split(
+    documents: list[bytes], paths: tuple[tuple[bytes, ...], ...], most: int
+) -> None:
     lengths, payload = column(*map(len, documents)), b"".join(documents)
-    wanted = pure.split(lengths, payload, path, most)
-    assert native.split(lengths, payload, path, most) == wanted
+    wanted = pure.split(lengths, payload, paths, most)
+    assert native.split(lengths, payload, paths, most) == wanted
     assert sum(count for count, *_ in wanted) == len(documents)
     for document in documents:
-        assert native.find(document, path) == pure.find(document, path)
+        for path in paths:
+            assert native.find(document, path) == pure.find(document, path)
 
 
 @only_native

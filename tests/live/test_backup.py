@@ -23,12 +23,12 @@ from zope.interface import implementer
 
 from fyrehose.errors import JournalCorrupt
 from fyrehose.interfaces import IJournalObserver, JournalState
+from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.offline.dump import runs
 from fyrehose.journal.offline.verify import verify
 from fyrehose.journal.offline.view import look
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.journal.worker import InlineWorker
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 

@@ -419,7 +419,7 @@ def test_binary_routing_ids_and_two_of_one(serve: Any, bus: Bus) -> None:
 
 def test_a_snapshot_that_nobody_reads_is_cancelled(serve: Any, bus: Bus) -> None:
     """Threat: a snapshot's client stops reading."""
-    server = serve("stall-timeout=500ms")
+    server = serve("timeout=500ms")
     collector = bus.collector()
     for n in range(300):
         collector.send_multipart(event(n, data=bytes(100_000)))

@@ -73,11 +73,12 @@ class Peer:
     """A plain socket that speaks Figg by hand."""
 
     port: int
+    host: str = "127.0.0.1"  #: the address from which it connects
     socket: socket.socket = attrs.field(init=False)
     stream: Any = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
+        self.socket = socket.create_connection(("127.0.0.1", self.port), PATIENCE, (self.host, 0))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.stream = self.socket.makefile("rb")
 
@@ -235,13 +236,13 @@ MALFORMED = {
 
 
 def test_a_malformed_frame_costs_its_sender_the_connection_and_nothing_else(start: Any) -> None:
-    server = start(*FIGG, "--option", "figg.refusal-delay=0")  # else each of them is held for longer
+    server = start(*FIGG)
     port = server.port("figg")
     with Peer(port) as reader, Peer(port) as other:
         reader.say(attach(b"t"))
         assert reader.hear() == attached(b"t", 0)
         for number, (what, wire) in enumerate(MALFORMED.items()):
-            with Peer(port) as rude:
+            with Peer(port, f"127.0.1.{number + 1}") as rude:  # each refusal of one address is held for longer
                 rude.say(publish(1, what.encode()), wire, publish(2, b"never taken"))
                 assert rude.hear() == ack(1), what
                 assert rude.hear() is None, what

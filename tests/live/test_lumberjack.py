@@ -115,6 +115,26 @@ def test_pylogbeat(place: Place) -> None:
     assert dump.returncode == 0, dump.stderr
 
 
+def test_pylogbeat_into_streams_by_content(start: Any, tmp_path: Path) -> None:
+    config = tmp_path / "routes.toml"
+    config.write_text('[[route]]\nlistener = "lumberjack"\nstream = "logs.{fields.service}"\n')
+    server = start("--config", str(config), "--listen", "lumberjack=tcp:0:interface=127.0.0.1")
+    sent = [{"n": n, "fields": {"service": ("web", "db")[n % 2]}} for n in range(5_000)]
+    sent.append({"n": 5_000})
+    client = pylogbeat.PyLogBeatClient("127.0.0.1", server.port("lumberjack"), timeout=30)
+    client.send([json.dumps(each) for each in sent])
+    client.close()
+    assert server.stop() == 0
+    found = subprocess.run(
+        [FYREHOSE, "journal", "dump", tmp_path / "data", "--format", "json"], capture_output=True, check=True
+    )
+    records = [json.loads(line) for line in found.stdout.splitlines()]
+    streams: dict[str, list[int]] = {}
+    for record in records:
+        streams.setdefault(record["stream"], []).append(json.loads(record["payload"])["n"])
+    assert streams == {"logs.web": [*range(0, 5_000, 2)], "logs.db": [*range(1, 5_000, 2)], "lumberjack": [5_000]}
+
+
 PROGRAM = """
 import json, logging, sys
 from logstash_async.handler import AsynchronousLogstashHandler
@@ -475,7 +495,7 @@ async def test_our_client_over_tls(tmp_path: Path) -> None:
 
 def test_threat_a_writer_that_never_reads_acknowledgements(start: Any) -> None:
     """Zero TCP window: such a writer is not read any further, and then cut off; another one is served all the while."""
-    server = start("--listen", f"lumberjack={LOOPBACK}", "--option", "lumberjack.stall-timeout=1s")
+    server = start("--listen", f"lumberjack={LOOPBACK}", "--option", "lumberjack.timeout=1s")
     where = ("127.0.0.1", int(server.port("lumberjack")))
     with socket.socket() as deaf, socket.create_connection(where, timeout=30) as other:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 10)

@@ -11,6 +11,7 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 
 from fyrehose.broker.broker import Broker
+from fyrehose.broker.lending import within
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.outgoing import LargeRecord
@@ -101,7 +102,7 @@ def test_a_subscription_continues_behind_the_record(world: World) -> None:
 
 
 def test_peers_share_the_memory_for_records_and_all_get_theirs(world: World) -> None:
-    world.broker.budget.lending.limit = len(RECORD)
+    world.broker.budget.lending.shares = within(len(RECORD))
     others = [world.connect(number) for number in range(2, 12)]
     world.send()
     for protocol, _ in others:
@@ -118,7 +119,7 @@ def test_peers_share_the_memory_for_records_and_all_get_theirs(world: World) -> 
 
 def test_a_record_that_waits_for_its_first_turn_is_charged(world: World) -> None:
     size = len(RECORD)
-    world.broker.budget.lending.limit = 2 * size
+    world.broker.budget.lending.shares = within(2 * size)
     run = world.broker.read("s", 1, 1)[0]
     protocols = [world.connect(number)[0] for number in range(2, 12)]
     for number, protocol in enumerate(protocols):

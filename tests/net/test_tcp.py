@@ -244,7 +244,7 @@ class TestLimits:
         server.connect("2001:db8::3")
 
     def test_a_frame_must_be_complete_in_time(self) -> None:
-        server = make(frame_timeout=30.0)
+        server = make(timeout=30.0)
         protocol, transport = server.connect()
         protocol.dataReceived(b"tric")
         for _ in range(6):
@@ -256,7 +256,7 @@ class TestLimits:
         assert server.count("frame-timeout") == 1
 
     def test_each_frame_has_its_own_deadline(self) -> None:
-        server = make(frame_timeout=30.0)
+        server = make(timeout=30.0)
         protocol, transport = server.connect()
         for _ in range(20):
             protocol.dataReceived(b"rest of a line\nbegin")
@@ -267,7 +267,7 @@ class TestLimits:
         assert not transport.disconnecting, "between frames there is no deadline"
 
     def test_a_large_frame_has_more_time_as_it_arrives(self) -> None:
-        server = make(frame_timeout=30.0)
+        server = make(timeout=30.0)
         protocol, transport = server.connect()
         protocol.dataReceived(b"#6553600\n")
         protocol.dataReceived(b"x" * 655_360)
@@ -277,7 +277,7 @@ class TestLimits:
         assert transport.disconnecting
 
     def test_announcing_a_large_frame_gives_no_time(self) -> None:
-        server = make(frame_timeout=30.0)
+        server = make(timeout=30.0)
         protocol, transport = server.connect()
         protocol.dataReceived(b"#6553600\n")
         server.clock.advance(31)
@@ -285,7 +285,7 @@ class TestLimits:
         assert server.count("frame-timeout") == 1
 
     def test_the_deadline_waits_while_reading_is_paused(self) -> None:
-        server = make(budget=Budget(limit=1000), frame_timeout=30.0)
+        server = make(budget=Budget(limit=1000), timeout=30.0)
         large = server.broker.budget.account(Reading(lambda: None, lambda: None))
         large.expect(250, 200)
         waiting, transport = server.connect()
@@ -303,7 +303,7 @@ class TestLimits:
 
 class TestSlowReaders:
     def test_a_peer_that_does_not_read_is_disconnected(self) -> None:
-        server = make(stall_timeout=30.0)
+        server = make(timeout=30.0)
         protocol, transport = server.connect()
         protocol.dataReceived(b"?\n")
         protocol.pauseProducing()
@@ -314,7 +314,7 @@ class TestSlowReaders:
         assert server.count("stalled-peer") == 1
 
     def test_data_that_was_read_long_ago_does_not_extend_the_deadline(self) -> None:
-        server = make(stall_timeout=30.0)
+        server = make(timeout=30.0)
         protocol, transport = server.connect()
         for _ in range(100):
             protocol.dataReceived(b"echo" + b"x" * 65_536 + b"\n")
@@ -323,7 +323,7 @@ class TestSlowReaders:
         assert transport.aborted
 
     def test_a_peer_that_reads_in_time_stays_connected(self) -> None:
-        server = make(stall_timeout=30.0)
+        server = make(timeout=30.0)
         protocol, transport = server.connect()
         protocol.dataReceived(b"?\n")
         for _ in range(5):
@@ -649,28 +649,22 @@ class TestPolicy:
 
 class TestSilence:
     def test_a_silent_connection_is_closed(self, log_lines: list[str]) -> None:
-        server = make(silent_timeout=30.0)
+        server = make(timeout=30.0)
         _, transport = server.connect()
         server.clock.advance(29)
         assert not transport.disconnecting
         server.clock.advance(1)
         assert transport.disconnecting
         assert server.count("silent") == 1
-        said = "toy: silent from 10.0.0.1: nothing was received for 30 s; raise toy.silent-timeout to allow more"
+        said = "toy: silent from 10.0.0.1: nothing was received for 30 s; raise toy.timeout to allow more"
         assert log_lines == [said]
 
     def test_one_byte_ends_the_silent_timeout(self) -> None:
-        server = make(silent_timeout=30.0)
+        server = make(timeout=30.0)
         protocol, transport = server.connect()
         server.clock.advance(29)
         protocol.dataReceived(b"\n")
         server.clock.advance(1000)
-        assert not transport.disconnecting
-
-    def test_the_silent_timeout_can_be_disabled(self) -> None:
-        server = make(silent_timeout=0.0)
-        _, transport = server.connect()
-        server.clock.advance(100_000)
         assert not transport.disconnecting
 
 

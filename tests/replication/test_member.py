@@ -23,11 +23,11 @@ from fyrehose.cli.command import main
 from fyrehose.errors import Closed, ConfigError, Following, JournalUnreachable, ReadOnly, Unreplicated
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
+from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.files import Files
 from fyrehose.journal.offline.verify import verify
 from fyrehose.journal.replica import ReplicaWriter
 from fyrehose.journal.settings import Durability, JournalSettings
-from fyrehose.journal.worker import InlineWorker
 from fyrehose.journal.writer import SyncFailed
 from fyrehose.records import Run
 from fyrehose.replication.replicated import ReplicatedJournal

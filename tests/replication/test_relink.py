@@ -15,9 +15,8 @@ from twisted.internet.testing import StringTransport
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.interfaces import JournalState
+from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.journal.worker import InlineWorker
-from fyrehose.options import build
 from fyrehose.protocols.relink.client_session import ConnectorSession
 from fyrehose.protocols.relink.frames import Op
 from fyrehose.protocols.relink.handshake import Hello, Terms
@@ -60,7 +59,7 @@ class Server:
         )
         self.broker = Broker(self.clock, self.journal, Sequencer())
         self.broker.open()
-        settings = build(RelinkSettings, "relink", {"refusal_delay": "0"})
+        settings = RelinkSettings(refusal_delay=0.0)
         self.registry = Registry(self.broker, self.clock, settings, ".relink/x")
 
         def opened(_: None) -> None:

@@ -13,7 +13,16 @@ from fyrehose.broker.streams import UNLIMITED, StreamRule, StreamRules
 from fyrehose.errors import ConfigError
 from fyrehose.journal.settings import Durability
 from fyrehose.patterns import compiled
-from fyrehose.server.config import Config, FromFile, merged, parse_listen, parse_option, read_file, resolve
+from fyrehose.server.config import (
+    Config,
+    FromFile,
+    ServerSettings,
+    merged,
+    parse_listen,
+    parse_option,
+    read_file,
+    resolve,
+)
 
 
 def settings_of(config: Config, name: str) -> Any:
@@ -142,9 +151,16 @@ def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
         ("\x00", "not TOML"),
         (
             "data_dir = 'x'",
-            "expected data-dir, policy, log-format, [listen], [option.PROTOCOL], [replication] or [[stream]]",
+            "[listen], [option.PROTOCOL], [replication], [[stream]] or [[route]]",
         ),
         ("[stream]\nname = 'a'", "expected limits of streams in tables named [[stream]], with two brackets"),
+        ("[route]\nlistener = 'a'", "expected routes in tables named [[route]], with two brackets"),
+        ("[[route]]\nlistener = 'lumberjack'", "[[route]] table 1 has other keys than expected, which are listener"),
+        ("[[route]]\nlistener = 'l'\nstream = '{a},b'", "[[route]] table 1 has other values than texts without comma"),
+        (
+            "[option.lumberjack]\nroutes = '{a}'\n[[route]]\nlistener = 'lumberjack'\nstream = '{a}'",
+            "[[route]] table 1 is for lumberjack, whose option routes is set, too; use one",
+        ),
         ("[[stream]]\nname = 'a'\nkeep-age = 'x'", "[[stream]] table 1 has keep-age = 'x'; expected a duration"),
         ("data-dir = 5", "data-dir must be text in quotes"),
         ("policy = ['a']", "policy must be text in quotes"),
@@ -172,6 +188,16 @@ def test_limits_of_streams_reach_the_configuration() -> None:
     rules = StreamRules((StreamRule(names=("*",), new_streams=False),))
     assert resolve("data", [], {}, rules=rules).streams == rules
     assert resolve("data", [], {}).streams == UNLIMITED
+
+
+def test_route_tables_are_routes_of_their_listeners_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "fyrehose.toml"
+    tables = [("lumberjack", "logs.{fields.service}"), ("lumberjack/tls", "{certificate}"), ("lumberjack", "{topic}")]
+    path.write_text("".join(f'[[route]]\nlistener = "{name}"\nstream = "{stream}"\n' for name, stream in tables))
+    listen = [("lumberjack", "tcp:0"), ("lumberjack/tls", "tcp:0")]
+    config = resolve("data", listen, read_file(path).options)
+    assert [*map(str, settings_of(config, "lumberjack").routes)] == ["logs.{fields.service}", "{topic}"]
+    assert [*map(str, settings_of(config, "lumberjack/tls").routes)] == ["{certificate}"]
 
 
 def test_later_options_take_precedence() -> None:
@@ -247,3 +273,12 @@ def test_invalid_configurations_are_refused_before_the_start(listen: Any, option
     with pytest.raises(ConfigError) as raised:
         resolve("data", listen, options)
     assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("streams", "burst", "rate"),
+    [(0, 5_000, 50.0), (2, 5_000, 50.0), (10_000, 5_000, 50.0), (200_000, 100_000, 1_000.0)],
+)
+def test_larger_limit_of_streams_raises_how_fast_they_may_be_created(streams: int, burst: int, rate: float) -> None:
+    limits = ServerSettings(streams_per_address=streams).peer_limits
+    assert (limits.streams, limits.burst, limits.rate) == (streams, burst, rate)

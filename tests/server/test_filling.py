@@ -12,11 +12,11 @@ from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import JournalError
 from fyrehose.journal import scan
+from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.offline.verify import verify
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.journal.worker import InlineWorker
 from fyrehose.records import Run
 from fyrehose.server import filling
 from fyrehose.server.filling import CopyLog, copy_journal

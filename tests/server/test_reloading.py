@@ -8,16 +8,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
+from twisted.internet.defer import maybeDeferred
 from twisted.internet.error import CannotListenError
 from twisted.internet.testing import MemoryReactorClock
 
 from fyrehose.broker.policy import LOOPBACK
+from fyrehose.errors import TooManyNamedSubscriptions, TooManySubscriptions
 from fyrehose.identity import Action, Identity
+from fyrehose.journal.settings import JournalSettings
 from fyrehose.server import process
-from fyrehose.server.reloading import ANSWER, ReloadAnswer, read_answer
+from fyrehose.server.config import ServerSettings
+from fyrehose.server.reloading import ANSWER, CHANGEABLE, ReloadAnswer, read_answer
 from fyrehose.server.tap import Options, ServerProcess
-from fyrehose.testing import MemoryJournal
+from fyrehose.testing import MemoryJournal, RecordingSink
 
 PAGE = '[listen]\nhttp = "tcp:8117:interface=127.0.0.1"\nfigg = "tcp:8119:interface=127.0.0.1"\n'
 
@@ -123,6 +128,25 @@ def test_limits_of_the_server_and_retention_change_at_once(world: World) -> None
     assert journal.settings.keep_age == 7 * 86400
     assert journal.stream_age is not None
     assert journal.stream_age("debug.x") == 86400
+
+
+def test_limits_of_peers_apply_to_what_comes_next(world: World) -> None:
+    peer = world.server.fyrehose.broker.identified(Identity())
+    peer.subscribe("a", 0, RecordingSink())
+    world.reload(PAGE + "[option.server]\nsubscriptions-per-address = 1\nnamed-subscriptions = 1\n")
+    with pytest.raises(TooManySubscriptions, match="limit of 1 subscriptions"):
+        peer.subscribe("a", 0, RecordingSink())
+    assert peer.named.open("one", "a", 0).called
+    refused: list[Any] = []
+    maybeDeferred(peer.named.open, "two", "a", 0).addErrback(refused.append)
+    assert isinstance(refused[0].value, TooManyNamedSubscriptions)
+    world.reload(PAGE)
+    peer.subscribe("a", 0, RecordingSink())
+
+
+def test_every_changeable_option_exists() -> None:
+    for scope, settings in (("journal", JournalSettings), ("server", ServerSettings)):
+        assert set(CHANGEABLE[scope]) <= {field.name for field in attrs.fields(settings)}
 
 
 def test_options_that_need_a_restart_are_named_and_the_rest_changes(world: World) -> None:

@@ -20,10 +20,10 @@ from zope.interface import implementer
 
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import scan
+from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.offline.places import Directory
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.journal.worker import InlineWorker
 from fyrehose.records import Record, Run
 from fyrehose.spark.columns import arrow_schema
 from fyrehose.spark.plan import Planner

@@ -27,13 +27,13 @@ def test_help_and_unknown_commands() -> None:
         "table",
         "dedup",
         "gaps",
+        "lost",
         "rates",
         "parse",
         "replay",
         "verify",
         "optimize",
         "delete",
-        "upgrade",
     ):
         assert run(name, "--help").exit_code == 0
     assert run("--version").output.startswith("fyrehose ")
@@ -132,7 +132,6 @@ def test_archive_that_cannot_begin_is_refused_before_spark_starts(
         (("archive", tmp_path / "not", lake), 1, "no such directory"),
         (("archive", journal.directory, "gs://bucket/lake"), 2, "expected a directory or s3://BUCKET/PATH"),
         (("archive", journal.directory, lake, "--metrics", "x"), 2, "expected FILE.prom or HOST:PORT"),
-        (("upgrade", "s3://bucket/lake", "--journal", journal.directory), 1, "always in directories"),
         (("archive", journal.directory), 2, "Missing argument 'LAKE'"),
     ):
         said = run(*words)

@@ -229,6 +229,3 @@ def test_place_that_is_no_lake(tmp_path: Path) -> None:
         Lake.existing(tmp_path / "not")
     with pytest.raises(ConfigError, match="expected a directory or s3://BUCKET/PATH"):
         Lake.at("gs://bucket/lake")
-    (tmp_path / "_fyrehose").mkdir()
-    with pytest.raises(JournalError, match=f"made by an older version.*fyrehose-spark upgrade {tmp_path}"):
-        Lake.at(tmp_path)

@@ -60,7 +60,7 @@ def task(journal: Any, lake: Path) -> Task:
 def test_task_that_runs_again_writes_another_file(written: Opener, tmp_path: Path) -> None:
     journal = written()
     journal.fill(20)
-    found = [action for _ in range(2) for action in write(pickle.loads(pickle.dumps(task(journal, tmp_path))))]
+    found = [file.action for _ in range(2) for file in write(pickle.loads(pickle.dumps(task(journal, tmp_path))))]
     assert len({action.path for action in found}) == 2
     assert all((tmp_path / action.path).stat().st_size == action.size for action in found)
 
@@ -69,8 +69,9 @@ def test_statistics_are_those_of_the_records(written: Opener, tmp_path: Path) ->
     journal = written()
     for name in ("b", "ü", "a"):
         journal.append(Run.of(name, [b"x", b"y"], source="test"))
-    (action,) = write(task(journal, tmp_path))
-    assert json.loads(action.stats) == {
+    (file,) = write(task(journal, tmp_path))
+    assert (file.rows, file.ends) == (6, {"a": 2, "b": 2, "ü": 2})
+    assert json.loads(file.action.stats) == {
         "numRecords": 6,
         "minValues": {"server": "one", "stream": "a", "seq": 1, "time": "2023-11-14T22:13:21.000000Z"},
         "maxValues": {"server": "one", "stream": "ü", "seq": 2, "time": "2023-11-14T22:13:23.000000Z"},

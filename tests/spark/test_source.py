@@ -71,10 +71,10 @@ def test_a_checkpoint_of_another_journal_is_no_silence(written: Opener) -> None:
     journal = written()
     journal.fill(5)
     options = SourceOptions.of({"path": str(journal.directory)})
-    beyond = {"position": options.place.view().mark + 8}
+    latest = StreamReader(options, SEQ).reportLatestOffset()
+    beyond = latest | {"position": latest["position"] + 8}
     with pytest.raises(JournalCorrupt, match="it is another journal"):
         StreamReader(options, SEQ).latestOffset(beyond, ReadAllAvailable())
-    latest = {"position": options.place.view().mark}
     assert StreamReader(options, SEQ).latestOffset(latest, ReadAllAvailable()) == latest
 
 

@@ -28,7 +28,6 @@ from fyrehose.spark.jobs.optimize import delete, optimize
 from fyrehose.spark.jobs.verify import damage_of, verify
 from fyrehose.spark.lake import Lake
 from fyrehose.spark.stores import LakeStore
-from fyrehose.spark.upgrade import upgrade
 
 Opener = Callable[..., Any]
 ARCHIVE = [sys.executable, "-c", "from fyrehose.spark.command import main; main()", "archive", "--engine", "local"]
@@ -67,8 +66,6 @@ def test_archive_and_maintenance_of_a_lake_in_an_object_store(written: Opener, b
     assert archive(None, place, lake).rounds == 0
     optimize(lake, keep=86400.0)
     assert stored(lake) == []
-    with pytest.raises(JournalError, match="those were always in directories"):
-        upgrade(lake, place)
 
 
 @pytest.mark.slow

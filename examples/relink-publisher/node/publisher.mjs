@@ -1,5 +1,5 @@
 // Relink's publisher side. It sends on one channel with an id of size 0, so every packet of the server has 8 bytes.
-// See docs/protocols/relink.md.
+// See docs/protocols/relink-wire.md.
 import { connect } from "node:net";
 
 const WINDOW = 1024; // largest number of messages that are not consumed, and of messages in one transaction

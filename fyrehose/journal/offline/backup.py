@@ -252,7 +252,9 @@ class Backup:
     def _update_subscription(self, min_age: float) -> None:
         """Move the subscription to the end of the backup, unless that was done in the last *min_age* seconds."""
         if self.subscription is not None and time.monotonic() - self._held >= min_age:
-            self.source.update_subscription(self.subscription, self.replica.position)
+            tail = self.replica.tail
+            identity = fmt.UNKNOWN if tail is None else tail.identity
+            self.source.update_subscription(self.subscription, self.replica.position, identity)
             self._held = time.monotonic()
 
 

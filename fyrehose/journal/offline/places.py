@@ -20,11 +20,11 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from fyrehose.errors import ConfigError, JournalError, JournalUnreachable
+from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalUnreachable
 from fyrehose.journal import scan, subscriptions
 from fyrehose.journal.files import Files
 from fyrehose.journal.format import UNKNOWN
-from fyrehose.journal.offline.view import Extent, View, look
+from fyrehose.journal.offline.view import Extent, View, differ, look
 from fyrehose.journal.subscriptions import FileSubscription
 from fyrehose.web.tokens import authorization, read_token
 
@@ -83,10 +83,12 @@ class Place(Protocol):
         :raises Missing: there is no such segment
         """
 
-    def update_subscription(self, name: str, position: int) -> None:
+    def update_subscription(self, name: str, position: int, identity: bytes = UNKNOWN) -> None:
         """Create the subscription *name*, or move it to *position*.
 
+        :param identity: of the journal that was read, if it is known
         :raises ConfigError: the name or the position is invalid, or there are too many subscriptions
+        :raises JournalCorrupt: another journal is here now
         """
 
 
@@ -154,7 +156,8 @@ class Directory:
         except FileNotFoundError as error:
             raise Missing(self.name(base)) from error
 
-    def update_subscription(self, name: str, position: int) -> None:
+    def update_subscription(self, name: str, position: int, identity: bytes = UNKNOWN) -> None:
+        check_identity(self, identity)
         subscriptions.update(self.path, name, position)
 
 
@@ -202,7 +205,8 @@ class RemoteJournal:
     def open(self, base: int, limit: int) -> scan.SegmentReader:
         return scan.SegmentReader(Path(f"/segments/{base:016x}"), base, _Remote(self), limit=limit, ahead=CHUNK)
 
-    def update_subscription(self, name: str, position: int) -> None:
+    def update_subscription(self, name: str, position: int, identity: bytes = UNKNOWN) -> None:
+        check_identity(self, identity)
         _request(self, "PUT", f"/subscriptions/{subscriptions.checked_name(name)}", str(position).encode())
 
     @contextmanager
@@ -212,6 +216,19 @@ class RemoteJournal:
             yield
         except (Missing, ValueError, KeyError, TypeError, AttributeError) as error:
             raise JournalError(f"the server at {self.url} is no `fyrehose journal serve`") from error
+
+
+def check_identity(place: Place, identity: bytes, view: View | None = None) -> None:
+    """Check that the journal at a place is the one that was read, unless its identity is unknown.
+
+    :param view: of the journal; None: as it is now
+    :raises JournalCorrupt: it is another one
+    """
+    if identity != UNKNOWN and differ(found := (view or place.view()).identity, identity):
+        raise JournalCorrupt(
+            f"{place} is another journal (identity {found.hex()}) than the one that was read ({identity.hex()}); put "
+            "that journal back, or give this one a lake, a checkpoint and a subscription of its own"
+        )
 
 
 class _Remote(Files):

@@ -24,8 +24,8 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.files import NO_ROOM, PIECE, Files, lock
 from fyrehose.journal.offline.places import Missing
-from fyrehose.journal.offline.transfer import CheckedTail, batches, begin, differ, tail_of
-from fyrehose.journal.offline.view import believed_mark
+from fyrehose.journal.offline.transfer import CheckedTail, batches, begin, tail_of
+from fyrehose.journal.offline.view import believed_mark, differ
 from fyrehose.journal.recovery import damaged
 from fyrehose.journal.retention import Deletion
 from fyrehose.journal.snapshots import needed_by

@@ -199,7 +199,7 @@ class ServeFactory(SessionFactory):
     """
 
     protocol = ServeProtocol
-    defaults = WebSettings(idle_timeout=IDLE, stall_timeout=IDLE)
+    defaults = WebSettings(idle_timeout=IDLE, timeout=IDLE)
     proofs = None
 
     def __init__(

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from fyrehose.broker import positions
-from fyrehose.broker.positions import STREAM, Position, takes
-from fyrehose.errors import JournalCorrupt
+from fyrehose.broker.positions import SOURCE, STREAM, Position, SavedPositions, takes
+from fyrehose.broker.state_stream import replay
 from fyrehose.journal.offline.dump import batches
 from fyrehose.journal.offline.view import look
 from fyrehose.journal.subscriptions import registered
@@ -40,15 +39,13 @@ def subscriptions(
     def read(stream: str, start: int, size: int) -> tuple[Run, ...]:
         return tuple(run.slice(max(0, start - run.first_seq), len(run)) for run in own if run.last_seq >= start)
 
-    try:
-        found = positions.recover(read, (own[0].first_seq, own[-1].last_seq) if own else (1, 0)).positions
-    except ValueError as damage:
-        raise JournalCorrupt(f"the positions of named subscriptions cannot be read: {damage}") from damage
+    found = SavedPositions()
+    replay(found, read, (own[0].first_seq, own[-1].last_seq) if own else (1, 0), STREAM, SOURCE)
     files = [
         {"name": each.name, "kind": "files", "behind_bytes": max(0, view.mark - each.position), "active": each.time}
         for each in registered(directory)
     ]
-    return [*(_described(name, position, ends) for name, position in found.items()), *files]
+    return [*(_described(name, position, ends) for name, position in found.positions.items()), *files]
 
 
 def _described(name: str, position: Position, ends: Mapping[str, int]) -> dict[str, object]:

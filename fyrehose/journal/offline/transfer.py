@@ -84,11 +84,6 @@ def batches(reader: scan.SegmentReader, tail: CheckedTail, stop: int) -> Iterato
         yield header, [head, body]
 
 
-def differ(first: bytes, second: bytes) -> bool:
-    """Return whether both identities are known, and are different."""
-    return any(first) and any(second) and first != second
-
-
 def _read(reader: scan.SegmentReader, position: int, size: int) -> memoryview:
     try:
         return reader.read(position, size)

@@ -51,6 +51,11 @@ class View:
         return self.segments[0].base if self.segments else self.mark
 
 
+def differ(first: bytes, second: bytes) -> bool:
+    """Return whether both identities are known, and are different."""
+    return any(first) and any(second) and first != second
+
+
 def look(directory: Path) -> View:
     """Return the durable content of the journal in *directory*.
 

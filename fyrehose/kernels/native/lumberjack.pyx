@@ -226,7 +226,11 @@ def find(const uint8_t[::1] document not None, tuple path not None):
     return None if found == NULL else PyBytes_FromStringAndSize(<const char*>found, size)
 
 
-def split(lengths, payload, tuple path not None, Py_ssize_t most):
+cdef enum:
+    MOST_PATHS = 8
+
+
+def split(lengths, payload, tuple paths not None, Py_ssize_t most):
     cdef const uint8_t[::1] sizes = memoryview(lengths).cast("B")
     cdef const uint8_t[::1] source = memoryview(payload).cast("B")
     cdef Py_ssize_t count = sizes.shape[0] // 4
@@ -234,37 +238,56 @@ def split(lengths, payload, tuple path not None, Py_ssize_t most):
     cdef const uint8_t* at = &source[0] if source.shape[0] else NULL
     cdef uint64_t total = 0
     cdef uint32_t size = 0
-    cdef Py_ssize_t i
+    cdef Py_ssize_t i, k
     for i in range(count):
         memcpy(&size, length + 4 * i, 4)
         total += size
     if sizes.shape[0] % 4 or total != <uint64_t>source.shape[0]:
         raise ValueError("the lengths do not add up to the payload")
+    cdef Py_ssize_t wanted = len(paths)
+    if wanted > MOST_PATHS:
+        raise ValueError("too many paths")
 
     cdef list segments = []
-    cdef const uint8_t* topic = NULL
-    cdef const uint8_t* found
-    cdef Py_ssize_t topic_size = 0, found_size = 0, held = 0
-    cdef bint parses = False, alike, present = False
+    # The strings of the segment, and those of the document.
+    cdef const uint8_t* strings[MOST_PATHS]
+    cdef Py_ssize_t string_sizes[MOST_PATHS]
+    cdef const uint8_t* found[MOST_PATHS]
+    cdef Py_ssize_t found_sizes[MOST_PATHS]
+    cdef Py_ssize_t held = 0
+    cdef bint parses = False, alike, same
     for i in range(count):
         memcpy(&size, length + 4 * i, 4)
-        found = NULL
-        found_size = 0
-        if path and size:
-            found = locate(at, at + min(<Py_ssize_t>size, most), path, &found_size)
+        same = held != 0
+        for k in range(wanted):
+            found[k] = NULL
+            found_sizes[k] = 0
+            if size:
+                found[k] = locate(at, at + min(<Py_ssize_t>size, most), <tuple>paths[k], &found_sizes[k])
+            same = (
+                same
+                and (found[k] == NULL) == (strings[k] == NULL)
+                and found_sizes[k] == string_sizes[k]
+                and (found_sizes[k] == 0 or memcmp(found[k], strings[k], found_sizes[k]) == 0)
+            )
         alike = is_ordinary_json(at, at + size) or is_json(at, at + size)
-        if held and (
-            alike != parses
-            or (found == NULL) == present
-            or found_size != topic_size
-            or (found_size and memcmp(found, topic, found_size) != 0)
-        ):
-            segments.append((held, PyBytes_FromStringAndSize(<const char*>topic, topic_size) if present else None, parses))
+        if held and (alike != parses or not same):
+            segments.append((held, texts(strings, string_sizes, wanted), parses))
             held = 0
         if not held:
-            topic, topic_size, parses, present = found, found_size, alike, found != NULL
+            parses = alike
+            for k in range(wanted):
+                strings[k], string_sizes[k] = found[k], found_sizes[k]
         held += 1
         at += size
     if held:
-        segments.append((held, PyBytes_FromStringAndSize(<const char*>topic, topic_size) if present else None, parses))
+        segments.append((held, texts(strings, string_sizes, wanted), parses))
     return segments
+
+
+cdef tuple texts(const uint8_t** strings, Py_ssize_t* sizes, Py_ssize_t count):
+    """Return the strings as a tuple of bytes; None for a NULL."""
+    cdef Py_ssize_t k
+    return tuple(
+        [None if strings[k] == NULL else PyBytes_FromStringAndSize(<const char*>strings[k], sizes[k]) for k in range(count)]
+    )

@@ -27,7 +27,11 @@ _SEQUENCES = 1 << 32
 MOST_DEPTH = 512
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
-Segment = tuple[int, bytes | None, bool]
+#: The most strings that are searched in a document.
+MOST_PATHS = 8
+
+#: count, the string at each path, and whether the documents are JSON; see :func:`split`
+Segment = tuple[int, tuple[bytes | None, ...], bool]
 
 
 def scan(
@@ -88,30 +92,32 @@ def frames(version: int, first: int, lengths: Buffer, payload: Buffer) -> bytes:
     return b"".join(parts)
 
 
-def split(lengths: Buffer, payload: Buffer, path: tuple[bytes, ...], most: int) -> list[Segment]:
-    """Split a column of documents into segments with the same topic and the same answer to "is it JSON?".
+def split(lengths: Buffer, payload: Buffer, paths: tuple[tuple[bytes, ...], ...], most: int) -> list[Segment]:
+    """Split a column of documents into segments with the same strings and the same answer to "is it JSON?".
 
-    The topic is the result of :func:`find` in the first *most* bytes of a document; without a path it is None.
+    The string at each of *paths* is the result of :func:`find` in the first *most* bytes of a document.
 
-    :return: for each segment: count, topic as it stands between its quotes or None, and whether each document is one
-        JSON text (RFC 8259) in UTF-8, nested at most :data:`MOST_DEPTH` deep
-    :raises ValueError: the lengths do not add up to the payload
+    :return: for each segment: count, the strings as they stand between their quotes or None, and whether each document
+        is one JSON text (RFC 8259) in UTF-8, nested at most :data:`MOST_DEPTH` deep
+    :raises ValueError: the lengths do not add up to the payload, or there are more than :data:`MOST_PATHS` paths
     """
     whole = bytes(payload)
     sizes = unpack(f"<{len(lengths) // 4}I", lengths) if len(lengths) % 4 == 0 else (-1,)
     if sum(sizes) != len(whole):
         raise ValueError("the lengths do not add up to the payload")
+    if len(paths) > MOST_PATHS:
+        raise ValueError("too many paths")
     segments: list[Segment] = []
     begin = 0
     for size in sizes:
         document = whole[begin : begin + size]
         begin += size
-        topic = find(document[:most], path) if path else None
+        found = tuple(find(document[:most], path) for path in paths)
         is_json = _is_json(document)
-        if segments and segments[-1][1:] == (topic, is_json):
-            segments[-1] = (segments[-1][0] + 1, topic, is_json)
+        if segments and segments[-1][1:] == (found, is_json):
+            segments[-1] = (segments[-1][0] + 1, found, is_json)
         else:
-            segments.append((1, topic, is_json))
+            segments.append((1, found, is_json))
     return segments
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from fyrehose.options import Network, boolean, count, name, networks, option, size
+from fyrehose.options import Network, boolean, count, fixed, name, networks, option, size
 
 
 @attrs.frozen(kw_only=True)
@@ -17,13 +17,11 @@ class BackboneSettings:
     request_rate: int = option(
         100_000, count, "records per second for the REQUESTs of one client; a REQUEST counts as 20 more", least=1
     )
-    forward_rate: int = option(
-        1_000, count, "REQUESTs per second that clients may answer; the journal answers further ones", least=1
-    )
     destination_rate: int = option(64 << 20, size, "bytes per second to one address", least=1)
     trusted: tuple[Network, ...] = option(
         networks("127.0.0.0/8"), networks, "networks whose source addresses outsiders cannot forge; no rations there"
     )
-    receive_buffer: int = option(4 << 20, size, "size of the socket's receive buffer")
-    batching: bool = option(True, boolean, "send and receive many datagrams per system call if the kernel supports it")
     total_length: bool = option(False, boolean, "accept PUSH datagrams whose LENGTH includes the header, too")
+    forward_rate: int = fixed(1_000)  #: REQUESTs per second that clients may answer; the journal answers further ones
+    receive_buffer: int = fixed(4 << 20)  #: size of the socket's receive buffer, in bytes
+    batching: bool = fixed(True)  #: send and receive many datagrams per system call if the kernel supports it

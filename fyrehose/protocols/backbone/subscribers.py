@@ -16,6 +16,8 @@ from random import Random
 
 import attrs
 
+from fyrehose.broker.fairness import FairShare
+from fyrehose.identity import network_of
 from fyrehose.protocols.backbone.frames import MAX_SEQUENCES, Address, Flags
 from fyrehose.protocols.backbone.ranges import Ranges
 
@@ -97,54 +99,43 @@ class KnownClient:
 
 
 @attrs.define(eq=False)
-class Table:
-    """Clients in the order of their last KEEPALIVE, with a fair share of the places for every host.
+class Places:
+    """Clients in the order of their last KEEPALIVE, with a fair share of the places for each network.
 
     While places are free every client gets one, so that the clients behind one address may have all of them.  When all
-    are taken, a client of another host displaces one of the host with the most places, until both hold as many.
+    are taken, a client of another network displaces one of the network with the most places, until both hold as many.
 
-    :ivar most: number of places
     :ivar clients: all clients
     """
 
-    most: int
+    _places: FairShare[Address] = attrs.field(converter=FairShare)
     clients: OrderedDict[Address, KnownClient] = attrs.field(factory=OrderedDict, init=False)
-    _hosts: dict[str, OrderedDict[Address, None]] = attrs.field(factory=dict, init=False)
-    #: the clients of the host with the most places; None: not known since a client has left
-    _largest: OrderedDict[Address, None] | None = attrs.field(default=None, init=False)
 
     def add(self, address: Address, client: KnownClient) -> tuple[bool, Address | None]:
         """Add *client* if it gets a place.
 
         :return: whether it got a place, and the address of the client that it displaced, if any
         """
-        displaced = None
-        if len(self.clients) >= self.most:
-            if self._largest is None:
-                self._largest = max(self._hosts.values(), key=len)
-            if len(self._largest) <= len(self._hosts.get(address[0], ())) + 1:
+        network, displaced = network_of(address[0]), None
+        if not self._places.fits():
+            largest = self._places.largest(network)
+            if len(largest) <= self._places.used_by(network) + 1:
                 return False, None
-            displaced = next(iter(self._largest))  # its KEEPALIVE is the oldest, so most likely it has left
+            displaced = next(iter(largest))  # its KEEPALIVE is the oldest, so most likely it has left
             self.remove(displaced)
         self.clients[address] = client
-        self._hosts.setdefault(address[0], OrderedDict())[address] = None
-        self._largest = None
+        self._places.add(address, network)
         return True, displaced
 
     def renew(self, address: Address) -> None:
         """Record another KEEPALIVE of the client at *address*."""
         self.clients.move_to_end(address)
-        self._hosts[address[0]].move_to_end(address)
+        self._places.renew(address)
 
     def remove(self, address: Address) -> KnownClient | None:
         """Remove and return the client at *address*; None if there is none."""
-        client = self.clients.pop(address, None)
-        if client is not None:
-            del self._hosts[address[0]][address]
-            if not self._hosts[address[0]]:
-                del self._hosts[address[0]]
-            self._largest = None
-        return client
+        self._places.discard(address)
+        return self.clients.pop(address, None)
 
     def expire(self, now: float) -> None:
         """Remove clients whose last KEEPALIVE is older than ALIVE."""
@@ -172,14 +163,14 @@ class KeepAliveResult:
 class Subscribers:
     """All live clients.
 
-    Clients with NOSUBSCRIBE and NOJOURNAL have a table of their own, so that they take no places from subscribers.
+    Clients with NOSUBSCRIBE and NOJOURNAL have places of their own, so that they take no places from subscribers.
     They are acknowledged even without a place, and are remembered only so that their REQUESTs can be answered.
 
-    :param most: number of places in each table
+    :param most: number of places of either kind
     """
 
     def __init__(self, most: int) -> None:
-        self._table, self._quiet = Table(most), Table(most)
+        self._table, self._quiet = Places(most), Places(most)
 
     def __len__(self) -> int:
         return len(self._table.clients)

@@ -24,6 +24,7 @@ from ipaddress import ip_address
 import attrs
 from twisted.internet.interfaces import IDelayedCall
 
+from fyrehose.broker.fairness import FairShare
 from fyrehose.identity import Action, Identity, network_of
 
 #: Admitted identities that are remembered.  Connections of forgotten ones are closed at any change of the policy.
@@ -73,10 +74,13 @@ class Connections:
     _open: dict[tuple[int, int], AcceptedConnection] = attrs.field(factory=dict, init=False)
     _counts: Counter[int] = attrs.field(factory=Counter, init=False)  #: open connections by port
     _refused: dict[AcceptedConnection, None] = attrs.field(factory=dict, init=False)
-    _networks: dict[str, dict[AcceptedConnection, None]] = attrs.field(factory=dict, init=False)
+    _networks: FairShare[AcceptedConnection] = attrs.field(init=False)  #: those that are not refused
     _admitted: OrderedDict[_Admission, None] = attrs.field(factory=OrderedDict, init=False)
     #: hosts of admitted identities that are not remembered any more
     _forgotten_hosts: set[str] = attrs.field(factory=set, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._networks = FairShare(self.most - self.refused_limit)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -102,15 +106,15 @@ class Connections:
         self.disconnected(port, descriptor)  # a connection whose end was not reported
         new = self._open[port, descriptor] = AcceptedConnection(port, descriptor, peer_of(port, descriptor))
         self._counts[port] += 1
-        group = self._networks.setdefault(network_of(new.host), {})
-        group[new] = None
-        if len(self._open) - len(self._refused) <= self.most - self.refused_limit:
+        network = network_of(new.host)
+        self._networks.add(new, network)
+        if self._networks.fits(0):
             return None
-        largest = max(self._networks.values(), key=len)
-        victim = new if 2 * len(group) - 1 >= len(largest) else next(reversed(largest))
+        largest = self._networks.largest(network)
+        victim = new if 2 * self._networks.used_by(network) - 1 >= len(largest) else next(reversed(largest))
         victim.refused = True
         self._refused[victim] = None
-        self._release(victim)
+        self._networks.discard(victim)
         return victim
 
     def disconnected(self, port: int, descriptor: int) -> AcceptedConnection | None:
@@ -120,7 +124,7 @@ class Connections:
         if gone is not None and gone.refused:
             del self._refused[gone]
         elif gone is not None:
-            self._release(gone)
+            self._networks.discard(gone)
         return gone
 
     def clear(self) -> None:
@@ -175,13 +179,6 @@ class Connections:
             del self._admitted[wanted]
         self._forgotten_hosts.clear()
         return sum(shut_down(each.descriptor, hosts, ports) for each in self._open.values()) if hosts else 0
-
-    def _release(self, connection: AcceptedConnection) -> None:
-        """Remove *connection* from those of its network."""
-        network = network_of(connection.host)
-        del self._networks[network][connection]
-        if not self._networks[network]:
-            del self._networks[network]
 
 
 @contextmanager

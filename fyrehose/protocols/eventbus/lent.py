@@ -9,11 +9,13 @@ in: what sockets hold      out: whether another message may be sent
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 import attrs
+
+from fyrehose.broker.fairness import FairShare
 
 #: Memory of an event in a PUB socket for each subscriber that has not received it, in bytes: 64 for each of six frames.
 REFERENCES = 6 * 64
@@ -115,7 +117,7 @@ class LentMessages:
         """Return whether another message of *size* bytes may be tracked."""
         self.settle()
         size += OVERHEAD + TRACKED - self.free
-        room = self.pool.room(self.network)
+        room = self.pool.memory.room(self.network)
         # The share is computed from the free memory as it was before this client took some.
         return self.size + size <= (self.size + room) // PART or (not self.size and size <= room)
 
@@ -142,35 +144,19 @@ class LentMessages:
 
 
 @attrs.define(eq=False)
-class Shared:
-    """Memory that clients share; those of one network may have half of it.
+class Pool:
+    """Messages that a ROUTER socket holds for all clients; those of one network may have half of the memory.
 
     :ivar limit: upper bound of the memory, in bytes
-    :ivar size: memory in use, in bytes
-    :ivar networks: memory in use by each network, in bytes
+    :ivar memory: what is in use
     """
 
     limit: int
-    size: int = attrs.field(default=0, init=False)
-    networks: Counter[str] = attrs.field(factory=Counter, init=False)
-
-    def room(self, network: str) -> int:
-        """Return the memory that is free for *network*, in bytes."""
-        return min(self.limit - self.size, self.limit // 2 - self.networks[network])
-
-    def change(self, network: str, size: int) -> None:
-        """Add *size* bytes, which may be negative, to the memory of *network*."""
-        self.size += size
-        self.networks[network] += size
-        if not self.networks[network]:
-            del self.networks[network]
-
-
-@attrs.define(eq=False)
-class Pool(Shared):
-    """Messages that a ROUTER socket holds for all clients."""
-
+    memory: FairShare[LentMessages] = attrs.field(init=False)
     _holding: dict[tuple[str, bytes], LentMessages] = attrs.field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.memory = FairShare(self.limit, each=self.limit // 2)
 
     def account(self, identity: bytes, network: str) -> LentMessages:
         """Return the account of a client; a new one, unless the socket still holds messages for the client."""
@@ -183,7 +169,7 @@ class Pool(Shared):
 
     def update(self, account: LentMessages, size: int) -> None:
         """Add *size* bytes, which may be negative and which *account* has added to its own size already."""
-        self.change(account.network, size)
+        self.memory.take(account.network, size)
         if account.size:
             self._holding[account.network, account.identity] = account
         else:

@@ -407,7 +407,7 @@ class EventBusServer:
 
     def _cancel_stalled(self, snapshot: SnapshotAnswer, now: float) -> bool:
         """Cancel *snapshot* if its client has read nothing for too long; return whether it was cancelled."""
-        timeout = self._settings.stall_timeout
+        timeout = self._settings.timeout
         if snapshot.starved:
             snapshot.progressed = now
         if now - snapshot.progressed <= timeout:

@@ -53,7 +53,7 @@ class EventBusSettings:
     snapshots_memory: int = option(
         64 << 20, size, "memory for snapshot requests, half of it for one network; further requests are dropped"
     )
-    stall_timeout: float = option(30.0, duration, "cancel a snapshot whose client has read nothing for this time")
+    timeout: float = option(30.0, duration, "cancel a snapshot whose client has read nothing for this time")
 
     @property
     def options_for_reference(self) -> str:

@@ -17,10 +17,11 @@ from collections.abc import Collection, Iterator, Sequence
 
 import attrs
 
+from fyrehose.broker.fairness import FairShare
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.eventbus.encoding import Frames, event_frames
 from fyrehose.protocols.eventbus.frames import SYNC, Dialect, SyncEnd, SyncStart
-from fyrehose.protocols.eventbus.lent import LentMessages, Shared
+from fyrehose.protocols.eventbus.lent import LentMessages
 from fyrehose.records import Run
 
 #: Memory of a request besides its subtrees, and of each byte of the subtrees with their parsed form, in bytes.
@@ -146,17 +147,22 @@ class Snapshots:
     is parked if another one waits: it keeps nothing of the journal in memory, and waits again when its client reads.
 
     :ivar at_once: number of active snapshots
-    :ivar memory: the memory of all requests
+    :ivar limit: upper bound of the memory of all requests, in bytes; those of one network may have half of it
+    :ivar memory: what is in use
     :ivar active: snapshots that are being sent, in turn
     :ivar parked: snapshots whose clients do not read
     """
 
     at_once: int
-    memory: Shared = attrs.field(converter=Shared)
+    limit: int
+    memory: FairShare[SnapshotAnswer] = attrs.field(init=False)
     active: OrderedDict[bytes, SnapshotAnswer] = attrs.field(factory=OrderedDict, init=False)
     parked: dict[bytes, SnapshotAnswer] = attrs.field(factory=dict, init=False)
     _rows: OrderedDict[str, OrderedDict[bytes, SnapshotAnswer]] = attrs.field(factory=OrderedDict, init=False)
     _all: dict[bytes, SnapshotAnswer] = attrs.field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.memory = FairShare(self.limit, each=self.limit // 2)
 
     def __len__(self) -> int:
         return len(self._all)
@@ -174,13 +180,13 @@ class Snapshots:
         """
         replaced = self._all.get(snapshot.identity)
         # The earlier request of the same client is counted with the network that it came from.
-        if snapshot.cost - (replaced.cost if replaced is not None else 0) > self.memory.room(snapshot.network):
-            detail = f"{len(self)} requests use {self.memory.size} bytes; raise eventbus.snapshots-memory"
+        if not self.memory.fits(snapshot.cost - (0 if replaced is None else replaced.cost), snapshot.network):
+            detail = f"{len(self)} requests use {self.memory.used} bytes; raise eventbus.snapshots-memory"
             raise RemoteProtocolError("too-many-snapshots", detail)
         if replaced is not None:
             self.forget(replaced)
         self._all[snapshot.identity] = snapshot
-        self.memory.change(snapshot.network, snapshot.cost)
+        self.memory.add(snapshot, snapshot.network, snapshot.cost)
         self.wait(snapshot)
         return replaced
 
@@ -219,7 +225,7 @@ class Snapshots:
             return
         self._leave(snapshot)
         del self._all[snapshot.identity]
-        self.memory.change(snapshot.network, -snapshot.cost)
+        self.memory.discard(snapshot)
 
     def clear(self) -> None:
         """Remove all snapshots."""

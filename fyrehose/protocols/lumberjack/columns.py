@@ -1,5 +1,7 @@
 """Converts frames to columns: consecutive events of one turn with the same topic and content type become one run.
 
+Consecutive means within their stream: with routes, events of several streams may take turns.
+
     J  the document as it is; application/json, or application/x-lumberjack-j if it is not JSON
     D  a JSON object; or the frame's body as application/x-lumberjack-d, if its pairs are not UTF-8
 
@@ -11,6 +13,7 @@ the last one.  Large events are runs of their own.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Sequence
 from json import loads
 from struct import pack
 
@@ -33,10 +36,15 @@ LAST_PART = "application/x-lumberjack-last-part"
 LARGE = 128 << 10
 
 
+#: Returns the stream of an event for its topic and the further strings; None: no route fits.
+Route = Callable[[str | None, Sequence[str | None]], str | None]
+
+
 @attrs.define(eq=False)
 class _Group:
-    """Consecutive events with the same topic and content type, which become one run."""
+    """Consecutive events of a stream with the same topic and content type, which become one run."""
 
+    stream: str | None
     topic: bytes | None
     is_json: bool
     size: int = attrs.field(default=0, init=False)
@@ -54,8 +62,9 @@ class _Group:
             lengths=_join(self.lengths),
             payload=_join(self.payloads),
             producer_seq=_join_sequences(self.sequences),
-            topic=None if self.topic is None else topic_of(self.topic),
+            topic=text_of(self.topic),
             content_type=JSON if self.is_json else NOT_JSON,
+            stream=self.stream,
         )
 
 
@@ -63,15 +72,21 @@ class _Group:
 class Columns:
     """Collects the events of one turn as runs.
 
-    :ivar path: the keys that lead to an event's topic; empty: events have no topic
-    :ivar most: number of bytes of an event in which its topic is searched
+    :ivar paths: the keys that lead to an event's topic (empty: events have no topic), and to each further string
+    :ivar most: number of bytes of an event in which its strings are searched
+    :ivar route: returns the stream of an event for its topic and its further strings; None: there are no routes
     """
 
-    path: tuple[bytes, ...]
+    paths: tuple[tuple[bytes, ...], ...]
     most: int
+    route: Route | None = None
     _runs: list[EventRun] = attrs.field(factory=list, init=False)
     _groups: list[_Group] = attrs.field(factory=list, init=False)
-    _part_topic: str | None = attrs.field(default=None, init=False)
+    #: the last group of each stream
+    _latest: dict[str | None, _Group] = attrs.field(factory=dict, init=False)
+    #: the streams of the strings that were found in this turn
+    _streams: dict[tuple[bytes | None, ...], str | None] = attrs.field(factory=dict, init=False)
+    _part_found: tuple[bytes | None, ...] = attrs.field(default=(None,), init=False)
 
     def add_json(self, count: int, sequences: int | bytes, lengths: bytes, payload: bytes) -> int:
         """Add *count* documents.
@@ -80,7 +95,7 @@ class Columns:
         :param lengths: column of u32
         :return: number of runs that they start
         """
-        segments = kernel.split(lengths, payload, self.path, self.most)
+        segments = kernel.split(lengths, payload, self.paths, self.most)
         before = len(self._groups)
         if len(segments) == 1:
             self._group(segments[0], len(payload)).add(lengths, payload, sequences, count)
@@ -105,45 +120,63 @@ class Columns:
         self._close_groups()
         self._runs.append(
             EventRun(
-                lengths=pack("<I", len(body)), payload=body, producer_seq=sequence, topic=None, content_type=RAW_PAIRS
+                lengths=pack("<I", len(body)),
+                payload=body,
+                producer_seq=sequence,
+                topic=None,
+                content_type=RAW_PAIRS,
+                stream=self._stream_of((None,) * len(self.paths)),
             )
         )
 
     def add_part(self, sequence: int, payload: bytes, *, first: bool, last: bool) -> None:
-        """Add a part of a document; all parts have the topic that the first part contains."""
+        """Add a part of a document; all parts have the topic and the stream of the first part."""
         self._close_groups()
         if first:
-            found = kernel.find(payload[: self.most], self.path)
-            self._part_topic = None if found is None else topic_of(found)
+            beginning = payload[: self.most]
+            self._part_found = tuple(kernel.find(beginning, path) for path in self.paths)
         self._runs.append(
             EventRun(
                 lengths=pack("<I", len(payload)),
                 payload=payload,
                 producer_seq=sequence,
-                topic=self._part_topic,
+                topic=text_of(self._part_found[0]),
                 content_type=LAST_PART if last else PART,
+                stream=self._stream_of(self._part_found),
             )
         )
 
     def take(self) -> list[EventRun]:
         """Return the runs in order, and clear them."""
         self._close_groups()
+        self._streams.clear()
         runs, self._runs = self._runs, []
         return runs
 
     def _group(self, segment: Segment, size: int) -> _Group:
-        """Return the group that *segment*, of *size* bytes, belongs to: the last one, or a new one."""
-        _, topic, is_json = segment
-        last = self._groups[-1] if self._groups else None
-        if last is None or (last.topic, last.is_json) != (topic, is_json) or max(last.size, size) >= LARGE:
-            last = _Group(topic, is_json)
+        """Return the group that *segment*, of *size* bytes, belongs to: the last one of its stream, or a new one."""
+        _, found, is_json = segment
+        stream = self._stream_of(found)
+        last = self._latest.get(stream)
+        if last is None or (last.topic, last.is_json) != (found[0], is_json) or max(last.size, size) >= LARGE:
+            last = self._latest[stream] = _Group(stream, found[0], is_json)
             self._groups.append(last)
         last.size += size
         return last
 
+    def _stream_of(self, found: tuple[bytes | None, ...]) -> str | None:
+        """Return the stream of an event with the strings *found*; None: no route fits, or there are none."""
+        if self.route is None:
+            return None
+        if found not in self._streams:
+            topic, *strings = map(text_of, found)
+            self._streams[found] = self.route(topic, strings)
+        return self._streams[found]
+
     def _close_groups(self) -> None:
         self._runs += [group.run() for group in self._groups]
         self._groups.clear()
+        self._latest.clear()
 
 
 def _join(parts: list[Buffer]) -> Buffer:
@@ -169,8 +202,10 @@ def _join_sequences(parts: list[tuple[int | Buffer, int]]) -> int | Buffer:
     return column.tobytes()
 
 
-def topic_of(raw: bytes) -> str | None:
-    """Decode the inside of a JSON string as a topic; return None if it is no valid topic."""
+def text_of(raw: bytes | None) -> str | None:
+    """Decode the inside of a JSON string; return None if it is no valid topic, or there is none."""
+    if raw is None:
+        return None
     try:
         topic = loads(b'"' + raw + b'"') if b"\\" in raw else raw.decode()
         size = len(topic.encode())

@@ -302,12 +302,14 @@ def to_json(pairs: Pairs) -> bytes | None:
 
 @attrs.frozen(kw_only=True, slots=True)
 class EventRun(Column):
-    """Consecutive events with the same topic and content type, as a column."""
+    """Events of one stream with the same topic and content type, as a column."""
 
     #: the first sequence if they are consecutive, otherwise a column of u64
     producer_seq: int | Buffer
     topic: str | None
     content_type: str
+    #: the stream that a route has chosen; None: none has
+    stream: str | None = None
 
 
 def json_frames(version: int, first: int, lengths: Buffer, payload: Buffer) -> bytes:

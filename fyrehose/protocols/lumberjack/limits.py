@@ -21,7 +21,8 @@ class LumberjackLimits:
     :ivar turn_inflated: limit of a turn in inflated bytes
     :ivar max_windows: number of unacknowledged windows at which the session stops processing
     :ivar topic: the keys that lead to an event's topic; empty: events have no topic
-    :ivar topic_bytes: number of bytes of an event in which the topic is searched
+    :ivar fields: the keys that lead to each further string that is found in events, for routes
+    :ivar topic_bytes: number of bytes of an event in which the topic and the fields are searched
     """
 
     max_frame: int = MAX_FRAME
@@ -31,6 +32,7 @@ class LumberjackLimits:
     turn_inflated: int = 256 << 10
     max_windows: int = 1_000
     topic: tuple[bytes, ...] = (b"@metadata", b"beat")
+    fields: tuple[tuple[bytes, ...], ...] = ()
     topic_bytes: int = 4 << 10
 
     @property

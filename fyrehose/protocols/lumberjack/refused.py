@@ -72,8 +72,7 @@ class RefusedFrames:
         before = self._frames.get(key)
         pause = inf if hopeless else FIRST if before is None else min(2 * before.pause, LONGEST)
         self._by_network.discard(key)
-        if not self._by_network.fits() and (oldest := self._by_network.first_out(network)) is not None:
-            self._by_network.discard(oldest)
+        for oldest in self._by_network.make_room(network):
             del self._frames[oldest]
         self._frames[key] = RefusedFrame(reason, pause, self.seconds() + pause)
         self._by_network.add(key, network)
@@ -84,8 +83,7 @@ class RefusedFrames:
         frame = self._frames.get(key)
         if frame is None or self.seconds() >= frame.until:
             return ""
-        self._by_network.discard(key)
-        self._by_network.add(key, network)
+        self._by_network.renew(key)
         return frame.reason
 
 

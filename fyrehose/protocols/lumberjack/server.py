@@ -27,6 +27,7 @@ from fyrehose.options import duration, name, option, size
 from fyrehose.protocols.lumberjack.frames import MAX_FRAME, EventRun
 from fyrehose.protocols.lumberjack.limits import MAX_INFLATED, LumberjackLimits
 from fyrehose.protocols.lumberjack.refused import RefusedFrames
+from fyrehose.protocols.lumberjack.routes import Route, Routes, routes
 from fyrehose.protocols.lumberjack.session import LumberjackServerSession
 from fyrehose.protocols.lumberjack.turns import READ, SMALL_READ, Outcome, Turns
 from fyrehose.records import Run
@@ -49,12 +50,10 @@ class LumberjackSettings(TLSSettings):
     """Lumberjack's options."""
 
     stream: str = option("lumberjack", name, "stream to which events are published")
+    routes: tuple[Route, ...] = option((), routes, "streams by content, such as logs.{fields.service}")
     topic: str = option("@metadata.beat", _path, "field of an event that holds its topic; empty: no topics")
-    topic_search: int = option(4 << 10, size, "number of bytes of an event in which the topic is searched")
+    topic_search: int = option(4 << 10, size, "number of bytes of an event in which the topic and fields are searched")
     idle_timeout: float = option(60.0, duration, "time without a complete frame after which a connection is closed")
-    silent_timeout: float = option(
-        0.0, duration, "time for the first byte of a new connection; 0: no limit besides idle-timeout"
-    )
     max_frame: int = option(MAX_FRAME, size, "largest event and largest compressed frame", least=1)
     max_inflated: int = option(MAX_INFLATED, size, "largest inflated size of one compressed frame", least=1)
 
@@ -63,12 +62,18 @@ class LumberjackSettings(TLSSettings):
             raise ValueError(f"idle_timeout must be more than {2 * KEEP_ALIVE:g} s, not {self.idle_timeout:g} s")
 
     @property
+    def silent_timeout(self) -> float:
+        """Return 0, no limit besides the idle timeout, because writers connect before they have an event."""
+        return 0.0
+
+    @property
     def limits(self) -> LumberjackLimits:
         """Limits of the sessions."""
         return LumberjackLimits(
             max_frame=self.max_frame,
             max_inflated=self.max_inflated,
             topic=tuple(key.encode() for key in self.topic.split(".") if key),
+            fields=Routes(self.routes).paths,
             topic_bytes=self.topic_search,
         )
 
@@ -97,6 +102,8 @@ class LumberjackProtocol(SessionProtocol):
     def connectionMade(self) -> None:
         super().connectionMade()
         self.session.refused = self.factory.refused.of(self.network)
+        if self.factory.routes is not None:
+            self.session.use(self._route)
         self._acknowledged_at = self._received_at = self.clock.seconds()
         self.watch_idle(self.settings.idle_timeout)
 
@@ -148,7 +155,7 @@ class LumberjackProtocol(SessionProtocol):
         """Publish the events; when they are durable, acknowledge the windows that they complete."""
         runs = [
             Run(
-                stream=self.settings.stream,
+                stream=self.settings.stream if event.stream is None else event.stream,
                 source=PROTOCOL,
                 producer=self.producer,
                 topic=event.topic,
@@ -161,6 +168,14 @@ class LumberjackProtocol(SessionProtocol):
         ]
         self.publish(runs, partial(self._durable, sum(map(len, runs))))
         self._update_in_flight()
+        if self.factory.routes is not None:
+            unrouted = sum(len(event) for event in events if event.stream is None)
+            self.broker.counters.add(PROTOCOL, "unrouted", unrouted)
+
+    def _route(self, topic: str | None, strings: Sequence[str | None]) -> str | None:
+        """Return the stream of an event of this writer, or None for the stream of the listener."""
+        stream: str | None = self.factory.routes.stream(strings, topic, self.identity.name)
+        return None if stream == self.settings.stream else stream
 
     handlers = SessionProtocol.handlers | on(tuple, published)
 
@@ -321,6 +336,7 @@ class LumberjackFactory(SessionFactory):
         "too-many-pairs",
         "too-many-windows",
     )
+    events = ("unrouted",)
     largest_read = READ
     settings: LumberjackSettings
 
@@ -333,3 +349,4 @@ class LumberjackFactory(SessionFactory):
     def configure(self, settings: LumberjackSettings) -> None:
         super().configure(settings)
         self.limits = settings.limits
+        self.routes = Routes(settings.routes) if settings.routes else None

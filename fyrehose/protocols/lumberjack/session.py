@@ -26,7 +26,7 @@ import attrs
 
 from fyrehose.errors import Broken, RemoteProtocolError
 from fyrehose.kernels import lumberjack as kernel
-from fyrehose.protocols.lumberjack.columns import Columns
+from fyrehose.protocols.lumberjack.columns import Columns, Route
 from fyrehose.protocols.lumberjack.frames import (
     DIGITS,
     LONG,
@@ -119,7 +119,11 @@ class LumberjackServerSession(ByteSession):
     _damaged: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._columns = Columns(self.limits.topic, self.limits.topic_bytes)
+        self._columns = Columns((self.limits.topic, *self.limits.fields), self.limits.topic_bytes)
+
+    def use(self, route: Route) -> None:
+        """Let *route* choose the streams of events, by their topics and the strings at ``LumberjackLimits.fields``."""
+        self._columns.route = route
 
     # Input.
 

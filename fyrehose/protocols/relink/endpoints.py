@@ -170,7 +170,7 @@ class Publishing(Endpoint):
         size = shown_size(2 * limits.backlog_size)
         detail = {
             DropReason.COUNT: f"more than {2 * limits.backlog} messages of the channel, twice relink.backlog",
-            DropReason.SIZE: f"more than {size} of the link, twice relink.backlog-size",
+            DropReason.SIZE: f"more than {size} of the link",
             DropReason.MEMORY: "more messages of all links than relink.link-memory allows",
         }[why]
         self.protocol.count_refusal(

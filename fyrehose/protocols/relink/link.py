@@ -16,7 +16,10 @@ from fyrehose.protocols.relink.outbound import Outbound
 
 
 class Link(Outbound, Inbound):
-    """One link: its connection, and the packets of the peer.  For rules such as S2 see docs/protocols/relink.md."""
+    """One link: its connection, and the packets of the peer.
+
+    For rules such as S2 see docs/protocols/relink-wire.md.
+    """
 
     __slots__ = ()
 

@@ -11,10 +11,9 @@
            (u64 channel seq | u64 stream seq) x anchors | snapshot
 
 All integers are little-endian.  A name is a one-way hash of epoch and link id, so that a reader of the stream cannot
-take a link over.  Only this module writes records with source :data:`SOURCE`; others are skipped.
-
-Recovery begins at the last checkpoint, to which every record refers, so only the records behind it are needed.  If any
-of them is missing or damaged, all links are lost: the listener takes a new epoch, which tells the connectors.
+take a link over.  How such a stream is replayed is the theory of :mod:`~fyrehose.broker.state_stream`.  If a record
+behind the last checkpoint is missing or damaged, all links are lost: the listener takes a new epoch, which tells the
+connectors.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from struct import Struct, error
 
 import attrs
 
-from fyrehose import ownlog
 from fyrehose.errors import ProtocolError
 from fyrehose.protocols.relink import handshake
 from fyrehose.protocols.relink.handshake import Hello, Terms
+from fyrehose.records import Record
 
 #: Source of our records.
 SOURCE = "relink-links"
@@ -79,12 +78,35 @@ class Saved:
     snapshots: list[bytes]
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define
 class SavedLinks:
-    """The links that a stream holds."""
+    """The links that a stream holds, by name (a state of :mod:`~fyrehose.broker.state_stream`).
 
-    epoch: int = 0  #: the last epoch that was used; 0: none
-    links: dict[bytes, Saved] | None = None  #: by name; None: lost
+    :ivar epoch: the last epoch that was used; 0: none
+    """
+
+    epoch: int = 0
+    links: dict[bytes, Saved] = attrs.field(factory=dict)
+
+    def clear(self) -> None:
+        self.epoch, self.links = 0, {}
+
+    def begin(self, newest: Record) -> int:
+        try:
+            _, kind, epoch, checkpoint = HEADER.unpack_from(newest.payload)
+            if kind == RecordKind.CHECKPOINT:
+                checkpoint = newest.seq - PLACE.unpack_from(newest.payload, HEADER.size)[0]
+        except error as damage:
+            raise ValueError(f"it is too short: {damage}") from damage
+        self.epoch = epoch
+        begin: int = checkpoint
+        return begin
+
+    def apply(self, record: Record) -> bool:
+        try:
+            return _apply(record.payload, self.epoch, self.links)
+        except error as damage:
+            raise ValueError(f"it is too short: {damage}") from damage
 
 
 def name_of(epoch: int, link_id: int) -> bytes:
@@ -144,52 +166,23 @@ def pack_checkpoint(epoch: int, entries: Iterable[bytes]) -> list[bytes]:
     ]
 
 
-def recover(read: ownlog.Read, stream: str, bounds: tuple[int, int]) -> SavedLinks:
-    """Read the links from *stream*.
-
-    :param read: the journal's ``read``: stream, first number, size in bytes -> runs
-    :param bounds: the oldest and the last number of the stream
-    :raises JournalCorrupt: the stream cannot be read
-    """
-    last = bounds[1]
-    newest = ownlog.last_record(read, stream, bounds, SOURCE)
-    if newest is None:
-        return SavedLinks()
-    try:
-        _, kind, epoch, checkpoint = HEADER.unpack_from(newest.payload)
-        if kind == RecordKind.CHECKPOINT:
-            checkpoint = newest.seq - PLACE.unpack_from(newest.payload, HEADER.size)[0]
-    except error:
-        return SavedLinks()
-    links: dict[bytes, Saved] = {}
-    expected = checkpoint
-    try:
-        for record in ownlog.records(read, stream, checkpoint, last):
-            if record.seq != expected:
-                return SavedLinks(epoch=epoch)
-            expected += 1
-            if record.source == SOURCE:
-                _apply(record.payload, epoch, links)
-    except (ValueError, error):
-        return SavedLinks(epoch=epoch)
-    return SavedLinks(epoch=epoch, links=links if expected == last + 1 else None)
-
-
-def _apply(data: bytes, epoch: int, links: dict[bytes, Saved]) -> None:
-    """Apply one record to *links*.
+def _apply(data: bytes, epoch: int, links: dict[bytes, Saved]) -> bool:
+    """Apply one record to *links*, and return whether a checkpoint begins with it.
 
     :raises ValueError: the record is invalid, or belongs to another version or epoch
     """
     version, kind, its_epoch, _ = HEADER.unpack_from(data)
     if version != VERSION or its_epoch != epoch:
-        raise ValueError(f"a record has version {version} and epoch {its_epoch}, expected {VERSION} and {epoch}")
+        raise ValueError(f"it has version {version} and epoch {its_epoch}, expected {VERSION} and {epoch}")
     body = data[HEADER.size :]
     if kind == RecordKind.CHECKPOINT:
-        if PLACE.unpack_from(body)[0] == 0:
+        begins: bool = PLACE.unpack_from(body)[0] == 0
+        if begins:
             links.clear()
         for entry in _pieces(body[PLACE.size :]):
             links[entry.name] = entry
-    elif kind == RecordKind.ENTRY:
+        return begins
+    if kind == RecordKind.ENTRY:
         entry = unpack_entry(body)
         links[entry.name] = entry
     elif kind == RecordKind.DELTA:
@@ -199,6 +192,7 @@ def _apply(data: bytes, epoch: int, links: dict[bytes, Saved]) -> None:
     else:
         for at in range(0, len(body), NAME_SIZE):
             links.pop(body[at : at + NAME_SIZE], None)
+    return False
 
 
 def _pieces(data: bytes) -> Iterator[Saved]:

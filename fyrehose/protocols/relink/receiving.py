@@ -1,4 +1,6 @@
-"""One of the peer's channels: its received messages, their decisions and results (docs/protocols/relink.md, R1-R7).
+"""One of the peer's channels: its received messages, their decisions and results.
+
+docs/protocols/relink-wire.md has the rules R1-R7.
 
        acknowledged       staged by the owner     decided       received
     -------------------|----------------------|-------------|-------------|  ->

@@ -19,6 +19,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.broker.fairness import FairShare
+from fyrehose.broker.state_stream import StateStream
 from fyrehose.errors import JournalCorrupt, PublishError, RemoteProtocolError
 from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker
@@ -33,7 +34,7 @@ log = Logger()
 
 #: How often expired links and due checkpoints are looked for, in seconds.
 CHECK_INTERVAL = 1.0
-#: A checkpoint is written when the records behind the last one exceed this many bytes, and four times its own size.
+#: A checkpoint is due when the records behind the last one exceed this many bytes.
 CHECKPOINT = 1 << 20
 
 
@@ -129,10 +130,9 @@ class Registry:
     closed: bool = attrs.field(default=True, init=False)
     epoch: int = attrs.field(default=0, init=False)
     entries: dict[bytes, LinkEntry] = attrs.field(factory=dict, init=False)
-    _checkpoint: int = attrs.field(default=0, init=False)
-    _checkpoint_size: int = attrs.field(default=0, init=False)
-    _bytes_since_checkpoint: int = attrs.field(default=0, init=False)
-    _checkpointing: bool = attrs.field(default=False, init=False)
+    #: the stream of the links, and what was replayed from it
+    log: StateStream = attrs.field(init=False)
+    _saved: linklog.SavedLinks = attrs.field(factory=linklog.SavedLinks, init=False)
     #: links without a connection on which the peer has sent packets
     _detached: FairShare[LinkEntry] = attrs.field(factory=FairShare, init=False)
     #: links without a connection on which the peer never sent a packet
@@ -141,6 +141,18 @@ class Registry:
     _weight: int = attrs.field(default=0, init=False)
     _check_loop: LoopingCall | None = attrs.field(default=None, init=False)
     _opening: list[Deferred[None]] = attrs.field(factory=list, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.log = StateStream(
+            self.stream,
+            linklog.SOURCE,
+            self._saved,
+            self.broker.read,
+            self.broker.bounds,
+            lambda runs: self.broker.publish(runs),
+            everything=self._everything,
+            checkpoint_bytes=CHECKPOINT,
+        )
 
     # Opening and closing.
 
@@ -152,24 +164,19 @@ class Registry:
         self.closed = False
         self._clear()
         try:
-            found = linklog.recover(self.broker.read, self.stream, self.broker.bounds(self.stream))
-            links = found.links
-        except JournalCorrupt as damage:
+            missing = self.log.open().missing
+            if missing:
+                raise JournalCorrupt(f"{missing} of its records are missing")
+            self.epoch = self._saved.epoch or self.now()
+            for saved in self._saved.links.values():
+                self._restore(saved)
+        except (JournalCorrupt, ValueError) as damage:
             self._log_loss(damage)
-            found, links = linklog.SavedLinks(), None
-        if links is not None:
-            self.epoch = found.epoch
-            try:
-                for saved in links.values():
-                    self._restore(saved)
-            except ValueError as damage:
-                self._log_loss(damage)
-                links = None
-        if links is None:
             self._clear()
-            self.epoch = max(self.now(), found.epoch + 1)
+            self.epoch = max(self.now(), self._saved.epoch + 1)
+        self._saved.links = {}
         log.info("relink: recovered {count} links from stream {stream}", count=len(self.entries), stream=self.stream)
-        return self._write_checkpoint().addBoth(self._opened)
+        return self.log.write_checkpoint().addBoth(self._opened)
 
     def when_open(self) -> Deferred[None]:
         """Return a Deferred that fires when links can be found and created; it fails if they cannot be written."""
@@ -351,32 +358,37 @@ class Registry:
         entry.weight = weight
 
     def _reduce_memory(self) -> None:
-        """Release an eighth of the memory limit: from the networks with the most memory, largest links first.
+        """Release an eighth of the memory limit: always from the network that has the most, its largest links first.
 
-        First the links lose their undecided messages; if that is not enough, the links themselves are discarded.
+        The links of a network first lose their undecided messages, one after another; when all of them have, the links
+        themselves are discarded.
         """
-        goal = self.settings.link_memory * 7 // 8
-        networks: dict[str, list[LinkEntry]] = {}
-        for entry in self.entries.values():
-            networks.setdefault(network_of(entry.host), []).append(entry)
-        for entries in sorted(networks.values(), key=lambda entries: -sum(entry.weight for entry in entries)):
-            entries.sort(key=lambda entry: -entry.weight)
-            for entry in entries:
-                if self._weight <= goal:
-                    return
-                entry.link.drop_undecided()
-                self._weigh(entry, entry.link.weight)
-            for entry in entries:
-                if self._weight <= goal:
-                    return
-                if not entry.weight:
-                    break
-                detail = "all links exceed the memory limit; raise relink.link-memory"
-                if entry.holder is None:
-                    self.discard(entry, "links-too-large", detail)
-                else:
-                    entry.holder.reject(RemoteProtocolError("links-too-large", f"link {entry.label} is lost: {detail}"))
-                    self._weigh(entry, 0)
+        memory: FairShare[LinkEntry] = FairShare(self.settings.link_memory * 7 // 8)
+        for entry in sorted(self.entries.values(), key=lambda entry: -entry.weight):
+            memory.add(entry, network_of(entry.host), entry.weight)
+        whole = set(self.entries.values())  # those that still have their undecided messages
+        while not memory.fits(0):
+            largest = memory.first_out()
+            assert largest is not None, "the table is full"
+            if largest in whole:
+                whole.remove(largest)
+                largest.link.drop_undecided()
+                self._weigh(largest, largest.link.weight)
+                memory.discard(largest)
+                if largest.weight:  # or nothing would be won by discarding it
+                    memory.add(largest, network_of(largest.host), largest.weight)
+            else:
+                memory.discard(largest)
+                self._discard_large(largest)
+
+    def _discard_large(self, entry: LinkEntry) -> None:
+        """End *entry*, whose network has the most memory of links."""
+        detail = "all links exceed the memory limit; raise relink.link-memory"
+        if entry.holder is None:
+            self.discard(entry, "links-too-large", detail)
+        else:
+            entry.holder.reject(RemoteProtocolError("links-too-large", f"link {entry.label} is lost: {detail}"))
+            self._weigh(entry, 0)
 
     # Writing.
 
@@ -428,29 +440,12 @@ class Registry:
         return linklog.pack_entry(entry.name, link.terms, entry.identity, entry.anchors, snapshot.save(link))
 
     def _record(self, kind: RecordKind, body: bytes) -> Run:
-        record = linklog.pack(kind, self.epoch, self._checkpoint, body)
-        self._bytes_since_checkpoint += len(record)
-        # The same as Run.of, but without building lists, because this is done for every write.
-        return Run(stream=self.stream, source=linklog.SOURCE, lengths=len(record).to_bytes(4, "little"), payload=record)
+        return self.log.draft(linklog.pack(kind, self.epoch, self.log.checkpoint, body))
 
-    def _write_checkpoint(self) -> Deferred[None]:
-        self._checkpointing = True
+    def _everything(self) -> list[bytes]:
+        """Return the records of a checkpoint: all links as they were appended."""
         entries = [self._pack_entry(entry) for entry in self.entries.values() if entry.saved]
-        records = linklog.pack_checkpoint(self.epoch, entries)
-        size = sum(map(len, records))
-        behind, self._bytes_since_checkpoint = self._bytes_since_checkpoint, 0
-
-        def durable(firsts: tuple[int, ...]) -> None:
-            self._checkpointing = False
-            self._checkpoint, self._checkpoint_size = firsts[0], size
-
-        def refused(failure: Failure) -> Failure:
-            self._checkpointing = False
-            self._bytes_since_checkpoint += behind
-            return failure
-
-        written = self.broker.publish([Run.of(self.stream, records, source=linklog.SOURCE)])
-        return written.addCallbacks(durable, refused)
+        return linklog.pack_checkpoint(self.epoch, entries)
 
     def _not_written(self, failure: Failure) -> None:
         failure.trap(PublishError)
@@ -464,8 +459,5 @@ class Registry:
         for entry in [e for e in self.entries.values() if e.expires is not None and e.expires <= now]:
             self.broker.counters.add("relink", "links-expired")
             self.discard(entry)
-        due = self._bytes_since_checkpoint > max(CHECKPOINT, 4 * self._checkpoint_size)
         # Retention may have deleted the last checkpoint, without which the links cannot be recovered.
-        deleted = self.broker.bounds(self.stream)[0] > self._checkpoint
-        if (due or deleted) and not self._checkpointing:
-            self._write_checkpoint().addErrback(self._not_written)
+        self.log.maintain(self.broker.bounds(self.stream)[0] > self.log.checkpoint)

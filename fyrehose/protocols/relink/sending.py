@@ -1,4 +1,4 @@
-"""One of our own channels: its sent messages, their decisions and results (docs/protocols/relink.md, rules S1-S7).
+"""One of our own channels: its sent messages, their decisions and results (docs/protocols/relink-wire.md, rules S1-S7).
 
        consumed        result known     decided        sent
     ---------------|----------------|--------------|------------|  ->

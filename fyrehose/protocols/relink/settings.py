@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from fyrehose.net.tls import TLSSettings
-from fyrehose.options import count, duration, exact_size, name, option, size
+from fyrehose.options import count, duration, exact_size, fixed, name, option, size
 from fyrehose.protocols.relink.limits import NUMBERED, LinkLimits
 from fyrehose.protocols.relink.sending import MAX_WINDOW
 from fyrehose.records import MAX_PAYLOAD
@@ -26,19 +26,19 @@ class RelinkSettings(TLSSettings):
     )
     max_links: int = option(10_000, count, "maximum number of links, connected or not", least=1)
     retention: float = option(300.0, duration, "time for which a link without a connection is kept")
-    unused_retention: float = option(10.0, duration, "the same for a link on which the peer never sent a packet")
-    ping_after: float = option(15.0, duration, "silence after which a ping is sent")
-    drop_after: float = option(45.0, duration, "silence after which the connection is dropped; its link is kept")
+    ping_after: float = option(
+        15.0, duration, "silence after which a ping is sent; after three times as long the connection is dropped"
+    )
     max_message: int = option(MAX_PAYLOAD, size, "size of the largest accepted message, padding included")
-    max_channels: int = option(4_096, count, "channels that a peer may have open on one link", least=1)
     backlog: int = option(
         1_024, count, "messages of a channel that may wait to be durable; twice as many may be undecided", least=1
     )
-    backlog_size: int = option(16 << 20, size, "the same in bytes, for all channels of a link", least=1)
     link_memory: int = option(
         256 << 20, size, "memory of all links together: undecided messages, and 2 KiB per channel", least=1
     )
     window: int = option(1_024, count, "messages sent to a subscriber before it has consumed the first of them")
+    max_channels: int = fixed(4_096)  #: channels that a peer may have open on one link
+    backlog_size: int = fixed(16 << 20)  #: bytes of all channels of a link that may wait to be durable
 
     def __attrs_post_init__(self) -> None:
         if not 0 < self.max_message <= MAX_PAYLOAD:
@@ -46,6 +46,16 @@ class RelinkSettings(TLSSettings):
             raise ValueError(f"max-message must be from 1 to {most}, not {found}")
         if not 0 < self.window <= MAX_WINDOW:
             raise ValueError(f"window must be from 1 to {MAX_WINDOW} messages, not {self.window}")
+
+    @property
+    def unused_retention(self) -> float:
+        """Return for how many seconds a link is kept on which the peer never sent a packet."""
+        return self.retention / 30
+
+    @property
+    def drop_after(self) -> float:
+        """Return the silence in seconds after which the connection is dropped; its link is kept."""
+        return 3 * self.ping_after
 
     @property
     def limits(self) -> LinkLimits:

@@ -1,4 +1,4 @@
-"""The state machines of channels, as tables that the code runs and from which docs/protocols/relink.md is drawn.
+"""The state machines of channels, as tables that the code runs and from which docs/protocols/relink-wire.md is drawn.
 
     SENDING, RECEIVING     (mode of a channel, event) -> next mode
 

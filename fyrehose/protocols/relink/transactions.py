@@ -79,8 +79,8 @@ def _refusal(count: int) -> str:
     limits = LinkLimits()
     return (
         f"the listener refused a transaction of {count} messages, and none of them is stored; a server takes at most "
-        f"twice its relink.backlog of undecided messages on a channel (by default {2 * limits.backlog}), and twice its "
-        f"relink.backlog-size on a link (by default {shown_size(2 * limits.backlog_size)}); its log says why it refused"
+        f"twice its relink.backlog of undecided messages on a channel (by default {2 * limits.backlog}), and "
+        f"{shown_size(2 * limits.backlog_size)} on a link; its log says why it refused"
     )
 
 

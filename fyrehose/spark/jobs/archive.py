@@ -8,24 +8,22 @@ killed.  Before a round is committed, its records are counted against the header
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
-from deltalake.transaction import AddAction
 
-from fyrehose.errors import JournalCorrupt, JournalError
-from fyrehose.journal.offline.places import Place, place
+from fyrehose.errors import JournalCorrupt, JournalError, JournalUnreachable
+from fyrehose.journal.offline.places import Place, check_identity, place
 from fyrehose.journal.offline.view import View
 from fyrehose.spark import rounds
 from fyrehose.spark.counting import Ahead, Behind, RangeCounts
 from fyrehose.spark.gaps import starting_ends
 from fyrehose.spark.jobs.optimize import optimize
-from fyrehose.spark.lake import Lake, Progress, host_of
+from fyrehose.spark.lake import Gap, Lake, Progress, host_of
 from fyrehose.spark.plan import Planner, check
 from fyrehose.spark.selection import Selection
 from fyrehose.spark.showing import own_error
@@ -179,6 +177,7 @@ class _Run:
         progress(self.done, self.source.view())
         while not stop():
             view = self.source.view()
+            check_identity(self.source, self.identity, view)
             self.observe(view, MONITORED)
             behind = view.mark - self.done.position
             waited = time.monotonic() - began
@@ -191,7 +190,11 @@ class _Run:
                 self._files = None
                 self.observe(view, 0)
             elif behind < 0:
-                check(self.source, view, self.done.position, self.done.position)  # says that it is another journal
+                raise JournalUnreachable(
+                    f"{self.journal} ends at position {view.mark}, and the lake {self.lake} has it up to "
+                    f"{self.done.position}: it is behind, such as a server of a cluster that has not caught up, or was "
+                    "put back from an older copy; put the newer journal back, or give this one a lake of its own"
+                )
             elif follow:
                 self.report(HEARTBEAT)
                 self.optimize()
@@ -213,18 +216,21 @@ class _Run:
                 f"{self.journal} does not continue at position {start}, where the lake {self.lake} ends: it is another "
                 "journal, or was put back from another copy; use a lake of its own"
             )
-        actions = [action for found in self._written(start, end, account) for action in found]
+        files = self._written(start, end, account)
+        ends: dict[str, int] = {}
+        for stream, last in (*(pair for file in files for pair in file.ends.items()), *_ends(account.gaps)):
+            ends[stream] = max(last, ends.get(stream, 0))
         after = Progress(server=self.server, position=end, chain=account.chain)
         about = {"server": self.server, "start": start, "end": end, "rows": account.rows}
-        self.lake.commit(self.identity, before, after, actions, account.gaps, about)
+        self.lake.commit(self.identity, before, after, [file.action for file in files], account.gaps, about, ends)
         self.done.position = end
         self.done.rounds += 1
         self.done.rows += account.rows
-        self.done.size += sum(action.size for action in actions)
+        self.done.size += sum(file.action.size for file in files)
         self.done.gaps += sum(last - first + 1 for _, first, last, _ in account.gaps)
         self.report(0)
 
-    def _written(self, start: int, end: int, account: RangeCounts) -> list[list[AddAction]]:
+    def _written(self, start: int, end: int, account: RangeCounts) -> list[rounds.Written]:
         """Write the files of a round, and check that they have as many records as the journal."""
         parts = Planner(self.source, Selection(), rounds.PART, skip_gaps=True).parts(start, end) if account.rows else []
         tasks = [
@@ -238,10 +244,10 @@ class _Run:
             for number, part in enumerate(parts)
         ]
         try:
-            found = list(self.engine(tasks)) if tasks else []
+            found = [file for files in self.engine(tasks) for file in files] if tasks else []
         except Exception as error:
             raise own_error(error) or error from None
-        written = sum(json.loads(action.stats)["numRecords"] for actions in found for action in actions)
+        written = sum(file.rows for file in found)
         if written != account.rows:
             raise JournalCorrupt(
                 f"the files of the round have {written} records, and the journal has {account.rows} between the "
@@ -254,12 +260,12 @@ class _Run:
         before = self.lake.progress(self.identity)
         if before is None or before.position >= view.start:
             return
-        has = self.lake.ends(self.server)
+        has = self.lake.ends(self.identity)
         ends = starting_ends(self.source, view.segments[0])
         gaps = [(s, has.get(s, 0) + 1, last, view.start - 1) for s, last in ends.items() if last > has.get(s, 0)]
         after = Progress(server=self.server, position=view.start, chain=None)
         about = {"server": self.server, "start": before.position, "end": view.start, "rows": 0, "accepted": len(gaps)}
-        self.lake.commit(self.identity, before, after, [], gaps, about)
+        self.lake.commit(self.identity, before, after, [], gaps, about, dict(_ends(gaps)))
         self.done.position = view.start
         self.done.gaps += sum(last - first + 1 for _, first, last, _ in gaps)
 
@@ -287,5 +293,11 @@ class _Run:
     def report(self, at_least: float) -> None:
         """Say to retention how far we have come, if we did not within so many seconds."""
         if self.subscription is not None and time.monotonic() - self._reported >= at_least:
-            self.source.update_subscription(self.subscription, self.done.position)
+            self.source.update_subscription(self.subscription, self.done.position, self.identity)
             self._reported = time.monotonic()
+
+
+def _ends(gaps: Iterable[Gap]) -> Iterator[tuple[str, int]]:
+    """Yield the last number of each gap, with its stream: what is declared lost is not lost again."""
+    for stream, _, last, _ in gaps:
+        yield stream, last

@@ -18,8 +18,8 @@ import attrs
 from deltalake import DeltaTable, WriterProperties
 from deltalake.exceptions import DeltaError
 
-from fyrehose.errors import ConfigError, JournalError
-from fyrehose.spark.lake import PARTITION, Lake
+from fyrehose.errors import JournalError
+from fyrehose.spark.lake import PARTITION, Lake, delete_rows
 from fyrehose.spark.rounds import GROUP
 from fyrehose.spark.stores import plain
 
@@ -83,13 +83,7 @@ def delete(lake: str | Path, where: str) -> int:
     :raises ConfigError: the condition is invalid
     """
     target = Lake.existing(lake)
-    with _explained(target):
-        try:
-            return int(_table(target).delete(where)["num_deleted_rows"] or 0)
-        except DeltaError as error:
-            if "ommit" in type(error).__name__:
-                raise
-            raise ConfigError(f"invalid condition {where!r}: {plain(error)}") from error
+    return delete_rows(target.store, _table(target), where)
 
 
 def _due(lake: Lake, today: date) -> Iterator[str]:

@@ -18,9 +18,7 @@ def test_options_are_parsed_from_text() -> None:
             "subscribers": "7",
             "push-rate": "1000000",
             "destination-rate": "1GiB",
-            "receive_buffer": "8MiB",
             "trusted": "127.0.0.1,10.0.0.0/8",
-            "batching": "no",
             "total_length": True,
         },
     )
@@ -29,9 +27,7 @@ def test_options_are_parsed_from_text() -> None:
         subscribers=7,
         push_rate=1_000_000,
         destination_rate=1 << 30,
-        receive_buffer=8 << 20,
         trusted=networks("127.0.0.1/32,10.0.0.0/8"),
-        batching=False,
         total_length=True,
     )
 
@@ -39,12 +35,12 @@ def test_options_are_parsed_from_text() -> None:
 def test_defaults_match_the_documentation() -> None:
     settings = BackboneSettings()
     assert (settings.stream, settings.subscribers) == ("backbone", 1_024)
-    assert (settings.push_rate, settings.request_rate, settings.forward_rate) == (50_000, 100_000, 1_000)
+    assert (settings.push_rate, settings.request_rate) == (50_000, 100_000)
     assert settings.trusted == networks("127.0.0.0/8")
-    assert (settings.destination_rate, settings.receive_buffer) == (64 << 20, 4 << 20)
+    assert settings.destination_rate == 64 << 20
 
 
-@pytest.mark.parametrize("key", ["subscribers", "push_rate", "request_rate", "forward_rate", "destination_rate"])
+@pytest.mark.parametrize("key", ["subscribers", "push_rate", "request_rate", "destination_rate"])
 def test_limit_of_zero_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match=f"{key.replace('_', '-')} must be at least 1, not 0"):
         build(BackboneSettings, "backbone", {key: "0"})

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from fyrehose.protocols.backbone.frames import Address, Flags
-from fyrehose.protocols.backbone.subscribers import QUIET, KnownClient, Rotation, Subscribers, Table
+from fyrehose.protocols.backbone.subscribers import QUIET, KnownClient, Places, Rotation, Subscribers
 
 
 def client(n: int) -> Address:
@@ -110,7 +110,7 @@ def test_table_is_bounded_and_its_clients_stay() -> None:
 def test_largest_host_is_tracked_correctly() -> None:
     """The table remembers the largest host between changes; the test counts."""
     dice = Random(4)
-    table = Table(20)
+    table = Places(20)
     for turn in range(5_000):
         address = (f"10.0.0.{dice.choice((1, 1, 1, 2, 3, 4, 5))}", dice.randint(1, 30))
         counts = Counter(host for host, _ in table.clients)

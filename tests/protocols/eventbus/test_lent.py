@@ -71,20 +71,20 @@ def test_released_message_releases_untracked_ones_before_it() -> None:
     account = pool.account(b"c", "10.0.0.1")
     sent = [take(account, 100) for _ in range(60)]
     first, second = (n for n, tracker in enumerate(sent) if tracker is not None)
-    assert account.size == pool.size == (second + 1) * (100 + OVERHEAD), (
+    assert account.size == pool.memory.used == (second + 1) * (100 + OVERHEAD), (
         "untracked messages after it are not counted yet"
     )
     assert sent[first] is not None
     sent[first].done = True
     account.settle()
-    assert account.size == pool.size == (second - first) * (100 + OVERHEAD)
+    assert account.size == pool.memory.used == (second - first) * (100 + OVERHEAD)
     assert pool.account(b"c", "10.0.0.1") is account
     assert sent[second] is not None
     sent[second].done = True
     pool.settle()
-    assert account.size == pool.size == 0
+    assert account.size == pool.memory.used == 0
     assert pool.account(b"c", "10.0.0.1") is not account
-    assert not pool.networks
+    assert not pool.memory.used_by("10.0.0.1")
 
 
 def test_share_of_a_client_shrinks_as_the_pool_fills() -> None:
@@ -97,7 +97,7 @@ def test_share_of_a_client_shrinks_as_the_pool_fills() -> None:
         held.append(account.size)
     assert held == sorted(held, reverse=True)
     assert (4 << 20) - 60_000 - OVERHEAD < held[0] <= 4 << 20
-    assert pool.size < 128 << 20
+    assert pool.memory.used < 128 << 20
     assert all(held), "every client may have a message"
     other = pool.account(b"x", "10.0.0.2")
     assert other.fits((128 << 20) // PART - OVERHEAD), "another network has its own half"

@@ -333,7 +333,7 @@ class TestSnapshots:
         assert sum(frames[1] == b"SYNCEND" for frames in sent) == 1_000, "specification: the server MUST respond"
         assert len(sent) == 1_000 * 101
         world.server._session.pool.settle()
-        assert world.server._session.pool.size == 0
+        assert world.server._session.pool.memory.used == 0
 
     def test_clients_that_do_not_read_delay_nobody(self, world: World) -> None:
         self.fill(world, 200)
@@ -362,7 +362,7 @@ class TestSnapshots:
         for identity in stopped:
             world.snapshot.room.pop(identity, None)
         world.server._session.pool.settle()
-        assert world.server._session.pool.size == 0
+        assert world.server._session.pool.memory.used == 0
 
     def test_snapshot_starved_by_others_is_not_cancelled(self, world: World, make_event: Any) -> None:
         world.publish(*make_event(1, data=bytes(1 << 20)))

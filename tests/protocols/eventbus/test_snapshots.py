@@ -134,9 +134,9 @@ class TestMany:
             snapshots.add(snapshot(b"%d" % n, spec, network="10.0.0.2"))
         with pytest.raises(RemoteProtocolError):
             snapshots.add(snapshot(b"x", spec, network="10.0.0.3"))
-        assert snapshots.memory.size == snapshots.memory.limit
+        assert snapshots.memory.used == snapshots.limit
         snapshots.clear()
-        assert snapshots.memory.size == 0
+        assert snapshots.memory.used == 0
 
     def test_networks_take_turns(self) -> None:
         snapshots = Snapshots(4, 1 << 20)

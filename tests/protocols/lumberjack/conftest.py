@@ -182,7 +182,10 @@ class Server:
 
     @property
     def records(self) -> list[Record]:
-        runs = self.journal.read("lumberjack", 1, 1 << 40)
+        return self.records_of("lumberjack")
+
+    def records_of(self, stream: str) -> list[Record]:
+        runs = self.journal.read(stream, 1, 1 << 40)
         return [record for run in runs for record in run.records()]
 
     @property

@@ -6,7 +6,7 @@ from struct import pack, unpack
 
 import pytest
 
-from fyrehose.protocols.lumberjack.columns import JSON, LARGE, NOT_JSON, RAW_PAIRS, Columns, topic_of
+from fyrehose.protocols.lumberjack.columns import JSON, LARGE, NOT_JSON, RAW_PAIRS, Columns, text_of
 from fyrehose.protocols.lumberjack.frames import Data
 from fyrehose.records import MAX_NAME, MAX_PAYLOAD
 
@@ -14,7 +14,7 @@ TOPIC = (b"t",)
 
 
 def columns(path: tuple[bytes, ...] = TOPIC) -> Columns:
-    return Columns(path, 4096)
+    return Columns((path,), 4096)
 
 
 def add(columns: Columns, sequences: int | bytes, *documents: bytes) -> None:
@@ -137,5 +137,5 @@ def test_pairs_too_large_as_json_stay_in_wire_format() -> None:
         (b"a\tb\\n", None),
     ],
 )
-def test_topic_of_decodes_valid_topics_only(raw: bytes, topic: str | None) -> None:
-    assert topic_of(raw) == topic
+def test_text_of_decodes_valid_topics_only(raw: bytes, topic: str | None) -> None:
+    assert text_of(raw) == topic

@@ -209,7 +209,7 @@ def test_stalled_window_is_idle_after_its_durable_events_are_acknowledged(server
 
 
 def test_stalled_frame_has_its_own_deadline(server: Make) -> None:
-    made = server(frame_timeout=30.0)
+    made = server(timeout=30.0)
     peer = made.connect()
     peer.send(announce(9) + doc(1)[:-1])
     made.clock.pump([1] * 32)
@@ -381,8 +381,8 @@ def test_exception_in_a_session_aborts_only_its_connection(
 
 
 def test_writer_that_does_not_read_acknowledgements_is_aborted(server: Make) -> None:
-    """With a zero TCP window, reading is paused, and the connection is aborted after stall_timeout."""
-    made = server(stall_timeout=30.0)
+    """With a zero TCP window, reading is paused, and the connection is aborted after `timeout`."""
+    made = server(timeout=30.0)
     peer = made.connect()
     peer.protocol.pauseProducing()
     assert not peer.transport.reads
@@ -595,7 +595,7 @@ def test_light_writers_do_not_wait_while_heavy_ones_saturate_the_disk(
 
 def test_frame_timeout_does_not_run_while_reading_is_paused(server: Make) -> None:
     """A slow disk must not close the connection of an honest writer."""
-    made = server(auto=False, frame_timeout=30.0)
+    made = server(auto=False, timeout=30.0)
     peer = made.connect()
     event = doc(1, b"x" * (8 << 20))
     peer.send(announce(2) + event + event[:-1])
@@ -667,7 +667,7 @@ class TestTLS:
         return made.connect(transport=transport)
 
     def test_handshake_has_a_deadline(self, server: Make) -> None:
-        made = server(handshake_timeout=10.0)
+        made = server(timeout=30.0)
         peer = self.connect(made)
         assert verifyObject(IHandshakeListener, peer.protocol)
         made.clock.advance(10)

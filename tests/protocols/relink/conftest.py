@@ -335,13 +335,18 @@ class Server:
 
 @pytest.fixture
 def make_server() -> Any:
-    """Return a function that makes servers: ``make_server(auto=True, **settings)``; if not *auto*, the test commits."""
+    """Return a function that makes servers: ``make_server(auto=True, **settings)``; if not *auto*, the test commits.
+
+    A setting is the text of an option, or the value of a field that is none.
+    """
     made: list[Server] = []
 
     def make(
-        auto: bool = True, limits: PeerLimits | None = None, rules: StreamRules = UNLIMITED, **settings: str
+        auto: bool = True, limits: PeerLimits | None = None, rules: StreamRules = UNLIMITED, **settings: Any
     ) -> Server:
-        built = build(RelinkSettings, "relink", {"refusal_delay": "0", **settings})
+        texts = {name: text for name, text in settings.items() if isinstance(text, str)}
+        values = {name: value for name, value in settings.items() if name not in texts}
+        built = attrs.evolve(build(RelinkSettings, "relink", texts), **{"refusal_delay": 0.0, **values})
         server = Server(MemoryJournal(auto=auto), Clock(), built, limits or PeerLimits(), rules)
         server.start()
         made.append(server)

@@ -1,6 +1,6 @@
 """The limits, and the threats that they address: a server with its defaults, and raw bytes.
 
-One test for each row of the table in docs/protocols/relink.md, "Threats and limits".  The details of a row -
+One test for each row of the table in docs/security.md, "Relink".  The details of a row -
 all headers, all pairs of id sizes, every unused bit - are tested with the module that checks them.
 """
 

@@ -490,7 +490,7 @@ def test_shutdown_of_both_ends_the_link(make_server: Any) -> None:
     assert not server.registry.entries
 
 
-# Every row of the table of replies in docs/protocols/relink.md.
+# Every row of the table of replies in docs/protocols/relink-wire.md.
 
 
 @pytest.mark.parametrize("require", [False, True])
@@ -722,7 +722,7 @@ def test_protocol_violation_ends_link_and_connection(make_server: Any, packet: A
 
 
 def test_too_many_channels_end_the_link(make_server: Any) -> None:
-    server = make_server(max_channels="4")
+    server = make_server(max_channels=4)
     peer = server.linked()
     for channel in range(5):
         send(peer, b"x", channel=channel)

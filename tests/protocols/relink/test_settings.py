@@ -10,8 +10,8 @@ from fyrehose.protocols.relink.settings import RelinkSettings
 
 
 def test_options_become_limits() -> None:
-    limits = build(RelinkSettings, "relink", {"max-channels": "5", "window": "7", "max-message": "1MiB"}).limits
-    assert (limits.channels, limits.window, limits.message_size) == (5, 7, 1 << 20)
+    limits = build(RelinkSettings, "relink", {"backlog": "5", "window": "7", "max-message": "1MiB"}).limits
+    assert (limits.backlog, limits.window, limits.message_size) == (5, 7, 1 << 20)
 
 
 @pytest.mark.parametrize(

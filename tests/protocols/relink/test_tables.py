@@ -9,7 +9,7 @@ import pytest
 
 from fyrehose.protocols.relink.tables import RECEIVING, SENDING, Receiving, Sending
 
-PAGE = Path(__file__).parents[3] / "docs" / "protocols" / "relink.md"
+PAGE = Path(__file__).parents[3] / "docs" / "protocols" / "relink-wire.md"
 
 
 @pytest.mark.parametrize(("table", "modes"), [(SENDING, Sending), (RECEIVING, Receiving)])

@@ -15,12 +15,13 @@ import pytest
 from deltalake import DeltaTable
 from pyarrow import parquet
 
-from fyrehose.errors import JournalCorrupt, JournalLocked
+from fyrehose.errors import ConfigError, JournalCorrupt, JournalLocked, JournalUnreachable
 from fyrehose.journal import subscriptions
 from fyrehose.records import Run
 from fyrehose.spark import rounds, tables
 from fyrehose.spark.counting import account_of
 from fyrehose.spark.jobs.archive import archive
+from fyrehose.spark.jobs.optimize import delete
 from fyrehose.spark.lake import Lake
 
 Opener = Callable[..., Any]
@@ -141,7 +142,12 @@ def test_archive_of_another_journal_or_an_older_copy_is_refused(written: Opener,
         again.append(Run.of("s", [b"%3d" % number], source="test"))
         again.close()
     archive(None, str(one.directory), lake)
-    with pytest.raises(JournalCorrupt, match="it is another journal"):
+    with pytest.raises(JournalUnreachable, match="put back from an older copy"):
+        archive(None, str(copy), lake, subscription="lake")
+    grown = written("copy")
+    for number in range(9):
+        grown.append(Run.of("s", [b"%3d" % number], source="test"))
+    with pytest.raises(JournalCorrupt, match="put back from another copy"):
         archive(None, str(copy), lake, subscription="lake")
     assert subscriptions.registered(copy) == []
     identity = Lake.at(lake).servers()
@@ -180,6 +186,58 @@ def test_numbers_that_retention_deleted_can_be_declared_lost(written: Opener, tm
     assert len(lost) == done.gaps > 0
     assert stored(lake) == journal.rows(lambda r: (r.stream, r.seq) not in lost)
     assert archive(None, place, lake, accept_loss=True).rounds == 0
+
+
+def test_records_that_were_archived_and_then_deleted_are_not_lost(written: Opener, tmp_path: Path) -> None:
+    journal, lake = written(), tmp_path / "lake"
+    place = str(journal.directory)
+    journal.append(Run.of("idle", [b"x"] * 3, source="test"))
+    journal.fill(20)
+    archive(None, place, lake)
+    before = len(journal.records)
+    assert delete(lake, "stream in ('idle', 's1')") > 3
+    journal.fill(300)
+    for segment in journal.segments[:2]:
+        segment.path.unlink()
+    done = archive(None, place, lake, accept_loss=True)
+    lost = {(stream, n) for _, stream, a, b in Lake.at(lake).lost() for n in range(a, b + 1)}
+    assert not lost & {(record.stream, record.seq) for record in journal.records[:before]}
+    assert before + len(lost) + done.rows == len(journal.records)
+
+
+def test_ends_are_those_of_all_commits_and_need_no_rows(written: Opener, tmp_path: Path) -> None:
+    journal, lake = written(), tmp_path / "lake"
+    for name in ("a/b", "\n", "ü" * 127, "s0"):
+        journal.append(Run.of(name, [b"x"] * 2, source="test"))
+    journal.fill(30)
+    archive(None, str(journal.directory), lake, round_bytes=20_000)
+    identity = journal.place.view().identity
+    ends = {stream: end for stream, end in journal.journal.ends().items() if end}
+    assert Lake.at(lake).ends(identity) == ends
+    DeltaTable(str(lake)).create_checkpoint()
+    assert Lake.at(lake).ends(identity) == ends
+    assert Lake.at(lake).streams() == set(ends)
+    delete(lake, "seq > 0")
+    journal.fill(5)
+    archive(None, str(journal.directory), lake)
+    assert Lake.at(lake).ends(identity) == {stream: end for stream, end in journal.journal.ends().items() if end}
+
+
+def test_declared_losses_can_be_taken_back(written: Opener, tmp_path: Path) -> None:
+    journal, lake = written(), tmp_path / "lake"
+    journal.fill(20)
+    archive(None, str(journal.directory), lake)
+    journal.fill(300)
+    for segment in journal.segments[:2]:
+        segment.path.unlink()
+    archive(None, str(journal.directory), lake, accept_loss=True)
+    declared = Lake.at(lake).lost()
+    streams = {stream for _, stream, _, _ in declared}
+    assert len(streams) == 3
+    assert Lake.at(lake).take_back("stream = 's1'") == 1
+    assert {stream for _, stream, _, _ in Lake.at(lake).lost()} == streams - {"s1"}
+    with pytest.raises(ConfigError, match="invalid condition 'strea = 1'"):
+        Lake.at(lake).take_back("strea = 1")
 
 
 @pytest.mark.slow

@@ -231,7 +231,8 @@ def kernels(data: bytes) -> None:
         assert kernel.find(data, path) == pure.find(data, path)
         cut = min(most, len(data))
         lengths = cut.to_bytes(4, "little") + (len(data) - cut).to_bytes(4, "little")
-        assert kernel.split(lengths, data, path, most) == pure.split(lengths, data, path, most)
+        paths = (path, (b"a",))
+        assert kernel.split(lengths, data, paths, most) == pure.split(lengths, data, paths, most)
 
 
 DECODERS = {"reader": reader, "limits": limits, "raw": raw, "writer": writer, "single": single, "kernels": kernels}

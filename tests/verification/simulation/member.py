@@ -22,12 +22,12 @@ from world import Violation, World
 from fyrehose.errors import JournalCorrupt, JournalUnreachable
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
+from fyrehose.journal.commit import Far
 from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.offline.backup import Backup
 from fyrehose.journal.offline.places import place
 from fyrehose.journal.offline.replica import Replica
-from fyrehose.journal.pace import Far
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.replication.replicated import ReplicatedJournal
 from fyrehose.replication.role import State

@@ -156,7 +156,6 @@ class Server:
         settings = JournalSettings(
             min_free=MIN_FREE,
             segment_size=dice.choice((1 << 10, 4 << 10, 64 << 10)),
-            linger=dice.choice((0.0, 0.0, 0.002, 0.5)),
         )
         if not self.gaps:
             return settings

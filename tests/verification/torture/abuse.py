@@ -314,7 +314,7 @@ def abuse(name: str, arguments: argparse.Namespace, root: Path) -> list[str]:
     options = ["journal.segment-size=4M", "journal.min-free=0", "journal.keep-bytes=256M"]
     # There are 20,000 descriptors at the most: those of listeners that are not crowded are left to Figg's.
     options += [f"{listener}.max-connections=3000" for listener in ("lumberjack", "relink", "eventbus")]
-    options += ["figg.silent-timeout=1h"]  # a crowd is there to be held, though most of it says nothing
+    options += ["figg.timeout=1h"]  # a crowd is there to be held, though most of it says nothing
     server = servers.Server(root / name, *[word for option in options for word in ("--option", option)])
     problems: list[str] = []
     try:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the state machines of docs/protocols/relink.md from the code's own tables, as Mermaid and as tables.
+"""Draws the state machines of docs/protocols/relink-wire.md from the code's own tables, as Mermaid and as tables.
 
 relink_drawings.py        rewrites the drawings of the page, between their marks
 """
@@ -14,7 +14,7 @@ from typing import Any
 from fyrehose.protocols.relink import client_session, server_session
 from fyrehose.protocols.relink.tables import RECEIVING, SENDING, Receiving, Sending
 
-PAGE = Path(__file__).parents[3] / "docs" / "protocols" / "relink.md"
+PAGE = Path(__file__).parents[3] / "docs" / "protocols" / "relink-wire.md"
 _MARKED = re.compile(r"(<!-- drawn: (\w+) -->\n).*?(<!-- /drawn -->)", re.DOTALL)
 
 

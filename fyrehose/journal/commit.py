@@ -1,0 +1,347 @@
+"""Group commit: publishes wait, and one commit writes and syncs all that wait.
+
+    submit -> waiting -> a commit: in the reactor's thread at the end of its turn, or in the writer thread
+           -> Commit -> the journal, which settles each owner of the commit once
+
+While one commit is synced, the next one fills, so commits grow with the load.  Once the next one is as large as the
+last, the writer thread is scheduled to take it at once, so that the disk stays busy.  Otherwise, and if commits are
+large, it is scheduled when the reactor has processed the commit under way: many small commits cost more than that
+delay.
+
+Handing a commit to another thread, and its result back, costs more than a sync of a fast disk: four context switches,
+and two wake-ups of the interpreter.  A slow disk, however, would make every connection wait.  So small commits run in
+the reactor's thread while the disk is measured to be fast (:class:`Measured`) and the writer thread has no job.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, Protocol, TypeVar
+
+import attrs
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from fyrehose.journal import format as fmt
+from fyrehose.journal.writer import Committed, Writer
+from fyrehose.records import Publish, Run
+
+log = Logger()
+T = TypeVar("T")
+
+#: Upper bound of a commit, in bytes; keeps a single sync short.
+COMMIT = 16 << 20
+#: Commits larger than this, in bytes, are not scheduled ahead: the delay of the reactor is small compared with them.
+AHEAD = 256 << 10
+#: Commits of more bytes than this run in the writer thread: while they are written, the reactor receives the next.
+SMALL = 16 << 10
+#: Commits move to the reactor's thread when they take less than the first on average, and back above the second.
+FAST, SLOW = 300e-6, 600e-6
+#: Weight of one commit in that average.
+WEIGHT = 1 / 16
+#: A commit that takes longer than this, in seconds, is a stall.
+STALL = 10e-3
+#: After a stall, commits run in the writer thread until there was none for so many seconds.
+CALM = 10.0
+#: A change is logged unless one was in the last so many seconds: on a busy machine there may be one each second.
+QUIET = 60.0
+
+
+# Waiting, writing, settling.
+
+
+@attrs.frozen(slots=True)
+class Commit:
+    """The outcome of one commit.
+
+    :ivar size: of its publishes, in bytes
+    :ivar began, ended: when the commit itself ran (monotonic clock, seconds)
+    :ivar result: None if the commit was not attempted, because nothing was waiting or an earlier commit failed
+    """
+
+    items: list[Publish]
+    size: int
+    began: float
+    ended: float
+    result: Committed | Failure | None
+
+
+@attrs.define(eq=False)
+class Commits:
+    """The commits of one journal, one after another.
+
+    :ivar now: the wall clock, in microseconds since 1970 UTC
+    :ivar pace: decides in which thread commits run
+    :ivar at_turn_end: calls a function when the reactor has read what is readable in this turn
+    :ivar process: called in the reactor's thread with each commit, in order
+    :ivar failed: set after a failed commit: later publishes must not be written without it
+    :ivar size: size of everything that waits or is being written, in bytes
+    :ivar waiting: what waits, the oldest first
+    """
+
+    writer: Writer
+    worker: Worker
+    pace: Pace
+    now: Callable[[], int]
+    at_turn_end: Callable[[Callable[[], object]], object]
+    process: Callable[[Commit], None]
+    failed: bool = attrs.field(default=False, init=False)
+    size: int = attrs.field(default=0, init=False)
+    waiting: deque[Publish] = attrs.field(factory=deque, init=False)
+    #: Whether a commit is scheduled that has not taken what waits yet.
+    _scheduled: bool = attrs.field(default=False, init=False)
+    #: Number of commits that are scheduled or run, and are not processed yet.
+    _under_way: int = attrs.field(default=0, init=False)
+    #: Size of what was submitted since a commit was scheduled last, and of the last commit, in bytes.
+    _added: int = attrs.field(default=0, init=False)
+    _last: int = attrs.field(default=0, init=False)
+
+    def submit(self, publish: Publish) -> None:
+        """Commit *publish* with the next commit."""
+        self.waiting.append(publish)
+        self.size += publish.size
+        self._added += publish.size
+        if not self._scheduled and (not self._under_way or (self._last <= self._added and self._last <= AHEAD)):
+            self.schedule()
+
+    def schedule(self) -> None:
+        """Schedule a commit of what waits, unless one is scheduled already or nothing waits."""
+        if self._scheduled or not self.waiting:
+            return
+        self._scheduled = True
+        self._under_way += 1
+        self._added = 0
+        if self.pace.near and self.worker.idle and self.size <= SMALL:
+            # What else arrives in this turn of the reactor belongs to the same commit.
+            self.at_turn_end(self._commit_near)
+        else:
+            self._commit_far()
+
+    def _commit_near(self) -> None:
+        size = self.size
+        # More may have arrived meanwhile, and the worker may have got another job.
+        if size > SMALL or not self.worker.idle or not self.writer.has_room(size):
+            self._commit_far()
+            return
+        try:
+            self._process(self.commit())
+        except Exception:
+            log.failure("processing a durable commit failed; please report this bug")
+
+    def _commit_far(self) -> None:
+        committed = self.worker.call(self.commit).addCallback(self._process)
+        committed.addErrback(lambda f: log.failure("processing a durable commit failed; please report this bug", f))
+
+    def commit(self) -> Commit:
+        """Write everything that waits (called in the thread that writes)."""
+        # The flag is reset before the queue is read: a publish that is submitted from now on is either taken here, or
+        # schedules the next commit.
+        self._scheduled = False
+        items: list[Publish] = []
+        size = 0
+        while self.waiting and size < COMMIT:
+            items.append(self.waiting.popleft())
+            size += items[-1].size
+        began = time.monotonic()
+        if items and not self.failed and not self.writer.may_commit(size + len(items) * fmt.BATCH_HEADER.size):
+            self.waiting.extendleft(reversed(items))
+            items, size = [], 0
+        result = None if self.failed or not items else self._write(items)
+        return Commit(items, size, began, time.monotonic(), result)
+
+    def _write(self, items: Sequence[Publish]) -> Committed | Failure:
+        clock = self.now()
+        accepted = max(self.writer.time, clock)
+        try:
+            return self.writer.commit(batches(items, accepted), accepted, clock)
+        except Exception:
+            self.failed = True
+            return Failure()
+
+    def _process(self, commit: Commit) -> None:
+        self._under_way -= 1
+        self._last = commit.size
+        self.size -= commit.size
+        assert self._under_way >= 0 <= self.size, f"{self._under_way} commits of {self.size} bytes are under way"
+        if commit.size <= SMALL and isinstance(commit.result, Committed):
+            self.pace.took(commit.ended - commit.began)
+        self.process(commit)
+
+
+def batches(items: Sequence[Publish], accepted: int) -> list[list[Run]]:
+    """Distribute the runs of *items* over batches of at most ``fmt.BATCH`` bytes, unless one publish is larger.
+
+    :param accepted: time of the records, in microseconds since 1970 UTC, which is set in the runs
+    :return: the runs of each batch
+    """
+    found: list[list[Run]] = []
+    filled = fmt.BATCH
+    for item in items:
+        if filled + item.size > fmt.BATCH:
+            found.append([])
+            filled = 0
+        for run in item.runs:
+            run.time = accepted
+        found[-1] += item.runs
+        filled += item.size
+    return found
+
+
+def settle(items: Sequence[Publish], error: Exception | None) -> None:
+    """Settle *items* of one commit: each owner once, in the order of its first item.
+
+    :param error: why they were not written; None: they are durable
+    """
+    owners: dict[Any, list[Publish]] = {}
+    for item in items:
+        owners.setdefault(item.owner, []).append(item)
+    for owner, of in owners.items():
+        try:
+            owner.settle(of, error)
+        except Exception:
+            log.failure("settling publishes failed; please report this bug")  # the other owners do not suffer from it
+
+
+class Deferreds:
+    """The owner of publishes whose ``note`` is a Deferred."""
+
+    def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
+        for item in items:
+            if error is None:
+                item.note.callback(None)
+            else:
+                item.note.errback(error)
+
+
+DEFERREDS = Deferreds()
+
+
+# Where commits run.
+
+
+class Pace(Protocol):
+    """Decides whether a commit runs in the reactor's thread."""
+
+    @property
+    def near(self) -> bool:
+        """Return whether the next small commit should run in the reactor's thread."""
+
+    def took(self, seconds: float) -> None:
+        """Process how long a small commit took, wherever it ran."""
+
+
+class Far:
+    """Run all commits in the worker."""
+
+    near = False
+
+    def took(self, seconds: float) -> None:
+        """Nothing depends on it."""
+
+
+@attrs.define(eq=False)
+class Measured:
+    """Follows the disk.
+
+    :ivar seconds: a monotonic clock
+    """
+
+    seconds: Callable[[], float] = time.monotonic
+    near: bool = attrs.field(default=False, init=False)
+    #: Moving average of commits; the disk counts as slow until some fast ones have been seen.
+    _average: float = attrs.field(default=2 * SLOW, init=False)
+    _calm_at: float = attrs.field(default=float("-inf"), init=False)
+    _log_again_at: float = attrs.field(default=float("-inf"), init=False)
+
+    def took(self, seconds: float) -> None:
+        """Note that a commit took *seconds*, and decide from the average in which thread the next ones run."""
+        # A slow commit counts little more than one at the limit: it says nothing about how long the others take.  On a
+        # busy machine it is mostly the time that this thread waited for a processor.
+        self._average += WEIGHT * (min(seconds, 2 * SLOW) - self._average)
+        now = self.seconds()
+        if seconds > STALL:
+            self._calm_at = now + CALM
+        if self.near and (seconds > STALL or self._average > SLOW):
+            self.near = False
+            self._log("a commit took {ms:.1f} ms; commits run in the writer thread", now, seconds)
+        elif not self.near and self._average < FAST and now >= self._calm_at:
+            self.near = True
+            self._log("commits take {ms:.2f} ms, and run in the reactor's thread", now, self._average)
+
+    def _log(self, text: str, now: float, seconds: float) -> None:
+        if now >= self._log_again_at:
+            self._log_again_at = now + QUIET
+            log.info(text, ms=seconds * 1e3)
+
+
+# The writer thread.
+
+
+class Worker(Protocol):
+    """Runs blocking functions in order."""
+
+    @property
+    def idle(self) -> bool:
+        """Return whether all jobs have run and their Deferreds have fired, so that the caller's thread may do one."""
+
+    def call(self, job: Callable[[], T]) -> Deferred[T]:
+        """Run *job*; the Deferred fires in the reactor thread with its result or its exception."""
+
+    def stop(self) -> None:
+        """Accept no more jobs; block until those that were accepted have run."""
+
+
+class ThreadWorker:
+    """A worker with a thread of its own."""
+
+    def __init__(self, call_from_thread: Callable[..., Any], name: str) -> None:
+        self._call_from_thread = call_from_thread
+        self._jobs: SimpleQueue[tuple[Callable[[], Any], Deferred[Any]] | None] = SimpleQueue()
+        self._unsettled = 0
+        self.idle = True
+        # A daemon thread: a program that exits without closing its journal must not hang.
+        self._thread = Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def call(self, job: Callable[[], T]) -> Deferred[T]:
+        done: Deferred[T] = Deferred()
+        self._unsettled += 1
+        self.idle = False
+        self._jobs.put((job, done))
+        return done
+
+    def stop(self) -> None:
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (item := self._jobs.get()) is not None:
+            job, done = item
+            try:
+                result = job()
+            except Exception:
+                self._call_from_thread(self._settle, done, Failure())
+            else:
+                self._call_from_thread(self._settle, done, result)
+
+    def _settle(self, done: Deferred[Any], result: Any) -> None:
+        self._unsettled -= 1
+        self.idle = not self._unsettled
+        done.callback(result)  # a Failure, too
+
+
+class InlineWorker:
+    """A worker that runs each job immediately in the caller's thread, for tests and for tools without a reactor."""
+
+    idle = True
+
+    def call(self, job: Callable[[], T]) -> Deferred[T]:
+        return maybeDeferred(job)
+
+    def stop(self) -> None:
+        """Do nothing: every job has run already."""

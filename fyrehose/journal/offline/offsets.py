@@ -1,0 +1,123 @@
+"""Offsets: positions that are bound to their journal, for everything that remembers how far it has read.
+
+    in: a journal's place, a position      out: {position, identity, chain}, and whether a journal has it
+
+A position is a number of bytes, which any journal may have.  The identity tells one journal from another, and the chain
+- the checksum of all batches before the position - tells a journal from a copy of it that went on differently.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from fyrehose.errors import JournalCorrupt
+from fyrehose.journal import format as fmt
+from fyrehose.journal.offline.places import Missing, Place
+from fyrehose.journal.offline.view import Extent, View, differ
+from fyrehose.journal.scan import SegmentReader
+
+
+@attrs.frozen(slots=True)
+class Offset:
+    """A position of one journal.
+
+    :ivar identity: of the journal, 16 bytes
+    :ivar chain: the checksum from which the log continues there; None if it is unknown
+    """
+
+    position: int
+    identity: bytes = fmt.UNKNOWN
+    chain: int | None = None
+
+    @classmethod
+    def parse(cls, fields: Any) -> Offset:
+        """Return the offset that :meth:`fields` described.
+
+        :raises ValueError: it is not an offset
+        """
+        try:
+            position, identity, chain = fields["position"], bytes.fromhex(fields["identity"]), fields["chain"]
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{fields} has no position, identity and chain") from error
+        if type(position) is not int or position < 0 or (chain is not None and type(chain) is not int):
+            raise ValueError(f"{fields} has an invalid position or chain")
+        return cls(position, identity, chain)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Return the offset as an object for JSON."""
+        return {"position": self.position, "identity": self.identity.hex(), "chain": self.chain}
+
+
+@attrs.define(eq=False)
+class Offsets:
+    """Makes the offsets of one journal, and checks those of others.
+
+    The chain at a position is in the header of the next batch.  Behind the last batch it is found by reading the
+    headers of the last segment, from where this was done before.
+    """
+
+    place: Place
+    #: a position behind a batch, and the chain there
+    _behind: tuple[int, int | None] = attrs.field(default=(0, None), init=False)
+
+    def at(self, position: int, view: View | None = None) -> Offset:
+        """Return the offset of a position."""
+        view = self.place.view() if view is None else view
+        return Offset(position, view.identity, self._chain(view, position))
+
+    def check(self, offset: Offset, view: View, remedy: str) -> None:
+        """Check that the journal has the batches that were before an offset.
+
+        :param remedy: what the user can do if it has not
+        :raises JournalCorrupt: the offset is of another journal, or of another copy of this one
+        """
+        if differ(offset.identity, view.identity):
+            raise JournalCorrupt(
+                f"{self.place} is another journal (identity {view.identity.hex()}) than the one that was read up to "
+                f"position {offset.position} ({offset.identity.hex()}): {remedy}"
+            )
+        found = self._chain(view, offset.position)
+        if None not in (found, offset.chain) and found != offset.chain:
+            raise JournalCorrupt(
+                f"{self.place} does not continue at position {offset.position} where reading ended (chain {found}, not "
+                f"{offset.chain}): it was put back from another copy; {remedy}"
+            )
+
+    def _chain(self, view: View, position: int) -> int | None:
+        """Return the chain at a position; None if no batch begins or ends there, or the log was mended there."""
+        for extent in view.segments:
+            if not extent.base <= position <= extent.end or (position == extent.end and extent != view.segments[-1]):
+                continue
+            try:
+                reader = self.place.open(extent.base, extent.end)
+            except Missing:
+                return None
+            try:
+                first = extent.base + fmt.SEGMENT_HEADER.size
+                if position <= first:
+                    header = reader.header()
+                    # One that --quarantine has replaced has no time, and no chain.
+                    return header.chain if position in (extent.base, first) and header.created else None
+                if position < extent.end:
+                    batch = fmt.BatchHeader.unpack(reader.read(position, fmt.BATCH_HEADER.size), position)
+                    return None if batch.mended else batch.chain
+                return self._at_end(reader, first, extent)
+            except fmt.Damage:
+                return None  # whoever reads the batches says what is damaged
+            finally:
+                reader.close()
+        return None
+
+    def _at_end(self, reader: SegmentReader, first: int, extent: Extent) -> int | None:
+        reader.ahead = self.place.for_headers
+        position, chain = self._behind
+        if not first < position <= extent.end:
+            position, chain = first, None
+        while position < extent.end:
+            header = fmt.BatchHeader.unpack(reader.read(position, fmt.BATCH_HEADER.size), position)
+            position, chain = header.end, None if header.mended else header.checksum
+        self._behind = position, chain
+        return chain

@@ -1,0 +1,266 @@
+"""Streams of state: what is replayed, where a replay begins, and when a checkpoint is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+from twisted.internet.task import Clock
+
+from fyrehose.broker import state_stream
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
+from fyrehose.broker.state_stream import Replayed, StateStream
+from fyrehose.errors import JournalCorrupt, ReadOnly
+from fyrehose.interfaces import JournalState
+from fyrehose.records import Record, Run
+from fyrehose.testing import MemoryJournal
+
+STREAM, SOURCE = ".state", "server"
+
+
+@attrs.define
+class Total:
+    """The sum of the numbers in the records: ``SINCE +N`` adds, ``SINCE =N`` is a checkpoint."""
+
+    total: int = 0
+    applied: list[int] = attrs.field(factory=list)
+
+    def clear(self) -> None:
+        self.total, self.applied = 0, []
+
+    def begin(self, newest: Record) -> int:
+        since, change = newest.payload.split()
+        return newest.seq if change.startswith(b"=") else int(since)
+
+    def apply(self, record: Record) -> bool:
+        change = record.payload.split()[1]
+        self.applied.append(record.seq)
+        whole = change.startswith(b"=")
+        self.total = int(change[1:]) + (0 if whole else self.total)
+        return whole
+
+
+class World:
+    """A stream of state in a journal; *appended* is the sum of what was appended."""
+
+    def __init__(self, journal: MemoryJournal | None = None) -> None:
+        self.journal = journal or MemoryJournal()
+        self.broker = Broker(Clock(), self.journal, Sequencer())
+        self.broker.open()
+        self.state, self.appended = Total(), 0
+        self.stream = StateStream(
+            STREAM,
+            SOURCE,
+            self.state,
+            self.journal.read,
+            self.journal.bounds,
+            lambda runs: self.broker.publish(runs),
+            everything=lambda: [b"0 =%d" % self.appended],
+            checkpoint_bytes=100,
+        )
+
+    def add(self, number: int) -> Any:
+        self.appended += number
+        return self.stream.append(b"%d +%d" % (self.stream.checkpoint, number))
+
+    def replayed(self) -> tuple[int, Replayed]:
+        """Return the total of a server that starts now."""
+        again = World(self.journal)
+        found = again.stream.open()
+        return again.state.total, found
+
+
+@pytest.mark.parametrize(
+    ("sources", "seq"),
+    [((), 0), (("other",), 0), (("own", "own"), 2), (("own", *["other"] * 7), 1), (("other", "own", "other"), 2)],
+)
+def test_the_last_record_of_a_source_is_found(sources: tuple[str, ...], seq: int) -> None:
+    world = World()
+    for source in sources:
+        world.broker.publish([Run.of("s", [b"x"], source=source)])
+    found = state_stream.last_record(world.journal.read, "s", world.journal.bounds("s"), "own")
+    assert (0 if found is None else found.seq) == seq
+
+
+def test_records_are_read_from_a_number_on() -> None:
+    world = World()
+    for _ in range(3):
+        world.broker.publish([Run.of("s", [b"x"], source="own")])
+    read = world.journal.read
+    assert [record.seq for record in state_stream.records(read, "s", 2, 3)] == [2, 3]
+    assert list(state_stream.records(read, "s", 4, 3)) == []
+    assert list(state_stream.records(read, "s", 4, 9)) == []
+
+
+def test_a_new_stream_has_the_empty_state() -> None:
+    assert World().replayed() == (0, Replayed())
+
+
+def test_all_changes_are_replayed() -> None:
+    world = World()
+    for number in (1, 2, 3):
+        world.add(number)
+    assert world.replayed() == (6, Replayed(last=3))
+
+
+def test_a_replay_begins_at_the_checkpoint_that_the_newest_record_names() -> None:
+    world = World()
+    world.add(5)
+    world.stream.write_checkpoint()
+    world.add(1)
+    world.journal.forget(STREAM, 2)
+    assert world.replayed() == (6, Replayed(last=3, checkpoint=2))
+
+
+def test_a_checkpoint_may_be_the_newest_record() -> None:
+    world = World()
+    world.add(5)
+    world.stream.write_checkpoint()
+    world.journal.forget(STREAM, 2)
+    assert world.replayed() == (5, Replayed(last=2, checkpoint=2))
+
+
+def test_a_checkpoint_contains_what_was_appended_and_is_not_durable() -> None:
+    world = World(MemoryJournal(auto=False))
+    world.add(5)
+    world.stream.write_checkpoint()
+    world.add(1)  # names no checkpoint, because none is durable yet
+    world.journal.commit()
+    assert world.replayed() == (6, Replayed(last=3, checkpoint=2))
+    world.add(2)  # names the checkpoint
+    world.journal.commit()
+    world.journal.forget(STREAM, 2)
+    assert world.replayed()[0] == 8
+
+
+def test_records_of_others_change_nothing() -> None:
+    world = World()
+    world.add(5)
+    world.broker.publish([Run.of(STREAM, [b"0 =0", b"not a number"], source="figg")])
+    assert world.replayed() == (5, Replayed(last=3))
+
+
+def test_missing_records_are_counted_since_the_checkpoint() -> None:
+    world = World()
+    for number in (1, 2, 3):
+        world.add(number)
+    world.journal.forget(STREAM, 3)
+    assert world.replayed() == (3, Replayed(last=3, missing=2))
+    world.stream.write_checkpoint()
+    world.add(1)
+    assert world.replayed() == (7, Replayed(last=5, checkpoint=4))
+
+
+@pytest.mark.parametrize("payload", [b"", b"x +1", b"0 +x"])
+def test_an_invalid_record_stops_the_replay(payload: bytes) -> None:
+    world = World()
+    world.broker.publish([Run.of(STREAM, [payload], source=SOURCE)])
+    with pytest.raises(JournalCorrupt, match=r"record 1 of stream \.state cannot be replayed"):
+        world.replayed()
+
+
+def test_a_follower_replays_only_what_is_new() -> None:
+    world = World()
+    for number in (1, 2, 3):
+        world.add(number)
+    follower = World(world.journal)
+    follower.stream.open()
+    assert follower.state.applied == [1, 2, 3]
+    world.add(4)
+    follower.stream.follow()
+    assert (follower.state.total, follower.state.applied) == (10, [1, 2, 3, 4])
+    world.stream.write_checkpoint()
+    world.add(5)
+    follower.stream.follow()
+    assert (follower.state.total, follower.state.applied) == (15, [1, 2, 3, 4, 5, 6])
+    assert follower.stream.checkpoint == 5
+
+
+def test_a_follower_begins_before_the_first_record() -> None:
+    world = World()
+    follower = World(world.journal)
+    follower.stream.open()
+    world.add(1)
+    follower.stream.follow()
+    assert follower.state.total == 1
+
+
+def test_a_server_that_has_written_replays_from_the_checkpoint() -> None:
+    world = World()
+    world.stream.open()
+    world.add(1)
+    world.add(2)
+    world.stream.open()
+    assert (world.state.total, world.state.applied) == (3, [1, 2])
+
+
+def test_damage_stops_a_follower_and_fails_its_take_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    world.add(1)
+    follower = World(world.journal)
+    follower.stream.open()
+    world.broker.publish([Run.of(STREAM, [b"0 +x"], source=SOURCE)])
+    follower.stream.follow()
+    world.add(1)
+    reads: list[int] = []
+    monkeypatch.setattr(follower.stream, "read", lambda *args: reads.append(1) or world.journal.read(*args))
+    follower.stream.follow()
+    assert not reads, "a damaged stream is not read again and again"
+    with pytest.raises(JournalCorrupt, match=r"record 2 of stream \.state"):
+        follower.stream.open()
+
+
+def test_a_checkpoint_is_written_when_the_records_behind_it_exceed_its_size_four_times() -> None:
+    world = World()
+    world.stream.everything = lambda: [b"0 =%d" % world.appended + b" " * 100]
+    world.stream.maintain()
+    assert world.journal.bounds(STREAM) == (1, 0)
+    for _ in range(26):
+        world.add(1)
+    world.stream.maintain()
+    assert (world.stream.checkpoint, world.replayed()[0]) == (27, 26)
+    for _ in range(50):
+        world.add(1)
+    world.stream.maintain()
+    assert world.stream.checkpoint == 27, "250 bytes are less than four times 104"
+    for _ in range(50):
+        world.add(1)
+    world.stream.maintain()
+    assert (world.stream.checkpoint, world.replayed()[0]) == (128, 126)
+
+
+def test_a_checkpoint_is_written_when_retention_needs_the_segment_of_the_last_one() -> None:
+    world = World()
+    world.add(1)
+    world.stream.maintain(must_move=True)
+    assert world.stream.checkpoint == 2
+
+
+def test_one_checkpoint_is_written_at_a_time() -> None:
+    world = World(MemoryJournal(auto=False))
+    world.stream.maintain(must_move=True)
+    world.stream.maintain(must_move=True)
+    world.journal.commit()
+    assert world.journal.bounds(STREAM) == (1, 1)
+
+
+def test_a_refused_checkpoint_is_due_again() -> None:
+    world = World()
+    for _ in range(30):
+        world.add(1)
+    world.journal.enter(JournalState.READ_ONLY, "full")
+    world.stream.maintain()
+    assert world.stream.is_due()
+    world.stream.write_checkpoint().addErrback(lambda failure: failure.trap(ReadOnly))
+    world.journal.enter(JournalState.WRITABLE, "room")
+    world.stream.maintain()
+    assert (world.stream.checkpoint, world.stream.is_due()) == (31, False)
+
+
+def test_a_draft_goes_with_the_messages_that_it_is_about() -> None:
+    world = World(MemoryJournal(auto=False))
+    world.broker.publish([Run.of("s", [b"x"], source="figg")], [world.stream.draft(b"0 +1", b"0 +2")])
+    world.journal.commit()
+    assert (world.journal.bounds("s"), world.replayed()[0]) == ((1, 1), 3)

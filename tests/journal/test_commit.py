@@ -1,0 +1,691 @@
+"""Group commit: what waits, where a commit runs, how its owners are settled, and the writer thread.
+
+A commit runs in the reactor's thread only if it is small, fits into the segment, and nothing else writes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import attrs
+import pytest
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.logger import capturedLogs
+
+from fyrehose.errors import Closed, ReadOnly
+from fyrehose.interfaces import JournalState
+from fyrehose.journal import journal as module
+from fyrehose.journal.commit import (
+    AHEAD,
+    CALM,
+    COMMIT,
+    FAST,
+    QUIET,
+    SLOW,
+    SMALL,
+    STALL,
+    Commit,
+    Commits,
+    Far,
+    InlineWorker,
+    Measured,
+    ThreadWorker,
+    settle,
+)
+from fyrehose.journal.files import SteppedFiles
+from fyrehose.journal.settings import Durability, JournalSettings
+from fyrehose.journal.writer import Committed, NoRoom
+from fyrehose.records import Publish, Run
+from tests.doubles.files import FaultyFiles
+from tests.journal.conftest import Bench, Observer, Opener
+
+
+class HandWorker:
+    """A worker whose jobs run when the test says so."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[Callable[[], Any], Deferred[Any]]] = []
+        self.by_hand = True
+
+    def call(self, job: Callable[[], Any]) -> Deferred[Any]:
+        done: Deferred[Any] = Deferred()
+        self.jobs.append((job, done))
+        if not self.by_hand:
+            self.work()
+        return done
+
+    @property
+    def idle(self) -> bool:
+        return not self.jobs
+
+    def stop(self) -> None:
+        self.work()
+
+    def work(self) -> int:
+        """Run all jobs; return how many there were."""
+        count = 0
+        while self.jobs:
+            job, done = self.jobs[0]
+            result = job()
+            self.jobs.pop(0)
+            done.callback(result)
+            count += 1
+        return count
+
+
+@attrs.define(eq=False)
+class Near:
+    """A pace that a test sets."""
+
+    near: bool = True
+    seen: list[float] = attrs.field(factory=list)
+
+    def took(self, seconds: float) -> None:
+        self.seen.append(seconds)
+
+
+@pytest.fixture
+def worker() -> HandWorker:
+    return HandWorker()
+
+
+@pytest.fixture
+def pace() -> Near:
+    return Near()
+
+
+@pytest.fixture
+def bench(open_journal: Opener, worker: HandWorker, pace: Near) -> Iterator[Bench]:
+    bench = opened(open_journal, worker, pace)
+    yield bench
+    bench.close()
+    bench.clock.advance(0)
+    worker.work()
+
+
+def opened(open_journal: Opener, worker: HandWorker, pace: Near, **settings: Any) -> Bench:
+    """Open a journal, whose worker has done what belongs to that."""
+    worker.by_hand = False
+    bench = open_journal(worker=worker, pace=pace, **settings)
+    worker.by_hand = True
+    return bench
+
+
+def durable(*appends: Deferred[None]) -> list[bool]:
+    return [append.called for append in appends]
+
+
+def test_appends_of_one_turn_of_the_reactor_share_one_commit(bench: Bench, worker: HandWorker, pace: Near) -> None:
+    first, second = bench.append(b"a"), bench.append(b"b")
+    assert durable(first, second) == [False, False], "the turn goes on"
+    bench.clock.advance(0)
+    assert durable(first, second) == [True, True]
+    assert bench.payloads() == [b"a", b"b"]
+    assert not worker.jobs or bench.journal.status().durable, "only zeros are left to be written ahead"
+    assert len(pace.seen) == 1
+
+
+def test_commits_run_in_the_writer_thread_when_the_disk_is_slow(bench: Bench, worker: HandWorker, pace: Near) -> None:
+    pace.near = False
+    append = bench.append(b"a")
+    bench.clock.advance(0)
+    assert durable(append) == [False]
+    worker.work()
+    assert durable(append) == [True]
+    assert len(pace.seen) == 1, "the disk is measured there, too"
+
+
+def test_large_commit_runs_in_the_writer_thread(bench: Bench, worker: HandWorker, pace: Near) -> None:
+    append = bench.append(bytes(SMALL))
+    bench.clock.advance(0)
+    assert durable(append) == [False]
+    worker.work()
+    assert durable(append) == [True]
+    assert not pace.seen, "it says nothing about small ones"
+
+
+def test_pace_follows_every_small_commit(bench: Bench, worker: HandWorker, pace: Near) -> None:
+    commits = bench.journal._commits
+    sizes = []
+    for payload in (bytes(8), bytes(SMALL - 98)):
+        bench.append(payload)
+        bench.clock.advance(0)
+        worker.work()
+        sizes.append(commits._last)
+    assert sizes == [106, SMALL]
+    assert len(pace.seen) == 2
+    assert all(0 <= seconds < 60 for seconds in pace.seen)
+
+
+def test_an_observer_that_fails_is_reported(
+    bench: Bench, worker: HandWorker, pace: Near, logged_errors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Observer, "durable", lambda self, ends: 1 // 0)
+    for near in (True, False):
+        pace.near = near
+        bench.append(b"a")
+        bench.clock.advance(0)
+        worker.work()
+        assert [error["log_failure"].type for error in logged_errors.take()] == [ZeroDivisionError]
+    monkeypatch.undo()
+
+
+def test_commit_that_has_become_large_runs_in_the_writer_thread(bench: Bench, worker: HandWorker) -> None:
+    appends = [bench.append(b"a"), bench.append(bytes(SMALL))]
+    bench.clock.advance(0)
+    assert durable(*appends) == [False, False]
+    worker.work()
+    assert durable(*appends) == [True, True]
+    assert bench.payloads() == [b"a", bytes(SMALL)]
+
+
+def test_commit_waits_for_the_writer_thread_while_that_is_busy(bench: Bench, worker: HandWorker) -> None:
+    retired = bench.journal.retire(["s"])
+    append = bench.append(b"a")
+    bench.clock.advance(0)
+    assert durable(append) == [False], "two threads must not write at once"
+    worker.work()
+    assert durable(retired, append) == [True, True]
+
+
+def test_append_during_a_retirement_needs_no_later_append(bench: Bench, worker: HandWorker) -> None:
+    bench.append(bytes(1_000))
+    bench.clock.advance(0)
+    retired = bench.journal.retire(["s"])
+    append = bench.append(b"a", stream="other")  # smaller than the last commit
+    bench.clock.advance(0)
+    worker.work()
+    assert durable(retired, append) == [True, True]
+
+
+def test_worker_that_got_a_job_in_the_same_turn_is_waited_for(bench: Bench, worker: HandWorker) -> None:
+    append = bench.append(b"a")
+    retired = bench.journal.retire(["s"])
+    bench.clock.advance(0)
+    assert durable(append) == [False]
+    worker.work()
+    assert durable(append, retired) == [True, True]
+
+
+def test_commit_that_begins_a_segment_runs_in_the_writer_thread(
+    open_journal: Opener, worker: HandWorker, pace: Near
+) -> None:
+    bench = opened(open_journal, worker, pace, segment_size=4096)
+    near = far = 0
+    for i in range(40):
+        append = bench.append(b"%d" % i * 100)
+        bench.clock.advance(0)
+        near += append.called
+        far += not append.called
+        base = bench.journal.status().segments
+        worker.work()
+        assert append.called
+        assert (bench.journal.status().segments > base) <= (far > 0)
+    assert near > far > 0
+    assert far == bench.journal.status().segments - 1, "these and only these rolled"
+    assert bench.payloads() == [b"%d" % i * 100 for i in range(40)]
+    bench.close()
+    worker.work()
+
+
+def test_full_disk_fails_the_commit_in_the_reactor_thread(open_journal: Opener, worker: HandWorker, pace: Near) -> None:
+    class Full(SteppedFiles):
+        full = False
+
+        def write(self, fd: int, data: Any, offset: int) -> None:
+            if self.full:
+                raise OSError(28, "No space left on device")
+            super().write(fd, data, offset)
+
+    files = Full()
+    bench = opened(open_journal, worker, pace, files=files)
+    files.full = True
+    failures: list[Any] = []
+    for payload in (b"a", b"b"):
+        bench.append(payload).addErrback(failures.append)
+    bench.clock.advance(0)
+    assert [failure.type for failure in failures] == [ReadOnly, ReadOnly]
+    assert bench.journal.state is JournalState.READ_ONLY
+    files.full = False
+    bench.clock.advance(2)
+    worker.work()
+    assert bench.journal.state is JournalState.WRITABLE
+    bench.close()
+    worker.work()
+
+
+def test_closing_commits_what_waits_for_the_end_of_the_turn(bench: Bench, worker: HandWorker) -> None:
+    append = bench.append(b"a")
+    closed = bench.journal.close()
+    assert not closed.called
+    bench.clock.advance(0)
+    assert durable(append) == [True]
+    worker.work()
+    assert closed.called
+
+
+@pytest.mark.parametrize(
+    ("mode", "where"), [("batch", Measured), ("interval", Far), ("never", Far)], ids=("batch", "interval", "never")
+)
+def test_disk_is_measured_only_if_each_commit_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, where: type
+) -> None:
+    monkeypatch.setattr(module, "ThreadWorker", lambda call, name: InlineWorker())
+    clock: Any = Clock()
+    clock.callFromThread = None
+    settings = JournalSettings(min_free=0, durability=Durability(mode, 1.0))
+    journal = module.FileJournal(clock, tmp_path, settings)
+    journal.open(Observer())
+    assert type(journal._commits.pace) is where
+    journal.close()
+
+
+def test_commits_run_in_a_given_worker(open_journal: Opener) -> None:
+    assert type(open_journal().journal._commits.pace) is Far
+
+
+# Waiting.
+
+
+@attrs.define
+class FakeWriter:
+    """Records what it is given to write."""
+
+    time: int = 100
+    payloads: list[bytes] = attrs.field(factory=list)
+    may: bool = True
+    times: list[tuple[int, int]] = attrs.field(factory=list)
+    error: Exception | None = None
+    meanwhile: Callable[[], object] = lambda: None
+
+    def may_commit(self, size: int) -> bool:
+        return self.may
+
+    def commit(self, batches: list[list[Run]], time: int, clock: int) -> Committed:
+        if self.error is not None:
+            raise self.error
+        self.meanwhile()
+        self.time = time
+        self.times += [(run.time, clock) for batch in batches for run in batch]
+        self.payloads += [bytes(run.payload) for batch in batches for run in batch]
+        return Committed([], 0, 0, None)
+
+
+class HeldWorker(InlineWorker):
+    """A worker whose jobs run when the test says so."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[Callable[[], Any], Deferred[Any]]] = []
+
+    def call(self, job: Callable[[], Any]) -> Deferred[Any]:
+        done: Deferred[Any] = Deferred()
+        self.jobs.append((job, done))
+        return done
+
+    def work(self) -> None:
+        job, done = self.jobs.pop(0)
+        done.callback(job())
+
+
+@attrs.define(eq=False)
+class Owner:
+    """Notes how its publishes were settled."""
+
+    said: list[tuple[list[bytes], Exception | None]]
+    name: bytes = b""
+    then: Callable[[], object] = lambda: None
+
+    def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
+        self.said.append(([self.name, *(bytes(run.payload) for item in items for run in item.runs)], error))
+        self.then()
+
+
+class Rig:
+    """The commits of a fake writer."""
+
+    def __init__(self) -> None:
+        self.writer, self.worker, self.done = FakeWriter(), HeldWorker(), list[Commit]()
+        writer: Any = self.writer
+        self.commits = Commits(writer, self.worker, Far(), lambda: 50, lambda call: call(), self.done.append)
+
+    def submit(self, payload: bytes, size: int = 1) -> None:
+        run = Run.of("s", [payload], source="t", first_seq=1)
+        self.commits.submit(Publish([run], size, Owner([])))
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def test_one_commit_is_scheduled_for_several_publishes(rig: Rig) -> None:
+    rig.commits.schedule()
+    assert not rig.worker.jobs, "nothing waits"
+    for payload in (b"a", b"b"):
+        rig.submit(payload)
+    assert len(rig.worker.jobs) == 1
+    rig.worker.work()
+    assert rig.writer.payloads == [b"a", b"b"]
+    assert [bytes(item.runs[0].payload) for item in rig.done[0].items] == [b"a", b"b"]
+    assert rig.writer.times == [(100, 50)] * 2, "the time of records never goes back, that of the clock may"
+    rig.commits.schedule()
+    assert not rig.worker.jobs
+
+
+def test_publishes_stay_in_order_while_the_writer_has_to_wait(rig: Rig) -> None:
+    rig.writer.may = False
+    for payload in (b"a", b"b"):
+        rig.submit(payload)
+    rig.worker.work()
+    waited = rig.done[0]
+    assert (waited.items, waited.size, waited.result, len(rig.commits.waiting)) == ([], 0, None, 2)
+    rig.writer.may = True
+    rig.commits.schedule()
+    rig.worker.work()
+    assert len(rig.done[1].items) == 2
+    assert rig.writer.payloads == [b"a", b"b"]
+
+
+def test_publish_during_a_commit_belongs_to_the_next(rig: Rig) -> None:
+    rig.submit(b"first")
+
+    def meanwhile() -> None:
+        rig.writer.meanwhile = lambda: None
+        rig.submit(b"meanwhile")
+
+    rig.writer.meanwhile = meanwhile
+    rig.worker.work()
+    assert [len(commit.items) for commit in rig.done] == [1]
+    rig.commits.schedule()
+    rig.worker.work()
+    assert rig.writer.payloads == [b"first", b"meanwhile"]
+
+
+def test_size_of_a_commit_is_limited(rig: Rig) -> None:
+    for _ in range(5):
+        rig.submit(b"x", COMMIT // 2)
+    while rig.worker.jobs:
+        rig.worker.work()
+        rig.commits.schedule()
+    assert [len(commit.items) for commit in rig.done] == [2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("last", "added", "ahead"),
+    [(100, [60], False), (100, [60, 40], True), (AHEAD, [AHEAD], True), (AHEAD + 1, [2 * AHEAD], False)],
+)
+def test_next_commit_is_scheduled_ahead_when_as_large_as_the_last_small_one(
+    rig: Rig, last: int, added: list[int], ahead: bool
+) -> None:
+    rig.submit(b"x", last)
+    rig.worker.work()
+    rig.submit(b"y")
+    job, _ = rig.worker.jobs.pop(0)  # a commit is under way, which takes what waits
+    job()
+    for size in added:
+        rig.submit(b"x", size)
+    assert bool(rig.worker.jobs) is ahead
+
+
+def test_nothing_is_written_after_a_failed_commit_until_failed_is_reset(rig: Rig) -> None:
+    rig.writer.error = NoRoom("none")
+    rig.submit(b"a")
+    rig.worker.work()
+    failed: Any = rig.done[0].result
+    assert failed.check(NoRoom)
+    rig.writer.error = None
+    rig.submit(b"b")
+    rig.worker.work()
+    assert (len(rig.done[1].items), rig.done[1].result) == (1, None)
+    assert not rig.writer.payloads
+    rig.commits.failed = False
+    rig.submit(b"c")
+    rig.worker.work()
+    assert isinstance(rig.done[2].result, Committed)
+    assert rig.writer.payloads == [b"c"]
+
+
+def test_two_threads_lose_no_publish_and_keep_the_order(rig: Rig) -> None:
+    jobs: SimpleQueue[bool] = SimpleQueue()
+    commits = rig.commits
+
+    def work() -> None:
+        while jobs.get():
+            commits.commit()
+
+    def call(job: Callable[[], Any]) -> Deferred[Any]:
+        jobs.put(True)
+        return Deferred()
+
+    rig.worker.call = call  # type: ignore[method-assign]
+    thread = threading.Thread(target=work)
+    thread.start()
+    sent = [b"%d" % i for i in range(20_000)]
+    for payload in sent:
+        rig.submit(payload)
+        commits.schedule()
+    jobs.put(False)
+    thread.join()
+    assert rig.writer.payloads == sent
+
+
+# Settling.
+
+
+def submit(bench: Bench, owner: Owner, *payloads: bytes, stream: str = "s") -> None:
+    run = Run.of(stream, payloads, source="t", first_seq=bench.next.get(stream, 1))
+    bench.next[stream] = run.last_seq + 1
+    bench.journal.submit(Publish([run], run.room, owner))
+
+
+def test_each_owner_is_settled_once_in_the_order_of_its_first_publish_behind_the_observer(
+    open_journal: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, said = HeldWorker(), list[Any]()
+    bench = open_journal()
+    bench.journal._commits.worker = worker
+    monkeypatch.setattr(Observer, "durable", lambda self, ends: said.append(ends))
+    one, two = Owner(said, b"one"), Owner(said, b"two")
+    for owner, payload in ((one, b"a"), (two, b"b"), (one, b"c")):
+        submit(bench, owner, payload)
+    worker.work()
+    assert said == [{"s": 3}, ([b"one", b"a", b"c"], None), ([b"two", b"b"], None)]
+    assert bench.payloads() == [b"a", b"b", b"c"]
+    assert {record.time for record in bench.records()} == {1_000_000}
+
+
+def test_owner_that_submits_while_it_is_settled_gets_the_next_commit(open_journal: Opener) -> None:
+    bench, said = open_journal(), list[Any]()
+    owner = Owner(said)
+
+    def again() -> None:
+        owner.then = lambda: None
+        submit(bench, owner, b"b")
+
+    owner.then = again
+    submit(bench, owner, b"a")
+    assert said == [([b"", b"a"], None), ([b"", b"b"], None)]
+
+
+def test_owner_that_fails_is_reported_and_the_others_are_settled(logged_errors: Any) -> None:
+    said: list[Any] = []
+    run = Run.of("s", [b"x"], source="t", first_seq=1)
+    settle([Publish([run], 1, Owner(said, then=lambda: 1 // 0)), Publish([run], 1, Owner(said))], None)
+    assert len(said) == 2
+    assert [error["log_failure"].type for error in logged_errors.take()] == [ZeroDivisionError]
+
+
+def test_owners_are_settled_with_the_reason_when_the_disk_is_full(open_journal: Opener) -> None:
+    files, said = FaultyFiles(), list[Any]()
+    bench = open_journal(files=files)
+    files.name, files.nth, files.error = "write", files.calls["write"] + 1, 28
+    submit(bench, Owner(said), b"a")
+    assert [(items, type(error)) for items, error in said] == [([b"", b"a"], ReadOnly)]
+    bench.close()
+
+
+def test_submitting_to_a_journal_that_is_not_writable_is_a_bug(open_journal: Opener) -> None:
+    bench = open_journal()
+    bench.close()
+    with pytest.raises(AssertionError, match="the journal is closed"):
+        submit(bench, Owner([]), b"a")
+    assert isinstance(bench.append(b"a").addErrback(lambda failure: failure.type).result, type(Closed))
+
+
+# The pace.
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def measured(clock: Clock) -> Measured:
+    return Measured(clock.seconds)
+
+
+def feed(measured: Measured, seconds: float, commits: int = 100) -> None:
+    for _ in range(commits):
+        measured.took(seconds)
+
+
+def test_unknown_disk_counts_as_slow_until_several_commits_were_fast(measured: Measured) -> None:
+    assert not measured.near
+    feed(measured, FAST / 2, 5)
+    assert not measured.near
+    feed(measured, FAST / 2)
+    assert measured.near
+
+
+def test_first_fast_commits_are_outweighed_by_an_unknown_past(measured: Measured) -> None:
+    feed(measured, 100e-6, 26)
+    assert not measured.near
+    feed(measured, 100e-6, 1)
+    assert measured.near
+
+
+def test_disk_between_the_two_limits_changes_nothing(measured: Measured) -> None:
+    between = (FAST + SLOW) / 2
+    feed(measured, between)
+    assert not measured.near
+    feed(measured, FAST / 2)
+    feed(measured, between)
+    assert measured.near
+
+
+def test_slow_disk_moves_commits_to_the_writer_thread(measured: Measured) -> None:
+    feed(measured, FAST / 2)
+    feed(measured, 2 * SLOW)
+    assert not measured.near
+    feed(measured, FAST / 2)
+    assert measured.near, "it is fast again"
+
+
+def test_one_stall_is_enough_and_it_has_to_be_calm_for_a_while(measured: Measured, clock: Clock) -> None:
+    feed(measured, FAST / 2)
+    measured.took(1.01 * STALL)
+    assert not measured.near
+    feed(measured, FAST / 2)
+    clock.advance(CALM - 0.001)
+    feed(measured, FAST / 2)
+    assert not measured.near
+    clock.advance(0.001)
+    feed(measured, FAST / 2, 1)
+    assert measured.near
+
+
+def test_stalls_in_the_writer_thread_keep_commits_there(measured: Measured, clock: Clock) -> None:
+    for _ in range(30):
+        feed(measured, FAST / 2)
+        measured.took(10 * STALL)
+        clock.advance(1.0)
+        assert not measured.near
+
+
+def test_a_commit_of_exactly_the_limit_is_not_a_stall(measured: Measured) -> None:
+    feed(measured, FAST / 2)
+    measured.took(STALL)
+    feed(measured, FAST / 2)
+    assert measured.near
+
+
+def test_a_few_slow_commits_of_a_fast_disk_change_nothing(measured: Measured) -> None:
+    # On a busy machine every other system call may take as long as other processes have the processor.
+    feed(measured, FAST / 2)
+    for _ in range(100):
+        feed(measured, FAST / 2, 3)
+        measured.took(0.9 * STALL)
+        assert measured.near
+
+
+def test_changes_are_logged_once_a_minute(measured: Measured, clock: Clock) -> None:
+    with capturedLogs() as events:
+        for _ in range(4):
+            feed(measured, FAST / 2)
+            feed(measured, 2 * SLOW)
+            clock.advance(QUIET / 4)
+        feed(measured, FAST / 2)
+    assert [event["log_format"].split()[-3:] for event in events] == [["the", "reactor's", "thread"]] * 2
+
+
+# The worker.
+
+
+@pytest.mark.parametrize("kind", ["thread", "inline"])
+def test_jobs_run_in_order_and_report_their_results(kind: str) -> None:
+    answers: SimpleQueue[Any] = SimpleQueue()
+    worker = InlineWorker() if kind == "inline" else ThreadWorker(lambda *call: answers.put(call), "test")
+    did: list[int] = []
+    said: list[Any] = []
+
+    def job(i: int) -> int:
+        did.append(i)
+        if i % 10 == 3:
+            raise OSError(i, "no")
+        return i
+
+    for i in range(30):
+        worker.call(lambda i=i: job(i)).addCallbacks(said.append, lambda f: said.append(f.value.errno))
+    worker.stop()
+    while not answers.empty():
+        call, *arguments = answers.get()
+        call(*arguments)
+    assert did == said == list(range(30))
+
+
+def test_stop_waits_for_accepted_jobs() -> None:
+    held, answers = threading.Event(), []
+    worker = ThreadWorker(lambda call, done, result: answers.append(result), "test")
+    worker.call(held.wait)
+    threading.Timer(0.05, held.set).start()
+    worker.stop()
+    assert answers == [True]
+
+
+def test_thread_is_idle_when_the_results_of_all_jobs_were_processed() -> None:
+    answers: SimpleQueue[Any] = SimpleQueue()
+    worker = ThreadWorker(lambda *call: answers.put(call), "test")
+    seen: list[bool] = []
+    assert worker.idle
+    worker.call(int).addCallback(lambda _: seen.append(worker.idle))
+    worker.call(lambda: 1 // 0).addErrback(lambda _: seen.append(worker.idle))
+    assert not worker.idle
+    worker.stop()
+    assert not worker.idle, "they ran, and nobody knows the results yet"
+    while not answers.empty():
+        call, *arguments = answers.get()
+        call(*arguments)
+    assert seen == [False, True]
+    assert worker.idle
+
+
+def test_program_that_does_not_stop_its_worker_can_exit() -> None:
+    worker = ThreadWorker(lambda *call: None, "forgotten")
+    assert [thread.daemon for thread in threading.enumerate() if thread.name == "forgotten"] == [True]
+    worker.stop()

@@ -1,0 +1,131 @@
+"""Routes: the stream of an event by its content, its topic and its writer's certificate."""
+
+from __future__ import annotations
+
+import json
+from struct import pack
+from typing import Any
+
+import pytest
+
+from fyrehose.errors import ConfigError
+from fyrehose.options import build
+from fyrehose.protocols.lumberjack.frames import MAX_EVENT, Compressed, Data, Json, Window
+from fyrehose.protocols.lumberjack.routes import MOST_FIELDS, Routes, routes
+from fyrehose.protocols.lumberjack.server import LumberjackSettings
+from fyrehose.records import MAX_NAME
+
+
+def chosen(text: str, *strings: str | None, topic: str | None = None, certificate: str | None = None) -> str | None:
+    return Routes(routes(text)).stream(strings, topic, certificate)
+
+
+def test_first_route_whose_parts_are_all_there_decides() -> None:
+    text = "logs.{fields.service}.{level}, by-host.{host.name}, beats.{topic}"
+    assert Routes(routes(text)).paths == ((b"fields", b"service"), (b"level",), (b"host", b"name"))
+    assert chosen(text, "web", "error", "h") == "logs.web.error"
+    assert chosen(text, "web", None, "h", topic="filebeat") == "by-host.h"
+    assert chosen(text, None, "error", None, topic="filebeat") == "beats.filebeat"
+    assert chosen(text, None, None, None) is None
+
+
+def test_certificate_names_the_stream() -> None:
+    assert chosen("from.{certificate}", certificate="web-1") == "from.web-1"
+    assert chosen("from.{certificate}") is None
+
+
+@pytest.mark.parametrize("value", [".hidden", "", "x" * (MAX_NAME + 1), "ü" * MAX_NAME])
+def test_name_that_is_no_name_of_a_stream_of_peers_fits_no_route(value: str) -> None:
+    assert chosen("{a}", value) is None
+
+
+def test_longest_name_is_a_stream() -> None:
+    assert chosen("{a}", "x" * MAX_NAME) == "x" * MAX_NAME
+
+
+@pytest.mark.parametrize("text", ["plain", "a.{}", "a.{b..c}", "a.{b", "a}b{c}", "{a}, plain", ".a.{b}", "{a.{b}}"])
+def test_invalid_route_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"lumberjack.routes: expected .*logs\.\{fields\.service\}"):
+        build(LumberjackSettings, "lumberjack", {"routes": text})
+
+
+def test_number_of_fields_is_limited() -> None:
+    text = ".".join(f"{{f{n}}}" for n in range(MOST_FIELDS))
+    assert len(Routes(routes(f"x{text}, {{f0}}.{{topic}}")).fields) == MOST_FIELDS
+    with pytest.raises(ValueError, match="at most 7 different fields"):
+        routes(f"x{text}.{{one-more}}")
+
+
+def event(**fields: Any) -> bytes:
+    return json.dumps(fields).encode()
+
+
+def streams(made: Any) -> dict[str, list[bytes]]:
+    made.settle()
+    return {name: [bytes(record.payload) for record in made.records_of(name)] for name in made.journal.ends()}
+
+
+ROUTES = {"routes": routes("logs.{fields.service}")}
+
+
+def test_events_go_to_the_streams_of_their_fields_and_are_acknowledged_together(server: Any) -> None:
+    made = server(**ROUTES)
+    sent = [event(fields={"service": name}, n=n) for n, name in enumerate(["web", "web", "db", "web"])]
+    sent += [event(n=4), event(fields={"service": 7}), event(fields={"service": ""}), b"no JSON"]
+    peer = made.connect()
+    frames = b"".join(Json(sequence=n, payload=each).serialize() for n, each in enumerate(sent, 1))
+    peer.send(Window(number=len(sent)).serialize() + Compressed.of(frames).serialize())
+    assert streams(made) == {"logs.web": [*sent[:2], sent[3]], "logs.db": [sent[2]], "lumberjack": sent[4:]}
+    assert peer.acks == [(2, len(sent))]
+
+
+def test_pairs_and_escapes_name_streams_too(server: Any) -> None:
+    made = server(routes=routes("{service}"))
+    peer = made.connect()
+    pairs = Data(sequence=1, pairs=((b"service", b'a"b'), (b"line", b"x")))
+    raw = Data(sequence=2, pairs=((b"service", b"web"), (b"line", b"\xff")))
+    escaped = Json(sequence=3, payload=b'{"service":"\\u00fc"}')
+    peer.send(Window(number=3).serialize() + b"".join(each.serialize() for each in (pairs, raw, escaped)))
+    assert list(streams(made)) == ['a"b', "lumberjack", "ü"]
+
+
+def test_parts_of_a_large_event_stay_together(server: Any) -> None:
+    made = server(**ROUTES)
+    peer = made.connect()
+    large = event(fields={"service": "web"}, x="y" * MAX_EVENT)
+    peer.send(Window(number=1).serialize() + Json(sequence=1, payload=large).serialize())
+    assert {name: b"".join(parts) for name, parts in streams(made).items()} == {"logs.web": large}
+
+
+def test_field_is_searched_in_the_first_bytes_only(server: Any) -> None:
+    made = server(**ROUTES, topic_search=64)
+    peer = made.connect()
+    late = event(x="y" * 64, fields={"service": "web"})
+    peer.send(Window(number=1).serialize() + Json(sequence=1, payload=late).serialize())
+    assert list(streams(made)) == ["lumberjack"]
+    assert made.count("unrouted") == 1
+
+
+def test_nothing_counts_as_unrouted_without_routes(server: Any) -> None:
+    made = server()
+    made.connect().send(Window(number=1).serialize() + b"2J" + pack(">II", 1, 2) + b"{}")
+    assert (list(streams(made)), made.count("unrouted")) == (["lumberjack"], 0)
+
+
+def test_order_within_a_stream_is_kept_however_topics_and_services_mix(server: Any) -> None:
+    made = server(routes=routes("{a}, {b}"))
+    fields = [{"a": "s"}, {"b": "s"}, {"a": "t"}, {"a": "s", "@metadata": {"beat": "x"}}, {}, {"b": "s"}, {"a": "s"}]
+    sent = [event(n=n, **each) for n, each in enumerate(fields)]
+    frames = b"".join(Json(sequence=n, payload=each).serialize() for n, each in enumerate(sent, 7))
+    made.connect().send(Window(number=len(sent)).serialize() + frames)
+    assert streams(made) == {"s": [sent[n] for n in (0, 1, 3, 5, 6)], "t": [sent[2]], "lumberjack": [sent[4]]}
+    assert [record.producer_seq for record in made.records_of("s")] == [7, 8, 10, 12, 13]
+
+
+def test_events_of_two_services_in_turn_are_a_run_each(server: Any) -> None:
+    made = server(**ROUTES)
+    sent = [event(fields={"service": "web" if n % 2 else "db"}) for n in range(100)]
+    frames = b"".join(Json(sequence=n, payload=each).serialize() for n, each in enumerate(sent, 1))
+    made.connect().send(Window(number=len(sent)).serialize() + frames)
+    made.settle()
+    assert [len(made.journal.read(name, 1, 1 << 20)) for name in ("logs.web", "logs.db")] == [1, 1]

@@ -1,0 +1,68 @@
+"""``make check`` chooses the tests of what changed."""
+
+from __future__ import annotations
+
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "tools" / "changed_tests.py"
+
+
+@pytest.fixture(scope="module")
+def script() -> Any:
+    spec = spec_from_file_location("changed_tests", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("changed", "tests"),
+    [
+        ("fyrehose/options.py", ["tests/test_options.py"]),
+        ("fyrehose/net/tcp.py", ["tests/net/test_tcp.py"]),
+        ("fyrehose/protocols/relink/link.py", ["tests/protocols/relink/test_link.py"]),
+        ("fyrehose/net/without_tests.py", ["tests/net"]),
+        ("fyrehose/kernels/native/figg.pyx", ["tests/kernels/test_figg.py", "tests/protocols/figg"]),
+        ("benchmarks/table.py", ["tests/benchmarks/test_table.py"]),
+        ("tests/net/conftest.py", ["tests/net"]),
+        ("tests/net/test_tcp.py", ["tests/net/test_tcp.py"]),
+        ("tests/net/test_deleted.py", []),
+        ("tests/conftest.py", []),
+        ("tests/live/test_figg.py", []),
+        ("fyrehose/spark/plan.py", []),
+        ("docs/index.md", []),
+        ("fyrehose/without_tests.py", []),
+    ],
+)
+def test_changed_file_has_the_tests_of_its_module_or_folder(
+    script: Any, changed: str, tests: list[str], tmp_path: Path
+) -> None:
+    for path in (
+        *("tests/test_options.py", "tests/net/test_tcp.py", "tests/protocols/relink/test_link.py"),
+        *("tests/kernels/test_figg.py", "tests/protocols/figg/test_server.py", "tests/benchmarks/test_table.py"),
+        *("tests/live/test_figg.py", "tests/spark/test_plan.py"),
+    ):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    assert script.of_file(changed, tmp_path) == tests
+
+
+def test_file_within_a_selected_folder_is_not_named_twice(script: Any, tmp_path: Path) -> None:
+    (tmp_path / "tests/net").mkdir(parents=True)
+    (tmp_path / "tests/net/test_tcp.py").touch()
+    paths = ["fyrehose/net/tcp.py", "fyrehose/net/without_tests.py"]
+    assert script.selection(paths, tmp_path) == ["tests/docs", "tests/net", "tests/test_layers.py"]
+
+
+def test_every_changed_file_of_this_checkout_has_existing_tests(script: Any) -> None:
+    root = SCRIPT.parents[1]
+    modules = [str(path.relative_to(root)) for path in (root / "fyrehose").rglob("*.py")]
+    chosen = script.selection(modules)
+    assert len(chosen) > 10
+    assert [each for each in chosen if not (root / each).exists()] == []

@@ -1,0 +1,69 @@
+"""List the tests of what changed: ``python tools/changed_tests.py [BASE]`` for ``make check``.
+
+A change is a file that differs from the commit where this branch left BASE (main, by default), committed or not.  The
+tests of a module have its name in the folder that mirrors its package; a module without tests of its own has those of
+the folder.  The tests of imports and of the pages are always among them, because they take seconds.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).parents[1]
+#: Tests of what any change may break.
+ALWAYS = ("tests/test_layers.py", "tests/docs")
+#: Folders whose tests take minutes, or need real processes.
+LONG = ("tests/live/", "tests/verification/", "tests/spark/")
+
+
+def changes(base: str) -> list[str]:
+    """Return the paths of all files that differ from where this branch left *base*, new files included."""
+    fork = _git("merge-base", "HEAD", base)[0]
+    return sorted({*_git("diff", "--name-only", fork), *_git("ls-files", "--others", "--exclude-standard")})
+
+
+def of_file(path: str, root: Path = ROOT) -> list[str]:
+    """Return the tests of the changed file *path*, as files and folders below *root*."""
+    parts = PurePosixPath(path).parts
+    match parts:
+        case ("tests", *_) if parts[-1].startswith("test_"):
+            found = [path]
+        case ("tests", *_):
+            found = [str(PurePosixPath(path).parent)]  # a fixture
+        case ("fyrehose", "kernels", "native" | "pure", name):
+            stem = PurePosixPath(name).stem
+            found = [f"tests/kernels/test_{stem}.py", f"tests/protocols/{stem}"]
+        case ("fyrehose", *folders, name) if name.endswith((".py", ".pyx")):
+            found = _of_module(PurePosixPath("tests", *folders), PurePosixPath(name).stem, root)
+        case ("benchmarks", *folders, name) if name.endswith(".py"):
+            found = _of_module(PurePosixPath("tests/benchmarks", *folders), PurePosixPath(name).stem, root)
+        case _:
+            found = []
+    return [each for each in found if (root / each).exists() and each != "tests" and not f"{each}/".startswith(LONG)]
+
+
+def _of_module(folder: PurePosixPath, stem: str, root: Path) -> list[str]:
+    own = folder / f"test_{stem}.py"
+    return [str(own if (root / own).exists() else folder)]
+
+
+def selection(paths: Iterable[str], root: Path = ROOT) -> list[str]:
+    """Return the tests of all changed *paths* and those that always run, none of them twice."""
+    found = {*ALWAYS, *(test for path in paths for test in of_file(path, root))}
+    folders = {each for each in found if not each.endswith(".py")}
+    return sorted(each for each in found if not folders & {str(parent) for parent in PurePosixPath(each).parents})
+
+
+def _git(*words: str) -> list[str]:
+    found = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    if found.returncode:
+        why = found.stderr.strip()
+        sys.exit(f"changed_tests: git {' '.join(words)} failed: {why}; name what to compare with: make check BASE=REF")
+    return found.stdout.splitlines()
+
+
+if __name__ == "__main__":
+    print("\n".join(selection(changes(sys.argv[1] if len(sys.argv) > 1 else "main"))))
