@@ -316,6 +316,7 @@ def test_every_test_has_a_module() -> None:
         "tests/conformance/*",
         "tests/docs/*",
         "tests/doubles/*",
+        "tests/verification/consumers/*",
         "tests/verification/fuzz/*",
         "tests/kernels/*",
         "tests/trial/*",

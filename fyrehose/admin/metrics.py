@@ -37,6 +37,12 @@ _PROTOCOLS: tuple[tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str,
     (GaugeMetricFamily, "fyrehose_publishers", "Producers that published in the last minute or two.", "publishers"),
     (GaugeMetricFamily, "fyrehose_subscribers", "Live subscribers.", "subscribers"),
     (GaugeMetricFamily, "fyrehose_subscriber_lag_messages", "Lag of the subscriber furthest behind.", "lag"),
+    (
+        GaugeMetricFamily,
+        "fyrehose_subscribers_stalled",
+        "Subscribers that do not read what they are sent, and are disconnected unless they do.",
+        "stalled",
+    ),
 )
 
 

@@ -43,6 +43,7 @@ from fyrehose.interfaces import JournalState
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.lifecycle import Phase
+from fyrehose.net.peers import INET
 from fyrehose.net.tcp import on
 from fyrehose.observe.history import SPANS, Sample
 from fyrehose.records import MAX_NAME
@@ -388,7 +389,7 @@ class AdminService(TCPService):
         return {"metric_streams", *super().fixed(settings)}
 
     def prepare(self, settings: AdminSettings) -> Callable[[], None]:
-        """See :meth:`IReloadable.prepare`; if the token has changed, all connections are closed."""
+        """See :meth:`IReloading.prepare`; if the token has changed, all connections are closed."""
         check_place(self._where, settings)
         token, rest = read_token(settings.token_file), super().prepare(settings)
 
@@ -403,7 +404,7 @@ class AdminService(TCPService):
 
     def _listening(self, port: IListeningPort) -> IListeningPort:
         address: Any = port.getHost()
-        if hasattr(address, "port"):
+        if isinstance(address, INET):
             host = "127.0.0.1" if address.host in ("0.0.0.0", "::") else address.host
             netloc = f"[{host}]:{address.port}" if ":" in host else f"{host}:{address.port}"
             AdminProtocol.log.info("the page is at {scheme}://{netloc}/", scheme=self._scheme, netloc=netloc)

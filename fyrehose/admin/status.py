@@ -174,6 +174,7 @@ class Status:
                     "delivered_bytes_rate": delivered_rate[1],
                     "subscribers": tallies[protocol].subscribers if protocol in tallies else 0,
                     "lag": lags.protocols.get(protocol, 0),
+                    "stalled": lags.stalled.get(protocol, 0),
                     "refused": refused[protocol],
                 }
             )
@@ -291,6 +292,7 @@ def _subscriber(cursor: Cursor) -> dict[str, Any]:
         "lag": cursor.lag,
         "delivered": cursor.delivered,
         "paused": cursor.paused,
+        "closes_in": cursor.closes_in,
     }
 
 

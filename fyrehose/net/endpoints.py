@@ -17,12 +17,13 @@ from twisted.internet.interfaces import IListeningPort
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
-from fyrehose.interfaces import IReloadable
+from fyrehose.interfaces import IConnected, IReloading
 from fyrehose.net.connections import SessionFactory
-from fyrehose.net.sockets import check_adopted, deepen_backlog, remove_stale_socket, tune_port
+from fyrehose.net.sockets import check_adopted, deepen_backlog, remove_stale_socket
+from fyrehose.net.twisted_private import path_of, tune_port
 
 
-@implementer(IReloadable)
+@implementer(IConnected, IReloading)
 class TCPService(Service):
     """Listens on an endpoint while the service runs.
 
@@ -55,7 +56,7 @@ class TCPService(Service):
         """
         Service.startService(self)
         if isinstance(self._endpoint, UNIXServerEndpoint):
-            remove_stale_socket(self._endpoint._address)
+            remove_stale_socket(path_of(self._endpoint))
         elif isinstance(self._endpoint, AdoptedStreamServerEndpoint):
             check_adopted(self._endpoint.fileno, self._endpoint.addressFamily)
         listening = self._endpoint.listen(self.factory if self._outer is None else self._outer)
@@ -77,7 +78,7 @@ class TCPService(Service):
         return names if on != (self._outer is not None) else ()
 
     def prepare(self, settings: Any) -> Callable[[], None]:
-        """See :meth:`IReloadable.prepare`: limits count from then on, the rest for new connections."""
+        """See :meth:`IReloading.prepare`: limits count from then on, the rest for new connections."""
         tls = None if self._outer is None else self._outer.prepare(settings)
 
         def apply() -> None:

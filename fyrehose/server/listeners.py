@@ -13,6 +13,7 @@ import attrs
 from twisted.application.service import IService
 
 from fyrehose.errors import ConfigError, MissingExtra
+from fyrehose.interfaces import IConnected, IGuardingPlugin, ILeadingPlugin
 from fyrehose.net import connections
 from fyrehose.observe.listeners import Listener, encryption
 from fyrehose.options import counted
@@ -74,7 +75,7 @@ class Listeners:
 
     def add(self, listener: ListenerConfig, service: Any) -> None:
         """Add *service*, which the server starts when it starts itself."""
-        if getattr(listener.plugin, "only_leading", False):
+        if ILeadingPlugin.providedBy(listener.plugin):
             self.fyrehose.add_for_leader(service)
         else:
             service.setServiceParent(IService(self.fyrehose))
@@ -88,8 +89,8 @@ class Listeners:
             endpoint=listener.endpoint,
             encryption=encryption(listener.endpoint, listener.settings),
             access=partial(self._access, listener),
-            connections=lambda: getattr(service, "connections", None),
-            stream=getattr(listener.settings, "stream", None),
+            connections=lambda: service.connections if IConnected.providedBy(service) else None,
+            stream=attrs.asdict(listener.settings, recurse=False).get("stream"),
         )
         all_shown, before = self.fyrehose.broker.listeners, self.open.get(key_of(listener))
         if before is None:
@@ -106,7 +107,7 @@ class Listeners:
 
     def within_descriptors(self, listeners: Sequence[ListenerConfig]) -> list[ListenerConfig]:
         """Return the listeners, with max_connections reduced to the available file descriptors."""
-        limited = [listener for listener in listeners if hasattr(listener.settings, "max_connections")]
+        limited = [each for each in listeners if "max_connections" in attrs.fields_dict(type(each.settings))]
         available = process.raise_descriptor_limit()
         share = left = connections.connections_within(available, len(limited))
         for n, wanted in enumerate(sorted(listener.settings.max_connections for listener in limited)):
@@ -129,8 +130,9 @@ class Listeners:
 
     def _access(self, listener: ListenerConfig) -> str:
         """Return which clients have access to a listener, for people."""
-        if getattr(listener.plugin, "guards_itself", False):
-            return "clients with the token" if getattr(listener.settings, "token_file", "") else "this machine"
+        if IGuardingPlugin.providedBy(listener.plugin):
+            token = attrs.asdict(listener.settings, recurse=False).get("token_file")
+            return "clients with the token" if token else "this machine"
         policy = self.fyrehose.broker.guard.policy
         if policy.advice:
             return "this machine"
@@ -144,7 +146,7 @@ def check_guarded(listener: ListenerConfig, config: Config) -> None:
     """
     # The address of a systemd socket is known only later; there, too, the policy checks the address of each peer.
     local = is_local(listener.endpoint) or listener.endpoint.startswith("systemd:")
-    guarded = config.policy_file is not None or getattr(listener.plugin, "guards_itself", False)
+    guarded = config.policy_file is not None or IGuardingPlugin.providedBy(listener.plugin)
     if not local and not guarded:
         raise ConfigError(
             f"--listen {listener.name}={listener.endpoint}: refusing to listen on a public address without an "

@@ -22,7 +22,7 @@ from twisted.logger import Logger
 
 from fyrehose.broker.guard import Guard
 from fyrehose.errors import ConfigError, FyrehoseError
-from fyrehose.interfaces import IReloadable
+from fyrehose.interfaces import ILeadingPlugin, IReloading
 from fyrehose.journal.journal import FileJournal
 from fyrehose.options import counted, shown_value, typed
 from fyrehose.server.config import Config, ListenerConfig
@@ -111,7 +111,7 @@ class Reloading:
             config = self.reread()
             self._plan(plan, config)
             for listener, service in plan.opening:
-                only_leading = getattr(listener.plugin, "only_leading", False)
+                only_leading = ILeadingPlugin.providedBy(listener.plugin)
                 await self.fyrehose.open(service, only_leading)
                 opened.append(service)
         except FyrehoseError as error:
@@ -180,7 +180,7 @@ class Reloading:
         """
         now, then, service = opened.config.settings, listener.settings, opened.service
         every = tuple(field.name for field in attrs.fields(type(then)))
-        changing = IReloadable.providedBy(service)
+        changing = IReloading.providedBy(service)
         fixed = tuple(service.fixed(then)) if changing else every
         restart = _differences(listener.name, now, then, fixed)
         plan.restart += [f"{line.partition(':')[0]} needs a restart" for line in restart]

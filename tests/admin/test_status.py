@@ -8,13 +8,14 @@ from typing import Any
 import attrs
 import pytest
 from twisted.logger import Logger
+from zope.interface import implementer
 
 from fyrehose import __version__
 from fyrehose.admin import census, metrics
 from fyrehose.admin.status import summary, time_to_full
 from fyrehose.broker import fanout
 from fyrehose.broker.broker import Broker
-from fyrehose.interfaces import FileLag, JournalState
+from fyrehose.interfaces import FileLag, IRelay, JournalState
 from fyrehose.observe.listeners import Listener
 from fyrehose.observe.meters import ClusterStatus, JournalMeters, JournalStatus
 from fyrehose.testing import RecordingSink
@@ -75,6 +76,7 @@ def test_own_records_of_a_protocol_are_not_counted(watched: Any) -> None:
     assert set(watched.sampler.samples[-1].published) == {"figg", "relink"}
 
 
+@implementer(IRelay)
 class Relay(RecordingSink):
     """A sink with clients of its own."""
 
@@ -211,8 +213,19 @@ def test_subscribers_furthest_behind_are_listed_first(watched: Any) -> None:
             "lag": 6,
             "delivered": 0,
             "paused": True,
+            "closes_in": None,
         }
     ]
+
+
+def test_subscriber_that_does_not_read_has_the_time_until_it_is_disconnected(watched: Any) -> None:
+    watched.publish(*[b"x"] * 10)
+    watched.subscribe()
+    stalled = watched.subscribe(after=4, resumed=False)
+    stalled.sink.closes_in = 12.5
+    status = watched.status.complete(listed=2)
+    assert [each["closes_in"] for each in status["subscribers"]["listed"]] == [12.5, None]
+    assert [each["stalled"] for each in status["protocols"] if each["name"] == "figg"] == [1]
 
 
 def test_most_frequent_refusals_are_listed_first(watched: Any) -> None:

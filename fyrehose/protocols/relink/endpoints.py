@@ -18,7 +18,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.errors import FyrehoseError, PublishError, RemoteProtocolError
-from fyrehose.interfaces import IBroker, ISink, ISubscription
+from fyrehose.interfaces import IBroker, IConnectedSink, ISubscription
 from fyrehose.net.lifecycle import Timers
 from fyrehose.net.outgoing import LargeRecord
 from fyrehose.options import shown_size
@@ -79,6 +79,9 @@ class Shell(Protocol):
 
     @property
     def subscriber(self) -> tuple[str, str]: ...
+
+    @property
+    def closes_in(self) -> float | None: ...
 
     def write(self, runs: Sequence[Run], staged: Mapping[int, int | None], refused: Refused | None = None) -> None: ...
 
@@ -303,7 +306,7 @@ class _Gap:
     seq: int
 
 
-@implementer(ISink, ISubscription)
+@implementer(IConnectedSink, ISubscription)
 class Subscribing(Endpoint):
     """Send the records of a stream on channel 0, from where the peer left off.
 
@@ -397,6 +400,10 @@ class Subscribing(Endpoint):
     @property
     def subscriber(self) -> tuple[str, str]:
         return self.protocol.subscriber
+
+    @property
+    def closes_in(self) -> float | None:
+        return self.protocol.closes_in
 
     def deliver(self, delivery: Delivery) -> int:
         """Send as many records as fit into a piece and into the window of the peer; return the number of the last."""
