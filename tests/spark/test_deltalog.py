@@ -1,4 +1,4 @@
-"""Application transactions, read from a Delta log without delta-rs (more: test_lake.py)."""
+"""What is read of a Delta log without delta-rs: transactions, and what is damaged (more: test_lake.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from fyrehose.spark.deltalog import transactions
+from fyrehose.spark.deltalog import damage_of, transactions
 from fyrehose.spark.stores import LakeStore
 
 
@@ -27,3 +27,4 @@ def test_transactions_are_the_last_ones_of_checkpoint_and_entries(tmp_path: Path
     if checkpoint:
         (tmp_path / "_delta_log" / f"{0:020}.json").unlink()
     assert transactions(store) == {"every": 3, **{f"only{number}": 100 + number for number in range(4)}}
+    assert damage_of(store) is None
