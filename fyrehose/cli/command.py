@@ -162,7 +162,7 @@ def publish(
     at = server(protocol, addresses[0], tls, addresses[1:])
     status = running.run(
         lambda reactor: publish_all(
-            reactor, at.publisher(reactor, stream, window, transaction), stream, source, timeout, at.contacts
+            reactor, at.publisher(reactor, stream, window, transaction), stream, source, timeout, at.history
         )
     )
     sys.exit(status)
@@ -224,7 +224,7 @@ def tail(
             count,
             idle,
             timeout,
-            at.contacts,
+            at.history,
             since,
             named,
         )
