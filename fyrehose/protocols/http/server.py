@@ -212,7 +212,7 @@ class HttpProtocol(WebProtocol):
             self.session.end()
             self._end_consumption()
             return
-        self._streamed = ReadAnswer(self, event.stream, first, last, event.limit)
+        self._streamed = ReadAnswer(self, event.stream, first, last, event.limit, joins=event.joins)
         self.attach(self._streamed)
 
     def read_all(self, event: Read, parts: list[tuple[str, int, int]], headers: Mapping[str, str]) -> None:
