@@ -10,7 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from fyrehose.journal import scan
-from fyrehose.journal.files import Files
+from fyrehose.journal.files import SteppedFiles
 from fyrehose.journal.index import SegmentIndex
 from fyrehose.journal.recovery import Recovered
 from fyrehose.journal.writer import Writer
@@ -25,7 +25,7 @@ LINES = 1 << 18
 SHAPES = "hex", "json"
 
 
-class NoSync(Files):
+class NoSync(SteppedFiles):
     """Files that are never synced, for speed."""
 
     def sync(self, fd: int) -> None:

@@ -20,6 +20,7 @@ from twisted.internet.interfaces import IPushProducer
 from zope.interface import Attribute, Interface
 
 from fyrehose.identity import Action, Identity
+from fyrehose.observe.meters import ClusterStatus, JournalStatus
 from fyrehose.records import Publish, Run
 
 
@@ -126,6 +127,11 @@ class IJournal(Interface):
     state = Attribute("The current JournalState.")
     keeper = Attribute("The retention: see IKeeper.")
     floor = Attribute("The last number of every stream that the journal does not list; 0 except after a quarantine.")
+    refusal = Attribute("Why publishing is refused although the disk has room, for people; empty: it is not.")
+    leader = Attribute("The address of the server that publishers have to use; empty: unknown; None: this server.")
+    caught_up = Attribute("Whether readers find here what was acknowledged, except for the last moment.")
+    now = Attribute("Called for the wall clock, in microseconds since 1970 UTC.")
+    meters = Attribute("The measurements: fyrehose.observe.meters.JournalMeters.")
 
     def open(observer: IJournalObserver) -> Deferred[Mapping[str, int]]:
         """Recover the journal, and open it for appends.
@@ -191,6 +197,12 @@ class IJournal(Interface):
         :raises JournalCorrupt: a record is damaged; damage is never skipped silently
         """
 
+    def status() -> JournalStatus | None:
+        """Return the figures of an open journal; None if the journal is of a kind that has none."""
+
+    def cluster_status() -> ClusterStatus | None:
+        """Return the figures of this server as a member of its cluster; None if it is alone."""
+
     def close() -> Deferred[None]:
         """Commit everything that was appended, then close; the Deferred fires in whatever state the journal was."""
 
@@ -208,7 +220,8 @@ class ISubscription(IPushProducer):
 class ISink(Interface):
     """Receives the records of a subscription.
 
-    A sink may have an attribute ``subscriber`` for operators: the protocol's name, and the address of the peer.
+    A sink may have attributes for operators: ``subscriber``, the protocol's name and the address of the peer, and
+    ``closes_in``, the seconds until the peer's connection is closed because it does not read, or None while it reads.
 
     A relay is a sink that passes the records on to clients of its own.  It has an attribute ``audience``, the number of
     these clients, and ``sent``, the number of messages that it has sent to them and their payload in bytes.  Operators

@@ -28,12 +28,15 @@ class Lags:
     :ivar started: time at which the first subscriber was examined (monotonic clock, seconds)
     :ivar protocols: the largest lag of each protocol; protocols without any lag are missing
     :ivar streams: the largest lag of each stream; streams without any lag are missing
+    :ivar stalled: the subscribers of each protocol that are disconnected soon because they do not read; protocols
+        without any are missing
     :ivar furthest: lag and cursor of the subscribers furthest behind, in no order, and possibly of some others
     """
 
     started: float
     protocols: dict[str, int] = attrs.field(factory=dict)
     streams: dict[str, int] = attrs.field(factory=dict)
+    stalled: dict[str, int] = attrs.field(factory=dict)
     furthest: list[tuple[int, Cursor]] = attrs.field(factory=list)
     #: subscribers with a smaller lag than this are not added to ``furthest``
     _threshold: int = 0
@@ -49,6 +52,8 @@ class Lags:
         for cursor in cursors:
             if cursor.stopped or not cursor.audience:  # A relay without clients is no subscriber.
                 continue
+            if cursor.paused and cursor.closes_in is not None:
+                self.stalled[cursor.tally.protocol] = self.stalled.get(cursor.tally.protocol, 0) + 1
             place = cursor.place
             lag = place.last - cursor.position
             if lag > 0:

@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 
 from fyrehose import __version__, kernels
-from fyrehose.admin.sampling import journal_status, meters_of, published_by_protocol
+from fyrehose.admin.sampling import journal_status, published_by_protocol
 from fyrehose.admin.status import Status, cluster_status
 from fyrehose.broker.broker import Broker
 from fyrehose.interfaces import JournalState
@@ -37,6 +37,12 @@ _PROTOCOLS: tuple[tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str,
     (GaugeMetricFamily, "fyrehose_publishers", "Producers that published in the last minute or two.", "publishers"),
     (GaugeMetricFamily, "fyrehose_subscribers", "Live subscribers.", "subscribers"),
     (GaugeMetricFamily, "fyrehose_subscriber_lag_messages", "Lag of the subscriber furthest behind.", "lag"),
+    (
+        GaugeMetricFamily,
+        "fyrehose_subscribers_stalled",
+        "Subscribers that do not read what they are sent, and are disconnected unless they do.",
+        "stalled",
+    ),
 )
 
 
@@ -133,7 +139,7 @@ class Exporter:
         yield other
 
     def _journal(self) -> Iterator[Metric]:
-        journal, meters = self.broker.journal, meters_of(self.broker)
+        journal, meters = self.broker.journal, self.broker.journal.meters
         state = GaugeMetricFamily("fyrehose_journal_state", "1 for the journal's current state.", labels=("state",))
         for each in JournalState:
             state.add_metric((each.value,), int(journal.state is each))

@@ -18,7 +18,7 @@ from fyrehose.admin.census import Census
 from fyrehose.broker.broker import Broker
 from fyrehose.interfaces import JournalState
 from fyrehose.observe.history import History, Rates, Sample
-from fyrehose.observe.meters import SECONDS, Histogram, JournalMeters, JournalStatus
+from fyrehose.observe.meters import SECONDS, Histogram, JournalStatus
 
 #: The time that :meth:`Sampler.recent_quantile` covers, in seconds.
 RECENT = 60
@@ -167,7 +167,7 @@ class Sampler:
         return 0 if before is None or position is None else position - before
 
     def _histograms(self) -> dict[int | str, Histogram]:
-        meters = meters_of(self.broker)
+        meters = self.broker.journal.meters
         found: dict[int | str, Histogram] = {
             0: meters.commit_bytes,
             1: meters.commit_seconds,
@@ -181,21 +181,12 @@ class Sampler:
         return published_by_protocol(self.broker), delivered_by_protocol(self.broker)
 
 
-_NO_METERS = JournalMeters()
-
-
-def meters_of(broker: Broker) -> JournalMeters:
-    """Return the meters of the journal; empty ones if a journal of another kind has none."""
-    meters: JournalMeters = getattr(broker.journal, "meters", _NO_METERS)
-    return meters
-
-
 def journal_status(broker: Broker) -> JournalStatus | None:
     """Return the status of the journal; None if it is not open, or of a kind that has no status."""
-    status: Callable[[], JournalStatus] | None = getattr(broker.journal, "status", None)
-    if status is None or broker.journal.state in (JournalState.CLOSED, JournalState.FAILED):
+    if broker.journal.state in (JournalState.CLOSED, JournalState.FAILED):
         return None
-    return status()
+    status: JournalStatus | None = broker.journal.status()
+    return status
 
 
 def published_by_protocol(broker: Broker) -> Totals:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import resource
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from heapq import nlargest
 from itertools import chain, islice
 from pathlib import Path
@@ -25,7 +25,6 @@ from fyrehose.admin.sampling import (
     StreamRates,
     delivered_by_protocol,
     journal_status,
-    meters_of,
     published_by_protocol,
 )
 from fyrehose.broker.broker import Broker
@@ -120,11 +119,11 @@ class Status:
         The server of a cluster that follows is ready when it has applied what the leader has told of.
         """
         journal = self.broker.journal
-        return getattr(journal, "caught_up", journal.state is not JournalState.FAILED), journal.state.value
+        return journal.caught_up, journal.state.value
 
     def journal(self) -> dict[str, Any]:
         """Return the state of the journal, and quantiles of its commits and syncs over the last minute."""
-        meters = meters_of(self.broker)
+        meters = self.broker.journal.meters
         journal: dict[str, Any] = {"state": self.broker.journal.state.value, "commits": meters.commit_seconds.count}
         for name, which in (("commit_bytes", 0), ("commit", 1), ("sync", 2)):
             for percent in (50, 99):
@@ -175,6 +174,7 @@ class Status:
                     "delivered_bytes_rate": delivered_rate[1],
                     "subscribers": tallies[protocol].subscribers if protocol in tallies else 0,
                     "lag": lags.protocols.get(protocol, 0),
+                    "stalled": lags.stalled.get(protocol, 0),
                     "refused": refused[protocol],
                 }
             )
@@ -247,8 +247,8 @@ def protocols_of(broker: Broker) -> list[str]:
 
 def cluster_status(broker: Broker) -> ClusterStatus | None:
     """Return the figures of the server as a member of its cluster; None if it is alone."""
-    status: Callable[[], ClusterStatus | None] = getattr(broker.journal, "cluster_status", lambda: None)
-    return status()
+    status: ClusterStatus | None = broker.journal.cluster_status()
+    return status
 
 
 def summary(member: ClusterStatus) -> str:
@@ -292,6 +292,7 @@ def _subscriber(cursor: Cursor) -> dict[str, Any]:
         "lag": cursor.lag,
         "delivered": cursor.delivered,
         "paused": cursor.paused,
+        "closes_in": cursor.closes_in,
     }
 
 

@@ -176,10 +176,10 @@ class Broker:
             refusal=lambda: None if self.journal.state is JournalState.WRITABLE else self._refusal(),
             taken=lambda name: name in self.table.entries,
             most=self.named_subscriptions,
-            clustered=getattr(self.journal, "cluster_status", None) is not None,
+            clustered=lambda: self.journal.cluster_status() is not None,
         )
         self.table.shares = self.shares
-        self.table.now = getattr(self.journal, "now", self.table.now)
+        self.table.now = self.journal.now
         self.table.exists = lambda stream: stream in self._largest
 
     @property
@@ -428,9 +428,9 @@ class Broker:
         """Return the error of everything that needs a writable journal while it is not."""
         state = self.journal.state
         if state is JournalState.READ_ONLY:
-            why = getattr(self.journal, "refusal", "")  # a server that follows names the leader
+            why = self.journal.refusal  # a server that follows names the leader
             if self.follows:
-                return Following(why or "another server leads; publish there", getattr(self.journal, "leader", ""))
+                return Following(why or "another server leads; publish there", self.journal.leader or "")
             if why:
                 return Unreplicated(why)
             return ReadOnly("the journal's disk is full; publishing resumes when it has room again")

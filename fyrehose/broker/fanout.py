@@ -126,6 +126,12 @@ class Cursor:
         return subscriber_of(self.sink)
 
     @property
+    def closes_in(self) -> float | None:
+        """Return the seconds until the subscriber is disconnected because it does not read; None while it reads."""
+        left: float | None = getattr(self.sink, "closes_in", None)
+        return left
+
+    @property
     def audience(self) -> int:
         """Return the number of clients that receive the records: 1, unless the sink is a relay."""
         audience: int = getattr(self.sink, "audience", 1)

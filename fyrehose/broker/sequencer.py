@@ -31,6 +31,7 @@ class Sequencer:
                     f"stream {stream!r} cannot take {count} more records: only {LAST_SEQ - end} of its 2^48 numbers "
                     "are left; publish to another stream"
                 )
+            assert count > 0, f"{count} numbers of stream {stream!r} are asked for"
             firsts.append(end + 1)
             ends[stream] = end + count
         self._ends.update(ends)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -197,9 +197,17 @@ def _subscribers(listed: list[dict[str, Any]]) -> Table:
             Text(escaped(each["stream"])),
             str(each["position"]),
             _count(each["lag"]),
-            "waits for the client" if each["paused"] else "",
+            _state(each),
         )
     return table
+
+
+def _state(subscriber: Mapping[str, Any]) -> str:
+    """Return what a *subscriber* is doing, and when the server closes its connection if it does not read."""
+    left = subscriber.get("closes_in")
+    if not subscriber["paused"]:
+        return ""
+    return "waits for the client" if left is None else f"does not read, disconnected in {left:.0f} s"
 
 
 def _table(*names: str) -> Table:

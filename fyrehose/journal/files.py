@@ -8,9 +8,20 @@ import os
 import pwd
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from fyrehose import kernels
 from fyrehose.errors import JournalError, JournalLocked, JournalUnusable
+from fyrehose.kernels.pure.commit import stepwise
 from fyrehose.records import Buffer
+
+if TYPE_CHECKING or not kernels.NATIVE:
+    from fyrehose.kernels.pure.commit import commit
+else:
+    try:
+        from fyrehose.kernels.native.commit import commit
+    except ImportError:
+        from fyrehose.kernels.pure.commit import commit
 
 #: How many bytes are copied at once.
 PIECE = 4 << 20
@@ -52,6 +63,17 @@ class Files:
     def is_linked(self, fd: int) -> bool:
         """Return whether the open file still has a name; the data of a deleted file is lost when it is closed."""
         return os.fstat(fd).st_nlink > 0
+
+    def commit(self, *batch: Any) -> tuple[int, int, int, float, int, int]:
+        """Write a small batch to a segment, sync it, and write MARK, all in one call: see the kernel ``commit``."""
+        return commit(*batch)
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Refuse a class whose calls :meth:`commit` would pass by: faults and records must not miss what is written."""
+        super().__init_subclass__(**arguments)
+        steps = (cls.write, cls.sync, cls.is_linked) != (Files.write, Files.sync, Files.is_linked)
+        if steps and cls.commit is Files.commit:
+            raise TypeError(f"{cls.__name__} overrides a step of a commit; derive it from SteppedFiles")
 
     def identity(self, fd: int) -> tuple[int, int]:
         """Return the inode number and the generation of the file, which no copy of it has.
@@ -119,6 +141,13 @@ class Files:
             self.close(fd)
         self.rename(temporary, path)
         self.sync_directory(path.parent)
+
+
+class SteppedFiles(Files):
+    """Files whose commits make each call by its own method, for tests that count, record or fail them."""
+
+    def commit(self, *batch: Any) -> tuple[int, int, int, float, int, int]:
+        return stepwise(self, *batch)
 
 
 def lock(directory: Path) -> int:

@@ -308,6 +308,8 @@ class ReplicaJournal(FileJournal):
 
     def release(self, position: int) -> None:
         """Acknowledge and deliver everything below *position*: it is accepted by the shared log, too."""
+        durable = self.replica.durable
+        assert position <= durable, f"{position} is to be released, and the log is on disk up to {durable}"
         self.replica.released = max(self.replica.released, position)
         self._release_waiting(position)
         if not self._marking and self._worker is not None:

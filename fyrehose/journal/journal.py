@@ -47,7 +47,7 @@ from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Store
 from fyrehose.journal.streams import Streams
 from fyrehose.journal.writer import Committed, NoRoom, Rolled, SyncFailed, Writer
-from fyrehose.observe.meters import JournalMeters, JournalStatus
+from fyrehose.observe.meters import ClusterStatus, JournalMeters, JournalStatus
 from fyrehose.records import Publish, Run, room_of
 
 log = Logger()
@@ -120,6 +120,25 @@ class FileJournal:
         self._floors = None if self.stream_age is None else Floors(self._store, self.stream_age)
         deletion = Deletion(self.directory, self.files)
         self.keeper = Keeper(self.directory, self.settings, self._store, self._clock, deletion, self._call)
+
+    @property
+    def refusal(self) -> str:
+        """Return why appends are refused although the disk has room; empty: they are not."""
+        return ""
+
+    @property
+    def leader(self) -> str | None:
+        """Return None: this server is alone, so publishers use it."""
+        return None
+
+    @property
+    def caught_up(self) -> bool:
+        """Return whether readers find here what was acknowledged."""
+        return self.state is not JournalState.FAILED
+
+    def cluster_status(self) -> ClusterStatus | None:
+        """Return None: this server is alone."""
+        return None
 
     @property
     def floor(self) -> int:

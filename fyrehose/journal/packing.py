@@ -10,7 +10,8 @@ from functools import lru_cache
 
 from crc32c import crc32c
 
-from fyrehose.journal.format import BATCH_HEADER, PADDING, RUN_HEADER, BatchHeader, Entry, Has, Kind
+from fyrehose.journal.format import BATCH_HEADER, PADDING, BatchHeader, Entry, Has, Kind
+from fyrehose.kernels.pure.commit import run_pieces
 from fyrehose.records import Buffer, Run
 
 #: Payloads of at least this many bytes are written without a copy; smaller ones are cheaper to copy.
@@ -44,7 +45,7 @@ def pieces(
     for part in parts:
         if isinstance(part, Run):
             records += len(part.lengths) // 4
-            _pack_run(part, body)
+            body += run_pieces(part, names)
         else:
             body.append(part.pack())
     if fill:
@@ -88,7 +89,7 @@ def _joined(pieces: Sequence[Buffer]) -> list[Buffer]:
 
 
 @lru_cache(maxsize=4096)
-def _names(
+def names(
     stream: str, source: str, producer: str | None, topic: str | None, content_type: str | None
 ) -> tuple[int, tuple[int, ...], bytes]:
     """Encode the strings behind the header of a run; cached, because most runs have the strings of an earlier one.
@@ -105,7 +106,7 @@ def _names(
 def _others(
     source: str, producer: str | None, topic: str | None, content_type: str | None
 ) -> tuple[int, tuple[int, ...], bytes]:
-    """Encode the strings behind the name of the stream; many streams have the same, even if :func:`_names` forgets.
+    """Encode the strings behind the name of the stream; many streams have the same, even if :func:`names` forgets.
 
     :return: the bits of the optional strings that are present, the lengths of these and of *source*, and the bytes
     """
@@ -114,25 +115,3 @@ def _others(
     names = [name.encode(errors="backslashreplace") if name else b"" for name in optional.values()]
     first = source.encode()
     return has, tuple(map(len, (*names, first))), first + b"".join(names)
-
-
-def _pack_run(run: Run, pieces: list[Buffer]) -> None:
-    has, sizes, strings = _names(run.stream, run.source, run.producer, run.topic, run.content_type)
-    columns: list[Buffer] = []
-    first_producer_seq = 0
-    if isinstance(run.producer_seq, int):
-        has |= Has.CONTIGUOUS
-        first_producer_seq = run.producer_seq
-    elif run.producer_seq is not None:
-        has |= Has.PRODUCER_SEQS
-        columns.append(run.producer_seq)
-    if run.event_ids is not None:
-        has |= Has.EVENT_IDS
-        columns.append(run.event_ids)
-    if run.event_times is not None:
-        has |= Has.EVENT_TIMES
-        columns.append(run.event_times)
-    size, count = len(run.payload), len(run.lengths) // 4
-    columns += run.lengths, PADDING[-4 * count % 8], run.payload, PADDING[-size % 8]
-    length = RUN_HEADER.size + len(strings) + sum(map(len, columns))
-    pieces += RUN_HEADER.pack(length, count, run.first_seq, first_producer_seq, size, has, *sizes), strings, *columns

@@ -52,6 +52,7 @@ class ReplicaWriter(Writer):
     :ivar wrote: called in the thread that writes when there is something for :meth:`take_outgoing`, before it is synced
     """
 
+    whole = False  # the other servers get the bytes before they are synced, and MARK waits for what is released
     released: int = attrs.field(default=0, init=False)
     wrote: Callable[[], object] = attrs.field(default=lambda: None, init=False)
     #: What this server has written itself, and nobody has taken yet: position, and the bytes of whole batches.

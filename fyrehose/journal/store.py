@@ -141,9 +141,15 @@ class Store:
 
         :param streams: the runs of the batch, by stream
         """
+        active = self._active
+        assert header.position >= active.end, (
+            f"a batch at {header.position} follows, and the index ends at {active.end}"
+        )
         for stream, runs in streams.items():
-            self._active.add_run(header.position, stream, runs[0].first_seq, runs[-1].last_seq)
-        self._active.end = header.end
+            first, last = runs[0].first_seq, active.last(stream)
+            assert first > last, f"number {first} of stream {stream!r} follows {last}"
+            active.add_run(header.position, stream, first, runs[-1].last_seq)
+        active.end = header.end
         self._keep(header, streams)
 
     def before(self, base: int, stream: str) -> int:

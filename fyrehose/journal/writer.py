@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import ClassVar
 
 import attrs
 
@@ -21,12 +22,13 @@ from fyrehose.journal import packing, scan, snapshots
 from fyrehose.journal.files import NO_ROOM, Files
 from fyrehose.journal.recovery import Recovered
 from fyrehose.journal.streams import Streams
+from fyrehose.kernels.pure import commit
 from fyrehose.observe.meters import SECONDS, Histogram
 from fyrehose.records import LAST_SEQ, Buffer, Run, room_of
 
 #: How many numbers of a stream are reserved at once, if a number may be given out before it is on disk.
 RESERVE = 1 << 20
-#: Commits of at most this many bytes are written over zeros; for larger ones that is not worthwhile.
+#: Commits of at most this many bytes are written with one call, and over zeros; for larger ones neither is worthwhile.
 SMALL = 128 << 10
 #: How many zeros are written ahead at once, in bytes.
 AHEAD = 1 << 20
@@ -82,6 +84,7 @@ class Writer:
     """Appends to the journal in *directory*, from the position at which *recovered* ends.
 
     :ivar segment_size: size at which a segment is sealed and the next begins, in bytes
+    :cvar whole: whether small commits are written and synced by one call, which also writes MARK
     :ivar sync_each: whether :meth:`commit` syncs; if not, the owner calls :meth:`sync`, and numbers are reserved on
         disk before they are used
     :ivar sync_seconds: durations of the syncs of segments
@@ -92,6 +95,7 @@ class Writer:
     :ivar streams: all streams, with their last numbers
     """
 
+    whole: ClassVar[bool] = True
     directory: Path
     recovered: Recovered
     segment_size: int
@@ -202,32 +206,101 @@ class Writer:
                 self._reserve(batches)
         except OSError as error:
             raise _no_room(error) from error
+        if self.whole and self.sync_each and len(batches) == 1 and size <= SMALL:
+            written = [self._write_whole(self._grouped(batches[0]))]
+        else:
+            written = self._write_pieces(batches)
+        rolled, self._rolled = self._rolled, None
+        return Committed(written, self.position, self.durable, rolled, self._is_bare(size), self._is_due())
+
+    def _write_whole(self, grouped: dict[str, list[Run]]) -> tuple[fmt.BatchHeader, dict[str, list[Run]]]:
+        """Write and sync a small batch with one call, and write MARK."""
+        runs = [run for of in grouped.values() for run in of]
+        position, durable, before = self.position, self.durable, self._chain
+        length, checksum, records, seconds, step, failed = self.files.commit(
+            self._fd,
+            position - self.base,
+            self._mark_fd,
+            runs,
+            packing.names,
+            position,
+            durable,
+            self.time,
+            self._clock,
+            before,
+            self._begin,
+            *self._mark_identity,
+        )
+        why = os.strerror(failed)
+        if step == commit.WRITE:
+            self._cut()
+            raise _no_room(OSError(failed, why))
+        header = fmt.BatchHeader(
+            fmt.Kind.RECORDS,
+            False,
+            length,
+            len(runs),
+            records,
+            before,
+            position,
+            durable,
+            self.time,
+            self._clock,
+            checksum,
+        )
+        self._wrote(header, grouped)
+        if step == commit.SYNC:
+            raise self._failed(f"cannot sync the segment at position {self.base}: {why}")
+        self.sync_seconds.observe(seconds)
+        if step == commit.UNLINKED:
+            raise self._deleted() if not failed else OSError(failed, why)
+        self.durable = self.position
+        if step != commit.DONE:
+            raise OSError(failed, why)
+        return header, grouped
+
+    def _write_pieces(self, batches: Sequence[Sequence[Run]]) -> list[tuple[fmt.BatchHeader, dict[str, list[Run]]]]:
+        """Write batches with one call for each large piece, and sync them if :attr:`sync_each` is set."""
         written = []
         data: list[Buffer] = []
         position, checksum = self.position, self._chain
         for runs in batches:
-            grouped = packing.grouped(runs)
+            grouped = self._grouped(runs)
             header, encoded = packing.pieces(
                 fmt.Kind.RECORDS,
                 list(chain.from_iterable(grouped.values())),
                 position=position,
                 durable=self.durable,
                 time=self.time,
-                clock=clock,
+                clock=self._clock,
                 chain=checksum,
             )
             position, checksum = header.end, header.checksum
             written.append((header, grouped))
             data += encoded
         self._append(data)
-        self.position, self._chain = position, checksum
-        for _, grouped in written:
-            for stream, of in grouped.items():
-                self.streams.wrote(stream, of[0].first_seq, of[-1].last_seq)
+        for header, grouped in written:
+            self._wrote(header, grouped)
         if self.sync_each:
             self.sync()
-        rolled, self._rolled = self._rolled, None
-        return Committed(written, self.position, self.durable, rolled, self._is_bare(size), self._is_due())
+        return written
+
+    def _grouped(self, runs: Sequence[Run]) -> dict[str, list[Run]]:
+        """Return the runs of a batch by stream, after a check that none has a number that was written before."""
+        grouped, ends = packing.grouped(runs), self.streams.ends
+        for stream, of in grouped.items():
+            last = ends.get(stream, 0)
+            for run in of:
+                assert run.first_seq > last, f"number {run.first_seq} of stream {stream!r} follows {last}"
+                last = run.last_seq
+        return grouped
+
+    def _wrote(self, header: fmt.BatchHeader, grouped: dict[str, list[Run]]) -> None:
+        """Note that a batch of records is in the file."""
+        assert header.position == self.position, f"a batch is at {header.position}, and the log ends at {self.position}"
+        self.position, self._chain = header.end, header.checksum
+        for stream, of in grouped.items():
+            self.streams.wrote(stream, of[0].first_seq, of[-1].last_seq)
 
     def has_room(self, size: int) -> bool:
         """Return whether a batch with runs of *size* bytes fits into the segment, so that a commit does not roll."""
@@ -313,7 +386,7 @@ class Writer:
         if self.durable < self.position:
             self._sync(self._fd)
             if not self.files.is_linked(self._fd):
-                raise self._failed(f"the segment at position {self.base} was deleted while it was being written")
+                raise self._deleted()
             self.durable = self.position
         self._write_mark()
         return self.durable
@@ -338,6 +411,9 @@ class Writer:
             self.sync_seconds.observe(time.monotonic() - began)
         except OSError as error:
             raise self._failed(f"cannot sync the segment at position {self.base}: {error.strerror}") from error
+
+    def _deleted(self) -> SyncFailed:
+        return self._failed(f"the segment at position {self.base} was deleted while it was being written")
 
     def _failed(self, reason: str) -> SyncFailed:
         self._failure = SyncFailed(reason)
@@ -381,10 +457,14 @@ class Writer:
                 self.files.write(self._fd, piece, at)
                 at += len(piece)
         except OSError as error:
-            self.files.truncate(self._fd, self.position - self.base)
-            self._zeroed = 0
-            self._sync(self._fd)
+            self._cut()
             raise _no_room(error) from error
+
+    def _cut(self) -> None:
+        """Truncate the file to the end of the log after a write that failed, durably."""
+        self.files.truncate(self._fd, self.position - self.base)
+        self._zeroed = 0
+        self._sync(self._fd)
 
     def _control(self, kind: fmt.Kind, entries: Sequence[fmt.Entry]) -> None:
         header, data = self._batch(kind, entries, self.position)

@@ -3,6 +3,9 @@
 ``kernels/native/NAME.pyx`` and ``kernels/pure/NAME.py`` have the same functions with the same signatures.  The pure
 module is the readable specification, and the reference in tests.  ``FYREHOSE_PURE=1`` selects the pure modules.
 
+``commit`` is the one kernel that makes system calls, so ``journal/files.py`` imports it, and this package does not:
+whatever knows only bytes does without.
+
 One more native module, which reads sockets and therefore is not a kernel, stands beside its protocol:
 ``fyrehose/protocols/eventbus/zeromq.pyx``.
 """

@@ -58,6 +58,11 @@ class Timers:
         if timer is not None:
             timer.cancel()
 
+    def left(self, call: Callable[[], object]) -> float | None:
+        """Return the seconds until the timer of *call* is due, or None if it is not started."""
+        timer = self._due.get(call)
+        return None if timer is None else max(0.0, timer.getTime() - self.clock.seconds())
+
     def clear(self) -> None:
         """Cancel all timers."""
         for timer in self._due.values():

@@ -231,6 +231,11 @@ class SessionProtocol(TwistedProtocol):
         if self.phase is Phase.OPEN:
             self.timers.start(self.settings.timeout + self._written / SLOWEST, self._stalled)
 
+    @property
+    def closes_in(self) -> float | None:
+        """Return the seconds until the connection is closed unless the peer reads, or None if the peer reads."""
+        return self.timers.left(self._stalled)
+
     def resumeProducing(self) -> None:
         self.write_paused = False
         self._written = 0

@@ -101,7 +101,7 @@ class ReplicatedJournal(ReplicaJournal):
         return self.leading or self.cluster.caught_up
 
     @property
-    def leader(self) -> str:
+    def leader(self) -> str | None:
         """Return the address of the server that leads, as its configuration has it; empty if it is unknown."""
         return self.cluster.leader_address if self.cluster.running else ""
 

@@ -269,6 +269,9 @@ def _routes(tables: object, options: Options) -> Options:
         listener, stream = table["listener"], table["stream"]
         if not isinstance(listener, str) or not isinstance(stream, str) or "," in stream:
             raise ValueError(f"[[route]] table {number} has other values than texts without commas, such as {expected}")
+        protocol = listener.partition("/")[0]
+        if protocol not in plugins.names() or "routes" not in attrs.fields_dict(plugins.load(protocol).settings):
+            raise ValueError(f"[[route]] table {number} is for {listener!r}, which has no routes; expected {expected}")
         if "routes" in options.get(listener, {}):
             raise ValueError(f"[[route]] table {number} is for {listener}, whose option routes is set, too; use one")
         found.setdefault(listener, {"routes": []})["routes"].append(stream)

@@ -33,6 +33,7 @@ from fyrehose.errors import ConfigError, Deposed, FyrehoseError, MissingExtra
 from fyrehose.journal.commit import Far
 from fyrehose.journal.journal import FileJournal
 from fyrehose.net import connections
+from fyrehose.net.turns import TurnEnds
 from fyrehose.observe.listeners import Listener, encryption
 from fyrehose.options import counted, suggestion
 from fyrehose.replication.jetstream import JetStreamLog
@@ -279,7 +280,10 @@ class ServerProcess(Service):
     def _make_journal(self, stream_age: Callable[[str], float] | None) -> FileJournal:
         config, cluster = self.config, self.config.replication
         if cluster is None:
-            return FileJournal(self.reactor, config.data_dir, config.journal, stream_age=stream_age)
+            at_turn_end = TurnEnds(self.reactor).call
+            return FileJournal(
+                self.reactor, config.data_dir, config.journal, stream_age=stream_age, at_turn_end=at_turn_end
+            )
         if find_spec("nats") is None:
             raise MissingExtra("replication needs nats-py; install it with: pip install 'fyrehose[replication]'")
         options = cluster.connect_options()

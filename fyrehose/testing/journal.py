@@ -12,6 +12,7 @@ from zope.interface import implementer
 from fyrehose.errors import Closed, PublishError, ReadOnly
 from fyrehose.interfaces import FileLag, IJournal, IJournalObserver, IKeeper, JournalState, Unread
 from fyrehose.journal.commit import DEFERREDS, settle
+from fyrehose.observe.meters import ClusterStatus, JournalMeters, JournalStatus
 from fyrehose.records import Publish, Run, room_of
 
 
@@ -55,6 +56,8 @@ class MemoryJournal:
     now: Callable[[], int] = lambda: 1_000_000
     stream_age: Callable[[str], float] = lambda stream: 0
     leader: str | None = attrs.field(default=None, kw_only=True)
+    refusal: str = attrs.field(default="", init=False)
+    meters: JournalMeters = attrs.field(factory=JournalMeters, init=False)
     state: JournalState = attrs.field(default=JournalState.CLOSED, init=False)
     floor: int = attrs.field(default=0, init=False)
     keeper: MemoryKeeper = attrs.field(factory=MemoryKeeper, init=False)
@@ -180,6 +183,19 @@ class MemoryJournal:
             if count < len(part) or max_bytes <= 0:
                 break
         return tuple(found)
+
+    @property
+    def caught_up(self) -> bool:
+        """Return whether readers find here what was acknowledged."""
+        return self.state is not JournalState.FAILED
+
+    def status(self) -> JournalStatus | None:
+        """Return None: a journal in memory has no files."""
+        return None
+
+    def cluster_status(self) -> ClusterStatus | None:
+        """Return None: a journal in memory has no cluster."""
+        return None
 
     def close(self) -> Deferred[None]:
         if self.state is JournalState.WRITABLE:

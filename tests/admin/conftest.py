@@ -21,6 +21,7 @@ class Subscriber(RecordingSink):
     """A sink that names its protocol and peer."""
 
     subscriber = ("figg", "10.0.0.1:5")
+    closes_in: float | None = None
 
 
 @attrs.define(eq=False)

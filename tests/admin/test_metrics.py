@@ -53,6 +53,7 @@ def test_metrics_of_protocols(watched: Any) -> None:
     assert labelled(samples, "fyrehose_delivered_messages_total")["figg",] == 2
     assert labelled(samples, "fyrehose_connections_open")["http",] == 2
     assert labelled(samples, "fyrehose_subscriber_lag_messages")["figg",] == 2
+    assert labelled(samples, "fyrehose_subscribers_stalled")["figg",] == 0
     assert labelled(samples, "fyrehose_refused_total") == {("too-large", "figg"): 1}
     assert labelled(samples, "fyrehose_events_total") == {("skipped", "figg"): 4}
     assert labelled(samples, "fyrehose_journal_state") == {

@@ -211,8 +211,19 @@ def test_subscribers_furthest_behind_are_listed_first(watched: Any) -> None:
             "lag": 6,
             "delivered": 0,
             "paused": True,
+            "closes_in": None,
         }
     ]
+
+
+def test_subscriber_that_does_not_read_has_the_time_until_it_is_disconnected(watched: Any) -> None:
+    watched.publish(*[b"x"] * 10)
+    watched.subscribe()
+    stalled = watched.subscribe(after=4, resumed=False)
+    stalled.sink.closes_in = 12.5
+    status = watched.status.complete(listed=2)
+    assert [each["closes_in"] for each in status["subscribers"]["listed"]] == [12.5, None]
+    assert [each["stalled"] for each in status["protocols"] if each["name"] == "figg"] == [1]
 
 
 def test_most_frequent_refusals_are_listed_first(watched: Any) -> None:

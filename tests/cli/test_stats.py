@@ -164,6 +164,19 @@ def test_request_is_repeated_until_rates_are_known(monkeypatch: pytest.MonkeyPat
     assert slept == [stats.SECOND]
 
 
+@pytest.mark.parametrize(
+    ("subscriber", "state"),
+    [
+        ({"paused": False, "closes_in": None}, ""),
+        ({"paused": True, "closes_in": None}, "waits for the client"),
+        ({"paused": True}, "waits for the client"),
+        ({"paused": True, "closes_in": 12.3}, "does not read, disconnected in 12 s"),
+    ],
+)
+def test_state_of_a_subscriber_says_when_it_is_disconnected(subscriber: dict[str, Any], state: str) -> None:
+    assert stats._state(subscriber) == state
+
+
 def test_stats_shows_the_whole_status(asked: list[Any]) -> None:
     said = " ".join(run("stats").split())
     for part in (

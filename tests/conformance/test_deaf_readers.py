@@ -183,6 +183,20 @@ def test_peers_that_never_read_hold_little(world: World, size: int, count: int) 
     assert max(peer.largest for peer in peers) <= PIECE
 
 
+@pytest.mark.parametrize("way", ["figg", "http live", "http pattern"])
+def test_subscribers_that_do_not_read_say_when_they_are_disconnected(way: str) -> None:
+    world = World(*WAYS[way])
+    [peer] = asked(world, lambda: world.publish(b"x" * 100_000, 3), lambda: [world.ask(1)])
+    for _ in range(10):
+        world.clock.advance(0)
+    [cursor] = world.broker.cursors()
+    timeout = world.factory.settings.timeout
+    assert cursor.paused
+    assert timeout <= (cursor.closes_in or 0) <= timeout + 10
+    peer.read()
+    assert cursor.closes_in is None
+
+
 @pytest.mark.parametrize(
     "payload",
     [b"\1" * 300_000, b"a" * 300_000, "ä€𝄞".encode() * 50_000, b"\xff\0" * 200_000, b'"\\\n' * 100_000],

@@ -17,7 +17,7 @@ from zope.interface.verify import verifyObject
 
 from fyrehose.errors import Closed, PublishError, ReadOnly
 from fyrehose.interfaces import IJournal, IJournalObserver, JournalState
-from fyrehose.journal.files import Files
+from fyrehose.journal.files import SteppedFiles
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.records import Record, Run
@@ -73,7 +73,7 @@ class Disk:
 
 
 @attrs.frozen
-class FaultyFiles(Files):
+class FaultyFiles(SteppedFiles):
     """The real files, but for what ``disk`` refuses."""
 
     disk: Disk = attrs.field(factory=Disk)

@@ -19,7 +19,7 @@ from random import Random
 
 import attrs
 
-from fyrehose.journal.files import Files
+from fyrehose.journal.files import SteppedFiles
 from fyrehose.records import Buffer
 
 #: What a disk writes whole or not at all, in bytes.
@@ -140,7 +140,7 @@ class Kept:
         return tree.files()
 
 
-class RecordingFiles(Files):
+class RecordingFiles(SteppedFiles):
     """Performs all calls on real files in one directory, and records them.
 
     :ivar log: the recorded steps, in order
@@ -219,7 +219,7 @@ class RecordingFiles(Files):
         self.log.append(Synced(None))
 
 
-class WatchedFiles(Files):
+class WatchedFiles(SteppedFiles):
     """Writes real files and never syncs them, but records which a power cut would damage.
 
     This is so cheap that a test can check after each of very many commits.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import attrs
 
-from fyrehose.journal.files import Files
+from fyrehose.journal.files import SteppedFiles
 from fyrehose.records import Buffer
 
 #: The calls that can be made to fail.
@@ -17,7 +17,7 @@ CALLS = ("open", "write", "sync", "allocate", "truncate", "rename", "unlink", "s
 
 
 @attrs.define(slots=False)
-class FaultyFiles(Files):
+class FaultyFiles(SteppedFiles):
     """Counts system calls, and fails the ``nth`` call of ``name`` (from 1) and ``times - 1`` after it with ``error``.
 
     :ivar short: bytes that a failing write still writes

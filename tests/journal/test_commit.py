@@ -37,7 +37,7 @@ from fyrehose.journal.commit import (
     ThreadWorker,
     settle,
 )
-from fyrehose.journal.files import Files
+from fyrehose.journal.files import SteppedFiles
 from fyrehose.journal.settings import Durability, JournalSettings
 from fyrehose.journal.writer import Committed, NoRoom
 from fyrehose.records import Publish, Run
@@ -234,7 +234,7 @@ def test_commit_that_begins_a_segment_runs_in_the_writer_thread(
 
 
 def test_full_disk_fails_the_commit_in_the_reactor_thread(open_journal: Opener, worker: HandWorker, pace: Near) -> None:
-    class Full(Files):
+    class Full(SteppedFiles):
         full = False
 
         def write(self, fd: int, data: Any, offset: int) -> None:

@@ -16,7 +16,7 @@ from fyrehose.errors import Closed, ReadOnly, Unreplicated
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.commit import InlineWorker, Worker
-from fyrehose.journal.files import Files
+from fyrehose.journal.files import Files, SteppedFiles
 from fyrehose.journal.following import ReplicaJournal
 from fyrehose.journal.format import BatchHeader
 from fyrehose.journal.replica import ReplicaWriter
@@ -72,7 +72,7 @@ class SteppedWorker:
 
 
 @attrs.define(eq=False)
-class WatchedFiles(Files):
+class WatchedFiles(SteppedFiles):
     """Files whose syncs are watched."""
 
     synced: Callable[[], object] = lambda: None

@@ -14,7 +14,7 @@ from crc32c import crc32c
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
-from fyrehose.journal.files import Files
+from fyrehose.journal.files import Files, SteppedFiles
 from fyrehose.journal.offline.verify import verify
 from fyrehose.journal.recovery import Recovered, recover
 from fyrehose.journal.writer import Writer
@@ -25,7 +25,7 @@ MIB = 1 << 20
 SIZES = (65 * KIB, 200 * KIB, MIB + 8, 8 * MIB)
 
 
-class NoSync(Files):
+class NoSync(SteppedFiles):
     """Files that are never synced, because no test here cuts the power."""
 
     def sync(self, fd: int) -> None:

@@ -15,7 +15,7 @@ from fyrehose.errors import JournalCorrupt, ReadOnly
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan, snapshots, streams
-from fyrehose.journal.files import Files
+from fyrehose.journal.files import Files, SteppedFiles
 from fyrehose.journal.format import Entry
 from fyrehose.journal.offline.verify import verify
 from fyrehose.journal.recovery import recover
@@ -329,7 +329,7 @@ class TestRetired:
             bench = open_journal(segment_size=4 << 10)
 
     def test_a_disk_without_room_refuses(self, open_journal: Any) -> None:
-        class Full(Files):
+        class Full(SteppedFiles):
             full = False
 
             def write(self, fd: int, data: Any, offset: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import Recovered
 from fyrehose.journal.scan import SUFFIX
-from fyrehose.journal.writer import Writer
+from fyrehose.journal.writer import SMALL, Writer
 from fyrehose.records import Run
 from tests.doubles.disk import WatchedFiles
 
@@ -23,8 +23,9 @@ def test_writer_calls_no_commit_of_many_durable_before_it_is_synced(tmp_path: Pa
     writer = Writer(tmp_path, Recovered(directory=tmp_path), 1 << 20, True, files)
     writer.open(1)
     unsynced = []
-    run = Run.of("s", [b"x"], source="t")
+    small, large = Run.of("s", [b"x"], source="t"), Run.of("s", [bytes(SMALL)], source="t")
     for seq in range(1, COMMITS + 1):
+        run = small if seq % 200 else large  # which are written by calls of their own
         committed = writer.commit([[run.numbered(seq, 1)]], 1, 1)
         if files.unsynced or committed.durable != committed.end:
             unsynced.append(seq)

@@ -182,6 +182,56 @@ def test_split_searches_a_limited_number_of_strings(kernel: ModuleType) -> None:
         kernel.split(lengths, b"{}", ((b"a",),) * (pure.MOST_PATHS + 1), 9)
 
 
+def test_documents_are_classified_by_their_strings_and_scattered_in_order(kernel: ModuleType) -> None:
+    documents = [b'{"t":"a"}', b'{"t":"b"}', b'{"t":"a","x":1}', b"no JSON", b'{"t":"b"}', b""]
+    lengths, payload = column(*map(len, documents)), b"".join(documents)
+    classes, of = kernel.classify(lengths, payload, ((b"t",),), 4096)
+    assert (classes, of) == ([((b"a",), True), ((b"b",), True), ((None,), False)], bytes([0, 1, 0, 2, 1, 2]))
+    for sequences, numbers in ((7, range(7, 13)), (pack("<6Q", 5, 4, 3, 2, 1, 1 << 63), (5, 4, 3, 2, 1, 1 << 63))):
+        assert kernel.scatter(of, 4, sequences, lengths, payload) == [
+            (
+                len(mine),
+                pack(f"<{len(mine)}Q", *(numbers[n] for n in mine)),
+                column(*(len(documents[n]) for n in mine)),
+                b"".join(documents[n] for n in mine),
+            )
+            for mine in ([0, 2], [1, 4], [3, 5], [])
+        ]
+    assert (kernel.classify(b"", b"", ((b"t",),), 4096), kernel.scatter(b"", 0, 1, b"", b"")) == (([], b""), [])
+
+
+def test_number_of_classes_is_limited(kernel: ModuleType) -> None:
+    documents = [b'{"t":"%d"}' % n for n in range(pure.MOST_CLASSES + 1)]
+
+    def classes(count: int) -> int:
+        some = documents[:count]
+        return len(kernel.classify(column(*map(len, some)), b"".join(some), ((b"t",),), 99)[0])
+
+    assert [classes(pure.MOST_CLASSES), classes(pure.MOST_CLASSES + 1)] == [pure.MOST_CLASSES, 0]
+    with pytest.raises(ValueError, match="too many paths"):
+        kernel.classify(b"", b"", ((b"a",),) * (pure.MOST_PATHS + 1), 9)
+
+
+@pytest.mark.parametrize(
+    ("of", "parts", "sequences", "lengths", "payload"),
+    [
+        (b"\0", 1, 1, b"123", b""),
+        (b"\0", 1, 1, column(1), b"ab"),
+        (b"\0", 1, b"", column(1), b"a"),
+        (b"\0", 1, bytes(9), column(1), b"a"),
+        (b"\0\0", 1, 1, column(1), b"a"),
+        (b"\1", 1, 1, column(1), b"a"),
+        (b"\0", 257, 1, column(1), b"a"),
+        (b"", -1, 1, b"", b""),
+    ],
+)
+def test_columns_that_do_not_fit_together_are_not_scattered(
+    kernel: ModuleType, of: bytes, parts: int, sequences: int | bytes, lengths: bytes, payload: bytes
+) -> None:
+    with pytest.raises(ValueError, match=r"add up|fit together"):
+        kernel.scatter(of, parts, sequences, lengths, payload)
+
+
 def is_json(kernel: ModuleType, document: bytes) -> bool:
     [(count, strings, found)] = kernel.split(column(len(document)), document, (), 0)
     assert (count, strings) == (1, ())
@@ -447,6 +497,10 @@ def test_native_split_equals_pure_split(
     lengths, payload = column(*map(len, documents)), b"".join(documents)
     wanted = pure.split(lengths, payload, paths, most)
     assert native.split(lengths, payload, paths, most) == wanted
+    classes, of = pure.classify(lengths, payload, paths, most)
+    assert native.classify(lengths, payload, paths, most) == (classes, of)
+    parted = pure.scatter(of, len(classes), 3, lengths, payload)
+    assert native.scatter(of, len(classes), 3, lengths, payload) == parted
     assert sum(count for count, *_ in wanted) == len(documents)
     for document in documents:
         for path in paths:

@@ -306,10 +306,15 @@ class TestSlowReaders:
         server = make(timeout=30.0)
         protocol, transport = server.connect()
         protocol.dataReceived(b"?\n")
+        assert protocol.closes_in is None
         protocol.pauseProducing()
         server.clock.advance(29)
         assert not transport.aborted
-        server.clock.advance(2)
+        assert 1 <= protocol.closes_in < 2
+        protocol.resumeProducing()
+        assert protocol.closes_in is None
+        protocol.pauseProducing()
+        server.clock.advance(31)
         assert transport.aborted
         assert server.count("stalled-peer") == 1
 

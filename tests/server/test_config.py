@@ -156,6 +156,8 @@ def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
         ("[stream]\nname = 'a'", "expected limits of streams in tables named [[stream]], with two brackets"),
         ("[route]\nlistener = 'a'", "expected routes in tables named [[route]], with two brackets"),
         ("[[route]]\nlistener = 'lumberjack'", "[[route]] table 1 has other keys than expected, which are listener"),
+        ("[[route]]\nlistener = 'figg'\nstream = '{a}'", "[[route]] table 1 is for 'figg', which has no routes; expec"),
+        ("[[route]]\nlistener = 'x'\nstream = '{a}'", "[[route]] table 1 is for 'x', which has no routes; expected l"),
         ("[[route]]\nlistener = 'l'\nstream = '{a},b'", "[[route]] table 1 has other values than texts without comma"),
         (
             "[option.lumberjack]\nroutes = '{a}'\n[[route]]\nlistener = 'lumberjack'\nstream = '{a}'",

@@ -45,7 +45,7 @@ const COLUMNS = {
     number("at number", "position", whole),
     number("behind", "lag", count, { kind: (each) => (each.lag > 10000 ? "bad" : "") }),
     number("delivered", "delivered"),
-    { label: "state", value: (each) => (each.paused ? "waits for the client" : "up to date"), kind: (each) => (each.paused ? "" : "dim") },
+    { label: "state", value: subscriberState, kind: (each) => (each.paused ? (each.closes_in === null ? "" : "bad") : "dim") },
   ],
   listeners: [
     { label: "listener", value: (each) => each.name, show: (each) => protocolLabel(each.name, each.protocol) },
@@ -71,6 +71,12 @@ const COLUMNS = {
     { label: "last used", number: true, value: (each) => -each.active, show: (each) => (each.consumer ? "now" : age(Math.max(0, Date.now() / 1000 - each.active / 1e6))) },
   ],
 };
+// What a subscriber is doing, and when the server closes its connection if it does not read.
+function subscriberState(each) {
+  if (!each.paused) return "up to date";
+  return each.closes_in === null ? "waits for the client" : `does not read, disconnected in ${Math.round(each.closes_in)} s`;
+}
+
 const KEYS = {
   protocols: (each) => each.name,
   streams: (each) => each.name,

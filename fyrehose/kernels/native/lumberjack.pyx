@@ -228,22 +228,17 @@ def find(const uint8_t[::1] document not None, tuple path not None):
 
 cdef enum:
     MOST_PATHS = 8
+    MOST_CLASSES = 64
 
 
 def split(lengths, payload, tuple paths not None, Py_ssize_t most):
     cdef const uint8_t[::1] sizes = memoryview(lengths).cast("B")
     cdef const uint8_t[::1] source = memoryview(payload).cast("B")
-    cdef Py_ssize_t count = sizes.shape[0] // 4
+    cdef Py_ssize_t count = check(sizes, source.shape[0])
     cdef const uint8_t* length = &sizes[0] if count else NULL
     cdef const uint8_t* at = &source[0] if source.shape[0] else NULL
-    cdef uint64_t total = 0
     cdef uint32_t size = 0
     cdef Py_ssize_t i, k
-    for i in range(count):
-        memcpy(&size, length + 4 * i, 4)
-        total += size
-    if sizes.shape[0] % 4 or total != <uint64_t>source.shape[0]:
-        raise ValueError("the lengths do not add up to the payload")
     cdef Py_ssize_t wanted = len(paths)
     if wanted > MOST_PATHS:
         raise ValueError("too many paths")
@@ -255,23 +250,16 @@ def split(lengths, payload, tuple paths not None, Py_ssize_t most):
     cdef const uint8_t* found[MOST_PATHS]
     cdef Py_ssize_t found_sizes[MOST_PATHS]
     cdef Py_ssize_t held = 0
-    cdef bint parses = False, alike, same
+    cdef bint parses = False, alike
     for i in range(count):
         memcpy(&size, length + 4 * i, 4)
-        same = held != 0
         for k in range(wanted):
             found[k] = NULL
             found_sizes[k] = 0
             if size:
                 found[k] = locate(at, at + min(<Py_ssize_t>size, most), <tuple>paths[k], &found_sizes[k])
-            same = (
-                same
-                and (found[k] == NULL) == (strings[k] == NULL)
-                and found_sizes[k] == string_sizes[k]
-                and (found_sizes[k] == 0 or memcmp(found[k], strings[k], found_sizes[k]) == 0)
-            )
         alike = is_ordinary_json(at, at + size) or is_json(at, at + size)
-        if held and (alike != parses or not same):
+        if held and (alike != parses or not equal(strings, string_sizes, found, found_sizes, wanted)):
             segments.append((held, texts(strings, string_sizes, wanted), parses))
             held = 0
         if not held:
@@ -291,3 +279,129 @@ cdef tuple texts(const uint8_t** strings, Py_ssize_t* sizes, Py_ssize_t count):
     return tuple(
         [None if strings[k] == NULL else PyBytes_FromStringAndSize(<const char*>strings[k], sizes[k]) for k in range(count)]
     )
+
+
+def classify(lengths, payload, tuple paths not None, Py_ssize_t most):
+    cdef const uint8_t[::1] sizes = memoryview(lengths).cast("B")
+    cdef const uint8_t[::1] source = memoryview(payload).cast("B")
+    cdef Py_ssize_t count = check(sizes, source.shape[0])
+    cdef const uint8_t* length = &sizes[0] if count else NULL
+    cdef const uint8_t* at = &source[0] if source.shape[0] else NULL
+    cdef uint32_t size = 0
+    cdef Py_ssize_t i, k, g
+    cdef Py_ssize_t wanted = len(paths)
+    if wanted > MOST_PATHS:
+        raise ValueError("too many paths")
+    cdef bytes of = PyBytes_FromStringAndSize(NULL, count)
+    cdef uint8_t* class_of = <uint8_t*>PyBytes_AS_STRING(of)
+    # The strings of each class, and those of the document.
+    cdef const uint8_t* strings[MOST_CLASSES][MOST_PATHS]
+    cdef Py_ssize_t string_sizes[MOST_CLASSES][MOST_PATHS]
+    cdef bint parses[MOST_CLASSES]
+    cdef const uint8_t* found[MOST_PATHS]
+    cdef Py_ssize_t found_sizes[MOST_PATHS]
+    cdef Py_ssize_t classes = 0
+    cdef bint alike
+    for i in range(count):
+        memcpy(&size, length + 4 * i, 4)
+        for k in range(wanted):
+            found[k] = NULL
+            found_sizes[k] = 0
+            if size:
+                found[k] = locate(at, at + min(<Py_ssize_t>size, most), <tuple>paths[k], &found_sizes[k])
+        alike = is_ordinary_json(at, at + size) or is_json(at, at + size)
+        g = 0
+        while g < classes and not (parses[g] == alike and equal(strings[g], string_sizes[g], found, found_sizes, wanted)):
+            g += 1
+        if g == MOST_CLASSES:
+            return [], b""
+        if g == classes:
+            classes += 1
+            parses[g] = alike
+            for k in range(wanted):
+                strings[g][k], string_sizes[g][k] = found[k], found_sizes[k]
+        class_of[i] = <uint8_t>g
+        at += size
+    return [(texts(strings[g], string_sizes[g], wanted), parses[g]) for g in range(classes)], of
+
+
+def scatter(const uint8_t[::1] of not None, Py_ssize_t parts, sequences, lengths, payload):
+    cdef const uint8_t[::1] sizes = memoryview(lengths).cast("B")
+    cdef const uint8_t[::1] source = memoryview(payload).cast("B")
+    cdef Py_ssize_t count = check(sizes, source.shape[0])
+    cdef const uint8_t* at = &source[0] if source.shape[0] else NULL
+    cdef bint numbered = isinstance(sequences, int)
+    cdef uint64_t number = sequences if numbered else 0
+    cdef const uint8_t[::1] numbers = b"" if numbered else memoryview(sequences).cast("B")
+    cdef uint32_t size = 0
+    cdef Py_ssize_t i, g
+    cdef Py_ssize_t counts[256]
+    cdef Py_ssize_t bytes_of[256]
+    if not 0 <= parts <= 256 or of.shape[0] != count or (not numbered and numbers.shape[0] != 8 * count):
+        raise ValueError("columns that do not fit together")
+    for g in range(parts):
+        counts[g] = bytes_of[g] = 0
+    for i in range(count):
+        g = of[i]
+        if g >= parts:
+            raise ValueError("columns that do not fit together")
+        memcpy(&size, &sizes[4 * i], 4)
+        counts[g] += 1
+        bytes_of[g] += size
+
+    cdef uint8_t* to_numbers[256]
+    cdef uint8_t* to_lengths[256]
+    cdef uint8_t* to_payload[256]
+    cdef list made = []
+    cdef bytes number_column, length_column, data
+    for g in range(parts):
+        number_column = PyBytes_FromStringAndSize(NULL, 8 * counts[g])
+        length_column = PyBytes_FromStringAndSize(NULL, 4 * counts[g])
+        data = PyBytes_FromStringAndSize(NULL, bytes_of[g])
+        to_numbers[g] = <uint8_t*>PyBytes_AS_STRING(number_column)
+        to_lengths[g] = <uint8_t*>PyBytes_AS_STRING(length_column)
+        to_payload[g] = <uint8_t*>PyBytes_AS_STRING(data)
+        made.append((counts[g], number_column, length_column, data))
+    for i in range(count):
+        g = of[i]
+        memcpy(&size, &sizes[4 * i], 4)
+        memcpy(to_lengths[g], &size, 4)
+        if numbered:
+            memcpy(to_numbers[g], &number, 8)
+            number += 1
+        else:
+            memcpy(to_numbers[g], &numbers[8 * i], 8)
+        if size:
+            memcpy(to_payload[g], at, size)
+        to_lengths[g] += 4
+        to_numbers[g] += 8
+        to_payload[g] += size
+        at += size
+    return made
+
+
+cdef Py_ssize_t check(const uint8_t[::1] sizes, Py_ssize_t whole) except -1:
+    """Return the number of lengths; raise ValueError if they do not add up to ``whole``."""
+    cdef Py_ssize_t count = sizes.shape[0] // 4
+    cdef uint64_t total = 0
+    cdef uint32_t size = 0
+    cdef Py_ssize_t i
+    for i in range(count):
+        memcpy(&size, &sizes[4 * i], 4)
+        total += size
+    if sizes.shape[0] % 4 or total != <uint64_t>whole:
+        raise ValueError("the lengths do not add up to the payload")
+    return count
+
+
+cdef bint equal(
+    const uint8_t** strings, Py_ssize_t* sizes, const uint8_t** others, Py_ssize_t* other_sizes, Py_ssize_t count
+) noexcept:
+    """Return whether two lists of strings, of which some are NULL, are the same."""
+    cdef Py_ssize_t k
+    for k in range(count):
+        if (strings[k] == NULL) != (others[k] == NULL) or sizes[k] != other_sizes[k]:
+            return False
+        if sizes[k] and memcmp(strings[k], others[k], sizes[k]) != 0:
+            return False
+    return True

@@ -30,8 +30,13 @@ _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 #: The most strings that are searched in a document.
 MOST_PATHS = 8
 
+#: The most classes of the documents of a column.
+MOST_CLASSES = 64
+
 #: count, the string at each path, and whether the documents are JSON; see :func:`split`
 Segment = tuple[int, tuple[bytes | None, ...], bool]
+#: the string at each path, and whether the documents are JSON; see :func:`classify`
+Class = tuple[tuple[bytes | None, ...], bool]
 
 
 def scan(
@@ -119,6 +124,59 @@ def split(lengths: Buffer, payload: Buffer, paths: tuple[tuple[bytes, ...], ...]
         else:
             segments.append((1, found, is_json))
     return segments
+
+
+def classify(
+    lengths: Buffer, payload: Buffer, paths: tuple[tuple[bytes, ...], ...], most: int
+) -> tuple[list[Class], bytes]:
+    """Find the classes of documents with the same strings and the same answer to "is it JSON?", as :func:`split` does.
+
+    :return: the classes in the order of their first documents, and the class of each document as a byte; nothing if
+        there are more than :data:`MOST_CLASSES`
+    :raises ValueError: the lengths do not add up to the payload, or there are more than :data:`MOST_PATHS` paths
+    """
+    segments = split(lengths, payload, paths, most)
+    classes: dict[Class, int] = {}
+    of = [(count, classes.setdefault((found, is_json), len(classes))) for count, found, is_json in segments]
+    if len(classes) > MOST_CLASSES:
+        return [], b""
+    return list(classes), b"".join(bytes([each]) * count for count, each in of)
+
+
+def scatter(
+    of: Buffer, parts: int, sequences: int | Buffer, lengths: Buffer, payload: Buffer
+) -> list[tuple[int, bytes, bytes, bytes]]:
+    """Distribute the documents of a column over several columns; the order within each is kept.
+
+    :param of: the part of each document, as a byte
+    :param parts: the number of parts
+    :param sequences: the first sequence if they are consecutive, otherwise a column of u64, little-endian
+    :return: for each part: count, sequences (a column of u64), lengths (a column of u32), documents end to end
+    :raises ValueError: the columns do not fit together
+    """
+    count = len(of)
+    sizes = unpack(f"<{len(lengths) // 4}I", lengths) if len(lengths) % 4 == 0 else (-1,)
+    if sum(sizes) != len(payload):
+        raise ValueError("the lengths do not add up to the payload")
+    fits = isinstance(sequences, int) or len(sequences) == 8 * count
+    if not 0 <= parts <= 256 or len(sizes) != count or not fits:
+        raise ValueError("columns that do not fit together")
+    numbers = range(sequences, sequences + count) if isinstance(sequences, int) else unpack(f"<{count}Q", sequences)
+    if any(part >= parts for part in of):
+        raise ValueError("columns that do not fit together")
+    whole, ends = bytes(payload), [0, *accumulate(sizes)]
+    made = []
+    for part in range(parts):
+        mine = [at for at in range(count) if of[at] == part]
+        made.append(
+            (
+                len(mine),
+                pack(f"<{len(mine)}Q", *(numbers[at] for at in mine)),
+                pack(f"<{len(mine)}I", *(sizes[at] for at in mine)),
+                b"".join(whole[ends[at] : ends[at + 1]] for at in mine),
+            )
+        )
+    return made
 
 
 def _is_json(document: bytes) -> bool:

@@ -59,6 +59,10 @@ class Attachment:
     def subscriber(self) -> tuple[str, str]:
         return self.connection.subscriber
 
+    @property
+    def closes_in(self) -> float | None:
+        return self.connection.closes_in
+
     def deliver(self, delivery: Delivery) -> int:
         encoded = delivery.encoded(encode_data)
         if not encoded.records:

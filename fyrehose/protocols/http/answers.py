@@ -42,6 +42,9 @@ class AnsweredConnection(Protocol):
     @property
     def subscriber(self) -> tuple[str, str]: ...
 
+    @property
+    def closes_in(self) -> float | None: ...
+
     def attach(self, subscription: ISubscription) -> None: ...
 
     def detach(self, subscription: ISubscription) -> None: ...
@@ -270,6 +273,10 @@ class LiveAnswer:
     @property
     def subscriber(self) -> tuple[str, str]:
         return self.connection.subscriber
+
+    @property
+    def closes_in(self) -> float | None:
+        return self.connection.closes_in
 
     def deliver(self, delivery: Delivery) -> int:
         """Send the first records as events, as many as fit into a piece."""

@@ -40,6 +40,10 @@ class _Part:
     def subscriber(self) -> tuple[str, str]:
         return self.answer.subscriber
 
+    @property
+    def closes_in(self) -> float | None:
+        return self.answer.closes_in
+
     def deliver(self, delivery: Delivery) -> int:
         return self.answer.deliver(delivery)
 

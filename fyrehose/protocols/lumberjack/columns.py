@@ -95,10 +95,12 @@ class Columns:
         :param lengths: column of u32
         :return: number of runs that they start
         """
-        segments = kernel.split(lengths, payload, self.paths, self.most)
         before = len(self._groups)
+        if self.route is not None and self._add_routed(sequences, lengths, payload):
+            return len(self._groups) - before
+        segments = kernel.split(lengths, payload, self.paths, self.most)
         if len(segments) == 1:
-            self._group(segments[0], len(payload)).add(lengths, payload, sequences, count)
+            self._group_of(segments[0], len(payload)).add(lengths, payload, sequences, count)
             return len(self._groups) - before
         column, data = memoryview(lengths), memoryview(payload)
         sizes = column.cast("I")
@@ -107,9 +109,26 @@ class Columns:
             stop = first + segment[0]
             end = begin + sum(sizes[first:stop])
             part = sequences + first if isinstance(sequences, int) else sequences[8 * first : 8 * stop]
-            self._group(segment, end - begin).add(column[4 * first : 4 * stop], data[begin:end], part, segment[0])
+            self._group_of(segment, end - begin).add(column[4 * first : 4 * stop], data[begin:end], part, segment[0])
             first, begin = stop, end
         return len(self._groups) - before
+
+    def _add_routed(self, sequences: int | bytes, lengths: bytes, payload: bytes) -> bool:
+        """Add documents of streams that take turns, a part for each; return False if that could change their order."""
+        classes, of = kernel.classify(lengths, payload, self.paths, self.most)
+        parts: dict[tuple[str | None, bytes | None, bool], int] = {}
+        table = bytearray(256)
+        for number, (found, is_json) in enumerate(classes):
+            table[number] = parts.setdefault((self._stream_of(found), found[0], is_json), len(parts))
+        if not classes or len({stream for stream, *_ in parts}) < len(parts):
+            return False
+        if len(parts) == 1:
+            self._group(*next(iter(parts)), len(payload)).add(lengths, payload, sequences, len(of))
+            return True
+        scattered = kernel.scatter(of.translate(table), len(parts), sequences, lengths, payload)
+        for part, (count, numbers, sizes, data) in zip(parts, scattered, strict=True):
+            self._group(*part, len(data)).add(sizes, data, numbers, count)
+        return True
 
     def add_pairs(self, sequence: int, body: bytes, pairs: Pairs) -> None:
         """Add the event of a D frame, as JSON, or as its *body* if JSON cannot represent its pairs."""
@@ -153,13 +172,16 @@ class Columns:
         runs, self._runs = self._runs, []
         return runs
 
-    def _group(self, segment: Segment, size: int) -> _Group:
-        """Return the group that *segment*, of *size* bytes, belongs to: the last one of its stream, or a new one."""
+    def _group_of(self, segment: Segment, size: int) -> _Group:
+        """Return the group that *segment*, of *size* bytes, belongs to."""
         _, found, is_json = segment
-        stream = self._stream_of(found)
+        return self._group(self._stream_of(found), found[0], is_json, size)
+
+    def _group(self, stream: str | None, topic: bytes | None, is_json: bool, size: int) -> _Group:
+        """Return the group for events of *size* bytes: the last one of their *stream*, or a new one."""
         last = self._latest.get(stream)
-        if last is None or (last.topic, last.is_json) != (found[0], is_json) or max(last.size, size) >= LARGE:
-            last = self._latest[stream] = _Group(stream, found[0], is_json)
+        if last is None or (last.topic, last.is_json) != (topic, is_json) or max(last.size, size) >= LARGE:
+            last = self._latest[stream] = _Group(stream, topic, is_json)
             self._groups.append(last)
         last.size += size
         return last

@@ -80,6 +80,9 @@ class Shell(Protocol):
     @property
     def subscriber(self) -> tuple[str, str]: ...
 
+    @property
+    def closes_in(self) -> float | None: ...
+
     def write(self, runs: Sequence[Run], staged: Mapping[int, int | None], refused: Refused | None = None) -> None: ...
 
     def handle_events(self, found: Sequence[object]) -> None: ...
@@ -397,6 +400,10 @@ class Subscribing(Endpoint):
     @property
     def subscriber(self) -> tuple[str, str]:
         return self.protocol.subscriber
+
+    @property
+    def closes_in(self) -> float | None:
+        return self.protocol.closes_in
 
     def deliver(self, delivery: Delivery) -> int:
         """Send as many records as fit into a piece and into the window of the peer; return the number of the last."""

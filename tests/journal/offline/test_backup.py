@@ -30,7 +30,7 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal import scan, snapshots, streams, subscriptions
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.copies import RESTORING
-from fyrehose.journal.files import Files
+from fyrehose.journal.files import Files, SteppedFiles
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.offline import backup as backups
 from fyrehose.journal.offline.backup import Backup, SourceBehind, restore
@@ -376,7 +376,7 @@ class TestInterruption:
         """Files that kill the process at its change number *after*, which is done by half or not at all."""
         killed, count = self.Killed, [0]
 
-        class Mortal(Files):
+        class Mortal(SteppedFiles):
             def step(self) -> bool:
                 """Return whether this change is the last one."""
                 if count[0] > after:
@@ -471,7 +471,7 @@ class TestInterruption:
         assert steps > 20
 
     def test_mark_and_names_are_written_after_a_sync_only(self, source: Any, tmp_path: Path) -> None:
-        class Watched(Files):
+        class Watched(SteppedFiles):
             """Files that record which of them were written and not synced."""
 
             def __init__(self) -> None:
@@ -719,7 +719,7 @@ class TestRefusals:
         with pytest.raises(JournalFull, match="has 1000 bytes of free space"):
             backed_up(source.directory, tmp_path / "b", files=Full())
 
-        class Fills(Files):
+        class Fills(SteppedFiles):
             def write(self, fd: int, data: Any, offset: int) -> None:
                 raise OSError(28, "No space left on device")
 

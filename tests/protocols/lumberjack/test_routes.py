@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fyrehose.broker.streams import StreamRule, StreamRules
 from fyrehose.errors import ConfigError
 from fyrehose.options import build
 from fyrehose.protocols.lumberjack.frames import MAX_EVENT, Compressed, Data, Json, Window
@@ -129,3 +130,16 @@ def test_events_of_two_services_in_turn_are_a_run_each(server: Any) -> None:
     made.connect().send(Window(number=len(sent)).serialize() + frames)
     made.settle()
     assert [len(made.journal.read(name, 1, 1 << 20)) for name in ("logs.web", "logs.db")] == [1, 1]
+
+
+def test_stream_that_peers_may_not_create_is_refused_and_nothing_of_its_read_is_stored(server: Any) -> None:
+    rules = StreamRules((StreamRule(names=("logs.unwanted",), new_streams=False),))
+    made = server(rules=rules, **ROUTES)
+    good, bad = event(fields={"service": "web"}), event(fields={"service": "unwanted"})
+    peer = made.connect()
+    for first in (good, bad):
+        frames = b"".join(Json(sequence=n, payload=each).serialize() for n, each in enumerate((first, good), 1))
+        peer.send(Window(number=2).serialize() + frames)
+        made.settle()
+    assert (streams(made), peer.acks) == ({"logs.web": [good, good]}, [(2, 2)])
+    assert peer.transport.disconnecting or peer.transport.aborted

@@ -358,6 +358,7 @@ def test_subscribers_that_never_read_hold_little(make_server: Any, size: int, co
     assert len(written) == len(peers)
     assert max(written) <= PIECE
     assert sum(written) + server.broker.budget.lending.lent <= 64 << 20
+    assert all(cursor.paused and cursor.closes_in is not None for cursor in server.broker.cursors())
 
 
 @pytest.mark.parametrize("name", ["subscribe:s@0", "subscribe:s@0?seq"])

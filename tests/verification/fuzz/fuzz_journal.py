@@ -24,7 +24,7 @@ with harness.instrumented("fyrehose.journal"):
     from fyrehose.errors import JournalError
     from fyrehose.journal import format as fmt
     from fyrehose.journal import index, packing, scan, subscriptions
-    from fyrehose.journal.files import Files
+    from fyrehose.journal.files import SteppedFiles
     from fyrehose.journal.offline.verify import verify
     from fyrehose.journal.quarantine import set_aside
     from fyrehose.journal.recovery import recover
@@ -36,7 +36,7 @@ DIRECTORY = Path(tempfile.gettempdir())
 JOURNAL = DIRECTORY / "journal"
 
 
-class NoSync(Files):
+class NoSync(SteppedFiles):
     def sync(self, fd: int) -> None:
         pass
 

@@ -233,6 +233,10 @@ def kernels(data: bytes) -> None:
         lengths = cut.to_bytes(4, "little") + (len(data) - cut).to_bytes(4, "little")
         paths = (path, (b"a",))
         assert kernel.split(lengths, data, paths, most) == pure.split(lengths, data, paths, most)
+        classes, of = kernel.classify(lengths, data, paths, most)
+        assert (classes, of) == pure.classify(lengths, data, paths, most)
+        parts = kernel.scatter(of, len(classes), most, lengths, data)
+        assert parts == pure.scatter(of, len(classes), most, lengths, data)
 
 
 DECODERS = {"reader": reader, "limits": limits, "raw": raw, "writer": writer, "single": single, "kernels": kernels}

@@ -36,7 +36,7 @@ from pathlib import Path
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
 from fyrehose.journal import packing, scan
-from fyrehose.journal.files import Files
+from fyrehose.journal.files import SteppedFiles
 from fyrehose.journal.recovery import Recovered, recover
 from fyrehose.journal.writer import Writer
 from fyrehose.records import Run
@@ -52,7 +52,7 @@ SHARE = 2000
 RARE = 50
 
 
-class NoSync(Files):
+class NoSync(SteppedFiles):
     """What is killed here is nobody's: nothing has to reach a disk."""
 
     def sync(self, fd: int) -> None:

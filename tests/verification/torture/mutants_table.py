@@ -17,6 +17,7 @@ class Mutant:
 
 
 _WRITER = "fyrehose/journal/writer.py"
+_COMMIT = "fyrehose/kernels/pure/commit.py"
 _JOURNAL = "fyrehose/journal/journal.py"
 _FORMAT = "fyrehose/journal/format.py"
 _RECOVERY = "fyrehose/journal/recovery.py"
@@ -50,8 +51,8 @@ MUTANTS = (
     Mutant(
         "half a batch stays after a short write",
         _WRITER,
-        "            self.files.truncate(self._fd, self.position - self.base)\n            self._zeroed = 0",
-        "            self._zeroed = 0",
+        "        self.files.truncate(self._fd, self.position - self.base)\n        self._zeroed = 0",
+        "        self._zeroed = 0",
         _TESTS_JOURNAL,
     ),
     Mutant(
@@ -98,23 +99,31 @@ MUTANTS = (
     ),
     Mutant(
         "every 1,000th sync is skipped",
-        _WRITER,
-        "            self.files.sync(fd)\n            self.sync_seconds",
-        "            if self.sync_seconds.count % 1000 != 999:\n"
-        "                self.files.sync(fd)\n"
-        "            self.sync_seconds",
+        _COMMIT,
+        "        calls.sync(segment)\n",
+        "        if checksum % 1000:\n            calls.sync(segment)\n",
         "tests/journal/test_syncs.py",
     ),
     Mutant(
-        "every 1,000th commit is not synced",
+        "a commit writes into a deleted segment",
+        _COMMIT,
+        "        if calls.is_linked(segment):\n",
+        "        if True:\n",
+        _TESTS_JOURNAL + " tests/kernels/test_commit.py",
+    ),
+    Mutant(
+        "the mark of a commit is ahead",
+        _COMMIT,
+        "_mark(position + len(head)",
+        "_mark(position + 64 + len(head)",
+        _TESTS_JOURNAL + " tests/kernels/test_commit.py",
+    ),
+    Mutant(
+        "a failed sync of a commit is taken for a success",
         _WRITER,
-        "        if self.durable < self.position:\n            self._sync(self._fd)\n",
-        "        if self.durable < self.position:\n"
-        "            if self.sync_seconds.count % 1000 == 999:\n"
-        "                self.sync_seconds.observe(0)\n"
-        "            else:\n"
-        "                self._sync(self._fd)\n",
-        "tests/journal/test_syncs.py",
+        "        if step == commit.SYNC:\n",
+        "        if False:\n",
+        _TESTS_JOURNAL,
     ),
     # Its states.
     Mutant(
@@ -497,8 +506,8 @@ MUTANTS = (
     Mutant(
         "no sync after a short write was cut",
         _WRITER,
-        "            self._zeroed = 0\n            self._sync(self._fd)\n",
-        "            self._zeroed = 0\n",
+        "        self._zeroed = 0\n        self._sync(self._fd)\n",
+        "        self._zeroed = 0\n",
         _TESTS_JOURNAL,
     ),
     Mutant(

@@ -46,7 +46,7 @@ import power_model
 import power_writer
 import servers
 
-from fyrehose.journal.files import Files
+from fyrehose.journal.files import SteppedFiles
 from fyrehose.journal.settings import JournalSettings, durability
 
 #: How often a process appends before it closes the journal in order.
@@ -56,7 +56,7 @@ LIFE = 20
 
 
 @attrs.define(slots=False)
-class CutFiles(Files):
+class CutFiles(SteppedFiles):
     """The power is cut at the ``nth`` system call, before it or behind it."""
 
     where: Path

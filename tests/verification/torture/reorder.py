@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import power_model
 import power_writer
 
-from fyrehose.journal.files import Files
+from fyrehose.journal.files import SteppedFiles
 from fyrehose.journal.settings import JournalSettings, durability
 from tests.doubles.disk import Noted, RecordingFiles, images
 
@@ -138,7 +138,7 @@ class Bench:
             self.seen = seen
 
 
-class _NoSync(Files):
+class _NoSync(SteppedFiles):
     def sync(self, fd: int) -> None:
         pass
 

@@ -51,7 +51,7 @@ import twisted.scripts.twistd
 import wire
 
 import fyrehose.server.service  # noqa: F401 - what servers need is here when they are forked
-from fyrehose.journal import pace
+from fyrehose.journal import commit
 from fyrehose.journal.offline.verify import verify
 from fyrehose.protocols.figg import plugin  # noqa: F401
 
@@ -97,7 +97,7 @@ class Server:
             sys.argv = ["twistd", "--pidfile=", "-n", "fyrehose", *where, *words]
             kind, nth, error, times = fault or (-1, 0, 0, 0)
             if nth % 2:  # as on a disk that is always fast: the commits run in the reactor's thread
-                pace.FAST = pace.SLOW = pace.STALL = math.inf
+                commit.FAST = commit.SLOW = commit.STALL = math.inf
             ctypes.CDLL(None).sweep_arm(kind, ctypes.c_long(nth), error, ctypes.c_long(times), os.fsencode(data))
             status = 0
             try:
