@@ -53,6 +53,11 @@ from typing import ClassVar
 import attrs
 
 
+def os_reason(error: object) -> object:
+    """Return the text of the operating system for *error*, if it has one; otherwise *error*."""
+    return (isinstance(error, OSError) and error.strerror) or error
+
+
 class FyrehoseError(Exception):
     """The base class of every error of Fyrehose."""
 

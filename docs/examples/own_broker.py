@@ -19,7 +19,7 @@ from twisted.internet.defer import Deferred, succeed
 from zope.interface import implementer
 
 from fyrehose import Run
-from fyrehose.broker import Budget, Cursor, Fanout, NoSubscriptions, Producer
+from fyrehose.broker import Budget, Cursor, DeferredPublisher, Fanout, NoSubscriptions, Producer
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, ISink
 from fyrehose.net import TCPService
@@ -69,6 +69,10 @@ class LastMessages:
 
     def check(self, action: Action, stream: str) -> None:
         """Allow every action."""
+
+    def publisher(self, account: Any, settled: Callable[..., None]) -> DeferredPublisher:
+        """Return what a connection publishes through; this one calls :meth:`publish`."""
+        return DeferredPublisher(self, account, settled)
 
     def publish(self, runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]:
         firsts = []

@@ -43,6 +43,7 @@ from fyrehose.interfaces import JournalState
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.lifecycle import Phase
+from fyrehose.net.peers import INET
 from fyrehose.net.tcp import on
 from fyrehose.observe.history import SPANS, Sample
 from fyrehose.records import MAX_NAME
@@ -394,7 +395,7 @@ class AdminService(TCPService):
 
     def _listening(self, port: IListeningPort) -> IListeningPort:
         address: Any = port.getHost()
-        if hasattr(address, "port"):
+        if isinstance(address, INET):
             host = "127.0.0.1" if address.host in ("0.0.0.0", "::") else address.host
             netloc = f"[{host}]:{address.port}" if ":" in host else f"{host}:{address.port}"
             AdminProtocol.log.info("the page is at {scheme}://{netloc}/", scheme=self._scheme, netloc=netloc)

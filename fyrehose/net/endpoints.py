@@ -12,12 +12,16 @@ from twisted.application.service import Service
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.endpoints import AdoptedStreamServerEndpoint, UNIXServerEndpoint, serverFromString
 from twisted.internet.interfaces import IListeningPort
+from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
+from fyrehose.interfaces import IConnected, IReloading
 from fyrehose.net.connections import SessionFactory
-from fyrehose.net.sockets import check_adopted, deepen_backlog, remove_stale_socket, tune_port
+from fyrehose.net.sockets import check_adopted, deepen_backlog, remove_stale_socket
+from fyrehose.net.twisted_private import path_of, tune_port
 
 
+@implementer(IConnected, IReloading)
 class TCPService(Service):
     """Listens on an endpoint while the service runs.
 
@@ -50,7 +54,7 @@ class TCPService(Service):
         """
         Service.startService(self)
         if isinstance(self._endpoint, UNIXServerEndpoint):
-            remove_stale_socket(self._endpoint._address)
+            remove_stale_socket(path_of(self._endpoint))
         elif isinstance(self._endpoint, AdoptedStreamServerEndpoint):
             check_adopted(self._endpoint.fileno, self._endpoint.addressFamily)
         listening = self._endpoint.listen(self.factory if self._outer is None else self._outer)

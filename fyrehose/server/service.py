@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from twisted.application.service import MultiService, Service
+from twisted.internet.address import UNIXAddress
 from twisted.internet.defer import Deferred, DeferredList, fail, maybeDeferred, succeed
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IListeningPort
@@ -31,8 +32,9 @@ from fyrehose.broker.policy import LOOPBACK, Policy
 from fyrehose.broker.quotas import PeerLimits
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.broker.streams import UNLIMITED, StreamRules
-from fyrehose.errors import Closed, ConfigError, FyrehoseError, JournalFailed
+from fyrehose.errors import Closed, ConfigError, FyrehoseError, JournalFailed, os_reason
 from fyrehose.interfaces import IJournal, ISequencer, JournalState
+from fyrehose.net.peers import INET
 
 log = Logger()
 
@@ -246,15 +248,13 @@ def _name(service: Any) -> str:
 def _state(listening: Any) -> str:
     """Return for the log where a child listens.
 
-    :param listening: the result of its ``startService``: a Twisted port, an object with an ``address``, or any other
+    :param listening: the result of its ``startService``: a Twisted port, or any other object
     """
     if IListeningPort.providedBy(listening):
         address = listening.getHost()
-        host, port = getattr(address, "host", None), getattr(address, "port", None)
-        if host is None:
-            return f"listens on {os.fsdecode(getattr(address, 'name', None) or str(address))}"
-    elif hasattr(listening, "address"):
-        host, port = listening.address
+        if not isinstance(address, INET):
+            return f"listens on {os.fsdecode(address.name or b'') if isinstance(address, UNIXAddress) else address}"
+        host, port = address.host, address.port
     else:
         return "has started"
     return f"listens on [{host}]:{port}" if ":" in host else f"listens on {host}:{port}"
@@ -263,6 +263,6 @@ def _state(listening: Any) -> str:
 def _reason(error: CannotListenError | OSError) -> str:
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    reason = getattr(error.socketError, "strerror", None) or error.socketError
+    reason = os_reason(error.socketError)
     where = f"{error.interface or 'any address'} port {error.port}" if error.port is not None else "its endpoint"
     return f"{where}: {reason}"

@@ -30,6 +30,7 @@ from fyrehose.broker import policy
 from fyrehose.broker.budget import Budget
 from fyrehose.broker.streams import UNLIMITED
 from fyrehose.errors import ConfigError, Deposed, FyrehoseError, MissingExtra
+from fyrehose.interfaces import IConnected, IGuardingPlugin, ILeadingPlugin, IReloading
 from fyrehose.journal.commit import Far
 from fyrehose.journal.journal import FileJournal
 from fyrehose.net import connections
@@ -339,9 +340,11 @@ class ServerProcess(Service):
     def _reloadable(self) -> list[tuple[str, Callable[[], None]]]:
         found = [("the policy", self._reload_policy)] if self.config.policy_file is not None else []
         # After the policy, because some listeners apply it to their connections.
-        return found + [
-            (str(listener.name), listener.reload) for listener in self.fyrehose if hasattr(listener, "reload")
-        ]
+        for listener in self.fyrehose:
+            if IReloading.providedBy(listener):
+                reloading: Any = listener
+                found.append((str(reloading.name), reloading.reload))
+        return found
 
     def _reload_policy(self) -> None:
         assert self.config.policy_file is not None
@@ -427,14 +430,14 @@ class ServerProcess(Service):
             return
         # The address of a systemd socket is known only later; there, too, the policy checks the address of each peer.
         local = is_local(listener.endpoint) or listener.endpoint.startswith("systemd:")
-        guarded = self.config.policy_file is not None or getattr(listener.plugin, "guards_itself", False)
+        guarded = self.config.policy_file is not None or IGuardingPlugin.providedBy(listener.plugin)
         if not local and not guarded:
             raise ConfigError(
                 f"--listen {listener.name}={listener.endpoint}: refusing to listen on a public address without an "
                 "access policy; pass --policy FILE or add interface=127.0.0.1"
             )
         service.setName(f"{listener.name} ({listener.endpoint})")
-        if getattr(listener.plugin, "only_leading", False):
+        if ILeadingPlugin.providedBy(listener.plugin):
             self.fyrehose.add_for_leader(service)
         else:
             service.setServiceParent(IService(self.fyrehose))
@@ -445,22 +448,23 @@ class ServerProcess(Service):
                 endpoint=listener.endpoint,
                 encryption=encryption(listener.endpoint, listener.settings),
                 access=partial(self._access, listener),
-                connections=lambda: getattr(service, "connections", None),
-                stream=getattr(listener.settings, "stream", None),
+                connections=lambda: service.connections if IConnected.providedBy(service) else None,
+                stream=attrs.asdict(listener.settings, recurse=False).get("stream"),
             )
         )
 
     def _access(self, listener: ListenerConfig) -> str:
         """Return which clients have access to a listener, for people."""
-        if getattr(listener.plugin, "guards_itself", False):
-            return "clients with the token" if getattr(listener.settings, "token_file", "") else "this machine"
+        if IGuardingPlugin.providedBy(listener.plugin):
+            token = attrs.asdict(listener.settings, recurse=False).get("token_file")
+            return "clients with the token" if token else "this machine"
         if self.config.policy_file is None:
             return "this machine"
         return f"by policy ({counted(len(self.fyrehose.broker.guard.policy.rules), 'rule')})"
 
     def _within_descriptors(self, listeners: tuple[ListenerConfig, ...]) -> list[ListenerConfig]:
         """Return the listeners, with max_connections reduced to the available file descriptors."""
-        limited = [listener for listener in listeners if hasattr(listener.settings, "max_connections")]
+        limited = [each for each in listeners if "max_connections" in attrs.fields_dict(type(each.settings))]
         available = process.raise_descriptor_limit()
         share = left = connections.connections_within(available, len(limited))
         for n, wanted in enumerate(sorted(listener.settings.max_connections for listener in limited)):

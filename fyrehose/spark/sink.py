@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from fyrehose.errors import ConfigError, PublishError
-from fyrehose.spark.publisher import Publisher, parse_place
+from fyrehose.spark.publisher import SparkPublisher, parse_place
 
 #: Layout of a message's number: 20 bits for the job or micro-batch, 16 for the partition, 27 for the row.
 _PARTITION, _ROW = 16, 27
@@ -101,7 +101,7 @@ def published(target: SinkTarget, run: int, batches: Iterator[pa.RecordBatch]) -
     """
     context = TaskContext.get()
     partition = context.partitionId() if context is not None else 0
-    publisher = Publisher(target.host, target.port, first_number(run, partition), target.rate)
+    publisher = SparkPublisher(target.host, target.port, first_number(run, partition), target.rate)
     rows = 0
     try:
         for batch in batches:

@@ -84,10 +84,10 @@ class PluginConformance:
 
     def test_every_option_has_a_default_a_parser_and_a_help_text(self) -> None:
         settings = self.plugin.settings()
+        assert attrs.asdict(settings, recurse=False).keys() == attrs.fields_dict(self.plugin.settings).keys()
         for field in options_of(self.plugin.settings):
             assert callable(field.metadata["convert"]), field.name
             assert field.metadata["help"], field.name
-            getattr(settings, field.name)
         assert build(self.plugin.settings, self.plugin.name, {}) == settings
 
     def test_default_endpoint_is_on_loopback(self) -> None:

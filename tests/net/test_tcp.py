@@ -6,7 +6,7 @@ a frame of N bytes.
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,7 +34,7 @@ from fyrehose.net.holding import FIRST, RefusedConnection
 from fyrehose.net.incoming import Reading
 from fyrehose.net.peers import PROOFS
 from fyrehose.net.tcp import FULL_GRACE, LINGER, MOST_UNREAD, SessionProtocol, TCPSettings, on
-from fyrehose.records import Delivery, Run
+from fyrehose.records import Delivery, Publish, Run
 from fyrehose.testing import MemoryJournal, Transport
 from fyrehose.testing.certificates import Authority
 
@@ -99,12 +99,12 @@ class Toy(SessionProtocol):
             self.attach(self.broker.subscribe("s", 0, self))
         else:
             run = Run.of("s", [text.encode()], source="toy", producer=self.address)
-            self.publish([run], partial(self.ok, text))
+            self.publish([run], text)
 
     handlers = SessionProtocol.handlers | on(str, line)
 
-    def ok(self, text: str, firsts: tuple[int, ...]) -> None:
-        self.session.out.append(f"ok {text}\n".encode())
+    def durable(self, items: Sequence[Publish]) -> None:
+        self.session.out += [f"ok {item.note}\n".encode() for item in items]
         self.flush()
 
     def deliver(self, delivery: Delivery) -> None:

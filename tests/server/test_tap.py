@@ -23,13 +23,14 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import ILogObserver, LogLevel
 from twisted.plugin import IPlugin
 from twisted.python.usage import UsageError
+from zope.interface import implementer
 
 from fyrehose import __version__, plugins
 from fyrehose.broker import policy
 from fyrehose.broker.policy import LOOPBACK
 from fyrehose.errors import ConfigError, FyrehoseError, JournalCorrupt, JournalFailed, JournalLocked, MissingExtra
 from fyrehose.identity import Action, Identity
-from fyrehose.interfaces import JournalState
+from fyrehose.interfaces import IReloading, JournalState
 from fyrehose.server import logs, process, tap
 from fyrehose.server.tap import Options, ServerProcess
 from fyrehose.testing import MemoryJournal
@@ -362,6 +363,7 @@ def written(tmp_path: Path, publish: str = "*") -> str:
     return str(path)
 
 
+@implementer(IReloading)
 class Listener(Service):
     """Says that it was read again, and may be told to fail."""
 

@@ -108,7 +108,7 @@ class SharedSubscriptions:
     :ivar refusal: returns why nothing can be leased at present, or None
     :ivar taken: whether an exclusive subscription has a name
     :ivar most: the most subscriptions
-    :ivar clustered: returns whether another server may take over, which nothing here can know yet (rule 13)
+    :ivar clustered: whether another server may take over, which nothing here can know yet (rule 13)
     """
 
     clock: IReactorTime
@@ -118,7 +118,7 @@ class SharedSubscriptions:
     refusal: Callable[[], PublishError | None] = attrs.field(default=lambda: None, kw_only=True)
     taken: Callable[[str], bool] = attrs.field(default=lambda name: False, kw_only=True)
     most: int = attrs.field(default=1_000, kw_only=True)
-    clustered: Callable[[], bool] = attrs.field(default=lambda: False, kw_only=True)
+    clustered: bool = attrs.field(default=False, kw_only=True)
     now: Callable[[], int] = attrs.field(default=lambda: time.time_ns() // 1000, kw_only=True)
     entries: dict[str, SharedSubscription] = attrs.field(factory=dict, init=False)
     stream: StateStream = attrs.field(init=False)
@@ -235,7 +235,7 @@ class SharedSubscriptions:
 
         :raises SubscriptionError: one can
         """
-        if self.clustered():
+        if self.clustered:
             raise SubscriptionError(
                 "shared subscriptions do not work with [replication] yet: a server that was deposed could lease "
                 "records for some seconds more; use a named subscription with one consumer"

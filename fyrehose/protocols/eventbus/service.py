@@ -22,7 +22,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.identity import Action, Identity
-from fyrehose.interfaces import IBroker
+from fyrehose.interfaces import IBroker, IConnected, IReloading
 from fyrehose.protocols.eventbus.connections import UNKNOWN, Connections
 from fyrehose.protocols.eventbus.encoding import PROTOCOL
 from fyrehose.protocols.eventbus.handshakes import BAD, LEFT, TIMEOUT, Handshakes
@@ -137,6 +137,7 @@ class ListeningPorts:
         return (IPv6Address if ":" in self.host else IPv4Address)("TCP", self.host, self.port)
 
 
+@implementer(IConnected, IReloading)
 class EventBusService(Service):
     """Serve one stream at three consecutive ports while the service runs.
 

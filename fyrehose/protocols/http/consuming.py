@@ -12,12 +12,10 @@ from typing import Any, Protocol
 
 import attrs
 from twisted.internet.defer import Deferred
-from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.broker.inflight import InFlight
 from fyrehose.errors import Forbidden, SubscriptionError
-from fyrehose.interfaces import IBroker, ISink, ISubscription
+from fyrehose.interfaces import IBroker, INamedSink, ISubscription
 from fyrehose.net.lifecycle import Timers
 from fyrehose.protocols.http.session import Follow, Live, Read
 from fyrehose.records import Delivery
@@ -28,7 +26,6 @@ class ConsumingConnection(Protocol):
 
     broker: IBroker
     timers: Timers
-    in_flight: InFlight
 
     @property
     def subscriber(self) -> tuple[str, str]: ...
@@ -49,10 +46,10 @@ class ConsumingConnection(Protocol):
 
     def displace(self, reason: Exception) -> None: ...
 
-    def refuse_call(self, failure: Failure) -> None: ...
+    def call(self, called: Deferred[Any], answer: Callable[[Any], object]) -> None: ...
 
 
-@implementer(ISink)
+@implementer(INamedSink)
 @attrs.define(eq=False)
 class Consumption:
     """One request that consumes a named subscription; it is the subscription's consumer until it is answered.
@@ -82,7 +79,7 @@ class Consumption:
                 return stored.addCallback(lambda _: named)
 
             opened.addCallback(acknowledge)
-        self.connection.in_flight.track(opened, self._opened, self.connection.refuse_call)
+        self.connection.call(opened, self._opened)
 
     def end(self) -> None:
         """Let another consumer have the subscription."""

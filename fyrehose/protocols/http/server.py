@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred, maybeDeferred
@@ -56,11 +56,13 @@ from fyrehose.protocols.http.session import (
 )
 from fyrehose.protocols.http.uploads import Upload
 from fyrehose.protocols.http.working import BODIES
-from fyrehose.records import MAX_PAYLOAD, Run
+from fyrehose.records import MAX_PAYLOAD, Publish, Run
 from fyrehose.web.hosts import hosts_of, url_of
 from fyrehose.web.origins import Origins, origins
 from fyrehose.web.server import HEADERS, WebProtocol, WebSettings, token_of, with_token
 from fyrehose.web.session import RequestHead, RequestRefused
+
+T = TypeVar("T")
 
 #: The HTTP status for each error of the broker; 503 for all others.
 _STATUS: dict[type[FyrehoseError], int] = {
@@ -132,22 +134,28 @@ class HttpProtocol(WebProtocol):
         upload = self._upload
         upload.pending += 1
         runs = [
-            Run.of(event.stream, messages, source=PROTOCOL, producer=self.producer, content_type=content_type)
+            Run(
+                stream=event.stream,
+                source=PROTOCOL,
+                producer=self.producer,
+                content_type=content_type,
+                lengths=messages.lengths,
+                payload=messages.payload,
+            )
             for content_type, messages in by_content_type(event.content_type, event.payloads)
         ]
         wrong = sum(len(run) for run in runs if run.content_type != event.content_type)
         if wrong:
             self.broker.counters.add(PROTOCOL, "not-json", wrong)
 
-        def durable(firsts: tuple[int, ...]) -> None:
-            upload.add_durable(firsts[0], sum(map(len, runs)))  # Runs of one stream have consecutive numbers.
+        self.publish(runs, key=event.key)
 
-        if event.key is None:
-            self.publish(runs, durable)
-        else:
-            once = self.broker.publish_once(runs, event.key)
-            size = sum(run.size for run in runs)
-            self.in_flight.track(once, lambda first: durable((first,)), self.refused, size)
+    def durable(self, items: Sequence[Publish]) -> None:
+        assert self._upload is not None, "an upload stays until all of its publishes are settled"
+        for item in items:
+            messages = item.runs[: item.counted] if item.counted else item.runs
+            # Runs of one stream have consecutive numbers.
+            self._upload.add_durable(messages[0].first_seq, sum(map(len, messages)))
 
     def on_publish_end(self, event: PublishEnd) -> None:
         """Answer a complete body, as soon as all of its messages are durable."""
@@ -231,7 +239,7 @@ class HttpProtocol(WebProtocol):
             return listed.addCallback(lambda each: {"matching": len(matching), "page": event.page, "streams": each})
 
         matching = Matching(self.timers, event.pattern, self.broker.streams()).start()
-        self.in_flight.track(matching.addCallback(listing), self._managed, self.refuse_call)
+        self.call(matching.addCallback(listing), self._managed)
 
     def on_follow(self, event: Follow) -> None:
         """Subscribe to all streams that match a pattern, and start the answer."""
@@ -270,7 +278,7 @@ class HttpProtocol(WebProtocol):
     def on_retire(self, event: Retire) -> None:
         """Retire a stream, and answer when that is durable."""
         self._authenticate(event.request)
-        self.in_flight.track(self.broker.retire([event.stream]), self._retired, self.refuse_call)
+        self.call(self.broker.retire([event.stream]), self._retired)
 
     def on_manage(self, event: Manage) -> None:
         """List, show, acknowledge, rewind or delete named subscriptions."""
@@ -290,7 +298,7 @@ class HttpProtocol(WebProtocol):
             done: Deferred[Any] = maybeDeferred(self._leasing.start, shared)
         else:
             done = maybeDeferred(self._manage, event, named)
-        self.in_flight.track(done, self._managed, self.refuse_call)
+        self.call(done, self._managed)
 
     def _manage(self, event: Manage, named: Any) -> Any:
         """Carry out *event*, and return the subscription as an object for JSON, or None if it was deleted."""
@@ -462,10 +470,9 @@ class HttpProtocol(WebProtocol):
         self._end_consumption()
         super().connectionLost(reason)
 
-    def refused(self, failure: Failure) -> None:
+    def refused(self, error: FyrehoseError) -> None:
         """Record that a publish was refused; :meth:`settled` answers with the count of durable messages."""
-        failure.trap(FyrehoseError)
-        error, upload = failure.value, self._upload
+        upload = self._upload
         assert upload is not None, "an upload stays until all of its publishes are settled"
         upload.pending -= 1
         if not self.writable or upload.refusal is not None:
@@ -502,6 +509,16 @@ class HttpProtocol(WebProtocol):
         if consumption is not None:
             consumption.end()
 
+    def call(self, called: Deferred[T], answer: Callable[[T], object]) -> None:
+        """Answer the present request when *called*, a call of the broker, has ended; the connection waits for it."""
+        self.unsettled += 1
+        called.addCallback(answer).addErrback(self.refuse_call).addErrback(self.failed)
+        called.addCallback(self._called)
+
+    def _called(self, _: object) -> None:
+        self.unsettled -= 1
+        self.settled()
+
     def refuse_call(self, failure: Failure) -> None:
         """Answer the present request with the error of the broker."""
         failure.trap(FyrehoseError)
@@ -524,7 +541,7 @@ class HttpProtocol(WebProtocol):
         identity = with_token(self.identity, token_of(request) if token is None else token)
         if identity is not self.identity:
             self.identity = identity
-            self.broker = self.broker.identified(identity)
+            self.use_rights()
 
 
 class HttpFactory(SessionFactory):

@@ -143,7 +143,7 @@ def test_a_name_belongs_to_one_subscription() -> None:
 def test_a_cluster_has_no_shared_subscriptions_yet() -> None:
     world = World()
     shared = world.create()
-    world.table.clustered = lambda: True
+    world.table.clustered = True
     assert isinstance(failure(world.table.create("other", ShareOptions(stream="s"), {"s": 0})), SubscriptionError)
     assert isinstance(failure(world.lease(shared)), SubscriptionError)
 

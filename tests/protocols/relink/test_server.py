@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from cryptography.x509 import load_pem_x509_certificate
 from OpenSSL.crypto import X509
-from twisted.internet.defer import fail
 
 from fyrehose.broker.policy import parse
 from fyrehose.broker.quotas import PeerLimits
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.broker.streams import StreamRule, StreamRules
 from fyrehose.errors import Broken
 from fyrehose.interfaces import JournalState
@@ -927,7 +928,7 @@ def test_unexpected_error_loses_no_message(
     peer = server.linked()
     send(peer, b"x")
     with monkeypatch.context() as broken:
-        broken.setattr(type(server.broker), "publish", lambda *args, **more: fail(ZeroDivisionError()))
+        broken.setattr(Sequencer, "reserve", Mock(side_effect=ZeroDivisionError))
         peer.talk()
     assert peer.transport.aborted
     peer.leave()
