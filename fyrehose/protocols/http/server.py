@@ -285,8 +285,7 @@ class HttpProtocol(WebProtocol):
         self._authenticate(event.request)
         named = self.broker.named
         if event.action == "list":
-            every = [*named.listed(), *self.broker.named.sharing.listed()]
-            listed = [each for each in every if event.stream in (None, each.get("stream"))]
+            listed = [each for each in named.listed() if event.stream in (None, each.get("stream"))]
             self._respond({"subscriptions": listed})
             return
         try:
