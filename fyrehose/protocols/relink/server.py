@@ -454,6 +454,10 @@ class RelinkFactory(SessionFactory):
         super().__init__(broker, settings, reactor)
         self.registry = Registry(broker, self.clock, self.settings) if registry is None else registry
 
+    def configure(self, settings: RelinkSettings) -> None:
+        super().configure(settings)
+        self.registry.settings = settings
+
     def startFactory(self) -> None:
         if self.registry.closed:
             self.registry.open().addErrback(lambda failure: self.log.failure("relink: links cannot be read", failure))
