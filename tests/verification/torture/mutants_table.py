@@ -279,8 +279,8 @@ MUTANTS = (
     Mutant(
         "a refused publish leaves its streams",
         _BROKER,
-        "            del self.largest[stream]\n",
-        "            pass\n",
+        "that is refused.\"\"\"\n        for stream in streams:\n",
+        "that is refused.\"\"\"\n        for stream in ():\n",
         _TESTS_BROKER,
     ),
     Mutant(
