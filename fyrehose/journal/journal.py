@@ -247,7 +247,7 @@ class FileJournal:
         """Process the result of a commit: notify the observer, and settle its publishes."""
         self._unsettled -= len(commit.items)
         if isinstance(commit.result, Committed) and self.state is not JournalState.FAILED:
-            self.meters.commit_seconds.observe(time.monotonic() - commit.began)
+            self.meters.committed(commit.result.size, time.monotonic() - commit.began, commit.result.synced)
             self._committed(commit.result)
             settle(commit.items, None)
         else:
@@ -255,27 +255,26 @@ class FileJournal:
                 self._break(commit.result)
             settle(commit.items, self._refusal())
             self._commits.schedule()
-        self._settle()
+        if self._announcement is not None or self._idle is not None:
+            self._settle()
 
     def _committed(self, committed: Committed) -> None:
         if committed.rolled is not None:
             self._rolled(committed.rolled)
         ends: dict[str, int] = {}
-        size = 0
         for header, streams in committed.batches:
-            size += header.length
             self._store.wrote(header, streams)
+            self._streams.wrote_batch(streams)
             for stream, runs in streams.items():
-                last = ends[stream] = runs[-1].last_seq
-                self._streams.wrote(stream, runs[0].first_seq, last)
-        self.meters.commit_bytes.observe(size)
+                ends[stream] = runs[-1].last_seq
         if self.settings.durability.mode == "interval" and self._sync_later is None:
             self._sync_later = self.reactor.callLater(self.settings.durability.seconds, self._sync)
         if committed.bare:
             self._call(self._writer.prepare).addErrback(self._broke)
         if committed.many:
             self._take_snapshot()
-        self._commits.schedule()  # before the observer runs, so that the disk stays busy meanwhile
+        if self._commits.waiting:
+            self._commits.schedule()  # before the observer runs, so that the disk stays busy meanwhile
         self._observer.durable(ends)
 
     def _rolled(self, rolled: Rolled) -> None:

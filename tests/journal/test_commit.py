@@ -303,6 +303,8 @@ class FakeWriter:
     error: Exception | None = None
     meanwhile: Callable[[], object] = lambda: None
 
+    position, base, segment_size = 1, 0, 1
+
     def may_commit(self, size: int) -> bool:
         return self.may
 
