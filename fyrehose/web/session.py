@@ -106,7 +106,7 @@ class WebSession(ByteSession):
     #: headers of the answer for the page that sent the request
     _for_page: Headers = attrs.field(factory=dict, init=False)
     _h11: h11.Connection = attrs.field(init=False)
-    _out: list[bytes] = attrs.field(factory=list, init=False)
+    out: list[bytes] = attrs.field(factory=list, init=False)
     _ahead: bytearray = attrs.field(factory=bytearray, init=False)
     #: the last bytes of the head that is being received; None: it is complete
     _head: bytes | None = attrs.field(default=b"", init=False)
@@ -293,7 +293,7 @@ class WebSession(ByteSession):
 
     def data_to_send(self) -> list[bytes]:
         """Return the bytes to be written, and forget them."""
-        out, self._out = self._out, []
+        out, self.out = self.out, []
         return out
 
     # Internals.
@@ -320,7 +320,7 @@ class WebSession(ByteSession):
         except h11.LocalProtocolError as error:
             raise LocalProtocolError(str(error)) from error
         if data:
-            self._out.append(data)
+            self.out.append(data)
 
     def _receive(self, data: bytes, unparsed: bytes) -> list[object]:
         """Pass *data* to h11, and return the events of a head that is ambiguous.

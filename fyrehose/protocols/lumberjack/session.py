@@ -104,7 +104,7 @@ class LumberjackServerSession(ByteSession):
     _document: Document | None = attrs.field(default=None, init=False)
     _windows: Windows = attrs.field(factory=Windows, init=False)
     _columns: Columns = attrs.field(init=False)
-    _out: list[bytes] = attrs.field(factory=list, init=False)
+    out: list[bytes] = attrs.field(factory=list, init=False)
     #: rest of the turn's limits, see LumberjackLimits
     _bytes: int = attrs.field(init=False)
     _events: int = attrs.field(init=False)
@@ -238,18 +238,18 @@ class LumberjackServerSession(ByteSession):
     @property
     def has_output(self) -> bool:
         """True if :meth:`data_to_send` would return data."""
-        return bool(self._out)
+        return bool(self.out)
 
     def data_to_send(self) -> list[bytes]:
         """Return the pending output, and clear it."""
-        out, self._out = self._out, []
+        out, self.out = self.out, []
         return out
 
     # Helpers.
 
     def _send(self, acks: list[Ack]) -> None:
         if acks:
-            self._out.append(b"".join(ack.serialize() for ack in acks))
+            self.out.append(b"".join(ack.serialize() for ack in acks))
 
     def _turn(self, granted: int) -> list[Event]:
         self._bytes, self._events = self.limits.turn_bytes, self.limits.turn_events
