@@ -90,7 +90,7 @@ class WebProtocol(SessionProtocol):
                 if not more or self.phase is not Phase.OPEN:
                     break
                 events = self.session.next_events()
-                if events or self.session.out or self.session.expected or self._expected:
+                if events or self.session.out or self.session.expected or self.account.frame:
                     super().received(events)
                 more = self.session.more
         finally:
