@@ -26,6 +26,9 @@ class ByteSession:
     """Base of the sessions that receive a stream of bytes.
 
     A session processes all bytes at once, unless it overrides :attr:`more` and :meth:`next_events`.
+
+    The session of a server keeps its pending output in a public attribute ``out``, of which its connection only asks
+    after each read whether it is empty; ``data_to_send()`` returns that output and clears it.
     """
 
     __slots__ = ()

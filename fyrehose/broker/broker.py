@@ -306,7 +306,8 @@ class Broker:
                 if state.name in ends:
                     state.follow()
         self._fanout.durable(ends)
-        self.shares.durable(ends)
+        if self.shares.entries:
+            self.shares.durable(ends)
 
     def state_changed(self, state: JournalState, reason: str) -> None:
         """Take the numbers of the streams from the journal, which has changed its state, and tell the watchers."""

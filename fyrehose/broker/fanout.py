@@ -162,9 +162,12 @@ class Cursor:
     def take_turn(self) -> int:
         """Hand the next delivery to the sink; return its size in bytes, 0 if there is none."""
         self.placed = False
-        fanout = self.place.fanout
-        delivery = fanout._next(self)
+        if self.paused or self.stopped:
+            return 0
+        place, fanout = self.place, self.place.fanout
+        delivery = fanout._delivery(self) if self.position < place.last else None
         if delivery is None:
+            fanout.ready(self, read_all=True)
             return 0
         expected = self.position + 1
         last = self.position = delivery.last_seq
@@ -270,32 +273,32 @@ class Fanout:
                 place.last = last
                 waiting, place.waiting = place.waiting, None
                 found += waiting or ()
-        self.rounds.run(found)
+        if found:
+            self.rounds.run(found)
 
     def forget_stream(self, stream: str) -> None:
         """Drop the kept deliveries of *stream*, because it was retired; its cursors remain."""
         for key in [key for key in self._recent if key[0] == stream]:
             self._recent_size -= self._recent.pop(key).size
 
-    def ready(self, cursor: Cursor) -> None:
-        """Queue *cursor* for its next delivery; at the end of its stream it waits without a turn."""
+    def ready(self, cursor: Cursor, read_all: bool = False) -> None:
+        """Queue *cursor* for its next delivery; at the end of its stream it waits without a turn.
+
+        :param read_all: whether nothing is left to read, although the numbers say so: the last records are too old
+        """
         if cursor.placed or cursor.stopped:
             return
+        place = cursor.place
         if self._ended is not None:
             self._end(cursor, self._ended)
-        elif cursor.position < cursor.place.last:
+        elif cursor.position < place.last and not read_all:
             cursor.placed = True
             self.rounds.ready(cursor)
         else:
-            self._wait(cursor)
-
-    def _wait(self, cursor: Cursor) -> None:
-        """Let *cursor* wait for records at the end of its stream."""
-        cursor.placed = True
-        place = cursor.place
-        if place.waiting is None:
-            place.waiting = {}
-        place.waiting[cursor] = None
+            cursor.placed = True
+            if place.waiting is None:
+                place.waiting = {}
+            place.waiting[cursor] = None
 
     def _stop_waiting(self, cursor: Cursor) -> bool:
         """Return whether *cursor* waited at the end of its stream; it does not any more."""
@@ -328,36 +331,25 @@ class Fanout:
             self._end(cursor, reason)
         self.rounds.close()
 
-    def _next(self, cursor: Cursor) -> Delivery | None:
-        """Return the next delivery of *cursor*; None if it is paused or ended, or now waits for records."""
-        if cursor.paused or cursor.stopped or cursor.placed:
-            return None
-        place = cursor.place
-        delivery = None
-        if cursor.position < place.last:
-            try:
-                delivery = self._delivery(place.stream, cursor.position + 1)
-            except JournalCorrupt as damage:
-                log.error("a subscription to stream {stream!r} ends: {damage}", stream=place.stream, damage=str(damage))
-                self._end(cursor, damage)
-                return None
-            except Exception as failure:  # an error of one cursor must not affect the others
-                log.failure("a subscription to stream {stream!r} ends: reading failed", stream=place.stream)
-                self._end(cursor, failure)
-                return None
-        if delivery is None:
-            self._wait(cursor)
-        return delivery
-
-    def _delivery(self, stream: str, start: int) -> Delivery | None:
+    def _delivery(self, cursor: Cursor) -> Delivery | None:
+        """Return the next delivery of *cursor*; None if nothing is left to read, or the cursor has ended."""
+        stream, start = cursor.place.stream, cursor.position + 1
         delivery = self._recent.get((stream, start))
-        if delivery is not None and not self.expired(stream, delivery.runs[0].time):
-            return delivery
-        runs = self.read(stream, start, TURN)
-        if not runs:
+        try:
+            if delivery is None or self.expired(stream, delivery.runs[0].time):
+                runs = self.read(stream, start, TURN)
+                if not runs:
+                    return None
+                delivery = Delivery(runs)
+                self._share(delivery, start)
+        except JournalCorrupt as damage:
+            log.error("a subscription to stream {stream!r} ends: {damage}", stream=stream, damage=str(damage))
+            self._end(cursor, damage)
             return None
-        delivery = Delivery(runs)
-        self._share(delivery, start)
+        except Exception as failure:  # an error of one cursor must not affect the others
+            log.failure("a subscription to stream {stream!r} ends: reading failed", stream=stream)
+            self._end(cursor, failure)
+            return None
         return delivery
 
     def _share(self, delivery: Delivery, start: int = 0) -> None:

@@ -9,6 +9,7 @@ all publishes of a publisher in one commit by one call, so a protocol acknowledg
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
@@ -49,19 +50,27 @@ class PublishTotals:
     seconds: Histogram = attrs.field(factory=lambda: Histogram(SECONDS))
     producers: set[str] = attrs.field(factory=set)
 
-    def add(self, items: Sequence[Publish], now: float) -> None:
-        """Count publishes that have become durable by *now*, which is a time of the broker's clock, in seconds."""
+    def add(self, items: Sequence[Publish], now: float, grown: dict[str, int] | None) -> None:
+        """Count publishes that have become durable.
+
+        :param now: time of the broker's clock, in seconds
+        :param grown: payload published to each stream, in bytes, to which that of *items* is added; None: nobody asks
+        """
         self.publishes += len(items)
         room = len(self.producers) < MOST_PRODUCERS
-        seconds = []
+        counts, bounds = self.seconds.counts, self.seconds.bounds
         for item in items:
-            seconds.append(now - item.began)
+            seconds = now - item.began
+            counts[bisect_left(bounds, seconds)] += 1
+            self.seconds.total += seconds
             for run in item.runs[: item.counted]:
+                size = len(run.payload)
                 self.messages += len(run.lengths) // 4
-                self.bytes += len(run.payload)
+                self.bytes += size
                 if room:
                     self.producers.add(_without_port(run.producer))
-        self.seconds.observe_all(seconds)
+                if grown is not None:
+                    grown[run.stream] = grown.get(run.stream, 0) + size
 
 
 @lru_cache(4096)
@@ -213,29 +222,19 @@ class Publisher:
                 charge += item.size + RUN_OVERHEAD * len(item.runs)
             self._account.release(charge)
         if error is None:
-            self._count(items)
-        self._settled(items, error)
-
-    def _count(self, items: Sequence[Publish]) -> None:
-        broker, source = self._broker, items[0].runs[0].source
-        if len(items) > 1 or not items[0].counted:  # a publisher of the server itself publishes for several sources
-            items = [item for item in items if item.counted]
-            others = [item for item in items if item.runs[0].source != source]
-            if others:
-                for item in items:
-                    self._count((item,))
-                return
-            if not items:
-                return
-        totals = broker.published.get(source)
-        if totals is None:
-            totals = broker.published[source] = PublishTotals()
-        totals.add(items, broker.clock.seconds())
-        if broker.grown is not None:
-            grown = broker.grown_bytes
+            broker = self._broker
+            grown = None if broker.grown is None else broker.grown_bytes
+            # A publisher of the server itself publishes for several sources, and records of its own.
+            sources: dict[str, list[Publish]] = {}
             for item in items:
-                for run in item.runs[: item.counted]:
-                    grown[run.stream] = grown.get(run.stream, 0) + len(run.payload)
+                if item.counted:
+                    sources.setdefault(item.runs[0].source, []).append(item)
+            for source, of in sources.items():
+                totals = broker.published.get(source)
+                if totals is None:
+                    totals = broker.published[source] = PublishTotals()
+                totals.add(of, broker.clock.seconds(), grown)
+        self._settled(items, error)
 
     def _check_rights(self, runs: Iterable[Run]) -> None:
         peer = self._peer

@@ -13,13 +13,25 @@ The server may have been down for that long, which is known when the wall clock 
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from threading import Lock
+from typing import TYPE_CHECKING
 
 import attrs
+
+from fyrehose import kernels
+
+if TYPE_CHECKING or not kernels.NATIVE:
+    from fyrehose.kernels.pure.commit import monotonic_clock, wall_clock
+else:
+    try:
+        from fyrehose.kernels.native.commit import monotonic_clock, wall_clock
+    except ImportError:
+        from fyrehose.kernels.pure.commit import monotonic_clock, wall_clock
+
+__all__ = ["RecordClock", "monotonic_clock", "wall_clock"]
 
 #: A larger step of the wall clock is not followed at first, in microseconds.
 BOUND = 3600 * 1_000_000
@@ -27,16 +39,6 @@ BOUND = 3600 * 1_000_000
 SETTLED = 600 * 1_000_000
 #: How far the wall clock may drift from the monotonic clock while it counts as steady, in microseconds.
 STEADY = 60 * 1_000_000
-
-
-def wall_clock() -> int:
-    """Return the wall clock, in microseconds since 1970 UTC."""
-    return time.time_ns() // 1000
-
-
-def monotonic_clock() -> int:
-    """Return a clock that never steps, in microseconds; it also runs while the machine is suspended."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
 
 
 @attrs.define(eq=False)

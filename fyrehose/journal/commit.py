@@ -111,33 +111,34 @@ class Commits:
         if not self._scheduled and (not self._under_way or (self._last <= self._added and self._last <= AHEAD)):
             self.schedule()
 
-    def schedule(self) -> None:
-        """Schedule a commit of what waits, unless one is scheduled already or nothing waits."""
+    def schedule(self, near: bool = True) -> None:
+        """Schedule a commit of what waits, unless one is scheduled already or nothing waits.
+
+        :param near: whether it may run in the reactor's thread
+        """
         if self._scheduled or not self.waiting:
             return
         self._scheduled = True
         self._under_way += 1
         self._added = 0
-        if self.pace.near and self.worker.idle and self.size <= SMALL:
+        if near and self.pace.near and self.worker.idle and self.size <= SMALL:
             # What else arrives in this turn of the reactor belongs to the same commit.
             self.at_turn_end(self._commit_near)
         else:
-            self._commit_far()
+            self.worker.call(self.commit).addCallback(self._process).addErrback(_log_bug)
 
     def _commit_near(self) -> None:
         size = self.size
         # More may have arrived meanwhile, and the worker may have got another job.
         if size > SMALL or not self.worker.idle or not self.writer.has_room(size):
-            self._commit_far()
+            self._scheduled = False
+            self._under_way -= 1
+            self.schedule(near=False)
             return
         try:
             self._process(self.commit())
         except Exception:
-            log.failure("processing a durable commit failed; please report this bug")
-
-    def _commit_far(self) -> None:
-        committed = self.worker.call(self.commit).addCallback(self._process)
-        committed.addErrback(lambda f: log.failure("processing a durable commit failed; please report this bug", f))
+            _log_bug(Failure())
 
     def commit(self) -> Commit:
         """Write everything that waits (called in the thread that writes)."""
@@ -153,17 +154,27 @@ class Commits:
         if items and not self.failed and not self.may_write(size + len(items) * fmt.BATCH_HEADER.size):
             self.waiting.extendleft(reversed(items))
             items, size = [], 0
-        result = None if self.failed or not items else self._write(items)
+        result: Committed | Failure | None = None
+        if items and not self.failed:
+            try:
+                clock = self.now()
+                accepted = max(self.writer.time, clock)
+                # Each batch has at most fmt.BATCH bytes, unless one publish is larger.
+                batches: list[list[Run]] = []
+                filled = fmt.BATCH
+                for item in items:
+                    if filled + item.size > fmt.BATCH:
+                        batches.append([])
+                        filled = 0
+                    for run in item.runs:
+                        run.time = accepted
+                    batches[-1] += item.runs
+                    filled += item.size
+                result = self.writer.commit(batches, accepted, clock)
+            except Exception:
+                self.failed = True
+                result = Failure()
         return Commit(items, size, began, time.monotonic(), result)
-
-    def _write(self, items: Sequence[Publish]) -> Committed | Failure:
-        clock = self.now()
-        accepted = max(self.writer.time, clock)
-        try:
-            return self.writer.commit(batches(items, accepted), accepted, clock)
-        except Exception:
-            self.failed = True
-            return Failure()
 
     def _process(self, commit: Commit) -> None:
         self._under_way -= 1
@@ -175,23 +186,8 @@ class Commits:
         self.process(commit)
 
 
-def batches(items: Sequence[Publish], accepted: int) -> list[list[Run]]:
-    """Distribute the runs of *items* over batches of at most ``fmt.BATCH`` bytes, unless one publish is larger.
-
-    :param accepted: time of the records, in microseconds since 1970 UTC, which is set in the runs
-    :return: the runs of each batch
-    """
-    found: list[list[Run]] = []
-    filled = fmt.BATCH
-    for item in items:
-        if filled + item.size > fmt.BATCH:
-            found.append([])
-            filled = 0
-        for run in item.runs:
-            run.time = accepted
-        found[-1] += item.runs
-        filled += item.size
-    return found
+def _log_bug(failure: Failure) -> None:
+    log.failure("processing a durable commit failed; please report this bug", failure)
 
 
 def settle(items: Sequence[Publish], error: Exception | None) -> None:

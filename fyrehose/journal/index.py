@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from struct import Struct
 from typing import Protocol
@@ -32,7 +32,7 @@ from crc32c import crc32c
 from fyrehose.journal import format as fmt
 from fyrehose.journal.format import StreamState
 from fyrehose.journal.scan import SegmentReader
-from fyrehose.records import Buffer
+from fyrehose.records import Buffer, Run
 
 #: Minimum distance between the batches of two pairs of a stream, in bytes.
 SPACING = 64 << 10
@@ -110,6 +110,19 @@ class SegmentIndex:
                 self.add_run(header.position, stream, first, last)
         elif fmt.begins(header, self.base):
             self.set_before(fmt.entries(body, header.parts))
+        self.end = header.end
+
+    def add_batch(self, header: fmt.BatchHeader, batch: Mapping[str, Sequence[Run]]) -> None:
+        """Add the next batch of the segment, whose runs are in memory, by stream."""
+        position, streams = header.position, self._streams
+        assert position >= self.end, f"a batch at {position} follows, and the index ends at {self.end}"
+        for stream, runs in batch.items():
+            first, of = runs[0].first_seq, streams.get(stream)
+            assert of is None or first > of[0], f"number {first} of stream {stream!r} follows {of and of[0]}"
+            if of is None or position - of[-1] >= SPACING:
+                self.add_run(position, stream, first, runs[-1].last_seq)
+            else:
+                of[0] = runs[-1].last_seq
         self.end = header.end
 
     def set_before(self, ends: Iterable[fmt.Entry]) -> None:

@@ -317,10 +317,11 @@ class FileJournal:
         assert isinstance(commit.result, Committed), "only what is on disk is released"
         self._unsettled -= len(commit.items)
         if commit.result.batches:
-            self.meters.commit_seconds.observe(time.monotonic() - commit.began)
+            self.meters.committed(commit.result.size, time.monotonic() - commit.began, commit.result.synced)
         self.show(commit.result)
         settle(commit.items if rest is None else rest, None)
-        self._settle()
+        if self._announcement is not None or self._idle is not None:
+            self._settle()
 
     def refuse(self, commit: Commit, error: Exception, rest: Sequence[Publish] | None = None) -> None:
         """Settle the publishes of *commit*, or the *rest* of them, with *error*."""
@@ -449,24 +450,21 @@ class FileJournal:
         if committed.rolled is not None:
             self._rolled(committed.rolled)
         ends: dict[str, int] = {}
-        size = 0
         for header, streams in committed.batches:
-            size += header.length
             self._store.wrote(header, streams)
+            self._streams.wrote_batch(streams)
             for stream, runs in streams.items():
-                last = ends[stream] = runs[-1].last_seq
-                self._streams.wrote(stream, runs[0].first_seq, last)
+                ends[stream] = runs[-1].last_seq
         if committed.retired:
             self._streams.apply(committed.retired)
-        if committed.batches:
-            self.meters.commit_bytes.observe(size)
         if self.settings.durability.mode == "interval" and self._sync_later is None:
             self._sync_later = self.reactor.callLater(self.settings.durability.seconds, self._sync)
         if committed.bare:
             self._call(self._writer.prepare).addErrback(self._broke)
         if committed.many:
             self._take_snapshot()
-        self._commits.schedule()  # before the observer runs, so that the disk stays busy meanwhile
+        if self._commits.waiting:
+            self._commits.schedule()  # before the observer runs, so that the disk stays busy meanwhile
         if ends:
             self._observer.durable(ends)
 

@@ -76,6 +76,8 @@ class Store:
     _readers: OrderedDict[int, scan.SegmentReader] = attrs.field(factory=OrderedDict, init=False)
     _cache: OrderedDict[int, StoredBatch] = attrs.field(factory=OrderedDict, init=False)
     _cached: int = attrs.field(default=0, init=False)
+    #: The batch that was written last.
+    _newest: StoredBatch | None = attrs.field(default=None, init=False)
     #: (stream, number) -> the position from which to scan for it: most reads continue where another one stopped.
     _places: OrderedDict[tuple[str, int], int] = attrs.field(factory=OrderedDict, init=False)
 
@@ -110,7 +112,7 @@ class Store:
         kept = self._readers, self._indexes, self._snapshots, self._fresh, self._cache, self._sealed_ends, self._places
         for each in (*kept, self._created, self.damage):
             each.clear()
-        self._bases, self._active = [], SegmentIndex(0)
+        self._bases, self._active, self._newest = [], SegmentIndex(0), None
         self._cached = self._indexed = 0
 
     def roll(self, sealed: tuple[int, int], active: SegmentIndex) -> SegmentIndex:
@@ -141,16 +143,8 @@ class Store:
 
         :param streams: the runs of the batch, by stream
         """
-        active = self._active
-        assert header.position >= active.end, (
-            f"a batch at {header.position} follows, and the index ends at {active.end}"
-        )
-        for stream, runs in streams.items():
-            first, last = runs[0].first_seq, active.last(stream)
-            assert first > last, f"number {first} of stream {stream!r} follows {last}"
-            active.add_run(header.position, stream, first, runs[-1].last_seq)
-        active.end = header.end
-        self._keep(header, streams)
+        self._active.add_batch(header, streams)
+        self._newest = self._keep(header, streams)
 
     def before(self, base: int, stream: str) -> int:
         """Return the last number of *stream* before the segment at *base*.
@@ -218,6 +212,8 @@ class Store:
         """
         base, begin = self._bases[:2]
         needed = self.index(begin).snapshot or begin
+        if self._newest is not None and self._newest.position < begin:
+            self._newest = None
         del self._bases[0]
         del self._sealed_ends[base]
         self._created.pop(base, None)
@@ -235,7 +231,13 @@ class Store:
         :return: records of one segment only; the caller calls again for those that follow
         :raises JournalCorrupt: a batch that had to be read is damaged, or cannot be read
         """
-        # Most reads continue where another one stopped, and most of these in the active segment.
+        # Live subscribers read what was written last.
+        if self._newest is not None:
+            newest = self._newest.streams.get(stream)
+            # Slicing, or joining with what was written before, is left to the way below.
+            if newest and newest[0].first_seq == start and len(newest) == 1 and len(newest[0].payload) <= max_bytes:
+                return (newest[0],)
+        # Most other reads continue where another one stopped, and most of these in the active segment.
         place = self._places.pop((stream, start), 0)
         for base in (self._active.base,) if place > self._active.base else self._segments(stream, start):
             found: list[Run] = []

@@ -9,11 +9,12 @@ there are many, with those that changed since the last snapshot file (STREAMS, s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 
 from fyrehose.journal.format import Entry, Kind, StreamState
+from fyrehose.records import Run
 
 #: Up to this many streams, a segment lists all of them, because reading a snapshot file as well would cost more.
 INLINE = 512
@@ -47,6 +48,15 @@ class Streams:
     _since: set[str] | None = attrs.field(default=None, init=False)
 
     # Changes of streams.
+
+    def wrote_batch(self, batch: Mapping[str, Sequence[Run]]) -> None:
+        """Note that the runs of *batch*, by stream, were written."""
+        ends, tracked = self.ends, self.changed is not None or self._since is not None
+        for stream, runs in batch.items():
+            if tracked or stream not in ends:
+                self.wrote(stream, runs[0].first_seq, runs[-1].last_seq)
+            else:
+                ends[stream] = runs[-1].last_seq
 
     def wrote(self, stream: str, first: int, last: int) -> None:
         """Note that records *first* to *last* of *stream* were written."""

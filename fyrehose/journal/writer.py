@@ -69,6 +69,8 @@ class Committed:
     :ivar rolled: the roll-over before this commit, if any
     :ivar bare: whether :meth:`Writer.prepare` should be called before the next commit
     :ivar many: whether :meth:`Writer.snapshot` should be called now
+    :ivar size: of the bodies of the batches, in bytes
+    :ivar synced: how long the sync of the commit took, in seconds; None if it was measured already, or none was made
     :ivar retired: the entries of the streams that were retired, which is a commit of its own
     """
 
@@ -78,6 +80,8 @@ class Committed:
     rolled: Rolled | None
     bare: bool = False
     many: bool = False
+    size: int = 0
+    synced: float | None = None
     retired: Sequence[fmt.Entry] = ()
 
 
@@ -233,7 +237,8 @@ class Writer:
         :raises NoRoom: nothing was written, and the commit can be repeated
         :raises SyncFailed: a sync failed; after this, as after any other OSError, nothing more may be written
         """
-        self._check()
+        if self._failure is not None:
+            raise self._failure
         self.time, self._clock = max(self.time, time), clock
         size = len(batches) * fmt.BATCH_HEADER.size
         for runs in batches:
@@ -245,16 +250,28 @@ class Writer:
                 self._reserve(batches)
         except OSError as error:
             raise _no_room(error) from error
+        synced = None
         if self.handover is None and self.sync_each and len(batches) == 1 and size <= SMALL:
-            written = [self._write_whole(self._grouped(batches[0]))]
+            header, grouped, synced = self._write_whole(batches[0])
+            written = [(header, grouped)]
         else:
             written = self._write_pieces(batches)
+        length = 0
+        for header, _ in written:
+            length += header.length
         rolled, self._rolled = self._rolled, None
-        return Committed(written, self.position, self.durable, rolled, self._is_bare(size), self._is_due())
+        filled = self.position - self.base
+        bare = self._zeroed < filled + AHEAD // 2 and self._is_bare(size)
+        due = filled >= self.segment_size // 8 * 7 and self._is_due()
+        return Committed(written, self.position, self.durable, rolled, bare, due, length, synced)
 
-    def _write_whole(self, grouped: dict[str, list[Run]]) -> tuple[fmt.BatchHeader, dict[str, list[Run]]]:
-        """Write and sync a small batch with one call, and write MARK."""
-        runs = [run for of in grouped.values() for run in of]
+    def _write_whole(self, batch: Sequence[Run]) -> tuple[fmt.BatchHeader, dict[str, list[Run]], float]:
+        """Write and sync a small batch with one call, and write MARK.
+
+        :return: the header, the runs by stream, and how long the sync took in seconds
+        """
+        grouped = self._grouped(batch)
+        runs = list(chain.from_iterable(grouped.values()))
         position, durable, before = self.position, self.durable, self._chain
         length, checksum, records, seconds, step, failed = self.files.commit(
             self._fd,
@@ -290,13 +307,12 @@ class Writer:
         self._wrote(header, grouped)
         if step == commit.SYNC:
             raise self._failed(f"cannot sync the segment at position {self.base}: {why}")
-        self.sync_seconds.observe(seconds)
         if step == commit.UNLINKED:
             raise self._deleted() if not failed else OSError(failed, why)
         self.durable = self.position
         if step != commit.DONE:
             raise OSError(failed, why)
-        return header, grouped
+        return header, grouped, seconds
 
     def _write_pieces(self, batches: Sequence[Sequence[Run]]) -> list[tuple[fmt.BatchHeader, dict[str, list[Run]]]]:
         """Write batches with one call for each large piece, and sync them if :attr:`sync_each` is set."""
@@ -326,20 +342,24 @@ class Writer:
 
     def _grouped(self, runs: Sequence[Run]) -> dict[str, list[Run]]:
         """Return the runs of a batch by stream, after a check that none has a number that was written before."""
-        grouped, ends = packing.grouped(runs), self.streams.ends
-        for stream, of in grouped.items():
-            last = ends.get(stream, 0)
-            for run in of:
-                assert run.first_seq > last, f"number {run.first_seq} of stream {stream!r} follows {last}"
-                last = run.last_seq
+        grouped: dict[str, list[Run]] = {}
+        ends = self.streams.ends
+        for run in runs:
+            stream = run.stream
+            of = grouped.get(stream)
+            if of is None:
+                of, last = grouped.setdefault(stream, []), ends.get(stream, 0)
+            else:
+                last = of[-1].last_seq
+            assert run.first_seq > last, f"number {run.first_seq} of stream {stream!r} follows {last}"
+            of.append(run)
         return grouped
 
     def _wrote(self, header: fmt.BatchHeader, grouped: dict[str, list[Run]]) -> None:
         """Note that a batch of records is in the file."""
         assert header.position == self.position, f"a batch is at {header.position}, and the log ends at {self.position}"
         self.position, self._chain = header.end, header.checksum
-        for stream, of in grouped.items():
-            self.streams.wrote(stream, of[0].first_seq, of[-1].last_seq)
+        self.streams.wrote_batch(grouped)
 
     def apply(self, position: int, data: bytes) -> Applied:
         """Write and sync batches that another server has written, at the end of the log; they count as released.

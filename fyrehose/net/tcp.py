@@ -64,6 +64,10 @@ class Session(Protocol):
     def buffered(self) -> int:
         """Return how many bytes of the incomplete frame are in memory."""
 
+    @property
+    def out(self) -> Sequence[bytes]:
+        """Return data for the peer, if any is pending; :meth:`data_to_send` takes it."""
+
     def receive_data(self, data: bytes) -> list[Any]: ...
 
     def receive_eof(self) -> list[Any]: ...
@@ -261,7 +265,7 @@ class SessionProtocol(TwistedProtocol):
             self.account.expect(expected, self.session.buffered if expected else 0)
         if self.write_paused or self.outgoing.record is not None:
             self._flush_unread()
-        else:
+        elif self.session.out:
             self.flush()
 
     def handle(self, events: Sequence[object]) -> None:
@@ -351,7 +355,7 @@ class SessionProtocol(TwistedProtocol):
 
     def flush(self, *more: bytes) -> None:
         """Write the data that the session has to send, and *more* behind it."""
-        data = self.session.data_to_send()
+        data = self.session.data_to_send() if self.session.out else []
         if more:
             data += more
         if not data or not self.writable:

@@ -6,7 +6,7 @@ An observation costs about as much as a counter, and is made per commit or sync,
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import attrs
 
@@ -36,13 +36,6 @@ class Histogram:
         """Count one observation of *value*."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
-
-    def observe_all(self, values: Iterable[float]) -> None:
-        """Count an observation of each of *values*."""
-        counts, bounds = self.counts, self.bounds
-        for value in values:
-            counts[bisect_left(bounds, value)] += 1
-            self.total += value
 
     @property
     def count(self) -> int:
@@ -74,6 +67,15 @@ class JournalMeters:
     commit_bytes: Histogram = attrs.field(factory=lambda: Histogram(SIZES))
     commit_seconds: Histogram = attrs.field(factory=lambda: Histogram(SECONDS))
     sync_seconds: Histogram = attrs.field(factory=lambda: Histogram(SECONDS))
+
+    def committed(self, size: int, seconds: float, synced: float | None) -> None:
+        """Count a commit of *size* bytes, and its sync unless it was counted (None), by one call."""
+        found = [(self.commit_bytes, float(size)), (self.commit_seconds, seconds)]
+        if synced is not None:
+            found.append((self.sync_seconds, synced))
+        for histogram, value in found:
+            histogram.counts[bisect_left(histogram.bounds, value)] += 1
+            histogram.total += value
 
 
 @attrs.frozen(kw_only=True)

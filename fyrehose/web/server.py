@@ -85,17 +85,21 @@ class WebProtocol(SessionProtocol):
         self._receiving = True
         try:
             super().received(events)
+            more = self.session.more
             for _ in range(BATCHES):
-                if not self.session.more or self.phase is not Phase.OPEN:
+                if not more or self.phase is not Phase.OPEN:
                     break
-                super().received(self.session.next_events())
+                events = self.session.next_events()
+                if events or self.session.out or self.session.expected or self.account.frame:
+                    super().received(events)
+                more = self.session.more
         finally:
             self._receiving = False
         self.active_at = self.clock.seconds()
         if self.session.over:
             self.finish()
         if self.phase is Phase.OPEN:
-            self._schedule(self.session.more)
+            self._schedule(more)
 
     def proceed(self) -> None:
         """Write pending output and, if the answer is complete, process the next request."""

@@ -43,6 +43,8 @@ WEB_REFUSALS = (
 
 #: In the head of a request: LF without CR, and a line that continues the one before it.  h11 accepts both, but a proxy
 #: in front of the server may see another request (RFC 9112, 2.2 and 5.2, lets a server refuse them).
+_OVER = frozenset({h11.MUST_CLOSE, h11.CLOSED, h11.ERROR})
+_ANSWERING = frozenset({h11.SEND_RESPONSE, h11.SEND_BODY})
 _AMBIGUOUS = re.compile(rb"(?<!\r)\n|\n[ \t]")
 #: Headers that a request has once, because the server would use one of several.
 _SINGLE = frozenset({"host", "content-type", "authorization", "content-encoding", "origin", "idempotency-key"})
@@ -106,7 +108,7 @@ class WebSession(ByteSession):
     #: headers of the answer for the page that sent the request
     _for_page: Headers = attrs.field(factory=dict, init=False)
     _h11: h11.Connection = attrs.field(init=False)
-    _out: list[bytes] = attrs.field(factory=list, init=False)
+    out: list[bytes] = attrs.field(factory=list, init=False)
     _ahead: bytearray = attrs.field(factory=bytearray, init=False)
     #: the last bytes of the head that is being received; None: it is complete
     _head: bytes | None = attrs.field(default=b"", init=False)
@@ -160,7 +162,7 @@ class WebSession(ByteSession):
 
     def receive_data(self, data: bytes) -> list[object]:
         """Return the events that *data* completes."""
-        if self.over or self._rest_dropped:
+        if self._ignores:
             return []
         if self._behind:
             self._ahead += data
@@ -190,7 +192,9 @@ class WebSession(ByteSession):
     @property
     def more(self) -> bool:
         """Whether :meth:`next_events` may return events."""
-        return self.between_requests or (self._stopped and not self.over)
+        if not self._stopped:
+            return not self._broken and self._h11.our_state is h11.DONE and self._h11.their_state is h11.DONE
+        return self.between_requests or not self.over
 
     @property
     def between_requests(self) -> bool:
@@ -200,7 +204,7 @@ class WebSession(ByteSession):
     @property
     def answering(self) -> bool:
         """Whether a request waits for its answer or for the rest of it."""
-        return self._h11.our_state in (h11.SEND_RESPONSE, h11.SEND_BODY)
+        return self._h11.our_state in _ANSWERING
 
     @property
     def streaming(self) -> bool:
@@ -210,7 +214,7 @@ class WebSession(ByteSession):
     @property
     def over(self) -> bool:
         """Whether the connection allows neither requests nor answers any more."""
-        return self._broken or self._h11.our_state in (h11.MUST_CLOSE, h11.CLOSED, h11.ERROR)
+        return self._broken or self._h11.our_state in _OVER
 
     @property
     def body_unread(self) -> bool:
@@ -240,10 +244,11 @@ class WebSession(ByteSession):
 
     def respond(self, status: int, body: bytes, content_type: str = JSON, headers: Headers | None = None) -> None:
         """Send a complete answer."""
-        self.start(status, content_type, {"Content-Length": str(len(body)), **(headers or {})})
-        if body:
-            self.send(body)
-        self.end()
+        head = self._head_of(status, content_type, {"Content-Length": str(len(body)), **(headers or {})})
+        if body and not self._without_body:
+            self._send(head, h11.Data(data=body), h11.EndOfMessage())
+        else:
+            self._send(head, h11.EndOfMessage())
 
     def respond_without_content(self, headers: Headers | None = None) -> None:
         """Send a complete answer with status 204, which has no body."""
@@ -255,9 +260,7 @@ class WebSession(ByteSession):
 
         :param content_type: "" for an answer without a body
         """
-        fields = [(b"Content-Type", content_type.encode()), *_ALWAYS] if content_type else [*_ALWAYS]
-        fields += [(name.encode(), value.encode()) for name, value in {**self._for_page, **(headers or {})}.items()]
-        self._send(h11.Response(status_code=status, reason=HTTPStatus(status).phrase.encode(), headers=fields))
+        self._send(self._head_of(status, content_type, headers))
 
     def send(self, data: bytes) -> None:
         """Send a piece of the answer's body."""
@@ -293,7 +296,7 @@ class WebSession(ByteSession):
 
     def data_to_send(self) -> list[bytes]:
         """Return the bytes to be written, and forget them."""
-        out, self._out = self._out, []
+        out, self.out = self.out, []
         return out
 
     # Internals.
@@ -307,20 +310,37 @@ class WebSession(ByteSession):
     @property
     def _behind(self) -> bool:
         """Whether further input belongs to a later request than the one that is being answered."""
-        return self._h11.their_state is not h11.SEND_BODY and (self.answering or self.between_requests)
+        ours, theirs = self._h11.our_state, self._h11.their_state
+        if theirs is h11.SEND_BODY:
+            return False
+        return ours in _ANSWERING or (ours is h11.DONE and theirs is h11.DONE and not self._broken)
+
+    @property
+    def _ignores(self) -> bool:
+        """Whether nothing of the later input is parsed: the connection is over, or its request was refused."""
+        if self._broken or self._h11.our_state in _OVER:
+            return True
+        return self._refused is not None and self._body_incomplete
 
     @property
     def _rest_dropped(self) -> bool:
         """Whether the request was refused within its body, so that nothing of the later input is parsed."""
         return self._refused is not None and self._body_incomplete
 
-    def _send(self, event: h11.Response | h11.Data | h11.EndOfMessage | h11.InformationalResponse) -> None:
-        try:
-            data = self._h11.send(event)
-        except h11.LocalProtocolError as error:
-            raise LocalProtocolError(str(error)) from error
-        if data:
-            self._out.append(data)
+    def _head_of(self, status: int, content_type: str, headers: Headers | None) -> h11.Response:
+        fields = [(b"Content-Type", content_type.encode()), *_ALWAYS] if content_type else [*_ALWAYS]
+        for name, value in {**self._for_page, **(headers or {})}.items():
+            fields.append((name.encode(), value.encode()))
+        return h11.Response(status_code=status, reason=HTTPStatus(status).phrase.encode(), headers=fields)
+
+    def _send(self, *events: h11.Response | h11.Data | h11.EndOfMessage | h11.InformationalResponse) -> None:
+        for event in events:
+            try:
+                data = self._h11.send(event)
+            except h11.LocalProtocolError as error:
+                raise LocalProtocolError(str(error)) from error
+            if data:
+                self.out.append(data)
 
     def _receive(self, data: bytes, unparsed: bytes) -> list[object]:
         """Pass *data* to h11, and return the events of a head that is ambiguous.
@@ -363,7 +383,7 @@ class WebSession(ByteSession):
                 self._body_incomplete = False
                 # Bytes behind the request are parsed when its answer is complete, even if it is the last request.
                 return [*events, *(self.on_body_end() if self._refused is None else ())]
-            if self.over or self._rest_dropped:
+            if self._ignores:
                 return events
         self._stopped = True
         return events
@@ -379,7 +399,10 @@ class WebSession(ByteSession):
         self._refused, self._body_incomplete = None, True
         self._without_body = head.method == b"HEAD"
         self._target = head.target.decode("latin-1") if head.target.startswith(b"/") else ""
-        if sum(len(name) + len(value) for name, value in head.headers) + len(head.target) > MAX_HEAD:
+        size = len(head.target)
+        for name, value in head.headers:
+            size += len(name) + len(value)
+        if size > MAX_HEAD:
             return self.refuse(431, "head-too-large", f"request head exceeds the limit of {MAX_HEAD} bytes")
         try:
             request = _parse(head)
@@ -437,7 +460,7 @@ def _parse(head: h11.Request) -> RequestHead:
     if not path.startswith("/"):
         raise ValueError("invalid request target: expected a path that begins with a slash")
     try:
-        parts = tuple(unquote_to_bytes(part).decode() for part in path[1:].split("/"))
+        parts = tuple(map(bytes.decode, map(unquote_to_bytes, path[1:].split("/"))))
         pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=MAX_PARAMETERS)
     except UnicodeDecodeError:
         raise ValueError("invalid path or query: expected percent-encoded UTF-8") from None

@@ -49,7 +49,7 @@ class LineSession(ByteSession):
     """The server's session of one connection."""
 
     _buffer: bytearray = attrs.field(factory=bytearray, init=False)
-    _to_send: list[bytes] = attrs.field(factory=list, init=False)
+    out: list[bytes] = attrs.field(factory=list, init=False)
     _subscriber: bool = attrs.field(default=False, init=False)
     _broken: bool = attrs.field(default=False, init=False)
 
@@ -85,15 +85,15 @@ class LineSession(ByteSession):
 
     def send_ok(self, seq: int) -> None:
         """Acknowledge the oldest line that is not acknowledged yet: it is on disk, with number *seq*."""
-        self._to_send.append(b"ok %d\n" % seq)
+        self.out.append(b"ok %d\n" % seq)
 
     def send_records(self, lines: list[bytes]) -> None:
         """Send records that :func:`encode` has serialized."""
-        self._to_send.extend(lines)
+        self.out.extend(lines)
 
     def data_to_send(self) -> list[bytes]:
         """Return the bytes to send, and forget them."""
-        data, self._to_send = self._to_send, []
+        data, self.out = self.out, []
         return data
 
     def _line(self, line: bytes) -> Event:

@@ -15,6 +15,7 @@ from crc32c import crc32c
 
 cdef extern from *:
     """
+    #include <stdint.h>
     #include <sys/stat.h>
     #include <time.h>
     #include <unistd.h>
@@ -23,12 +24,18 @@ cdef extern from *:
         clock_gettime(CLOCK_MONOTONIC, &now);
         return now.tv_sec + now.tv_nsec * 1e-9;
     }
+    static int64_t fyrehose_clock(int boot) {
+        struct timespec now;
+        clock_gettime(boot ? CLOCK_BOOTTIME : CLOCK_REALTIME, &now);
+        return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+    }
     static int fyrehose_links(int fd) {
         struct stat found;
         return fstat(fd, &found) ? -1 : found.st_nlink > 0;
     }
     """
     double seconds_now "fyrehose_seconds"() noexcept nogil
+    int64_t clock_now "fyrehose_clock"(int boot) noexcept nogil
     int links "fyrehose_links"(int fd) noexcept nogil
 
 cdef extern from "unistd.h" nogil:
@@ -150,6 +157,14 @@ cdef int sync(int fd) noexcept nogil:
         if errno != EINTR:
             return errno
     return 0
+
+
+def wall_clock():
+    return clock_now(0)
+
+
+def monotonic_clock():
+    return clock_now(1)
 
 
 def commit(int segment, int64_t offset, int mark, runs, names, uint64_t position, uint64_t durable, int64_t time,

@@ -161,6 +161,16 @@ def run_pieces(run: Any, names: Names) -> list[Buffer]:
     return [_RUN.pack(length, count, run.first_seq, first_producer_seq, size, has, *sizes), strings, *columns]
 
 
+def wall_clock() -> int:
+    """Return the wall clock, in microseconds since 1970 UTC."""
+    return clocks.time_ns() // 1000
+
+
+def monotonic_clock() -> int:
+    """Return a clock that never steps, in microseconds; it also runs while the machine is suspended."""
+    return clocks.clock_gettime_ns(clocks.CLOCK_BOOTTIME) // 1000
+
+
 def _mark(durable: int, begin: int, inode: int, generation: int) -> bytes:
     """Return the content of MARK."""
     packed = _MARK.pack(durable, crc32c(durable.to_bytes(8, "little")), begin, inode, generation)

@@ -250,7 +250,8 @@ class BackboneProtocol(TrainProtocol):
         if receivers:
             self._deliver(delivery.encoded(serialize_delivers), delivery, receivers, now)
             self.flush()
-        self._check_drained()
+        if self._draining is not None:
+            self._check_drained()
 
     def skipped(self, first: int, last: int) -> None:
         """Count records that retention removed before they were delivered."""
@@ -282,14 +283,20 @@ class BackboneProtocol(TrainProtocol):
         """Publish the PUSHes of this turn: one run for each source, all in one batch."""
         pushed, self._pushed = self._pushed, {}
         source = next(iter(pushed))
-        count = sum(len(event) for events in pushed.values() for event in events)
+        count = large = size = 0
+        for events in pushed.values():
+            for event in events:
+                count += len(event.lengths) // 4
+                size += len(event.payload)
+                large += event.large
         if self._journal_behind:
             self._drop(Dropped(source=source, cause="journal-behind", count=count))
             return
-        runs = [self._run(source, events) for source, events in pushed.items()]
+        runs = []
+        for each, events in pushed.items():
+            runs.append(self._run(each, events))
         self.counters.add(PROTOCOL, "pushes", count)
-        self.counters.add(PROTOCOL, "pushed-bytes", sum(len(run.payload) for run in runs))
-        large = sum(event.large for events in pushed.values() for event in events)
+        self.counters.add(PROTOCOL, "pushed-bytes", size)
         if large:
             self.counters.add(PROTOCOL, "fragmented-pushes", large)
 

@@ -7,8 +7,9 @@ in: runs of records, payloads      out: trains
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
+from operator import attrgetter
 from struct import pack
 
 import attrs
@@ -21,6 +22,10 @@ from fyrehose.records import Buffer, Run
 #: The kernel's limits for one call: the size of an IPv4 UDP payload in all, and the number of segments.
 MOST_BYTES = 65_507
 MOST_SEGMENTS = 64
+
+
+_LENGTHS: Callable[[Run], Buffer] = attrgetter("lengths")
+_PAYLOAD: Callable[[Run], Buffer] = attrgetter("payload")
 
 
 class ITrainTransport(Interface):
@@ -84,11 +89,13 @@ def single(datagram: bytes) -> Train:
 def serialize_delivers(runs: tuple[Run, ...]) -> Delivers:
     """Encode *runs* as DELIVERs; an encoder for :meth:`fyrehose.records.Delivery.encoded`."""
     trains: list[Train] = []
-    count = 0
+    count = left_out = 0
+    for run in runs:
+        left_out += len(run.lengths) // 4
     for first_seq, lengths, payload in _consecutive(runs):
         trains.extend(_cut(backbone.encode_delivers(first_seq, lengths, payload), lengths))
         count += len(lengths) // 4
-    return Delivers(tuple(trains), count, sum(map(len, runs)) - count)
+    return Delivers(tuple(trains), count, left_out - count)
 
 
 def serialize_pushes(payloads: Sequence[bytes]) -> list[Train]:
@@ -107,31 +114,28 @@ def _cut(datagrams: bytes, lengths: Buffer) -> list[Train]:
     return trains
 
 
-def _consecutive(runs: tuple[Run, ...]) -> Iterator[tuple[int, Buffer, Buffer]]:
-    """Yield columns of consecutive records; adjacent runs are joined, so that small runs make long trains, too."""
-    fitting = [part for run in runs for part in _fitting(run)]
-    ahead = 0
-
-    def key(run: Run) -> int:
-        nonlocal ahead
-        offset = run.first_seq - ahead
-        ahead += len(run)
-        return offset
-
-    for _, group in groupby(fitting, key):
-        parts = list(group)
-        if len(parts) == 1:
-            yield parts[0].first_seq, parts[0].lengths, parts[0].payload
-        else:
-            lengths = b"".join(part.lengths for part in parts)
-            yield parts[0].first_seq, lengths, b"".join(part.payload for part in parts)
+def _consecutive(runs: tuple[Run, ...]) -> list[tuple[int, Buffer, Buffer]]:
+    """Return columns of consecutive records; adjacent runs are joined, so that small runs make long trains, too."""
+    groups: list[list[Run]] = []
+    following = 0
+    for run in runs:
+        whole = len(run.payload) <= MAX_DATA or max(run.sizes) <= MAX_DATA
+        for part in (run,) if whole else _fitting(run):
+            if part.first_seq != following:
+                groups.append([])
+            groups[-1].append(part)
+            following = part.last_seq + 1
+    found: list[tuple[int, Buffer, Buffer]] = []
+    for parts in groups:
+        lengths, payload = parts[0].lengths, parts[0].payload
+        if len(parts) > 1:
+            lengths, payload = b"".join(map(_LENGTHS, parts)), b"".join(map(_PAYLOAD, parts))
+        found.append((parts[0].first_seq, lengths, payload))
+    return found
 
 
 def _fitting(run: Run) -> Iterator[Run]:
     """Yield *run* without records that do not fit into a datagram, which are older than the limit of the stream."""
-    if len(run.payload) <= MAX_DATA or max(run.sizes) <= MAX_DATA:
-        yield run
-        return
     start = 0
     for fits, group in groupby(run.sizes, lambda size: size <= MAX_DATA):
         stop = start + len(list(group))

@@ -185,8 +185,10 @@ class FiggProtocol(SessionProtocol):
                     self.publish(part, last)
 
     def durable(self, items: Sequence[Publish]) -> None:
+        numbers = []
         for item in items:
-            self.session.send_ack(item.note)
+            numbers.append(item.note)
+        self.session.send_acks(numbers)
         self.flush()
         if self._postponed and not self.unsettled:
             self._process_postponed()

@@ -65,7 +65,7 @@ class _Session(ByteSession):
         self.expected = 0
         self._parse_at = 0  # size of the buffer at which parsing can make progress
         self._broken = False
-        self._out: list[bytes] = []
+        self.out: list[bytes] = []
 
     @property
     def buffered(self) -> int:
@@ -102,7 +102,7 @@ class _Session(ByteSession):
 
     def data_to_send(self) -> list[bytes]:
         """Return the pending output, and clear it."""
-        out, self._out = self._out, []
+        out, self.out = self.out, []
         return out
 
     def _break(self, error: RemoteProtocolError) -> Broken:
@@ -201,10 +201,6 @@ class FiggServerSession(_Session):
     _accepted = CLIENT_FRAMES
     _message = Publish
 
-    def __init__(self, max_payload: int = MAX_PAYLOAD) -> None:
-        super().__init__(max_payload)
-        self._acks: list[int] = []
-
     def _parse_messages(self, source: bytes | bytearray, position: int) -> tuple[int, Event | None]:
         end, last, found = kernel.gather(source, position, Publish.type, self.max_payload, MAX_RUN)
         runs = []
@@ -214,34 +210,27 @@ class FiggServerSession(_Session):
 
     def send_attached(self, topic: str, offset: int) -> None:
         """Send ATTACHED: the messages of *topic* that follow *offset* come next."""
-        self._out.append(Attached(topic=topic, offset=offset).serialize())
+        self.out.append(Attached(topic=topic, offset=offset).serialize())
 
     def send_detached(self, topic: str) -> None:
         """Send DETACHED: no more messages of *topic* come."""
-        self._out.append(Detached(topic=topic).serialize())
+        self.out.append(Detached(topic=topic).serialize())
 
-    def send_ack(self, seq_num: int) -> None:
-        """Acknowledge every PUBLISH up to *seq_num*.
+    def send_acks(self, numbers: Sequence[int]) -> None:
+        """Acknowledge every PUBLISH up to each of *numbers*, at least one.
 
-        Calls between two calls of :meth:`data_to_send` become one ACK, unless a number is lower than the one before
-        it: an ACK does not cover higher numbers.
+        They become one ACK, unless a number is lower than the one before it: an ACK does not cover higher numbers.
         """
-        if self._acks and seq_num >= self._acks[-1]:
-            self._acks[-1] = seq_num
-        else:
-            self._acks.append(seq_num)
+        last = numbers[0]
+        for number in numbers:
+            if number < last:
+                self.out.append(NUMBER_FRAME.pack(FrameType.ACK, VERSION, NUMBER.size, last))
+            last = number
+        self.out.append(NUMBER_FRAME.pack(FrameType.ACK, VERSION, NUMBER.size, last))
 
     def send_pong(self, number: int) -> None:
         """Answer the PING with that *number*."""
-        self._out.append(Pong(number=number).serialize())
-
-    def data_to_send(self) -> list[bytes]:
-        """Return the pending output, and clear it; acknowledgements follow what was sent before."""
-        out, self._out = self._out, []
-        for seq_num in self._acks:
-            out.append(NUMBER_FRAME.pack(FrameType.ACK, VERSION, NUMBER.size, seq_num))
-        self._acks.clear()
-        return out
+        self.out.append(Pong(number=number).serialize())
 
 
 def encode_data(runs: Sequence[Run]) -> Encoded:
@@ -292,16 +281,16 @@ class FiggClientSession(_Session):
 
     def send_attach(self, topic: str, offset: int | None) -> None:
         """Subscribe to the messages that follow *offset*, or to new messages if it is None."""
-        self._out.append(Attach(topic=topic, offset=offset).serialize())
+        self.out.append(Attach(topic=topic, offset=offset).serialize())
 
     def send_detach(self, topic: str) -> None:
         """Unsubscribe from *topic*."""
-        self._out.append(Detach(topic=topic).serialize())
+        self.out.append(Detach(topic=topic).serialize())
 
     def send_publish(self, run: PublishRun) -> None:
         """Publish the messages of *run*."""
-        self._out.append(run.serialize())
+        self.out.append(run.serialize())
 
     def send_ping(self, number: int) -> None:
         """Send a PING, which the server answers by a PONG with the same *number*."""
-        self._out.append(Ping(number=number).serialize())
+        self.out.append(Ping(number=number).serialize())

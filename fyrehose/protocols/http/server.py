@@ -133,18 +133,20 @@ class HttpProtocol(WebProtocol):
             self._authenticate(event.request)
         upload = self._upload
         upload.pending += 1
-        runs = [
-            Run(
-                stream=event.stream,
-                source=PROTOCOL,
-                producer=self.producer,
-                content_type=content_type,
-                lengths=messages.lengths,
-                payload=messages.payload,
+        runs, wrong = [], 0
+        for content_type, messages in by_content_type(event.content_type, event.payloads):
+            runs.append(
+                Run(
+                    stream=event.stream,
+                    source=PROTOCOL,
+                    producer=self.producer,
+                    content_type=content_type,
+                    lengths=messages.lengths,
+                    payload=messages.payload,
+                )
             )
-            for content_type, messages in by_content_type(event.content_type, event.payloads)
-        ]
-        wrong = sum(len(run) for run in runs if run.content_type != event.content_type)
+            if content_type != event.content_type:
+                wrong += len(messages)
         if wrong:
             self.broker.counters.add(PROTOCOL, "not-json", wrong)
 
@@ -153,9 +155,11 @@ class HttpProtocol(WebProtocol):
     def durable(self, items: Sequence[Publish]) -> None:
         assert self._upload is not None, "an upload stays until all of its publishes are settled"
         for item in items:
-            messages = item.runs[: item.counted] if item.counted else item.runs
+            messages, count = item.runs[: item.counted] if item.counted else item.runs, 0
+            for run in messages:
+                count += len(run.lengths) // 4
             # Runs of one stream have consecutive numbers.
-            self._upload.add_durable(messages[0].first_seq, sum(map(len, messages)))
+            self._upload.add_durable(messages[0].first_seq, count)
 
     def on_publish_end(self, event: PublishEnd) -> None:
         """Answer a complete body, as soon as all of its messages are durable."""
@@ -537,6 +541,8 @@ class HttpProtocol(WebProtocol):
 
     def _authenticate(self, request: RequestHead, token: str | None = None) -> None:
         """Use *token*, or else that of the head of *request*, or none if it has none, for the access policy."""
+        if token is None and self.identity.token is None and "authorization" not in request.headers:
+            return
         identity = with_token(self.identity, token_of(request) if token is None else token)
         if identity is not self.identity:
             self.identity = identity

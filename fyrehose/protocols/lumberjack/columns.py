@@ -165,8 +165,9 @@ class Columns:
 
     def take(self) -> list[EventRun]:
         """Return the runs in order, and clear them."""
-        self._close_groups()
-        self._streams.clear()
+        if self._groups:
+            self._close_groups()
+            self._streams.clear()
         runs, self._runs = self._runs, []
         return runs
 
@@ -194,7 +195,8 @@ class Columns:
         return self._streams[found]
 
     def _close_groups(self) -> None:
-        self._runs += [group.run() for group in self._groups]
+        for group in self._groups:
+            self._runs.append(group.run())
         self._groups.clear()
         self._latest.clear()
 

@@ -94,7 +94,9 @@ class Inflation:
     @property
     def full(self) -> bool:
         """True if ``data`` must be parsed before more is inflated."""
-        return self.done or self.exceeded is not None or self.unparsed > max(WHOLE, self.frame_size)
+        if self.done or self.exceeded is not None:
+            return True
+        return len(self._data) + self._pieces_size > max(WHOLE, self.frame_size)
 
     @property
     def input_needed(self) -> int:
@@ -103,15 +105,16 @@ class Inflation:
         The rest of an incomplete inner frame is inflated only when the buffered input must contain all of it, so that
         for a peer that falls silent the server holds about as much as it sent, and not a thousand times as much.
         """
-        missing = self.frame_size - self.unparsed
+        missing = self.frame_size - len(self._data) - self._pieces_size
         return min(self.left, max(PIECE, missing + (missing >> 10) + 64))
 
     @property
     def needs(self) -> int:
         """Size in bytes to which ``data`` may grow before a frame can be parsed."""
+        unparsed = len(self._data) + self._pieces_size
         if self.done or self.exceeded is not None:
-            return self.unparsed
-        return max(self.unparsed, self.frame_size, WHOLE) + PIECE
+            return unparsed
+        return max(unparsed, self.frame_size, WHOLE) + PIECE
 
     @property
     def held(self) -> int:

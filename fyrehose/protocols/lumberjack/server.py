@@ -24,6 +24,7 @@ from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import duration, name, option, size
 from fyrehose.protocols.lumberjack.frames import MAX_FRAME, EventRun
+from fyrehose.protocols.lumberjack.inflate import PIECE, WHOLE
 from fyrehose.protocols.lumberjack.limits import MAX_INFLATED, LumberjackLimits
 from fyrehose.protocols.lumberjack.refused import RefusedFrames
 from fyrehose.protocols.lumberjack.routes import Route, Routes, routes
@@ -110,14 +111,17 @@ class LumberjackProtocol(SessionProtocol):
         """Pass *data* to the session, and start the timers that keep a waiting writer connected."""
         if self.phase is not Phase.OPEN:
             return
+        session, small = self.session, len(data) <= SMALL_READ
         self._received_at = self.clock.seconds()
-        if not self._busy and not self.session.ack_pending:
+        if not self._busy and not session.ack_pending:
             self._acknowledged_at = self._received_at
-        if self._turns.saturated and (self._published or len(data) > SMALL_READ):
-            self.session.postpone()
+        if (not small or self._published) and self._turns.saturated:
+            session.postpone()
+        session.granted = self._turns.grant_now(WHOLE + PIECE) if small else 0
         super().dataReceived(data)
-        self._start_working()
-        if self.session.version == 1:
+        if session.more_work:
+            self._start_working()
+        if session.version == 1:
             self.timers.start(SILENCE, self._acknowledge_silence)
         else:
             self.timers.start(KEEP_ALIVE, self._keep_alive)
@@ -144,27 +148,30 @@ class LumberjackProtocol(SessionProtocol):
 
     def received(self, events: Sequence[object]) -> None:
         # All events of one turn are published by one call, however many topics they have.
-        runs = tuple(event for event in events if isinstance(event, EventRun))
-        super().received([runs, *events[len(runs) :]] if runs else events)
+        count = len(events)
+        if count and not isinstance(events[-1], EventRun):  # Broken, which nothing follows
+            count -= 1
+        super().received([tuple(events[:count]), *events[count:]] if count else events)
         if self.session.frames != self._frames:
             self._frames = self.session.frames
             self.active_at = self.clock.seconds()
 
     def published(self, events: tuple[EventRun, ...]) -> None:
         """Publish the events; when they are durable, acknowledge the windows that they complete."""
-        runs = [
-            Run(
-                stream=self.settings.stream if event.stream is None else event.stream,
-                source=PROTOCOL,
-                producer=self.producer,
-                topic=event.topic,
-                content_type=event.content_type,
-                producer_seq=event.producer_seq,
-                lengths=event.lengths,
-                payload=event.payload,
+        runs = []
+        for event in events:
+            runs.append(
+                Run(
+                    stream=self.settings.stream if event.stream is None else event.stream,
+                    source=PROTOCOL,
+                    producer=self.producer,
+                    topic=event.topic,
+                    content_type=event.content_type,
+                    producer_seq=event.producer_seq,
+                    lengths=event.lengths,
+                    payload=event.payload,
+                )
             )
-            for event in events
-        ]
         self.publish(runs)
         self._update_in_flight()
         if self.factory.routes is not None:
@@ -179,11 +186,15 @@ class LumberjackProtocol(SessionProtocol):
     handlers = SessionProtocol.handlers | on(tuple, published)
 
     def durable(self, items: Sequence[Publish]) -> None:
-        self.session.durable(sum(len(run) for item in items for run in item.runs))
+        records = 0
+        for item in items:
+            for run in item.runs:
+                records += len(run.lengths) // 4
+        self.session.durable(records)
         self.active_at = self.clock.seconds()
-        if self.session.has_output:
+        if self.session.out:
             self._acknowledged_at = self.active_at
-        self.flush()
+            self.flush()
 
     def settled(self) -> None:
         self._update_in_flight()

@@ -5,7 +5,7 @@
 
 The session works in turns, so that one connection cannot block the reactor.  A turn processes a limited number of bytes
 and events.  If ``more_work`` is true after a turn, stop reading, and call :meth:`LumberjackServerSession.process` for
-the next turn.  Only ``process`` inflates; ``needs`` tells beforehand how much memory that may take.
+the next turn.  A turn inflates only within the memory that it was granted; ``needs`` tells how much that has to be.
 
     data -> buffer -> frames -> columns -> EventRun
                |         ^
@@ -90,6 +90,7 @@ class LumberjackServerSession(ByteSession):
         a compressed frame the next piece and the inflated data before it; 0 between frames
     :ivar frames: number of complete frames received
     :ivar more_work: True if received data waits for :meth:`process`
+    :ivar granted: memory that :meth:`receive_data` may use for inflating, in bytes, see :meth:`process`
     :ivar refused: remembers the compressed frames that were refused on other connections; None: nothing does
     """
 
@@ -98,13 +99,15 @@ class LumberjackServerSession(ByteSession):
     expected: int = attrs.field(default=0, init=False)
     frames: int = attrs.field(default=0, init=False)
     more_work: bool = attrs.field(default=False, init=False)
+    granted: int = attrs.field(default=0, init=False)
     _buffer: bytearray = attrs.field(factory=bytearray, init=False)
     _inflation: Inflation | None = attrs.field(default=None, init=False)
     _fields: PairScanner | None = attrs.field(default=None, init=False)
     _document: Document | None = attrs.field(default=None, init=False)
     _windows: Windows = attrs.field(factory=Windows, init=False)
     _columns: Columns = attrs.field(init=False)
-    _out: list[bytes] = attrs.field(factory=list, init=False)
+    out: list[bytes] = attrs.field(factory=list, init=False)
+    _max_event: int = attrs.field(init=False)
     #: rest of the turn's limits, see LumberjackLimits
     _bytes: int = attrs.field(init=False)
     _events: int = attrs.field(init=False)
@@ -119,6 +122,7 @@ class LumberjackServerSession(ByteSession):
     _damaged: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
+        self._max_event = self.limits.max_event
         self._columns = Columns((self.limits.topic, *self.limits.fields), self.limits.topic_bytes)
 
     def use(self, route: Route) -> None:
@@ -137,7 +141,7 @@ class LumberjackServerSession(ByteSession):
         if self._refusal is not None:
             return self._drop_rest(self._refusal, len(data))
         self._buffer += data
-        return [] if self.more_work else self._turn(0)
+        return [] if self.more_work else self._turn(self.granted)
 
     def postpone(self) -> None:
         """Only buffer received data until :meth:`process` is called."""
@@ -172,7 +176,7 @@ class LumberjackServerSession(ByteSession):
     @property
     def windows_full(self) -> bool:
         """True if so many windows are unacknowledged that :meth:`process` does nothing."""
-        return len(self._windows) >= self.limits.max_windows
+        return len(self._windows.unacknowledged) >= self.limits.max_windows
 
     @property
     def buffered(self) -> int:
@@ -235,21 +239,16 @@ class LumberjackServerSession(ByteSession):
         """True if the writer waits for the acknowledgement of received events."""
         return self._windows.ack_pending
 
-    @property
-    def has_output(self) -> bool:
-        """True if :meth:`data_to_send` would return data."""
-        return bool(self._out)
-
     def data_to_send(self) -> list[bytes]:
         """Return the pending output, and clear it."""
-        out, self._out = self._out, []
+        out, self.out = self.out, []
         return out
 
     # Helpers.
 
     def _send(self, acks: list[Ack]) -> None:
-        if acks:
-            self._out.append(b"".join(ack.serialize() for ack in acks))
+        for ack in acks:
+            self.out.append(ack.serialize())
 
     def _turn(self, granted: int) -> list[Event]:
         self._bytes, self._events = self.limits.turn_bytes, self.limits.turn_events
@@ -261,7 +260,8 @@ class LumberjackServerSession(ByteSession):
             self._work(granted)
         except RemoteProtocolError as error:
             broken = self._refuse(error)
-        self._send(self._windows.acks())
+        if self._windows.unacknowledged:
+            self._send(self._windows.acks())
         return [*self._columns.take(), *broken]
 
     def _refuse(self, error: RemoteProtocolError) -> list[Event]:
@@ -293,10 +293,6 @@ class LumberjackServerSession(ByteSession):
             self.refused.add(refusal.digest, str(refusal.error), hopeless=refusal.hopeless)
         return Broken(error=refusal.error)
 
-    @property
-    def _spent(self) -> bool:
-        return self._bytes <= 0 or self._events <= 0 or self.windows_full
-
     def _work(self, granted: int) -> None:
         at, stop = 0, False
         while not stop:
@@ -314,15 +310,17 @@ class LumberjackServerSession(ByteSession):
 
         :return: the position of the payload that was not consumed, and whether the turn ends here
         """
-        if inflation.full or len(self._buffer) - at < inflation.input_needed:
+        available = len(self._buffer) - at
+        if inflation.full or available < inflation.input_needed:
             self._parse_inflated(inflation)
-        if self._spent:
+        full = len(self._windows.unacknowledged) >= self.limits.max_windows
+        if self._bytes <= 0 or self._events <= 0 or full:
             self.more_work = True
         elif inflation.exceeded is not None:
             raise inflation.exceeded
         elif inflation.done:
             return self._finish(inflation, at)
-        elif len(self._buffer) - at < inflation.input_needed:
+        elif available < inflation.input_needed:
             self.expected = inflation.held + inflation.input_needed
         elif self._inflated <= 0 or inflation.needs > granted:
             self.more_work = True
@@ -373,9 +371,9 @@ class LumberjackServerSession(ByteSession):
 
         :return: the position after the last frame parsed
         """
-        end = len(source)
+        end, unacknowledged, most = len(source), self._windows.unacknowledged, self.limits.max_windows
         while (at < end or self._document is not None) and self._inflation is inside:
-            if self._spent:
+            if self._bytes <= 0 or self._events <= 0 or len(unacknowledged) >= most:
                 self.more_work = True
                 break
             before = at
@@ -393,7 +391,7 @@ class LumberjackServerSession(ByteSession):
             kind = source[at + 1]
             if kind not in WRITER_FRAMES:
                 raise RemoteProtocolError("bad-type", f"frame type {kind:#04x}; expected C, D, J or W")
-            if kind != FrameType.WINDOW or inside is not None:
+            if version != self._windows.version and (kind != FrameType.WINDOW or inside is not None):
                 self._check_version(version)
             at = self.parsers[kind](self, source, at, version)
             if at == before:
@@ -412,7 +410,7 @@ class LumberjackServerSession(ByteSession):
     def _parse_json(self, source: bytearray, at: int, version: int) -> int:
         most = min(self._windows.room, max(1, self._events // self._work_each))
         end, count, sequences, last, lengths, payload = kernel.scan(
-            source, at, digit(version), self.limits.max_event, self._bytes, most
+            source, at, digit(version), self._max_event, self._bytes, most
         )
         if not count:
             return self._check_json_length(source, at)
@@ -421,7 +419,9 @@ class LumberjackServerSession(ByteSession):
         work = count + RUN_WORK * max(0, runs - self._free_runs)
         self._free_runs = 0
         self._work_each = work // count
-        self._spend(end - at, count, work)
+        self._bytes -= end - at
+        self._events -= work
+        self.frames += count
         return end
 
     def _parse_data(self, source: bytearray, at: int, version: int) -> int:

@@ -30,7 +30,8 @@ POOL = 64 << 20
 MAX_IN_FLIGHT = 16 << 20
 #: Largest read of a connection, in bytes: a window of a usual writer, which one turn then publishes at once.
 READ = 1 << 20
-#: Largest read that a connection without data in flight publishes without waiting for a turn, in bytes.
+#: Largest read that a connection publishes without waiting for a turn, in bytes: with compressed data only if no other
+#: connection waits for one, and while much is in flight only without data in flight of its own.
 SMALL_READ = 16 << 10
 #: Number of turns per reactor iteration.
 TURNS_PER_ITERATION = 4
@@ -77,6 +78,11 @@ class Turns:
     def saturated(self) -> bool:
         """True if so much data is in flight that no connection takes a turn."""
         return self.in_flight >= min(MAX_IN_FLIGHT, self.budget.limit // 2)
+
+    def grant_now(self, size: int) -> int:
+        """Return how much memory a connection may use at once, without a turn, for work that needs *size* bytes."""
+        idle = not (self._waiting or self._running or self._grants or self.saturated)
+        return size if idle and self._fits(size) else 0
 
     def request(self, worker: TurnTaker) -> None:
         """Queue *worker* for a turn, unless it is queued or running already."""

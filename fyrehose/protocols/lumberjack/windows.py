@@ -43,23 +43,19 @@ class OpenWindow:
     finished: bool = False
     times: int = 1  #: number of consecutive empty windows that this object represents
 
-    @property
-    def due(self) -> bool:
-        """True if the whole window may be acknowledged."""
-        return self.finished and self.sealed and self.durable == self.received
-
 
 @attrs.define(eq=False)
 class Windows:
     """The unacknowledged windows of one connection; only the last one can be open.
 
     :ivar version: version of the last frame; 0 before the first one
+    :ivar unacknowledged: the windows, the oldest first
     :ivar unsealed: windows with events in the compressed frame that is being inflated
     :ivar unverified: number of events received in that frame
     """
 
     version: int = attrs.field(default=0, init=False)
-    _windows: deque[OpenWindow] = attrs.field(factory=deque, init=False)
+    unacknowledged: deque[OpenWindow] = attrs.field(factory=deque, init=False)
     #: received pieces that are not durable: window, records, events, last sequence, and the compressed frame
     _pieces: deque[tuple[OpenWindow, int, int, int, int]] = attrs.field(factory=deque, init=False)
     unsealed: list[OpenWindow] = attrs.field(factory=list, init=False)
@@ -67,9 +63,6 @@ class Windows:
     _sealed: int = attrs.field(default=0, init=False)  #: ordinal of the compressed frame that is not verified yet
     _durable: int = attrs.field(default=0, init=False)
     _last_size: int | None = attrs.field(default=None, init=False)
-
-    def __len__(self) -> int:
-        return len(self._windows)
 
     @property
     def room(self) -> int:
@@ -81,12 +74,12 @@ class Windows:
     @property
     def ack_pending(self) -> bool:
         """True if received events are not acknowledged."""
-        return any(window.received > window.acknowledged for window in self._windows)
+        return any(window.received > window.acknowledged for window in self.unacknowledged)
 
     @property
     def silence_ack_due(self) -> bool:
         """True if a writer of version 1 should be acknowledged if it stays silent within its window."""
-        window = self._windows[0] if self._windows else None
+        window = self.unacknowledged[0] if self.unacknowledged else None
         return window is not None and window.version == 1 and self._has_progress(window)
 
     def announce(self, version: int, size: int, sealed: bool) -> None:
@@ -96,7 +89,7 @@ class Windows:
             window.finished = True
         self.version = version
         self._last_size = size or None
-        last = self._windows[-1] if self._windows else None
+        last = self.unacknowledged[-1] if self.unacknowledged else None
         if not size and last is not None and last.size == 0 and last.version == version and last.sealed == sealed:
             last.times += 1
         else:
@@ -152,32 +145,35 @@ class Windows:
     def acks(self) -> list[Ack]:
         """Return the acknowledgements that are due, and remove their windows."""
         acks: list[Ack] = []
-        while self._windows and self._windows[0].due:
-            window = self._windows.popleft()
+        while self.unacknowledged:
+            window = self.unacknowledged[0]
+            if not window.finished or not window.sealed or window.durable != window.received:
+                break
+            del self.unacknowledged[0]
             owed = window.times if window.size == 0 else int(window.received > window.acknowledged)
             acks += [Ack(version=window.version, number=window.last)] * owed
-        if self._windows and self._windows[0].version == 2 and self._windows[0].size is None:
+        if self.unacknowledged and self.unacknowledged[0].version == 2 and self.unacknowledged[0].size is None:
             # No W frame announced these events, so the writer may wait for any of them.
-            acks += self._partial(self._windows[0])
+            acks += self._partial(self.unacknowledged[0])
         return acks
 
     def partial_acks(self) -> list[Ack]:
         """Return a partial acknowledgement of the oldest window of version 2, if more of it is durable than before."""
-        window = self._windows[0] if self._windows else None
+        window = self.unacknowledged[0] if self.unacknowledged else None
         return self._partial(window) if window is not None and window.version == 2 else []
 
     def keep_alive_acks(self) -> list[Ack]:
         """Return :meth:`partial_acks`, or A 0, for a writer of version 2 that waits; version 1 gets nothing."""
-        version = self._windows[0].version if self._windows else self.version
+        version = self.unacknowledged[0].version if self.unacknowledged else self.version
         return self.partial_acks() or ([Ack(version=2, number=0)] if version == 2 else [])
 
     def silence_acks(self) -> list[Ack]:
         """Return an acknowledgement for a writer of version 1 that stays silent within its window."""
-        return self._partial(self._windows[0]) if self.silence_ack_due else []
+        return self._partial(self.unacknowledged[0]) if self.silence_ack_due else []
 
     @property
     def _open(self) -> OpenWindow | None:
-        return self._windows[-1] if self._windows and not self._windows[-1].finished else None
+        return self.unacknowledged[-1] if self.unacknowledged and not self.unacknowledged[-1].finished else None
 
     @property
     def _implied_size(self) -> int | None:
@@ -187,7 +183,7 @@ class Windows:
     def _add(self, window: OpenWindow) -> OpenWindow:
         if not window.sealed:
             self.unsealed.append(window)
-        self._windows.append(window)
+        self.unacknowledged.append(window)
         return window
 
     @staticmethod

@@ -151,7 +151,10 @@ class Decoder:
             except _MoreNeeded as more:
                 self._needed = more.size
                 continue
-            self.drop(end - self._at)
+            if end >= len(self._buffer):
+                self._buffer, self._at = b"", 0
+            else:
+                self._at = end
             self._needed = 2
             return packet
         return None
@@ -178,7 +181,10 @@ class Decoder:
             end, runs = kernel.gather(buffer, at, self.sender_size, largest, size, each, self._max_channels)
         if not runs:
             return None
-        return Gathered(runs=tuple([(channel, Column(lengths, payload)) for channel, lengths, payload in runs])), end
+        gathered = []
+        for channel, lengths, payload in runs:
+            gathered.append((channel, Column(lengths, payload)))
+        return Gathered(runs=tuple(gathered)), end
 
     def _packet(self, at: int) -> tuple[Incoming, int]:
         """Return the packet at *at*, and the offset of its end."""

@@ -170,7 +170,7 @@ class _ChannelPacket:
             size = size + 3 & ~3
             whole |= (number & NUMBER_MASK) << 8 * size
             size += NUMBER.size
-        return whole.to_bytes(aligned(size), "little")
+        return whole.to_bytes(size + 7 & ~7, "little")
 
 
 @attrs.frozen(kw_only=True, slots=True)

@@ -240,7 +240,8 @@ class Inbound(LinkState):
     def _charge(self, channel: ReceiveChannel, cost: int) -> None:
         """Charge *cost* bytes for messages of *channel*, or give them back, and note how full the channel is now."""
         self.held += cost
-        waiting, limit = channel.waiting, self.limits.backlog
+        limit = self.limits.backlog
+        waiting = (channel.dec if channel.transactional else channel.next - 1) - channel.consumed
         (self._filling.add if waiting >= limit // 2 else self._filling.discard)(channel.id)
         (self._full.add if waiting >= limit else self._full.discard)(channel.id)
 

@@ -35,7 +35,7 @@ class Link(Outbound, Inbound):
         """Detach the link, because its connection is lost, or because another one takes over (L4)."""
         self.attached = self.may_send = self.shutdown_sent = False
         self.pings = self.pongs = 0
-        self._out.clear()
+        self.out.clear()
         self._unacknowledged.clear()
         for channel in self.receiving.values():
             channel.detach()

@@ -51,7 +51,7 @@ class LinkState:
     shutdown_received: bool = attrs.field(default=False, init=False)
     pings: int = attrs.field(default=0, init=False)
     pongs: int = attrs.field(default=0, init=False)
-    _out: list[bytes] = attrs.field(factory=list, init=False)
+    out: list[bytes] = attrs.field(factory=list, init=False)
     #: size of the messages held for the peer's channels, in bytes, including ``OVERHEAD`` for each
     held: int = attrs.field(default=0, init=False)
     #: ids of the peer's channels on which at least half of ``limits.backlog`` messages wait for the owner
@@ -82,11 +82,11 @@ class LinkState:
     def emit(self, packet: Packet, id_size: int = 0) -> None:
         """Queue a packet for the connection; a detached link drops it, because resume sends the state again."""
         if self.attached:
-            self._out.append(packet.serialize(id_size))
+            self.out.append(packet.serialize(id_size))
 
     def data_to_send(self) -> list[bytes]:
         """Return the bytes for the peer; each is returned once."""
-        data, self._out = self._out, []
+        data, self.out = self.out, []
         return data
 
     def shutdown(self) -> list[Event]:

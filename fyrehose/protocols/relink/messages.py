@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 import attrs
 
@@ -36,6 +36,9 @@ def cut(piece: Piece, count: int) -> tuple[Piece, Piece]:
 def parts_of(piece: Piece) -> Iterable[Parts]:
     """Return the messages of *piece*, each as its parts."""
     return ((bytes(payload),) for payload in piece.payloads()) if isinstance(piece, Column) else piece
+
+
+_LENGTHS, _PAYLOAD = attrgetter("lengths"), attrgetter("payload")
 
 
 @attrs.frozen(slots=True, eq=False)
@@ -82,7 +85,7 @@ class MessageSequence:
             columns = [column for _, column in group]
             joined = columns[0]
             if len(columns) > 1:
-                joined = Column(b"".join([c.lengths for c in columns]), b"".join([c.payload for c in columns]))
+                joined = Column(b"".join(map(_LENGTHS, columns)), b"".join(map(_PAYLOAD, columns)))
             runs.append(
                 Run(
                     stream=stream,
@@ -98,14 +101,16 @@ class MessageSequence:
             first += len(joined)
         return runs
 
-    def _columns(self) -> Iterator[tuple[bool, Column]]:
-        """Yield the payloads in columns, each with whether its messages have one part each."""
+    def _columns(self) -> list[tuple[bool, Column]]:
+        """Return the payloads in columns, each with whether its messages have one part each."""
+        found: list[tuple[bool, Column]] = []
         for piece in self.pieces:
             if isinstance(piece, Column):
-                yield True, piece
+                found.append((True, piece))
                 continue
             for single, group in groupby(piece, lambda parts: len(parts) == 1):
-                yield single, column_of(parts[0] if single else join(parts) for parts in group)
+                found.append((single, column_of(parts[0] if single else join(parts) for parts in group)))
+        return found
 
 
 def piece_of(run: Run, max_parts: int) -> Piece:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import attrs
 
@@ -181,17 +181,21 @@ class ReceiveChannel:
             self._undecided.clear()  # Kept messages precede those that are not kept, so all of them are decided now.
             self.dropped = None if last + 1 == self.next else last + 1
             return first, last, self.why_dropped
-        return first, last, MessageSequence(tuple(self._oldest_undecided(last - first + 1)))
+        return first, last, MessageSequence(self._oldest_undecided(last - first + 1))
 
-    def _oldest_undecided(self, count: int) -> Iterator[Piece]:
-        """Remove and yield the oldest *count* undecided messages."""
+    def _oldest_undecided(self, count: int) -> tuple[Piece, ...]:
+        """Remove and return the oldest *count* undecided messages."""
+        pieces: list[Piece] = []
         while count:
             piece = self._undecided.popleft()
-            if len(piece) > count:
+            size = len(piece)
+            if size > count:
                 piece, rest = cut(piece, count)
                 self._undecided.appendleft(rest)
-            count -= len(piece)
-            yield piece
+                size = count
+            count -= size
+            pieces.append(piece)
+        return tuple(pieces)
 
     # Called by the owner.
 

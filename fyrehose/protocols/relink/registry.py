@@ -349,7 +349,8 @@ class Registry:
         weight = entry.link.weight
         if weight == entry.weight or entry.ending or entry.link.over:
             return
-        self._weigh(entry, weight)
+        self._weight += weight - entry.weight
+        entry.weight = weight
         if self._weight > self.settings.link_memory:
             self._reduce_memory()
 

@@ -10,7 +10,7 @@ the transport is no error: the link stays, detached, and waits for the next conn
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import attrs
@@ -112,6 +112,11 @@ class RelinkSession(ByteSession):
 
     #: The transport has ended.
     receive_eof = fenced
+
+    @property
+    def out(self) -> Sequence[bytes]:
+        """Return bytes for the peer, if any are pending."""
+        return self._to_send or (self.link.out if self.linked and self.link is not None else ())
 
     def data_to_send(self) -> list[bytes]:
         """Return the bytes for the peer; each is returned once."""

@@ -254,16 +254,14 @@ def test_expected_is_the_size_of_the_incomplete_frame() -> None:
 
 def test_one_ack_covers_all_pending_acknowledgements() -> None:
     session = FiggServerSession()
-    for number in (1, 2, 3):
-        session.send_ack(number)
+    session.send_acks((1, 2, 3))
     assert session.data_to_send() == [Ack(number=3).serialize()]
     assert session.data_to_send() == []
 
 
 def test_ack_of_a_lower_number_does_not_cover_a_higher_one() -> None:
     session = FiggServerSession()
-    for number in (7, 9, 9, 2, 3):
-        session.send_ack(number)
+    session.send_acks((7, 9, 9, 2, 3))
     assert session.data_to_send() == [Ack(number=9).serialize(), Ack(number=3).serialize()]
 
 

@@ -108,6 +108,7 @@ def _window(
     first: int = 1,
     size: int | None = None,
     compressed: bool = False,
+    level: int = 3,
     topic: str = "fb",
 ) -> bytes:
     """Return a window as Beats send it; *size* is the announced number of events, if it differs from *count*."""
@@ -117,7 +118,7 @@ def _window(
         Json(version=version, sequence=number, payload=document % i).serialize() for i, number in enumerate(numbers)
     )
     if compressed:
-        frames = Compressed.of(frames, version=version).serialize()
+        frames = Compressed.of(frames, version=version, level=level).serialize()
     return Window(version=version, number=count if size is None else size).serialize() + frames
 
 

@@ -273,7 +273,7 @@ def test_drain_acknowledges_durable_events_to_version_2(server: Make, window: Ma
 def test_drain_drops_data_that_waits_for_a_turn(server: Make, window: Make) -> None:
     made = server()
     peer = made.connect()
-    peer.send(window(2, compressed=True))
+    peer.send(window(1_000, compressed=True, level=0))
     made.factory.drain()
     assert peer.transport.disconnecting
     made.settle()
@@ -366,8 +366,8 @@ def test_exception_in_a_session_aborts_only_its_connection(
 ) -> None:
     made = server()
     peer, other = made.connect(), made.connect(port=5001)
-    peer.send(window(1, compressed=True))
-    other.send(window(1, compressed=True))
+    peer.send(window(1_000, compressed=True, level=0))
+    other.send(window(1_000, compressed=True, level=0))
     wrong = peer.protocol.session
     process = type(wrong).process
     monkeypatch.setattr(
@@ -375,7 +375,7 @@ def test_exception_in_a_session_aborts_only_its_connection(
     )
     made.settle()
     assert peer.transport.aborted
-    assert other.acks == [(2, 1)]
+    assert other.acks == [(2, 1_000)]
     assert len(logged_errors.take()) == 1
     peer.lose()
 
@@ -424,7 +424,7 @@ def test_huge_window_is_paused_by_data_that_is_not_durable(server: Make) -> None
 def test_reading_is_paused_while_the_session_has_work(server: Make, window: Make) -> None:
     made = server()
     peer = made.connect()
-    peer.send(window(2_000, compressed=True))
+    peer.send(window(2_000, compressed=True, level=0))
     assert not peer.transport.reads
     assert made.broker.budget.used > 0
     made.settle()
@@ -456,11 +456,43 @@ def test_data_received_during_work_is_processed_after_it(server: Make, window: M
     """TLS delivers data that it has decrypted already, even after it was paused."""
     made = server()
     peer = made.connect()
-    peer.send(window(1_000, compressed=True))
+    peer.send(window(1_000, compressed=True, level=0))
     peer.send(window(3))
     assert peer.acks == []
     made.settle()
     assert peer.acks == [(2, 1_000), (2, 3)]
+
+
+def test_small_compressed_window_is_published_without_a_turn(server: Make, window: Make) -> None:
+    made = server()
+    peer = made.connect()
+    peer.send(window(3, compressed=True))
+    assert (peer.acks, peer.transport.reads, made.broker.budget.used) == ([(2, 3)], True, 0)
+
+
+def test_small_compressed_window_waits_behind_connections_that_wait_for_a_turn(server: Make, window: Make) -> None:
+    made = server()
+    first, second = made.connect(), made.connect(port=5001)
+    first.send(window(1_000, compressed=True, level=0))
+    second.send(window(3, compressed=True))
+    assert (first.acks, second.acks) == ([], [])
+    made.settle()
+    assert (first.acks, second.acks) == ([(2, 1_000)], [(2, 3)])
+
+
+def test_small_compressed_window_waits_for_memory(server: Make, window: Make) -> None:
+    made = server(budget=Budget(limit=64 << 20))
+    peer, other = made.connect(), made.connect(port=5001)
+    other.protocol.account.hold(63 << 20)
+    made.factory.turns.in_flight += 1  # so that waiting releases memory
+    peer.send(window(3, compressed=True))
+    made.settle()
+    assert peer.acks == []
+    made.factory.turns.in_flight -= 1
+    other.protocol.account.release(63 << 20)
+    made.factory.turns.schedule()
+    made.settle()
+    assert peer.acks == [(2, 3)]
 
 
 def test_work_waits_while_too_much_data_is_in_flight(server: Make, window: Make) -> None:

@@ -40,7 +40,7 @@ from tests.doubles.disk import RecordingFiles
 
 _sync, _check, _expired = RecordingFiles.sync, fmt.BatchHeader.check, retention.expired
 _subscribe, _submit, _begin_write = Broker.subscribe_as, FileJournal.submit, Registry.begin_write
-_send_ack = FiggServerSession.send_ack
+_send_acks = FiggServerSession.send_acks
 _due, _replay_slice = Repair.due, BackboneProtocol._replay_slice
 _acks, _lost = LumberjackWindows.acks, LumberjackConnection.connectionLost
 _start, _connected = SnapshotAnswer.start, EventBusClientSession.connected
@@ -246,7 +246,12 @@ BUGS = {
     "all: a subscription begins one too late": Bug("mixture", (Broker, "subscribe_as", _one_too_late)),
     "figg: acknowledged before it is durable": Bug("figg", (FileJournal, "submit", _told_at_once)),
     "figg: acknowledged one too many": Bug(
-        "figg", (FiggServerSession, "send_ack", lambda session, number: _send_ack(session, number + 1))
+        "figg",
+        (
+            FiggServerSession,
+            "send_acks",
+            lambda session, numbers: _send_acks(session, [number + 1 for number in numbers]),
+        ),
     ),
     "figg: nothing is sent again": Bug("figg", (PublishWindow, "to_resend", lambda window: [])),
     "backbone: nothing is repaired": Bug("backbone", (Repair, "due", lambda repair, now, most: [])),
