@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fyrehose.broker.consuming import NoSubscriptions
     from fyrehose.broker.fanout import Cursor, Fanout
     from fyrehose.broker.quotas import PeerLimits
-    from fyrehose.broker.rounds import Producer
+    from fyrehose.broker.rounds import Intake, Producer
     from fyrehose.broker.sequencer import Sequencer
 else:
     __getattr__, __dir__ = lazily(
@@ -23,7 +23,7 @@ else:
             "consuming": "NoSubscriptions",
             "fanout": "Cursor Fanout",
             "quotas": "PeerLimits",
-            "rounds": "Producer",
+            "rounds": "Intake Producer",
             "sequencer": "Sequencer",
         },
     )
@@ -33,6 +33,7 @@ __all__ = [
     "Budget",
     "Cursor",
     "Fanout",
+    "Intake",
     "NoSubscriptions",
     "PeerLimits",
     "Producer",

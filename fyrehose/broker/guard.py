@@ -26,7 +26,7 @@ from fyrehose.broker.named import NamedSubscriptions
 from fyrehose.broker.once import PublishedOnce
 from fyrehose.broker.policy import OPEN, Policy, Rule, holder_of
 from fyrehose.broker.quotas import Subscriptions
-from fyrehose.broker.rounds import Producer
+from fyrehose.broker.rounds import Intake, Producer
 from fyrehose.errors import Forbidden, TokenEnded
 from fyrehose.identity import Action, Identity, network_of
 from fyrehose.interfaces import IBroker, ISink, ISubscription
@@ -55,6 +55,9 @@ class Unguarded(Protocol):
 
     @property
     def budget(self) -> Budget: ...
+
+    @property
+    def intake(self) -> Intake: ...
 
     @property
     def subscriptions(self) -> Subscriptions: ...
@@ -167,6 +170,10 @@ class Guarded:
     @property
     def budget(self) -> Budget:
         return self.broker.budget
+
+    @property
+    def intake(self) -> Intake:
+        return self.broker.intake
 
     @property
     def named(self) -> Consuming:

@@ -35,11 +35,12 @@ from fyrehose.net.incoming import Reading
 from fyrehose.net.peers import PROOFS
 from fyrehose.net.tcp import FULL_GRACE, LINGER, MOST_UNREAD, SessionProtocol, TCPSettings, on
 from fyrehose.records import Delivery, Run
+from fyrehose.sessions import ByteSession
 from fyrehose.testing import MemoryJournal, Transport
 from fyrehose.testing.certificates import Authority
 
 
-class Session:
+class Session(ByteSession):
     """Lines."""
 
     def __init__(self) -> None:

@@ -93,7 +93,6 @@ class LumberjackProtocol(SessionProtocol):
         self._charged = 0  #: bytes that are charged for the session's buffers
         self._published = 0  #: bytes in flight that are counted in ``turns.in_flight``
         self._working = False
-        self._eof_pending = False
         self._frames = 0
         self._acknowledged_at = self._received_at = 0.0
 
@@ -107,27 +106,30 @@ class LumberjackProtocol(SessionProtocol):
         self._acknowledged_at = self._received_at = self.clock.seconds()
         self.watch_idle(self.settings.idle_timeout)
 
-    def dataReceived(self, data: bytes) -> None:
+    @property
+    def has_more(self) -> bool:
+        """Return False: Turns schedules what the session has left."""
+        return False
+
+    def take(self, data: bytes) -> None:
         """Pass *data* to the session, and start the timers that keep a waiting writer connected."""
-        if self.phase is not Phase.OPEN:
-            return
         self._received_at = self.clock.seconds()
         if not self._busy and not self.session.ack_pending:
             self._acknowledged_at = self._received_at
         if self._turns.saturated and (self._published or len(data) > SMALL_READ):
             self.session.postpone()
-        super().dataReceived(data)
+        super().take(data)
         self._start_working()
         if self.session.version == 1:
             self.timers.start(SILENCE, self._acknowledge_silence)
         else:
             self.timers.start(KEEP_ALIVE, self._keep_alive)
 
-    def readConnectionLost(self) -> None:
+    def take_eof(self) -> None:
         if self.session.more_work and self.phase is Phase.OPEN:
-            self._eof_pending = True  # process the received data first
+            self.eof_arrived = True  # process the received data first
         else:
-            super().readConnectionLost()
+            super().take_eof()
 
     def pauseProducing(self) -> None:
         self.reading.pauseProducing()  # a writer that does not read acknowledgements must not send more
@@ -183,7 +185,7 @@ class LumberjackProtocol(SessionProtocol):
         self._update_in_flight()
         if self.phase is not Phase.OPEN:
             self._stop_working()
-        elif self._working and not self._held_back:
+        elif self._working and not self._has_too_much:
             self._turns.request(self)
         self._turns.schedule()
         super().settled()
@@ -212,7 +214,7 @@ class LumberjackProtocol(SessionProtocol):
 
     def take_turn(self, granted: int) -> Outcome:
         """Let the session process a limited amount of data, and publish the events."""
-        if self._held_back and self.phase is Phase.OPEN:
+        if self._has_too_much and self.phase is Phase.OPEN:
             return Outcome.HELD_BACK
         try:
             if self.phase is Phase.OPEN:
@@ -235,7 +237,7 @@ class LumberjackProtocol(SessionProtocol):
         return self.in_flight.count > 0 or self.session.more_work or self.account.paused
 
     @property
-    def _held_back(self) -> bool:
+    def _has_too_much(self) -> bool:
         return self.session.windows_full or self._published > self.broker.budget.each
 
     def _durable(self, events: int, firsts: tuple[int, ...]) -> None:
@@ -257,11 +259,11 @@ class LumberjackProtocol(SessionProtocol):
     def _after_turn(self) -> Outcome:
         if not self.session.more_work or self.phase is not Phase.OPEN:
             self._stop_working()
-            if self._eof_pending:
-                super().readConnectionLost()
+            if self.eof_arrived:
+                super().take_eof()
             return Outcome.DONE
         self._charge(self.session.held)
-        return Outcome.HELD_BACK if self._held_back else Outcome.MORE
+        return Outcome.HELD_BACK if self._has_too_much else Outcome.MORE
 
     def _stop_working(self) -> None:
         if not self._working:

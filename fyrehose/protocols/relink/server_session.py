@@ -20,6 +20,9 @@ from fyrehose.protocols.relink.session import Inputs, RelinkSession
 class ListenerSession(RelinkSession):
     """Session of the listener.  Its owner looks up links: see :class:`~.HelloReceived`."""
 
+    #: so that a peer that sends thousands of small packets at once does not keep others waiting
+    most_events = 256
+
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         self._machine = MACHINE(self)
