@@ -26,7 +26,7 @@ QUICK = figg/publish figg/live/1 figg/catch-up figg/publish/window-1 figg/latenc
 	growth/streams/1000 growth/streams/10000 growth/subscribers/100
 BEFORE ?=
 
-.PHONY: run cluster test check lint types unit pure trial news lock coverage fuzz torture soak bench bench-quick docs fragments dist clean help
+.PHONY: run cluster test check twisted lint types unit pure trial news lock coverage fuzz torture soak bench bench-quick docs fragments dist clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -34,6 +34,7 @@ help:
 	@echo "make cluster   run three servers and three NATS servers on loopback, in ./build/cluster; see docs/cluster.md"
 	@echo "make check     check style, types, pages, and the unit tests of what changed since main, in two minutes; BASE=REF for another"
 	@echo "make test      check style, types, behaviour and documentation, like CI"
+	@echo "make twisted   test what is private of Twisted, with the oldest version that is allowed and the newest one"
 	@echo "make coverage  run the tests and list the lines that they never reached"
 	@echo "make fuzz      feed random bytes to every decoder, 20,000 times each; SCALE=50 for a million"
 	@echo "make torture   kill the server, flip bits, fail its disk, cut its power, abuse it; SCALE=10 for as much as a release needs"
@@ -91,6 +92,15 @@ test: lint types unit pure trial docs fragments
 check: lint types .venv/native.stamp
 	@tests="$$($(BIN)/python tools/changed_tests.py $(BASE))" && \
 		$(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup -m 'not live and not slow' $$tests
+
+# The tests of everything private of Twisted, with the oldest version that setup.cfg allows and with the newest one.
+TWISTED = $(shell sed -n 's/^ *Twisted\[tls\] >= //p' setup.cfg)
+twisted: .venv/test.stamp
+	for version in "~=$(TWISTED).0" ">=$(TWISTED)"; do \
+		rm -rf build/twisted && \
+		$(BIN)/python -m pip install --quiet --no-deps --target build/twisted "Twisted$$version" && \
+		PYTHONPATH=build/twisted $(BIN)/python -m pytest tests/net/test_twisted_private.py || exit 1; \
+	done
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check .

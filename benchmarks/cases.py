@@ -67,7 +67,7 @@ LOGS = ("redis-always", "jetstream-always", "fyrehose-later", "redis-everysec", 
 READERS = ("fyrehose-later", "redis-everysec", "jetstream", "figg-server")
 FAST = ("redis-always", "fyrehose-later", "redis-everysec", "jetstream", "figg-server")
 #: The least that one message at a time can take.
-DISK = ("disk", *LOGS)
+DISK = ("disk", "twisted-loop", *LOGS)
 #: Bytes of an event as Filebeat sends it; of messages that are larger than most.
 EVENT, PAGE, LARGE = 490, 1_024, 16_384
 
@@ -94,6 +94,7 @@ def _figg() -> Iterable[Case]:
     yield case("live/1/16K", M // 20, size=LARGE, subscribers=1, window=1_024, against=LOGS)
     yield case("live/1/window-256", M // 2, subscribers=1, window=256)
     yield case("publish/100-connections", M, publishers=100, window=256)
+    yield case("publish/window-256", M, window=256, against=("twisted-loop", "figg-server"))
     yield case("publish/window-1", 3_000, window=1, against=DISK)
     yield case("latency/5k", 25_000, subscribers=1, rate=5_000, against=LOGS)
     yield case("latency/20k", 100_000, subscribers=1, rate=20_000, against=FAST)
@@ -124,6 +125,13 @@ def _relink() -> Iterable[Case]:
     yield case("publish/16-connections", M // 2, publishers=16)
     yield case("publish/window-1", 3_000, window=1)
     yield case("latency/5k", 25_000, subscribers=1, rate=5_000)
+
+
+def _http() -> Iterable[Case]:
+    case = _cases("http")
+    yield case("post/window-1", 3_000, window=1)
+    yield case("post/16-connections", 16_000, publishers=16, window=1)
+    yield case("ndjson", M, window=8_000, extra={"batch": 2_000})
 
 
 def _backbone() -> Iterable[Case]:
@@ -186,7 +194,7 @@ def _growth() -> Iterable[Case]:
 
 
 CASES: tuple[Case, ...] = (
-    *_figg(), *_lumberjack(), *_relink(), *_backbone(), *_eventbus(), *_journal(), *_start(), *_growth(),
+    *_figg(), *_lumberjack(), *_http(), *_relink(), *_backbone(), *_eventbus(), *_journal(), *_start(), *_growth(),
 )  # fmt: skip
 
 

@@ -1,15 +1,69 @@
-"""Upper bounds: plain Python loops for the same datagrams and events, ``python -m benchmarks.loops udp|zmq``.
+"""Upper bounds: plain Python loops for the same messages, ``python -m benchmarks.loops figg|udp|zmq``.
 
-Neither stores anything, checks anything or bounds anything.  They are what somebody writes on one page: the backbone by
-recvfrom and sendto, the event bus by pyzmq's recv_multipart and send_multipart.
+They check nothing and bound nothing, and only the one for Figg stores anything.  They are what somebody writes on one
+page: the backbone by recvfrom and sendto, the event bus by pyzmq's recv_multipart and send_multipart, and Figg's
+publishers by a protocol of Twisted that writes and syncs what it has read before it answers.
 """
 
 from __future__ import annotations
 
+import os
 import socket
+import struct
 import sys
+from typing import Any
 
 from benchmarks.wires import backbone
+
+#: The file that the loop for Figg writes again and again, in bytes; a sync that also allocates blocks takes longer.
+FILE = 64 << 20
+
+
+def figg() -> None:
+    """Acknowledge PUBLISHes when a write and a sync have returned, for publishers whose frames are small and valid."""
+    from twisted.internet import reactor
+    from twisted.internet.endpoints import TCP4ServerEndpoint
+    from twisted.internet.protocol import Factory, Protocol
+
+    file = os.open("written", os.O_RDWR | os.O_CREAT)
+    for begin in range(0, FILE, 1 << 20):
+        os.pwrite(file, bytes(1 << 20), begin)
+    os.fsync(file)
+    frame, number = struct.Struct(">HHII"), struct.Struct(">Q")
+    position = 0
+
+    class Publisher(Protocol):
+        transport: Any
+        unread = b""
+
+        def connectionMade(self) -> None:
+            self.transport.setTcpNoDelay(True)
+
+        def dataReceived(self, data: bytes) -> None:
+            nonlocal position
+            data = self.unread + data
+            end = last = 0
+            while len(data) - end >= frame.size:
+                _, _, size, topic = frame.unpack_from(data, end)
+                if len(data) - end < 8 + size:
+                    break
+                last = number.unpack_from(data, end + frame.size + topic)[0]
+                end += 8 + size
+            self.unread = data[end:]
+            if not end:
+                return
+            if position + end > FILE:
+                position = 0
+            os.pwrite(file, data[:end], position)
+            os.fdatasync(file)
+            position += end
+            self.transport.write(struct.pack(">HHIQ", 6, 1, 8, last))
+
+    def listening(port: Any) -> None:
+        print(f"listens on {port.getHost().port}", flush=True)
+
+    TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(Factory.forProtocol(Publisher)).addCallback(listening)
+    reactor.run()
 
 
 def udp() -> None:
@@ -50,4 +104,4 @@ def zmq() -> None:
 
 
 if __name__ == "__main__":
-    {"udp": udp, "zmq": zmq}[sys.argv[1]]()
+    {"figg": figg, "udp": udp, "zmq": zmq}[sys.argv[1]]()

@@ -7,6 +7,7 @@ jetstream         the same, a sync every two minutes: its default
 figg-server       the program at $FIGG_SERVER
 beats-server      the command $BEATS_SERVER, in which {port} stands for where it has to listen
 udp-loop zmq-loop plain recvfrom and sendto, plain pyzmq
+twisted-loop      a protocol of Twisted that writes, syncs and answers, and nothing else
 disk              write and fdatasync of the same bytes, and nothing else
 """
 
@@ -182,6 +183,10 @@ PEERS = {
         ),
         Contestant(
             name="disk", wire="disk", durable=Durable.SYNCED, start=start_nothing, version=lambda: "write, fdatasync",
+        ),
+        Contestant(
+            name="twisted-loop", durable=Durable.SYNCED,
+            start=partial(start_loop, "figg"), version=lambda: sys.version.split()[0],
         ),
         Contestant(
             name="udp-loop", durable=Durable.NEVER, share=0.1,

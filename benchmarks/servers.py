@@ -151,6 +151,7 @@ def twistd() -> str:
 #: Options of each protocol, which lift the limits for untrusted clients so that these are not measured.
 OPTIONS = {
     "figg": ("figg.max-per-host=20000", "figg.max-connections=20000"),
+    "http": ("http.max-per-host=20000",),
     "lumberjack": ("lumberjack.max-per-host=20000",),
     "relink": ("relink.max-per-host=20000",),
     "backbone": (

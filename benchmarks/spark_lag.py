@@ -31,7 +31,7 @@ import numpy as np
 from pyarrow import parquet
 from spark_usage import cpu_seconds
 
-from fyrehose.spark.publisher import Publisher, parse_place
+from fyrehose.spark.publisher import SparkPublisher, parse_place
 
 #: How often the log of the lake is looked at, in seconds.
 INTERVAL = 0.005
@@ -72,7 +72,7 @@ def server(directory: Path) -> Iterator[tuple[str, int]]:
 
 def publish(place: tuple[str, int], args: argparse.Namespace, done: threading.Event) -> None:
     """Publish records at a steady rate until ``done``."""
-    publisher = Publisher(*place, rate=args.rate)
+    publisher = SparkPublisher(*place, rate=args.rate)
     payload = os.urandom(args.payload // 2).hex().encode()
     number = 0
     while not done.is_set():

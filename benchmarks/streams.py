@@ -9,13 +9,14 @@ import time
 
 from benchmarks.latencies import Latencies
 from benchmarks.plans import Outcome, Plan
-from benchmarks.wires import figg, lumberjack, nats, relink, resp, zmtp
+from benchmarks.wires import figg, http, lumberjack, nats, relink, resp, zmtp
 from benchmarks.wires.base import Job, Wire, Wrong
 
 #: wire -> its publisher, its subscriber, and its late subscriber, which reads earlier messages
 WIRES: dict[str, tuple[type[Wire], type[Wire] | None, type[Wire] | None]] = {
     "figg": (figg.Publisher, figg.Subscriber, figg.Subscriber),
     "lumberjack": (lumberjack.Publisher, None, None),
+    "http": (http.Publisher, None, None),
     "relink": (relink.Publisher, relink.Subscriber, relink.Subscriber),
     "redis": (resp.Publisher, resp.Subscriber, resp.Subscriber),
     "nats": (nats.Publisher, nats.Subscriber, nats.Subscriber),

@@ -36,7 +36,7 @@
     │   ├── JournalLocked            another process has the journal open
     │   ├── JournalCorrupt           bytes that were durable are damaged or missing
     │   ├── JournalGap               numbers of a stream are missing from the journal for good
-    │   ├── JournalUnreachable       the journal is not available at present: try again later
+    │   ├── JournalUnreachable       the journal or the lake is not available at present: try again later
     │   ├── JournalFull              the disk has no room to open the journal for writing
     │   ├── JournalFailed            a sync failed, so later data may not be durable
     │   └── Deposed                  another server of the cluster has taken over from this one
@@ -51,6 +51,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 import attrs
+
+
+def os_reason(error: object) -> object:
+    """Return the text of the operating system for *error*, if it has one; otherwise *error*."""
+    return (isinstance(error, OSError) and error.strerror) or error
 
 
 class FyrehoseError(Exception):
@@ -197,6 +202,10 @@ class SubscriptionError(FyrehoseError):
 
 class NoSuchSubscription(SubscriptionError):
     """The named subscription does not exist."""
+
+
+class SubscriptionGone(NoSuchSubscription):
+    """The named subscription was deleted while a request waited."""
 
 
 class SubscriptionInUse(SubscriptionError):

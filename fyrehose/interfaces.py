@@ -220,12 +220,7 @@ class ISubscription(IPushProducer):
 class ISink(Interface):
     """Receives the records of a subscription.
 
-    A sink may have attributes for operators: ``subscriber``, the protocol's name and the address of the peer, and
-    ``closes_in``, the seconds until the peer's connection is closed because it does not read, or None while it reads.
-
-    A relay is a sink that passes the records on to clients of its own.  It has an attribute ``audience``, the number of
-    these clients, and ``sent``, the number of messages that it has sent to them and their payload in bytes.  Operators
-    see these figures instead of those of the subscription.
+    A sink that serves a peer is an :class:`INamedSink`; one that serves many is an :class:`IRelay`.
     """
 
     def deliver(delivery: Any) -> int | None:
@@ -242,6 +237,44 @@ class ISink(Interface):
 
     def ended(reason: Exception) -> None:
         """Handle the end of the subscription, because of *reason*; not called after ``stopProducing``."""
+
+
+class INamedSink(ISink):
+    """A sink that operators see by the name of whom it serves."""
+
+    subscriber = Attribute("The protocol's name, and the address of the peer.")
+
+
+class IConnectedSink(INamedSink):
+    """A sink that serves one peer, whose connection is closed if it does not read."""
+
+    closes_in = Attribute("The seconds until the connection is closed because the peer does not read; None: it reads.")
+
+
+class IRelay(INamedSink):
+    """A sink that passes the records on to clients of its own; operators see its figures, not the subscription's."""
+
+    audience = Attribute("The number of these clients.")
+    sent = Attribute("The number of messages that it has sent to them, and their payload in bytes.")
+
+
+class IBrokerPublisher(Interface):
+    """What one peer, or one listener for many peers, publishes through; :meth:`IBroker.publisher` returns it."""
+
+    def publish(runs: list[Run], note: Any = None, own: Sequence[Run] = (), key: str | None = None) -> None:
+        """Publish runs of drafts in one batch, all of them or none; they belong to the broker from now on.
+
+        The publish is settled, perhaps before this call returns, unless an error was raised.
+
+        :param note: returned with the publish, as ``Publish.note``, when it is settled
+        :param own: the protocol's own records, appended after *runs* in the same batch; neither the policy nor the
+            limits of the peer apply to them
+        :param key: publish *runs*, which are of one stream, unless they were published with this key before.  The
+            publish is settled in either case, and ``first_seq`` of the first run is the number that the first message
+            got at that time.
+        :raises PublishError: a limit, or the state of the journal, does not allow the publish
+        :raises Forbidden: the policy does not allow it
+        """
 
 
 class IBroker(Interface):
@@ -291,11 +324,17 @@ class IBroker(Interface):
         :raises Forbidden: the peer may not; the message says why
         """
 
-    def publish(runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]:
-        """Publish runs of drafts in one batch, all of them or none.
+    def publisher(account: Any, settled: Callable[[Sequence[Publish], Exception | None], None]) -> Any:
+        """Return an :class:`IBrokerPublisher` with the rights and limits of the peer.
 
-        :param own: the protocol's own records, appended after *runs* in the same batch; neither the policy nor the
-            limits of the peer apply to them
+        :param account: charged for each publish until it is settled: a :class:`fyrehose.broker.budget.Account`
+        :param settled: called once for all of these publishes in one commit, in their order, when their memory was
+            released; with None when they are durable, and may be acknowledged, or with the error
+        """
+
+    def publish(runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]:
+        """Publish runs of drafts as :meth:`publisher` does, for callers that publish seldom and have no account.
+
         :return: fires with the first number of each run when the whole batch is durable, in the order of the calls.
             Acknowledge the publish only then.  Fails with a :class:`~fyrehose.errors.PublishError`, or with
             :class:`~fyrehose.errors.Forbidden`.
@@ -363,6 +402,8 @@ class INamedSubscriptions(Interface):
     ``consume`` the stream; the others raised are each a :class:`~fyrehose.errors.SubscriptionError`.
     """
 
+    sharing = Attribute("The shared subscriptions: see fyrehose.broker.consumers.sharing.Sharing.")
+
     def find(name: str, stream: str | None = None, pattern: bool = False) -> Any:
         """Return the subscription *name*, which must be one of *stream* if that is not None.
 
@@ -377,13 +418,21 @@ class INamedSubscriptions(Interface):
         :return: fires when everything about the subscription is durable
         """
 
-    def attach(named: Any, consumer: Any, owner: str = "", takeover: bool = False) -> Any:
+    def attach(named: Any, consumer: Any, owner: str = "", takeover: bool = False, holder: str = "") -> Any:
         """Make *consumer* the only consumer of *named*, and return its position.
 
         :param consumer: its ``displaced(reason)`` is called when it has to stop
         :param owner: name of a consumer that outlives its connections
         :param takeover: displace the present consumer; otherwise
             :class:`~fyrehose.errors.SubscriptionInUse` is raised if there is one
+        :param holder: name of a polling consumer; while it has a lease, see :meth:`hold`, another one counts as present
+        """
+
+    def hold(named: Any, holder: str, seconds: float, sent: Mapping[str, int]) -> None:
+        """Give the polling consumer *holder* a lease until it has acknowledged what it was *sent*.
+
+        :param seconds: after this time without an acknowledgement another consumer may continue
+        :param sent: number of the last record that it was sent, by stream
         """
 
     def owner(named: Any) -> str:
@@ -419,10 +468,7 @@ class INamedSubscriptions(Interface):
 class IProtocolPlugin(Interface):
     """A protocol plugin: the object ``plugin`` in the module ``plugin`` of a protocol's folder.
 
-    A plugin with ``guards_itself = True`` controls access itself, so it may listen on public addresses without an
-    access policy.  A plugin with ``only_leading = True`` has no use on a server that follows another one, so the server
-    keeps its listeners closed until it leads.  ``extra`` is the :class:`~fyrehose.extras.Extra` whose package it needs,
-    or works better with.
+    What only some plugins can do has an interface of its own, which such a plugin provides as well.
     """
 
     name = Attribute("The protocol's name, as used in --listen and --option.")
@@ -435,10 +481,45 @@ class IProtocolPlugin(Interface):
 
         The Deferred of its ``startService`` fires when it listens, and fails when it cannot.  The Deferred of its
         ``stopService`` fires when the port is closed, everything received is acknowledged, and its peers are
-        disconnected.  An optional ``reload()`` reads its files again; it raises ConfigError if it keeps the old ones.
+        disconnected.  The service may provide :class:`IConnected`
+        and :class:`IReloading` as well.
 
         :raises ConfigError: the endpoint or the settings are invalid
         """
+
+
+class IConnected(Interface):
+    """A service of a plugin that knows how many connections it has."""
+
+    connections = Attribute("The number of open connections.")
+
+
+class IReloading(Interface):
+    """The service of a listener that takes other settings, and reads its files again, while it runs."""
+
+    def fixed(settings: Any) -> Any:
+        """Return the names of the options whose values in *settings* need another listener, such as ``{"links"}``."""
+
+    def prepare(settings: Any) -> Callable[[], None]:
+        """Read the files that *settings* name, and return a function that applies all of it and cannot fail.
+
+        :param settings: with the present values of fixed options
+        :raises ConfigError: a file or an option cannot be used; nothing has changed
+        """
+
+
+class IGuardingPlugin(IProtocolPlugin):
+    """A plugin that controls access itself: it may listen on public addresses without an access policy."""
+
+
+class ILeadingPlugin(IProtocolPlugin):
+    """A plugin without use on a server that follows another one, which keeps its listeners closed until it leads."""
+
+
+class IExtraPlugin(IProtocolPlugin):
+    """A plugin that needs a package of an extra, or works better with it."""
+
+    extra = Attribute("The :class:`~fyrehose.extras.Extra`.")
 
 
 class IPublisher(Interface):
@@ -517,18 +598,34 @@ class ITailer(Interface):
 class IClientPlugin(IProtocolPlugin):
     """A protocol plugin that also makes clients, for ``fyrehose publish``, ``fyrehose tail`` and other programs.
 
-    A plugin with transactions also has ``transactional_publisher(reactor, host, port, window, size)``, which returns an
-    :class:`IPublisher` that commits *size* messages at a time.  A plugin whose tailer consumes named subscriptions has
-    ``consumes = True``, and one whose tailer follows all streams that match a pattern has ``patterns = True``.
+    A client connects to *endpoint* if one is given: by TLS, or to one of several servers.  *host* and *port* are then
+    only the name of the server; clients that do not connect by TCP, or make several connections, use them alone.
     """
 
     default_port = Attribute("The port on which servers listen by default.")
 
-    def publisher(reactor: Any, host: str, port: int, window: int) -> Any:
+    def publisher(reactor: Any, host: str, port: int, window: int, endpoint: Any = None) -> Any:
         """Return an :class:`IPublisher` that is not connected yet, or None if the protocol cannot publish.
 
         :param window: the most publishes that are not acknowledged yet
         """
 
-    def tailer(reactor: Any, host: str, port: int) -> Any:
+    def tailer(reactor: Any, host: str, port: int, endpoint: Any = None) -> Any:
         """Return an :class:`ITailer` that is not connected yet, or None if the protocol cannot subscribe."""
+
+
+class ITransactionalPlugin(IClientPlugin):
+    """A plugin whose protocol has transactions."""
+
+    def transactional_publisher(
+        reactor: Any, host: str, port: int, window: int, size: int, endpoint: Any = None
+    ) -> Any:
+        """Return an :class:`IPublisher` that commits *size* messages at a time; see :meth:`IClientPlugin.publisher`."""
+
+
+class IConsumingPlugin(IClientPlugin):
+    """A plugin whose tailer consumes named subscriptions."""
+
+
+class IPatternPlugin(IClientPlugin):
+    """A plugin whose tailer follows all streams that match a pattern."""

@@ -43,6 +43,8 @@ MAX_PUBLISH = 60 << 20
 #: Bytes of a run besides its columns and names, and the most bytes that a character of a name needs.
 _AROUND = 64
 _CHARACTER = 6
+#: The most that ``room`` exceeds ``size`` in a run of which no name can be longer than :data:`MAX_NAME` characters.
+USUAL_NAMES = _AROUND + _CHARACTER * MAX_NAME
 #: More bytes than any run holds.
 _ALL = (1 << 64) - 1
 #: Sets a computed attribute of a frozen object that is being built.
@@ -238,12 +240,16 @@ class Publish:
     :ivar owner: its ``settle(items, error)`` is called once for all publishes of this owner in a commit, in order, with
         None if they are durable, or the error if they were not written; owners are compared by identity
     :ivar note: what the owner needs to settle it
+    :ivar counted: how many of the runs, from the first, are messages of a peer; the rest are records of the server
+    :ivar began: when the publish was submitted, on the broker's clock, in seconds
     """
 
     runs: list[Run]
     size: int
     owner: Any
     note: Any = None
+    counted: int = 0
+    began: float = 0.0
 
 
 #: Return the room of a run; for sums without a call of Python for each run.

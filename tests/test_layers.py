@@ -316,6 +316,7 @@ def test_every_test_has_a_module() -> None:
         "tests/conformance/*",
         "tests/docs/*",
         "tests/doubles/*",
+        "tests/verification/consumers/*",
         "tests/verification/fuzz/*",
         "tests/kernels/*",
         "tests/trial/*",
@@ -340,8 +341,11 @@ def test_every_test_has_a_module() -> None:
         "tests/protocols/relink/test_refused_transactions.py",
         "tests/protocols/relink/test_violations.py",
         # The programs in examples/ and in the recipes.
+        "tests/spark/test_offsets.py",
         "tests/spark/test_pipeline.py",
         "tests/spark/test_sinks.py",
+        "tests/spark/test_storms.py",
+        "tests/spark/test_vectors.py",
         # A part of the tests of named.py.
         "tests/broker/test_named_patterns.py",
         # Relink with a replicated journal, and the settings of replication with a NATS server.

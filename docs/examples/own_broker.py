@@ -19,7 +19,7 @@ from twisted.internet.defer import Deferred, succeed
 from zope.interface import implementer
 
 from fyrehose import Run
-from fyrehose.broker import Budget, Cursor, Fanout, Intake, NoSubscriptions, Producer
+from fyrehose.broker import Budget, Cursor, DeferredPublisher, Fanout, Intake, NoSubscriptions, Producer
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, ISink
 from fyrehose.net import TCPService
@@ -70,6 +70,10 @@ class LastMessages:
 
     def check(self, action: Action, stream: str) -> None:
         """Allow every action."""
+
+    def publisher(self, account: Any, settled: Callable[..., None]) -> DeferredPublisher:
+        """Return what a connection publishes through; this one calls :meth:`publish`."""
+        return DeferredPublisher(self, account, settled)
 
     def publish(self, runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]:
         firsts = []

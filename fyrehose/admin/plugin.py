@@ -12,14 +12,14 @@ from fyrehose.admin.settings import PROTOCOL, AdminSettings, check_place, read_t
 from fyrehose.broker.broker import Broker
 from fyrehose.errors import ConfigError
 from fyrehose.extras import ADMIN, Extra
-from fyrehose.interfaces import IBroker, IProtocolPlugin
+from fyrehose.interfaces import IBroker, IExtraPlugin, IGuardingPlugin
 from fyrehose.net.tls import add_tls
 
 if TYPE_CHECKING:
     from fyrehose.admin.server import AdminService
 
 
-@implementer(IProtocolPlugin)
+@implementer(IGuardingPlugin, IExtraPlugin)
 @attrs.frozen
 class AdminPlugin:
     """The plugin of the admin listener."""
@@ -29,7 +29,6 @@ class AdminPlugin:
     default_endpoint: str = "tcp:8118:interface=127.0.0.1"
     settings: type[AdminSettings] = AdminSettings
     #: off loopback every client needs the token, so that no access policy is required
-    guards_itself: bool = True
     extra: Extra = ADMIN
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: AdminSettings) -> AdminService:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fyrehose.broker.budget import Budget
     from fyrehose.broker.consuming import NoSubscriptions
     from fyrehose.broker.fanout import Cursor, Fanout
+    from fyrehose.broker.publisher import DeferredPublisher
     from fyrehose.broker.quotas import PeerLimits
     from fyrehose.broker.rounds import Intake, Producer
     from fyrehose.broker.sequencer import Sequencer
@@ -22,6 +23,7 @@ else:
             "budget": "Budget",
             "consuming": "NoSubscriptions",
             "fanout": "Cursor Fanout",
+            "publisher": "DeferredPublisher",
             "quotas": "PeerLimits",
             "rounds": "Intake Producer",
             "sequencer": "Sequencer",
@@ -32,6 +34,7 @@ __all__ = [
     "Broker",
     "Budget",
     "Cursor",
+    "DeferredPublisher",
     "Fanout",
     "Intake",
     "NoSubscriptions",

@@ -1,15 +1,14 @@
 """The broker, which every message passes.
 
-    publish -> number -> append -> durable -> the publisher's Deferred fires, and cursors deliver
+    publisher.py -> the journal -> durable -> cursors deliver, and publishers settle
 
-Nothing leaves the server before it is durable: the Deferred of a publish triggers its acknowledgement, and
-:meth:`Broker.durable` triggers deliveries.
+Nothing leaves the server before it is durable: :meth:`Broker.durable` triggers deliveries, and a publish is
+acknowledged when its publisher settles it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import attrs
 from twisted.internet.defer import Deferred, fail, succeed
@@ -18,12 +17,14 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.broker.budget import Budget
+from fyrehose.broker.budget import Account, Budget
+from fyrehose.broker.consumers.table import SharedSubscriptions
 from fyrehose.broker.consuming import Consuming
 from fyrehose.broker.fanout import Cursor, Fanout, Owner, Tally
 from fyrehose.broker.guard import Guard
 from fyrehose.broker.named import NamedSubscriptions
 from fyrehose.broker.once import KEPT, PublishedOnce
+from fyrehose.broker.publisher import Publisher, PublishTotals, Settled, fire, publish_deferred
 from fyrehose.broker.quotas import STREAMS, NamedRoom, NewStreams, PeerLimits, Subscriptions
 from fyrehose.broker.rounds import Intake, Producer
 from fyrehose.broker.streams import UNLIMITED, StreamRules
@@ -53,49 +54,13 @@ from fyrehose.interfaces import (
 )
 from fyrehose.observe.counters import Counters
 from fyrehose.observe.listeners import Listener
-from fyrehose.observe.meters import SECONDS, Histogram
 from fyrehose.observe.stalls import Stalls
-from fyrehose.records import MAX_NAME, MAX_PAYLOAD, MAX_PUBLISH, Run
+from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Run
 
 log = Logger()
 
-#: The most producers of one source that are counted.
-MOST_PRODUCERS = 10_000
 #: The largest valid ``max_streams``: a segment begins with one batch that holds the last number of every stream.
 MAX_STREAMS = 200_000
-
-
-@attrs.define(eq=False)
-class PublishTotals:
-    """Totals of one source: publishes that became durable, their messages, and the bytes of payload.
-
-    :ivar seconds: the time from each publish until it was durable, and therefore acknowledged, in seconds
-    :ivar producers: producers of these messages, without the ports of addresses, since an observer emptied this set; at
-        most :data:`MOST_PRODUCERS`
-    """
-
-    publishes: int = 0
-    messages: int = 0
-    bytes: int = 0
-    seconds: Histogram = attrs.field(factory=lambda: Histogram(SECONDS))
-    producers: set[str] = attrs.field(factory=set)
-
-    def add(self, runs: Sequence[Run], seconds: float) -> None:
-        """Count a publish of *runs* that became durable after *seconds*."""
-        self.publishes += 1
-        self.seconds.observe(seconds)
-        for run in runs:
-            self.messages += len(run.lengths) // 4
-            self.bytes += len(run.payload)
-            if len(self.producers) < MOST_PRODUCERS:
-                self.producers.add(_without_port(run.producer))
-
-
-@lru_cache(4096)
-def _without_port(producer: str | None) -> str:
-    """Return *producer* without its port: a program that connects for each publish is one publisher."""
-    host, _, port = (producer or "").rpartition(":")
-    return host if host and port.rstrip(")").isdigit() else producer or ""
 
 
 @implementer(IBroker, IJournalObserver)
@@ -140,6 +105,8 @@ class Broker:
     subscriptions: Subscriptions = attrs.field(init=False)
     #: all named subscriptions
     table: NamedSubscriptions = attrs.field(init=False)
+    #: all shared subscriptions
+    shares: SharedSubscriptions = attrs.field(init=False)
     #: publishes with a key
     once: PublishedOnce = attrs.field(init=False)
     #: the most named subscriptions
@@ -153,21 +120,33 @@ class Broker:
     _fanout: Fanout = attrs.field(init=False)
     #: called with each stream that is created
     _created: list[Callable[[str], None]] = attrs.field(factory=list, init=False)
-    _largest: dict[str, int] = attrs.field(factory=dict, init=False)
+    #: the largest payload that each stream takes, in bytes
+    largest: dict[str, int] = attrs.field(factory=dict, init=False)
+    _publisher: Publisher = attrs.field(init=False)
     _restricted: dict[str, int] = attrs.field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._fanout = Fanout(self.clock, self.journal.read, self.journal.expired)
+        self._publisher = Publisher(self, None, fire)
         self.subscriptions = Subscriptions(self.budget, self.limits.subscriptions)
-        most = self.limits.streams or min(STREAMS, max(1, self.max_streams // 2))
-        self._new_streams = NewStreams(self.limits, most, self.clock.seconds)
+        self._new_streams = NewStreams(self.limits, self._most_new_streams, self.clock.seconds)
         room = NamedRoom(self.budget, self.named_subscriptions)
         self.table = NamedSubscriptions(self.clock, self.journal, self.publish, room)
         self.once = PublishedOnce(
             self.journal, self.sequencer, self.budget, self.counters, self.clock.seconds, self.keys_kept
         )
+        self.shares = SharedSubscriptions(
+            self.clock,
+            self.journal,
+            self.publish,
+            self.budget,
+            refusal=lambda: None if self.journal.state is JournalState.WRITABLE else self.refusal(),
+            taken=lambda name: name in self.table.entries,
+            most=self.named_subscriptions,
+        )
+        self.table.shares = self.shares
         self.table.now = self.journal.now
-        self.table.exists = lambda stream: stream in self._largest
+        self.table.exists = lambda stream: stream in self.largest
 
     @property
     def named(self) -> Consuming:
@@ -192,13 +171,16 @@ class Broker:
 
     def _recover(self, ends: Mapping[str, int]) -> None:
         self._restore(ends)
-        self._largest = {stream: self._max_payload(stream) for stream in ends}
+        self.largest = {stream: self._max_payload(stream) for stream in ends}
         self.table.open()
-        self.journal.keeper.unread = self.table.unread
+        self.shares.clustered = self.journal.cluster_status() is not None
+        self.shares.open()
+        self.journal.keeper.unread = lambda: [*self.table.unread(), *self.shares.unread()]
 
     def close(self) -> Deferred[None]:
         """Commit everything that was published, then close the journal and end every subscription."""
         self.table.close()
+        self.shares.close()
         return self.journal.close().addBoth(self._closed)
 
     def _closed(self, result: None) -> None:
@@ -217,45 +199,14 @@ class Broker:
     def check(self, action: Action, stream: str) -> None:
         """Allow everything: no access policy applies to the broker itself."""
 
-    def publish(
-        self, runs: Sequence[Run], own: Sequence[Run] = (), peer: Identity | None = None
-    ) -> Deferred[tuple[int, ...]]:
-        """Publish *runs* for *peer*; see :meth:`IBroker.publish`.
+    def publisher(self, account: Account | None, settled: Settled) -> Publisher:
+        return Publisher(self, account, settled)
 
-        :param peer: the peer whose limits new streams of *runs* count against; None: the server, which has none
-        """
-        new: list[str] = []
-        counted, began = runs, self.clock.seconds()
-        try:
-            if self.journal.state is not JournalState.WRITABLE:
-                raise self._refusal()
-            for run in runs:
-                self._check(run, new, peer)
-            by_peer = len(new)
-            if own:
-                for run in own:
-                    self._check(run, new)
-                runs = (*runs, *own)
-            room, wanted = 0, []
-            for run in runs:
-                room += run.room
-                wanted.append((run.stream, len(run.lengths) // 4))
-            if room > MAX_PUBLISH:
-                raise PayloadTooLarge(
-                    f"publish of {room} bytes exceeds the limit of {MAX_PUBLISH} bytes; publish less at a time"
-                )
-            if by_peer and peer is not None:
-                self._new_streams.charge(peer, new[:by_peer])
-            firsts = self.sequencer.reserve(wanted)
-        except PublishError as refusal:
-            for stream in new:
-                del self._largest[stream]
-            return fail(refusal)
-        durable: Deferred[None] = self.journal.append(runs, firsts)
-        return durable.addCallback(self._acknowledged, counted, firsts, began)
+    def publish(self, runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]:
+        return publish_deferred(self._publisher, runs, own)
 
     def publish_once(self, runs: Sequence[Run], key: str) -> Deferred[int]:
-        return self.once.publish(runs, key, self.publish)
+        return publish_deferred(self._publisher, runs, (), key).addCallback(lambda firsts: firsts[0])
 
     def subscribe(self, stream: str, after: int | None, sink: ISink) -> ISubscription:
         return self.subscribe_as(None, stream, after, sink)
@@ -297,20 +248,20 @@ class Broker:
         streams = tuple(dict.fromkeys(streams))
         try:
             if self.journal.state is not JournalState.WRITABLE:
-                raise self._refusal()
+                raise self.refusal()
             for stream in streams:
                 self._check_retirable(stream)
         except FyrehoseError as refusal:
             return fail(refusal)
         # Forget them now, so that a later publish creates them again with the next numbers.
         for stream in streams:
-            del self._largest[stream]
+            del self.largest[stream]
         retiring: Deferred[None] = self.journal.retire(streams)
         return retiring.addCallbacks(self._retired, self._not_retired, (streams, by), errbackArgs=(streams,))
 
     def retirable(self, stream: str) -> bool:
         """Return whether *stream* exists, does not belong to the server, and has no listener bound to it."""
-        return stream in self._largest and not stream.startswith(".") and self._bound_to(stream) is None
+        return stream in self.largest and not stream.startswith(".") and self._bound_to(stream) is None
 
     def is_empty(self, stream: str) -> bool:
         """Return whether no record of *stream* is served, and none is being written."""
@@ -331,17 +282,32 @@ class Broker:
 
     def restrict(self, stream: str, max_payload: int) -> None:
         self._restricted[stream] = max_payload
-        if stream in self._largest:
-            self._largest[stream] = self._max_payload(stream)
+        if stream in self.largest:
+            self.largest[stream] = self._max_payload(stream)
+
+    def change_limits(self, rules: StreamRules, limits: PeerLimits, max_streams: int, named_subscriptions: int) -> None:
+        """Use other limits from now on; what exists already stays."""
+        self.rules, self.limits, self.max_streams = rules, limits, max_streams
+        self.largest = {stream: self._max_payload(stream) for stream in self.largest}
+        self.subscriptions.change(limits.subscriptions)
+        self._new_streams.limits, self._new_streams.most = limits, self._most_new_streams
+        self.named_subscriptions = named_subscriptions
+        self.table.room.change(named_subscriptions)
+
+    @property
+    def _most_new_streams(self) -> int:
+        """The most streams that one peer may create."""
+        return self.limits.streams or min(STREAMS, max(1, self.max_streams // 2))
 
     def durable(self, ends: Mapping[str, int]) -> None:
         if self.grown is not None:
             self.grown.update(ends)
         if self.follows:
-            for state in (self.table.stream, self.once.stream):
+            for state in (self.table.stream, self.shares.stream, self.once.stream):
                 if state.name in ends:
                     state.follow()
         self._fanout.durable(ends)
+        self.shares.durable(ends)
 
     def state_changed(self, state: JournalState, reason: str) -> None:
         """Take the numbers of the streams from the journal, which has changed its state, and tell the watchers."""
@@ -356,7 +322,7 @@ class Broker:
             waiting, self._awaiting_lead = self._awaiting_lead, waiting
         else:
             self._restore(ends)
-            self._largest = {stream: largest for stream, largest in self._largest.items() if stream in ends}
+            self.largest = {stream: largest for stream, largest in self.largest.items() if stream in ends}
         self.watch(state, reason)
         for leading in waiting:
             leading.callback(None)
@@ -370,7 +336,7 @@ class Broker:
             raise StreamInUse(
                 f"stream {stream!r} cannot be retired: names that begin with a dot are reserved for the server"
             )
-        if stream not in self._largest:
+        if stream not in self.largest:
             raise NoSuchStream(f"there is no stream {stream!r}")
         listener = self._bound_to(stream)
         if listener is not None:
@@ -393,22 +359,10 @@ class Broker:
         ends = self.journal.ends()
         for stream in streams:
             if stream in ends:
-                self._largest.setdefault(stream, self._max_payload(stream))
+                self.largest.setdefault(stream, self._max_payload(stream))
         return failure
 
-    def _acknowledged(self, _: None, runs: Sequence[Run], firsts: tuple[int, ...], began: float) -> tuple[int, ...]:
-        if runs:
-            published = self.published.get(runs[0].source)
-            if published is None:
-                published = self.published[runs[0].source] = PublishTotals()
-            published.add(runs, self.clock.seconds() - began)
-            if self.grown is not None:
-                grown = self.grown_bytes
-                for run in runs:
-                    grown[run.stream] = grown.get(run.stream, 0) + len(run.payload)
-        return firsts
-
-    def _refusal(self) -> PublishError:
+    def refusal(self) -> PublishError:
         """Return the error of everything that needs a writable journal while it is not."""
         state = self.journal.state
         if state is JournalState.READ_ONLY:
@@ -420,12 +374,37 @@ class Broker:
             return ReadOnly("the journal's disk is full; publishing resumes when it has room again")
         return Closed(f"the journal is {state.value}")
 
-    def _check(self, run: Run, new: list[str], peer: Identity | None = None) -> None:
-        """Check that *run* may be published; add its stream to *new* if that is created for it."""
-        largest = self._largest.get(run.stream)
+    def create_streams(self, runs: Sequence[Run], own: Sequence[Run], peer: Identity | None) -> list[str]:
+        """Check runs in detail, and create the streams that do not exist.
+
+        :param own: runs of the server itself, which has no limits
+        :param peer: the peer whose limits new streams of *runs* count against; None: the server
+        :return: the streams that were created
+        :raises PublishError: a run may not be published; no stream was created
+        """
+        created: list[str] = []
+        try:
+            for run in runs:
+                self._check(run, created, peer)
+            if created and peer is not None:
+                self._new_streams.charge(peer, created)
+            for run in own:
+                self._check(run, created, None)
+        except PublishError:
+            self.forget_streams(created)
+            raise
+        return created
+
+    def forget_streams(self, streams: Iterable[str]) -> None:
+        """Forget *streams*, which were created for a publish that is refused."""
+        for stream in streams:
+            del self.largest[stream]
+
+    def _check(self, run: Run, created: list[str], peer: Identity | None) -> None:
+        largest = self.largest.get(run.stream)
         if largest is None:
             largest = self._create(run.stream, peer)
-            new.append(run.stream)
+            created.append(run.stream)
         if len(run.payload) > largest and max(run.sizes) > largest:
             raise PayloadTooLarge(
                 f"payload of {max(run.sizes)} bytes exceeds the limit of {largest} bytes of stream {run.stream!r}"
@@ -452,7 +431,7 @@ class Broker:
             size = 0
         if not 1 <= size <= MAX_NAME:
             raise InvalidName(f"invalid stream name {stream[:80]!r}: expected 1 to {MAX_NAME} bytes of UTF-8")
-        if len(self._largest) >= self.max_streams:
+        if len(self.largest) >= self.max_streams:
             raise TooManyStreams(
                 f"stream {stream!r} cannot be created: the server has reached its limit of {self.max_streams} streams; "
                 "raise --max-streams, or publish to a stream that exists"
@@ -462,8 +441,9 @@ class Broker:
                 f"stream {stream!r} does not exist, and the configuration lets no peer create it; publish to a stream "
                 "that exists, or set new-streams = true in a [[stream]] table"
             )
-        largest = self._largest[stream] = self._max_payload(stream)
+        largest = self.largest[stream] = self._max_payload(stream)
         self.table.stream_created(stream)
+        self.shares.stream_created(stream)
         for created in list(self._created):
             created(stream)
         return largest

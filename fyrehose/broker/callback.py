@@ -16,9 +16,10 @@ from twisted.internet.defer import Deferred, fail, gatherResults, maybeDeferred,
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.broker.budget import Budget
+from fyrehose.broker.budget import Account, Budget
 from fyrehose.broker.consuming import NoSubscriptions
 from fyrehose.broker.policy import LOOPBACK, Policy
+from fyrehose.broker.publisher import DeferredPublisher, Settled
 from fyrehose.broker.rounds import Intake, Producer
 from fyrehose.errors import Forbidden, FyrehoseError, TooManyStreams
 from fyrehose.identity import Action, Identity
@@ -76,6 +77,10 @@ class CallbackBroker:
         """Raise Forbidden unless :meth:`permits` allows it."""
         if not self.permits(action, stream):
             raise Forbidden(f"{self.identity} may not {action.value} {stream!r}")
+
+    def publisher(self, account: Account | None, settled: Settled) -> DeferredPublisher:
+        """Return a publisher that hands runs out; see :meth:`fyrehose.interfaces.IBroker.publisher`."""
+        return DeferredPublisher(self, account, settled)
 
     def publish(self, runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]:
         """Number *runs* and hand them out; see :meth:`fyrehose.interfaces.IBroker.publish`."""

@@ -8,12 +8,13 @@ Consuming a stream needs the rights ``subscribe`` and ``consume``; showing, rewi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred, fail
 from zope.interface import implementer
 
+from fyrehose.broker.consumers.sharing import NoSharing, PeerBroker, Sharing
 from fyrehose.broker.named import NamedSubscriptions
 from fyrehose.broker.policy import EVERY
 from fyrehose.broker.positions import Position, takes
@@ -24,17 +25,11 @@ from fyrehose.interfaces import FileLag, INamedSubscriptions
 from fyrehose.patterns import Pattern
 
 
-class PeerBroker(Protocol):
-    """A broker that knows the rights of a peer."""
-
-    def check(self, action: Action, stream: str) -> None: ...
-
-    def permits(self, action: Action, stream: str) -> bool: ...
-
-
 @implementer(INamedSubscriptions)
 class NoSubscriptions:
     """The named subscriptions of a server that keeps no messages: there are none, and none can be created."""
+
+    sharing = NoSharing()
 
     def find(self, name: str, stream: str | None = None, pattern: bool = False) -> Any:
         raise self._refusal()
@@ -42,7 +37,10 @@ class NoSubscriptions:
     def open(self, name: str, stream: str, after: int | None, pattern: bool = False) -> Deferred[Any]:
         return fail(self._refusal())
 
-    def attach(self, named: Any, consumer: Any, owner: str = "", takeover: bool = False) -> Any:
+    def attach(self, named: Any, consumer: Any, owner: str = "", takeover: bool = False, holder: str = "") -> Any:
+        raise self._refusal()
+
+    def hold(self, named: Any, holder: str, seconds: float, sent: Mapping[str, int]) -> None:
         raise self._refusal()
 
     def owner(self, named: Any) -> str:
@@ -86,6 +84,11 @@ class Consuming:
     peer: PeerBroker
     network: str = ""
 
+    @property
+    def sharing(self) -> Sharing | NoSharing:
+        shares = self.table.shares
+        return NoSharing() if shares is None else Sharing(shares, self.peer, self.network)
+
     def find(self, name: str, stream: str | None = None, pattern: bool = False) -> Named:
         named = self.table.find(name)
         self.peer.check(Action.CONSUME, named.state.stream)
@@ -119,9 +122,14 @@ class Consuming:
         oldest, last = self.table.journal.bounds(stream)
         return int(last if after is None else min(max(after, oldest - 1), last))
 
-    def attach(self, named: Named, consumer: Consumer, owner: str = "", takeover: bool = False) -> Position:
+    def attach(
+        self, named: Named, consumer: Consumer, owner: str = "", takeover: bool = False, holder: str = ""
+    ) -> Position:
         self.peer.check(Action.CONSUME, named.state.stream)
-        return self.table.attach(named, consumer, owner, takeover)
+        return self.table.attach(named, consumer, owner, takeover, holder)
+
+    def hold(self, named: Named, holder: str, seconds: float, sent: Mapping[str, int]) -> None:
+        self.table.hold(named, holder, seconds, sent)
 
     def owner(self, named: Named) -> str:
         return self.table.owner(named)

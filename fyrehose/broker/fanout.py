@@ -21,7 +21,7 @@ from zope.interface import implementer
 
 from fyrehose.broker.rounds import Rounds
 from fyrehose.errors import JournalCorrupt
-from fyrehose.interfaces import ISink, ISubscription
+from fyrehose.interfaces import IConnectedSink, INamedSink, IRelay, ISink, ISubscription
 from fyrehose.records import Delivery, Run
 
 log = Logger()
@@ -128,14 +128,14 @@ class Cursor:
     @property
     def closes_in(self) -> float | None:
         """Return the seconds until the subscriber is disconnected because it does not read; None while it reads."""
-        left: float | None = getattr(self.sink, "closes_in", None)
-        return left
+        connected: Any = self.sink
+        return connected.closes_in if IConnectedSink.providedBy(connected) else None
 
     @property
     def audience(self) -> int:
         """Return the number of clients that receive the records: 1, unless the sink is a relay."""
-        audience: int = getattr(self.sink, "audience", 1)
-        return audience
+        relay: Any = self.sink
+        return relay.audience if IRelay.providedBy(relay) else 1
 
     @property
     def sent(self) -> tuple[int, int]:
@@ -182,8 +182,7 @@ class Cursor:
         except Exception as failure:
             log.failure("a subscription to stream {stream!r} ends: its sink failed", stream=self.place.stream)
             fanout._end(self, failure)
-        # After a small delivery most cursors are at the end of the stream, so look now instead of queueing them again.
-        if (delivery.size > TURN // 2 or fanout._next(self) is not None) and not self.paused:
+        if not self.paused:
             fanout.ready(self)
         return delivery.size
 
@@ -245,7 +244,7 @@ class Fanout:
             place = self._places[stream] = StreamCursors(stream, last, self)
         cursor = Cursor(position, sink, place, tally, owner)
         tally.subscriptions += 1
-        if hasattr(sink, "audience"):
+        if IRelay.providedBy(sink):
             tally.relays = (*tally.relays, cursor)
         place.count += 1
         self.cursors[cursor] = None
@@ -402,5 +401,5 @@ class Fanout:
 
 def subscriber_of(sink: ISink) -> tuple[str, str]:
     """Return the name of the protocol, and the peer, that *sink* serves; empty where it names none."""
-    subscriber: tuple[str, str] = getattr(sink, "subscriber", ("", ""))
-    return subscriber
+    named: Any = sink
+    return named.subscriber if INamedSink.providedBy(named) else ("", "")

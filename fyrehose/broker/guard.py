@@ -10,21 +10,21 @@ publisher that is no longer allowed is refused at its next publish.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 from weakref import WeakValueDictionary
 
 import attrs
 from twisted.internet.defer import Deferred, fail
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IDelayedCall
 from zope.interface import implementer
 
-from fyrehose.broker.budget import Budget
+from fyrehose.broker.budget import Account, Budget
 from fyrehose.broker.consuming import Consuming
 from fyrehose.broker.fanout import Cursor, Owner
 from fyrehose.broker.named import NamedSubscriptions
-from fyrehose.broker.once import PublishedOnce
 from fyrehose.broker.policy import OPEN, Policy, Rule, holder_of
+from fyrehose.broker.publisher import Publisher, PublishingBroker, Settled, fire, publish_deferred
 from fyrehose.broker.quotas import Subscriptions
 from fyrehose.broker.rounds import Intake, Producer
 from fyrehose.errors import Forbidden, TokenEnded
@@ -44,11 +44,8 @@ _VERBS = {
 }
 
 
-class Unguarded(Protocol):
+class Unguarded(PublishingBroker, Protocol):
     """The broker of the server itself, as the brokers of its peers use it."""
-
-    @property
-    def clock(self) -> IReactorTime: ...
 
     @property
     def counters(self) -> Counters: ...
@@ -65,16 +62,9 @@ class Unguarded(Protocol):
     @property
     def table(self) -> NamedSubscriptions: ...
 
-    @property
-    def once(self) -> PublishedOnce: ...
-
     def when_leading(self) -> Deferred[None]: ...
 
     def identified(self, identity: Identity) -> IBroker: ...
-
-    def publish(
-        self, runs: Sequence[Run], own: Sequence[Run] = (), peer: Identity | None = None
-    ) -> Deferred[tuple[int, ...]]: ...
 
     def subscribe_as(self, owner: Owner | None, stream: str, after: int | None, sink: ISink) -> Cursor: ...
 
@@ -154,7 +144,7 @@ class Guarded:
     #: the network that its subscriptions count for
     _network: str = attrs.field(init=False)
     #: when what its signed token grants ends, in seconds since 1970 UTC; None: it has no such token
-    _ends: float | None = attrs.field(default=None, init=False)
+    ends: float | None = attrs.field(default=None, init=False)
     #: ends its subscriptions then
     _end: IDelayedCall | None = attrs.field(default=None, init=False)
     _subscribed: int = attrs.field(default=0, init=False)
@@ -193,8 +183,8 @@ class Guarded:
             raise Forbidden(f"no rule of the policy lets {self.identity} publish or read anything{advice}")
 
     def permits(self, action: Action, stream: str) -> bool:
-        if self._ends is not None:
-            self._check_end()
+        if self.ends is not None:
+            self.check_end()
         verdict = self._verdicts[action].get(stream)
         return self._judge(action, stream) if verdict is None else verdict
 
@@ -202,20 +192,24 @@ class Guarded:
         if not self.permits(action, stream):
             raise self.refusal(action, stream)
 
+    @property
+    def publishes(self) -> Mapping[str, bool]:
+        """Return the verdicts on publishing that are cached; the mapping changes with the policy."""
+        return self._verdicts[Action.PUBLISH]
+
+    @property
+    def holder(self) -> str:
+        """Return the peer that the keys of its publishes count for."""
+        return holder_of(self.identity, self._applying())
+
+    def publisher(self, account: Account | None, settled: Settled) -> Publisher:
+        return Publisher(self.broker, account, settled, self)
+
     def publish(self, runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]:
-        if self._ends is not None:
-            self._check_end()
-        verdicts = self._verdicts[Action.PUBLISH]
-        for run in runs:
-            if not verdicts.get(run.stream) and not self.permits(Action.PUBLISH, run.stream):
-                return fail(self.refusal(Action.PUBLISH, run.stream))
-        return self.broker.publish(runs, own, self.identity)
+        return publish_deferred(self.publisher(None, fire), runs, own)
 
     def publish_once(self, runs: Sequence[Run], key: str) -> Deferred[int]:
-        for run in runs:
-            if not self.permits(Action.PUBLISH, run.stream):
-                return fail(self.refusal(Action.PUBLISH, run.stream))
-        return self.broker.once.publish(runs, key, self.publish, holder_of(self.identity, self._applying()))
+        return publish_deferred(self.publisher(None, fire), runs, (), key).addCallback(lambda firsts: firsts[0])
 
     def subscribe(self, stream: str, after: int | None, sink: ISink) -> ISubscription:
         self.check(Action.SUBSCRIBE, stream)
@@ -276,7 +270,7 @@ class Guarded:
 
     def clear_verdicts(self) -> None:
         """Clear the cached verdicts, because the policy has changed."""
-        self._rules, self._ends = None, None
+        self._rules, self.ends = None, None
         for verdicts in self._verdicts.values():
             verdicts.clear()
 
@@ -298,24 +292,24 @@ class Guarded:
             self._rules = self._guard.policy.rules_for(self.identity, self._guard.now())
             allowed = [action for action in Action if any(rule.covers_every(action) for rule in self._rules)]
             self._everywhere = frozenset(allowed)
-            self._ends = min((rule.grant.expires for rule in self._rules if rule.grant is not None), default=None)
+            self.ends = min((rule.grant.expires for rule in self._rules if rule.grant is not None), default=None)
         return self._rules
 
-    def _check_end(self) -> None:
+    def check_end(self) -> None:
         """Judge again if what the signed token grants has ended."""
-        if self._ends is not None and self._ends <= self._guard.now():
+        if self.ends is not None and self.ends <= self._guard.now():
             self.clear_verdicts()
 
     def _end_later(self) -> None:
         """End the subscriptions when what the signed token grants ends."""
         self._applying()
-        if self._ends is not None and self._end is None:
-            seconds = max(0.0, self._ends - self._guard.now())
+        if self.ends is not None and self._end is None:
+            seconds = max(0.0, self.ends - self._guard.now())
             self._end = self.broker.clock.callLater(seconds, self._end_subscriptions)
 
     def _end_subscriptions(self) -> None:
         self._end = None
-        self._check_end()
+        self.check_end()
         _end_forbidden(self.broker)
         if self._subscribed:  # the clock was set back, or another token of a rule is valid for longer
             self._end_later()

@@ -25,17 +25,19 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.broker import positions
+from fyrehose.broker.consumers.table import SharedSubscriptions
 from fyrehose.broker.lags import SubscriptionLags
 from fyrehose.broker.positions import SOURCE, STREAM, Position, SavedPositions
 from fyrehose.broker.quotas import NamedRoom
 from fyrehose.broker.state_stream import StateStream
-from fyrehose.broker.subscription import Consumer, Named
+from fyrehose.broker.subscription import Consumer, Named, PollLease
 from fyrehose.errors import (
     FyrehoseError,
     InvalidPosition,
     JournalCorrupt,
     NoSuchSubscription,
     PublishError,
+    SubscriptionConflict,
     SubscriptionError,
     SubscriptionInUse,
     TooManyNamedSubscriptions,
@@ -61,6 +63,7 @@ class NamedSubscriptions:
     :ivar publish: publishes records of the server's own
     :ivar room: counts subscriptions, and the streams of those of patterns
     :ivar exists: whether a stream exists, or is being created
+    :ivar shares: the shared subscriptions, whose names belong to them; None: there are none
     :ivar now: the wall clock, in microseconds since 1970 UTC
     """
 
@@ -71,6 +74,7 @@ class NamedSubscriptions:
     exists: Callable[[str], bool] = attrs.field(default=lambda stream: False, kw_only=True)
     now: Callable[[], int] = attrs.field(default=lambda: time.time_ns() // 1000, kw_only=True)
     entries: dict[str, Named] = attrs.field(factory=dict, init=False)
+    shares: SharedSubscriptions | None = attrs.field(default=None, init=False)
     lags: SubscriptionLags = attrs.field(init=False)
     _patterns: PatternIndex[Named] = attrs.field(factory=PatternIndex, init=False)
     #: the stream of the positions, and what was replayed from it
@@ -223,6 +227,10 @@ class NamedSubscriptions:
                 f"invalid name of a subscription: {name[:80]!r}; use 1 to 64 letters, digits, '_', '.' and '-', the "
                 "first a letter or a digit, and no '.new' at the end"
             )
+        if self.shares is not None and name in self.shares.entries:
+            raise SubscriptionConflict(
+                f"subscription {name!r} is shared: lease its records with POST /subscriptions/{name}/lease"
+            )
         if name in {each.name for each in self.journal.keeper.subscriptions()}:
             raise SubscriptionInUse(f"a program that reads the journal's files has registered the name {name!r}")
 
@@ -230,15 +238,21 @@ class NamedSubscriptions:
         """Return a Deferred that fires when no change of *named* is being written."""
         return self._store(named) if named.writing else succeed(None)
 
-    def attach(self, named: Named, consumer: Consumer, owner: str = "", takeover: bool = False) -> Position:
+    def attach(
+        self, named: Named, consumer: Consumer, owner: str = "", takeover: bool = False, holder: str = ""
+    ) -> Position:
         """Make *consumer* the consumer of *named*, and return where it begins.
 
         :param owner: name of a consumer that outlives its connections; the same owner may always continue
         :param takeover: displace the present consumer
-        :raises SubscriptionInUse: another consumer is connected
+        :param holder: name of a polling consumer, which may continue while it has the lease
+        :raises SubscriptionInUse: another consumer is connected, or has the lease
         """
         position = named.wanted or named.state
         present = named.consumer
+        if named.lease is not None and named.lease.holder != holder:
+            self._end_lease(named, named.lease, takeover)
+            position = attrs.evolve(position, generation=position.generation + 1)
         if present is not None and present is not consumer and not (owner and owner == position.owner):
             if not takeover:
                 raise SubscriptionInUse(
@@ -254,6 +268,28 @@ class NamedSubscriptions:
             self._store(named).addErrback(self._not_noted)
         named.consumer, named.active = consumer, self.now()
         return position
+
+    def hold(self, named: Named, holder: str, seconds: float, sent: Mapping[str, int]) -> None:
+        """Let nobody but *holder* consume *named* for some *seconds*, or until it has acknowledged what it was *sent*.
+
+        :param sent: number of the last record that it was sent, by stream
+        """
+        wanted = named.wanted
+        if wanted is not None and any(seq > wanted.last(stream) for stream, seq in sent.items()):
+            named.lease = PollLease(holder, self.clock.seconds() + seconds, seconds, sent)
+
+    def _end_lease(self, named: Named, lease: PollLease, takeover: bool) -> None:
+        """End the *lease* of a polling consumer, because another one takes over.
+
+        :raises SubscriptionInUse: it may not yet
+        """
+        left = lease.until - self.clock.seconds()
+        if left > 0 and not takeover:
+            raise SubscriptionInUse(
+                f"a consumer of subscription {named.name!r} has records that it has not acknowledged; ask again in "
+                f"{left:.0f} s, or take the subscription over"
+            )
+        named.lease = None
 
     def owner(self, named: Named) -> str:
         """Return the consumer that may continue without taking over; empty if there is none."""
@@ -291,9 +327,16 @@ class NamedSubscriptions:
         ahead = {stream: number for stream, number in numbers.items() if number > wanted.last(stream)}
         if ahead:
             named.wanted = attrs.evolve(wanted.moved(ahead), time=self.now())
+            self._renew_lease(named)
         elif not named.writing:
             return succeed(named.state)
         return self._store(named).addCallback(lambda _: named.state)
+
+    def _renew_lease(self, named: Named) -> None:
+        """Renew the lease of a polling consumer that has acknowledged records; end it if these were all."""
+        lease, named.lease = named.lease, None
+        if lease is not None:
+            self.hold(named, lease.holder, lease.seconds, lease.sent)
 
     def rewind(self, named: Named, seq: int | Mapping[str, int] | None) -> Deferred[Position]:
         """Set the position to *seq*, in either direction, and displace the consumer.
@@ -348,7 +391,7 @@ class NamedSubscriptions:
         return self._store(named)
 
     def _displace(self, named: Named, reason: SubscriptionError) -> None:
-        consumer, named.consumer = named.consumer, None
+        consumer, named.consumer, named.lease = named.consumer, None, None
         if consumer is not None:
             consumer.displaced(reason)
 

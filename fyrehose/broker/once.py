@@ -26,17 +26,16 @@ from hashlib import blake2b
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred, fail, succeed
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 
 from fyrehose.broker.budget import Budget
 from fyrehose.broker.fairness import FairShare
+from fyrehose.broker.publisher import Publisher
 from fyrehose.broker.state_stream import StateStream
 from fyrehose.errors import KeyReused, NoRoomForKey
 from fyrehose.interfaces import IJournal, ISequencer
 from fyrehose.observe.counters import Counters
-from fyrehose.records import Record, Run
+from fyrehose.records import Publish, Record, Run
 
 log = Logger()
 
@@ -75,13 +74,28 @@ class Known:
     holder: str
     record: int
     since: float
-    waiting: list[Deferred[int]] | None = None
+    waiting: list[Publish] | None = None
 
     def packed(self) -> bytes:
         """Return the payload of its record."""
         stream, key = self.name
         fields = {"v": VERSION, "stream": stream, "key": key, "first": self.first, "digest": self.digest}
         return json.dumps(fields | ({"holder": self.holder} if self.holder else {})).encode()
+
+
+@attrs.frozen(slots=True)
+class _Keyed:
+    """The note of a publish with a key: what :meth:`PublishedOnce.settle` needs.
+
+    :ivar behind: the key that was written again with it, whose record has number *number*
+    :ivar note: the note that *publisher* gave
+    """
+
+    known: Known
+    behind: Known | None
+    number: int
+    publisher: Publisher
+    note: Any
 
 
 def unpack(record: Record, now: float) -> Known | None:
@@ -158,32 +172,26 @@ class PublishedOnce:
             self._recover(known)
         return False
 
-    def publish(
-        self,
-        runs: Sequence[Run],
-        key: str,
-        publish: Callable[[Sequence[Run], Sequence[Run]], Deferred[Any]],
-        holder: str = "",
-    ) -> Deferred[int]:
-        """Publish *runs*, unless they were published with *key* before.
+    def publish(self, publisher: Publisher, runs: list[Run], key: str, note: Any, holder: str) -> None:
+        """Publish *runs* by *publisher*, unless they were published with *key* before.
 
         :param runs: of one stream
-        :param publish: publishes runs of a peer, and records of the server's own
+        :param note: of the publish that *publisher* settles
         :param holder: the peer that the key counts for
-        :return: fires with the first number when the runs are durable; fails with KeyReused if *key* belongs to other
-            messages, with NoRoomForKey, or as *publish* does
+        :raises KeyReused: *key* belongs to other messages
+        :raises NoRoomForKey: too many publishes with keys are not durable yet
+        :raises PublishError: as *publisher* does
         """
         stream = runs[0].stream
         name, digest = (stream, key), _digest(runs)
         known = self._known.get(name)
         if known is not None:
-            return self._repeated(known, digest)
+            self._repeated(known, digest, publisher, runs, note)
+            return
         if not self._in_flight.fits() or 2 * len(self._in_flight.of(holder)) >= self.capacity:
-            return fail(
-                NoRoomForKey(
-                    f"no room for another key yet: {len(self._in_flight)} publishes with keys are not on disk; send it "
-                    "again with the same key in a few seconds, or raise server.memory"
-                )
+            raise NoRoomForKey(
+                f"no room for another key yet: {len(self._in_flight)} publishes with keys are not on disk; send it "
+                "again with the same key in a few seconds, or raise server.memory"
             )
         number = self.sequencer.last(STREAM) + 1
         known = Known(name, self.sequencer.last(stream) + 1, digest, holder, number, self.seconds(), [])
@@ -192,18 +200,36 @@ class PublishedOnce:
         self._known[name] = known
         self._in_flight.add(known, holder)
         self.budget.set_aside(ENTRY)
-        return publish(runs, [own]).addCallbacks(
-            self._stored, self._refused, (known, behind, number + 1), errbackArgs=(known, behind)
-        )
+        try:
+            publisher.publish(runs, _Keyed(known, behind, number + 1, publisher, note), [own], owner=self)
+        except Exception as refusal:
+            self._refused(refusal, known, behind)
+            raise
 
-    def _repeated(self, known: Known, digest: str) -> Deferred[int]:
+    def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
+        """Remember or forget the keys of *items*, and pass the publishes on to their publishers."""
+        for item in items:
+            keyed: _Keyed = item.note
+            if error is None:
+                assert item.runs[0].first_seq == keyed.known.first, "nothing else was published in between"
+                waiting = self._stored(keyed.known, keyed.behind, keyed.number)
+            else:
+                self._refused(error, keyed.known, keyed.behind)
+                waiting = []
+            item.owner, item.note = keyed.publisher, keyed.note
+            keyed.publisher.settle((item,), error)
+            for each in waiting:
+                each.owner.settle((each,), None)
+
+    def _repeated(self, known: Known, digest: str, publisher: Publisher, runs: list[Run], note: Any) -> None:
         if known.digest != digest:
             key = known.name[1]
-            return fail(KeyReused(f"key {key[:80]!r} belongs to other messages, which were published before"))
+            raise KeyReused(f"key {key[:80]!r} belongs to other messages, which were published before")
+        repeated = publisher.repeat(runs, known.first, note)
         if known.waiting is None:
-            return succeed(known.first)
-        known.waiting.append(Deferred())
-        return known.waiting[-1]
+            publisher.settle((repeated,), None)
+        else:
+            known.waiting.append(repeated)
 
     def _take_behind(self, number: int) -> Known | None:
         """Return the key that has to be written again with record *number*, and move it behind all others.
@@ -219,8 +245,8 @@ class PublishedOnce:
         self._known.move_to_end(oldest.name)
         return oldest
 
-    def _stored(self, firsts: tuple[int, ...], known: Known, behind: Known | None, number: int) -> int:
-        assert firsts[0] == known.first, "nothing else was published in between"
+    def _stored(self, known: Known, behind: Known | None, number: int) -> list[Publish]:
+        """Remember *known*, which is durable; return the repetitions that waited for it."""
         if behind is not None:
             behind.record = number
         if known in self._in_flight:
@@ -230,17 +256,14 @@ class PublishedOnce:
                 self._count_displaced(displaced, known.holder)
             self._durable.add(known, known.holder)
         waiting, known.waiting = known.waiting or [], None
-        for each in waiting:
-            each.callback(known.first)
-        return known.first
+        return waiting
 
-    def _refused(self, failure: Failure, known: Known, behind: Known | None) -> Failure:
+    def _refused(self, error: Exception, known: Known, behind: Known | None) -> None:
         if behind is not None and self._known.get(behind.name) is behind:
             self._known.move_to_end(behind.name, last=False)
         self._forget(known)
         for each in known.waiting or []:
-            each.errback(failure)
-        return failure
+            each.owner.settle((each,), error)
 
     def _recover(self, known: Known) -> None:
         """Remember *known*, whose record was read; the record may be one that was written again."""

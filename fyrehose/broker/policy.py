@@ -218,7 +218,7 @@ def _address(host: str) -> IPv4Address | IPv6Address | None:
         address = ip_address(host)
     except ValueError:
         return None
-    return getattr(address, "ipv4_mapped", None) or address
+    return (address.ipv4_mapped if isinstance(address, IPv6Address) else None) or address
 
 
 def load(path: Path) -> Policy:

@@ -20,6 +20,22 @@ class Consumer(Protocol):
         """Stop consuming, because the subscription was rewound or deleted, or another consumer has taken it over."""
 
 
+@attrs.frozen
+class PollLease:
+    """A polling consumer works on records that it was sent and has not acknowledged.
+
+    :ivar holder: the consumer
+    :ivar until: when another consumer may continue (monotonic, seconds)
+    :ivar seconds: how long the lease is
+    :ivar sent: number of the last record that it was sent, by stream
+    """
+
+    holder: str
+    until: float
+    seconds: float
+    sent: Mapping[str, int]
+
+
 @attrs.define(eq=False)
 class Named:
     """A named subscription.
@@ -28,6 +44,7 @@ class Named:
     :ivar wanted: its state when everything is written that waits; None: it is being deleted
     :ivar appended: the state that was passed to the journal last
     :ivar consumer: the present consumer; None: there is none
+    :ivar lease: the lease of a polling consumer between an answer and its acknowledgement; None: there is none
     :ivar active: when a consumer last used it or had nothing left to read, in microseconds since 1970 UTC
     :ivar pattern: the pattern of its streams; None: it is one of a single stream
     :ivar members: the streams that match its pattern; None: it is one of a single stream
@@ -39,6 +56,7 @@ class Named:
     stored: Position | None = None
     appended: Position | None = None
     consumer: Consumer | None = None
+    lease: PollLease | None = None
     active: int = 0
     pattern: Pattern | None = None
     members: set[str] | None = None

@@ -15,6 +15,7 @@ from fyrehose.cli.cluster_reseed import reseed
 from fyrehose.cli.completion import completion
 from fyrehose.cli.journal import journal
 from fyrehose.cli.program import Program
+from fyrehose.cli.reload import reload
 from fyrehose.cli.stats import stats, top
 from fyrehose.cli.streams import streams
 from fyrehose.cli.subscriptions import subscriptions
@@ -70,7 +71,18 @@ def _tls(command: F) -> F:
     return option(command)
 
 
-@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
+class MainProgram(Program):
+    """The command ``fyrehose``, whose help fits a screen because it explains commands, but not its own options."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the names of the options in one line, then the commands."""
+        names = "; ".join(", ".join(option.opts) for option in self.get_params(ctx))
+        formatter.write_paragraph()
+        formatter.write_text(f"Options: {names}")
+        self.format_commands(ctx, formatter)
+
+
+@click.group(cls=MainProgram, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="fyrehose %(version)s")
 def main() -> None:
     """Publish to a Fyrehose server, read its streams, and inspect its journal.
@@ -238,5 +250,5 @@ main.add_command(journal)
 cluster.add_command(reseed)
 main.add_command(cluster)
 main.add_command(completion)
-for _command in (streams, subscriptions, stats, top, token):
+for _command in (streams, subscriptions, stats, top, token, reload):
     main.add_command(_command)

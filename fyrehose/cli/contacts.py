@@ -1,7 +1,7 @@
 """Record how the connections of a command end, so that the command can explain a failure instead of retrying forever.
 
-    command -> client -> Watching (in the reactor's place) -> connectTCP
-                            \\-> Contacts: how they ended, and the likely cause
+    command -> client -> WatchedEndpoint, an endpoint -> the endpoint of the server
+                            \\-> Contacts: how the connections ended, and the likely cause
 
 Most protocols have no message for a refusal: the server just closes the connection.  If the first connections are all
 closed at once, the server refuses the client, and the command ends with the likely causes.  Once a connection has
@@ -15,11 +15,13 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
-from twisted.internet.error import ConnectionDone, ConnectionLost
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.error import ConnectError, ConnectionDone, ConnectionLost, DNSLookupError
+from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.logger import Logger
 from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
 from twisted.python.failure import Failure
-from zope.interface import directlyProvides, providedBy
+from zope.interface import implementer
 
 from fyrehose.errors import FyrehoseError
 from fyrehose.net.peers import host_of
@@ -99,18 +101,16 @@ class Contacts:
         """Return True if a connection was made before and none is open now."""
         return self._made and not self._open
 
-    def looked_up(self, found: bool) -> None:
-        """Record that the host name is being looked up, or that its address was ``found``."""
-        self._unknown = not found
-
     def failed(self, reason: Failure) -> None:
         """Record that a connection could not be made."""
-        number = getattr(reason.value, "osError", None)
-        self._failure = os.strerror(number) if isinstance(number, int) else str(reason.value)
+        error = reason.value
+        self._unknown = isinstance(error, DNSLookupError)
+        number = error.osError if isinstance(error, ConnectError) else None
+        self._failure = "" if self._unknown else os.strerror(number) if isinstance(number, int) else str(error)
 
     def made(self) -> None:
         """Record that a connection was made."""
-        self._failure = ""
+        self._failure, self._unknown = "", False
         self._made = True
         self._open += 1
 
@@ -151,27 +151,24 @@ class Contacts:
             self._on_refused()
 
 
-class Watching:
-    """A reactor that reports its connections to ``contacts``."""
+@implementer(IStreamClientEndpoint)
+@attrs.frozen
+class WatchedEndpoint:
+    """An endpoint that reports its connections to ``contacts``."""
 
-    def __init__(self, reactor: Any, contacts: Contacts) -> None:
-        self._reactor = reactor
-        self._contacts = contacts
-        directlyProvides(self, providedBy(reactor))
+    endpoint: IStreamClientEndpoint
+    contacts: Contacts
+    clock: IReactorTime
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._reactor, name)
+    def connect(self, factory: Any) -> Deferred[Any]:
+        """Connect to the endpoint, and return the protocol that *factory* made."""
+        connecting = self.endpoint.connect(_Factory(factory, self.contacts, self.clock.seconds))
+        return connecting.addCallbacks(lambda connection: connection.wrappedProtocol, self._failed)
 
-    @property
-    def nameResolver(self) -> Any:
-        """Return the reactor's resolver; Twisted asks for it before each connection to a host name."""
-        self._contacts.looked_up(False)
-        return self._reactor.nameResolver
-
-    def connectTCP(self, host: str, port: int, factory: Any, *args: Any, **more: Any) -> Any:
-        self._contacts.looked_up(True)
-        wrapper = _Factory(factory, self._contacts, self._reactor.seconds)
-        return self._reactor.connectTCP(host, port, wrapper, *args, **more)
+    def _failed(self, reason: Failure) -> Failure:
+        if not reason.check(CancelledError):
+            self.contacts.failed(reason)
+        return reason
 
 
 class _Connection(ProtocolWrapper):
@@ -209,10 +206,6 @@ class _Factory(WrappingFactory):
         super().__init__(factory)  # type: ignore[no-untyped-call]
         self.contacts = contacts
         self.seconds = seconds
-
-    def clientConnectionFailed(self, connector: Any, reason: Failure) -> None:
-        self.contacts.failed(reason)
-        super().clientConnectionFailed(connector, reason)  # type: ignore[no-untyped-call]
 
 
 def _explained(error: BaseException | None) -> str:

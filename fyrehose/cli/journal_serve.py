@@ -9,7 +9,7 @@ import click
 from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.error import CannotListenError
 
-from fyrehose.errors import ConfigError, FyrehoseError
+from fyrehose.errors import ConfigError, FyrehoseError, os_reason
 from fyrehose.journal.offline.serve import ServeFactory
 from fyrehose.journal.offline.view import look
 from fyrehose.web.hosts import hosts_of, is_local
@@ -40,7 +40,7 @@ async def serve(reactor: Any, directory: Path, place: str, token_file: str = "",
         factory = ServeFactory(directory, hosts_of(endpoint, names), token, reactor)
         listening = reactor.listenTCP(int(port), factory, interface=host)
     except CannotListenError as error:
-        reason = getattr(error.socketError, "strerror", None) or error.socketError
+        reason = os_reason(error.socketError)
         raise FyrehoseError(f"cannot listen on {place}: {reason}; choose another --listen") from error
     address = listening.getHost()
     shown = f"[{address.host}]" if ":" in address.host else address.host

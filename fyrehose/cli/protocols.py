@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
+import attrs
 from rich.table import Table
 
 from fyrehose import plugins
 from fyrehose.cli.tables import terminal
 from fyrehose.extras import SPARK, Extra
+from fyrehose.interfaces import IExtraPlugin
 from fyrehose.options import options_of, shown_value, typed
 
 
@@ -20,7 +23,7 @@ def show(names: Sequence[str], details: bool) -> None:
     for name in names:
         plugin = plugins.load(name)
         listeners.add_row(name, plugin.default_endpoint, plugin.description)
-        extra: Extra | None = getattr(plugin, "extra", None)
+        extra: Extra | None = cast("Any", plugin).extra if IExtraPlugin.providedBy(plugin) else None
         if extra is not None and not extra.installed:
             missing.append(extra.missing(name))
     if not details and not SPARK.installed:
@@ -32,8 +35,10 @@ def show(names: Sequence[str], details: bool) -> None:
         console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
     for name in names if details else ():
         options = Table("option", "default", "description", box=None, pad_edge=False)
-        for field in options_of(plugins.load(name).settings):
-            default = getattr(plugins.load(name).settings(), field.name)
-            options.add_row(f"{name}.{typed(field.name)}", shown_value(field, default), field.metadata["help"])
+        kind = plugins.load(name).settings
+        defaults = attrs.asdict(kind(), recurse=False)
+        for field in options_of(kind):
+            shown = shown_value(field, defaults[field.name])
+            options.add_row(f"{name}.{typed(field.name)}", shown, field.metadata["help"])
         console.print()
         console.print(options)

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import attrs
 
-from fyrehose.errors import ConfigError, FyrehoseError
+from fyrehose.errors import ConfigError, FyrehoseError, os_reason
 from fyrehose.extras import ADMIN
 from fyrehose.options import why_unreadable
 
@@ -176,11 +176,11 @@ class RemoteServer:
 
     def _unreachable(self, reason: object) -> str:
         if isinstance(reason, ssl.SSLCertVerificationError):
-            why = getattr(reason, "verify_message", "") or reason
+            why = reason.verify_message or reason
             return f"certificate verification failed for {self.url}: {why}; pass --ca FILE"
         if isinstance(reason, ssl.SSLError) and reason.reason == "WRONG_VERSION_NUMBER":
             return f"the server at {self.url} does not speak TLS; pass --url http{self.url.removeprefix('https')}"
-        cause = getattr(reason, "strerror", None) or reason
+        cause = os_reason(reason)
         extra = f"; {ADMIN.missing('the admin listener')}" if self._protocol == "admin" else ""
         return (
             f"cannot connect to {self.url}: {cause}; is the server running with its default listeners, or with "

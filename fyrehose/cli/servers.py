@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
+from twisted.internet.endpoints import HostnameEndpoint
+from twisted.internet.interfaces import IStreamClientEndpoint
 
 from fyrehose import plugins
-from fyrehose.cli.contacts import TIMES, Contacts, Watching
+from fyrehose.cli.contacts import TIMES, Contacts, WatchedEndpoint
 from fyrehose.errors import ConfigError
-from fyrehose.interfaces import IClientPlugin
+from fyrehose.interfaces import IClientPlugin, IConsumingPlugin, IPatternPlugin, ITransactionalPlugin
+from fyrehose.net.several import CONNECT_TIMEOUT, AnyServer, place_text
 from fyrehose.records import MAX_NAME
 
 #: Protocols whose clients use more than one TCP connection, or none.
@@ -29,7 +32,7 @@ class ServerAddress:
 
     :ivar plugin: provides :class:`fyrehose.interfaces.IClientPlugin`
     :ivar others: hosts and ports of other servers of the same cluster
-    :ivar tls: PEM files, if the connection uses TLS: see :class:`fyrehose.cli.tls.TLSReactor`
+    :ivar tls: PEM files, if the connection uses TLS: see :func:`fyrehose.cli.tls.encrypted`
     :ivar contacts: history of the connections to this server
     """
 
@@ -43,9 +46,7 @@ class ServerAddress:
 
     @contacts.default
     def _contacts(self) -> Contacts:
-        places = [
-            f"{f'[{host}]' if ':' in host else host}:{port}" for host, port in ((self.host, self.port), *self.others)
-        ]
+        places = [place_text(host, port) for host, port in ((self.host, self.port), *self.others)]
         # Servers that follow close each connection at once, and for a while nobody may lead.
         times = TIMES * ROUNDS * len(places) if self.others else TIMES
         return Contacts(f"{self.protocol} at {', '.join(places)}", encrypted=bool(self.tls), times=times)
@@ -57,11 +58,11 @@ class ServerAddress:
         :param transaction: the number of messages that are committed together; None without transactions
         :raises ConfigError: the protocol has no such client, or the stream's name is invalid
         """
-        at = self._watched(reactor, "publish", "publish into", stream), self.host, self.port
+        endpoint = self._endpoint(reactor, "publish", "publish into", stream)
         if transaction is None:
-            made = self.plugin.publisher(*at, window)
-        elif hasattr(self.plugin, "transactional_publisher"):
-            made = self.plugin.transactional_publisher(*at, window, transaction)
+            made = self.plugin.publisher(reactor, self.host, self.port, window, endpoint)
+        elif ITransactionalPlugin.providedBy(self.plugin):
+            made = self.plugin.transactional_publisher(reactor, self.host, self.port, window, transaction, endpoint)
         else:
             raise ConfigError(f"protocol {self.protocol} has no transactions; leave --transaction out")
         if made is None:
@@ -76,18 +77,24 @@ class ServerAddress:
         :param named: whether it is to consume a named subscription
         :raises ConfigError: the protocol has no such client, or the stream's name is invalid
         """
-        if named and not getattr(self.plugin, "consumes", False):
+        if named and not IConsumingPlugin.providedBy(self.plugin):
             raise ConfigError(f"protocol {self.protocol} has no named subscriptions; use --protocol http or relink")
-        if stream is not None and "*" in stream and not getattr(self.plugin, "patterns", False):
+        if stream is not None and "*" in stream and not IPatternPlugin.providedBy(self.plugin):
             raise ConfigError(
                 f"protocol {self.protocol} reads one stream by its name; use --protocol http for the pattern {stream!r}"
             )
-        made = self.plugin.tailer(self._watched(reactor, "read", "read", stream), self.host, self.port)
+        made = self.plugin.tailer(reactor, self.host, self.port, self._endpoint(reactor, "read", "read", stream))
         if made is None:
             raise ConfigError(f"protocol {self.protocol} has no subscriber; see --protocol")
         return made
 
-    def _watched(self, reactor: Any, alone: str, wanted: str, stream: str | None) -> Any:
+    def _endpoint(self, reactor: Any, alone: str, wanted: str, stream: str | None) -> IStreamClientEndpoint | None:
+        """Return the endpoint to which a client connects that is to do this, and watch its connections.
+
+        :param alone: what it does with the only stream of its protocol
+        :param wanted: what it does with *stream*
+        :return: None if the client does not connect by TCP
+        """
         if stream is not None and not 1 <= len(os.fsencode(stream)) <= MAX_NAME:
             raise ConfigError(
                 f"invalid --stream: the name has {len(os.fsencode(stream))} bytes; expected 1 to {MAX_NAME} bytes"
@@ -96,25 +103,22 @@ class ServerAddress:
         self.contacts.wanted = alone if stream is None else f"{wanted} {stream!r}"
         if self.others and self.protocol in ONE_ADDRESS:
             raise ConfigError(f"protocol {self.protocol} takes one address; its client uses several connections")
-        places = [
-            (Watching(self._encrypted(reactor, host), self.contacts), host, port)
-            for host, port in ((self.host, self.port), *self.others)
-        ]
-        if not self.others:
-            return places[0][0]
-        from fyrehose.net.several import SeveralReactor
-
-        return SeveralReactor(places)
-
-    def _encrypted(self, reactor: Any, host: str) -> Any:
-        """Return a reactor that connects to *host* by TLS, if that was asked for."""
-        if not self.tls:
-            return reactor
-        from fyrehose.cli.tls import TLSReactor
-
-        if not hasattr(self.plugin.settings(), "tls_certificate"):
+        if self.tls and not any(field.name == "tls_certificate" for field in attrs.fields(self.plugin.settings)):
             raise ConfigError(f"protocol {self.protocol} has no TLS; leave --tls out")
-        return TLSReactor(reactor, host, self.tls)
+        if self.protocol in ONE_ADDRESS:
+            return None
+        places = ((self.host, self.port), *self.others)
+        endpoints = [self._watched(reactor, host, port) for host, port in places]
+        return AnyServer(endpoints, [place_text(*place) for place in places]) if self.others else endpoints[0]
+
+    def _watched(self, reactor: Any, host: str, port: int) -> IStreamClientEndpoint:
+        """Return the endpoint of one server, by TLS if that was asked for."""
+        endpoint: Any = HostnameEndpoint(reactor, host, port, timeout=CONNECT_TIMEOUT if self.others else 30)
+        if self.tls:
+            from fyrehose.cli.tls import encrypted
+
+            endpoint = encrypted(endpoint, host, self.tls)
+        return WatchedEndpoint(endpoint, self.contacts, reactor)
 
 
 def protocol_to_tail(place: tuple[str, int | None]) -> str:

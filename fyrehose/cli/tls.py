@@ -1,4 +1,4 @@
-"""TLS for command-line clients: a reactor whose TCP connections use TLS, so that clients need no code for it."""
+"""TLS for command-line clients: an endpoint whose connections use TLS, so that clients need no code for it."""
 
 from __future__ import annotations
 
@@ -6,33 +6,23 @@ from pathlib import Path
 from typing import Any
 
 from OpenSSL import SSL, crypto
+from twisted.internet.endpoints import wrapClientTLS
+from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.ssl import Certificate, PrivateCertificate, optionsForClientTLS, trustRootFromCertificates
-from twisted.protocols.tls import TLSMemoryBIOFactory
-from zope.interface import directlyProvides, providedBy
 
 from fyrehose.errors import ConfigError
 
 
-class TLSReactor:
-    """A reactor whose ``connectTCP`` connects by TLS.
+def encrypted(endpoint: IStreamClientEndpoint, host: str, paths: tuple[str, ...]) -> IStreamClientEndpoint:
+    """Return an endpoint that connects to *endpoint*, and then speaks TLS.
 
     :param host: the name that the server's certificate must have
     :param paths: PEM files: the authority that issued the server's certificate; then, if the server requires a client
         certificate, that certificate, and its key if that is in a file of its own
     :raises ConfigError: a file cannot be read or used
     """
-
-    def __init__(self, reactor: Any, host: str, paths: tuple[str, ...]) -> None:
-        self._reactor = reactor
-        self._options = _options(host, paths)
-        directlyProvides(self, providedBy(reactor))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._reactor, name)
-
-    def connectTCP(self, host: str, port: int, factory: Any, *args: Any, **more: Any) -> Any:
-        wrapper = TLSMemoryBIOFactory(self._options, True, factory, self._reactor)
-        return self._reactor.connectTCP(host, port, wrapper, *args, **more)
+    made: IStreamClientEndpoint = wrapClientTLS(_options(host, paths), endpoint)
+    return made
 
 
 def _options(host: str, paths: tuple[str, ...]) -> Any:

@@ -23,8 +23,9 @@ from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker
 from fyrehose.net.holding import DelayedConnection, HeldConnection, Holding, RefusedConnection
 from fyrehose.net.peers import PROOFS, host_of, identity_at
-from fyrehose.net.sockets import ACCEPTS, READ
+from fyrehose.net.sockets import READ
 from fyrehose.net.tcp import SessionProtocol, TCPSettings
+from fyrehose.net.twisted_private import ACCEPTS
 
 #: The most connections that are checked to find an idle one when the listener is full.
 LOOKS = 200
@@ -102,6 +103,7 @@ class SessionFactory(Factory):
         broker.counters.declare(self.protocol_name, (*EVENTS, *self.events), (*REFUSALS, *self.refusals))
         #: open connections, in the order of their last activity; without refused ones that are held
         self.connections: OrderedDict[SessionProtocol, None] = OrderedDict()
+        self.latest: SessionProtocol | None = None  #: the last of them
         self.holding = Holding(reactor, self.settings.refusal_delay, self._check_drained)
         #: the same by network, in the order of their last activity
         self._by_network: FairShare[SessionProtocol] = FairShare()
@@ -111,6 +113,11 @@ class SessionFactory(Factory):
         self._drained: Deferred[None] | None = None
 
     noisy = False
+
+    def configure(self, settings: Any) -> None:
+        """Use *settings*: their limits of connections at once, the others for new connections."""
+        self.settings = settings
+        self.holding.change(settings.refusal_delay)
 
     def buildProtocol(self, addr: IAddress | None) -> SessionProtocol | HeldConnection | None:
         """Return the protocol for a new connection from *addr*.
@@ -158,6 +165,7 @@ class SessionFactory(Factory):
         protocol: SessionProtocol = self.protocol(self)
         protocol.peer, protocol.network = host, network
         self.connections[protocol] = None
+        self.latest = protocol
         self._by_network.add(protocol, network)
         protocol.same_network = self._by_network.of(network)
         self.broker.counters.gauge(self.protocol_name, "connections", 1)
@@ -166,6 +174,7 @@ class SessionFactory(Factory):
 
     def mark_active(self, protocol: SessionProtocol) -> None:
         """Record that *protocol* has just received data, so all others have been idle longer."""
+        self.latest = protocol
         self.connections.move_to_end(protocol)
         protocol.same_network.move_to_end(protocol)
 
@@ -234,7 +243,7 @@ class SessionFactory(Factory):
                 if protocol.is_idle():
                     self._evict(protocol)
                     return True
-                if not protocol.in_flight.count:
+                if not protocol.unsettled:
                     busy.append(protocol)
                 self.mark_active(protocol)  # so that the next search begins with others
         if busy:
@@ -250,6 +259,8 @@ class SessionFactory(Factory):
             self.holding.await_close(protocol)
 
     def _remove(self, protocol: SessionProtocol) -> None:
+        if self.latest is protocol:
+            self.latest = None
         del self.connections[protocol]
         self._by_network.discard(protocol)
         self.broker.counters.gauge(self.protocol_name, "connections", -1)

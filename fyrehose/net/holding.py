@@ -22,10 +22,10 @@ from typing import Any, Protocol
 import attrs
 from twisted.internet.interfaces import IDelayedCall, IProtocol, IReactorTime
 from twisted.internet.protocol import Protocol as TwistedProtocol
-from twisted.protocols.policies import ProtocolWrapper
 from twisted.python.failure import Failure
 
 from fyrehose.broker.fairness import FairShare
+from fyrehose.net.twisted_private import hand_over
 
 #: The delay after the first refusal of a network, in seconds.
 FIRST = 0.1
@@ -107,6 +107,10 @@ class Holding:
     def __attrs_post_init__(self) -> None:
         self.refusals = Delays(self.clock, self.longest)
         self.handshakes = Delays(self.clock, self.longest)
+
+    def change(self, longest: float) -> None:
+        """Use another longest delay, for connections that are refused from now on."""
+        self.longest = self.refusals.longest = self.handshakes.longest = longest
 
     def __len__(self) -> int:
         """Return how many connections are held or closing."""
@@ -215,10 +219,6 @@ class DelayedConnection(HeldConnection):
             super().end_delay()
             return
         transport = self.transport
-        if isinstance(transport, ProtocolWrapper):  # of an ``ssl:`` endpoint, where Twisted makes the TLS object
-            transport.wrappedProtocol = protocol
-        else:
-            transport.protocol = protocol
         transport.resumeProducing()
-        protocol.makeConnection(transport)
+        hand_over(transport, protocol)
         self._holding.lost(self)

@@ -8,11 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-from twisted.internet.interfaces import IAddress
+from twisted.internet.address import IPv4Address, IPv6Address
+from twisted.internet.interfaces import IAddress, ISSLTransport
 
 from fyrehose.identity import Identity
 from fyrehose.records import MAX_NAME
 
+#: Addresses with a host and a port.
+INET = (IPv4Address, IPv6Address)
 #: The most names of one certificate that are considered, so that a certificate with very many cannot cost much time.
 MOST_NAMES = 100
 #: The kinds of proof that a peer may send after it was accepted: a certificate, with TLS.
@@ -21,7 +24,17 @@ PROOFS = frozenset({"certificate"})
 
 def host_of(address: IAddress | None) -> str:
     """Return the host of a peer's address, for limits and log lines."""
-    return str(getattr(address, "host", None) or type(address).__name__)
+    return address.host if isinstance(address, INET) else type(address).__name__
+
+
+def port_of(address: IAddress | None) -> int | None:
+    """Return the port of a peer's address; None if it has none."""
+    return address.port if isinstance(address, INET) else None
+
+
+def certificate_of(transport: Any) -> Any:
+    """Return the certificate of the peer, an :class:`OpenSSL.crypto.X509`; None without TLS or a certificate."""
+    return transport.getPeerCertificate() if ISSLTransport.providedBy(transport) else None
 
 
 def identify(transport: Any) -> Identity:
@@ -34,8 +47,7 @@ def identity_at(address: IAddress | None) -> Identity:
 
     A peer without a host, for example on a Unix socket, counts as loopback.
     """
-    host = getattr(address, "host", None)
-    return Identity() if host is None else Identity(host=str(host))
+    return Identity(host=address.host) if isinstance(address, INET) else Identity()
 
 
 def producer_of(identity: Identity, address: str) -> str:
@@ -54,7 +66,7 @@ def certificate_names(transport: Any) -> tuple[str, ...]:
 
     Without TLS or a client certificate the result is empty.
     """
-    peer = getattr(transport, "getPeerCertificate", lambda: None)()
+    peer = certificate_of(transport)
     if peer is None:
         return ()
     # Imported here, because it is slow to import and only TLS needs it.

@@ -67,41 +67,24 @@ class AnyServer:
             host, port = parts.hostname or "", parts.port
         except ValueError:
             return False
-        address = _address(host, port)
+        address = place_text(host, port)
         if address not in self._addresses:
             return False
         self._next = self._addresses.index(address)
         return True
 
 
-class SeveralReactor:
-    """A reactor that has several servers in the place of one, for :func:`client_endpoint`.
-
-    :param places: a reactor, host and port for each server
-    """
-
-    def __init__(self, places: Sequence[tuple[Any, str, int]]) -> None:
-        self._places = places
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._places[0][0], name)
-
-    def servers(self) -> AnyServer:
-        """Return an endpoint for all servers."""
-        endpoints = [HostnameEndpoint(*place, timeout=CONNECT_TIMEOUT) for place in self._places]
-        return AnyServer(endpoints, [_address(host, port) for _, host, port in self._places])
-
-
-def _address(host: str, port: int | None) -> str:
+def place_text(host: str, port: int | None) -> str:
+    """Return *host* and *port* as one text; an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def client_endpoint(reactor: Any, host: str, port: int) -> IStreamClientEndpoint:
-    """Return the endpoint to which a client connects by *reactor*: of the server at *host*, or of all that it knows."""
-    if isinstance(reactor, SeveralReactor):
-        return reactor.servers()
-    endpoint: IStreamClientEndpoint = HostnameEndpoint(reactor, host, port)
-    return endpoint
+def client_endpoint(
+    reactor: Any, host: str, port: int, endpoint: IStreamClientEndpoint | None = None
+) -> IStreamClientEndpoint:
+    """Return *endpoint*, by which a client reaches the server at *host* and *port*; without one, by plain TCP."""
+    plain: IStreamClientEndpoint = endpoint or HostnameEndpoint(reactor, host, port)
+    return plain
 
 
 def follow_leader(endpoint: Any, url: str) -> bool:

@@ -29,18 +29,17 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.broker.budget import Account
-from fyrehose.broker.inflight import InFlight
-from fyrehose.errors import Broken, Following, Forbidden, FyrehoseError, ReadOnly, RemoteProtocolError
+from fyrehose.errors import Broken, Following, Forbidden, FyrehoseError, PublishError, ReadOnly, RemoteProtocolError
 from fyrehose.identity import Identity
-from fyrehose.interfaces import IBroker, ISubscription
+from fyrehose.interfaces import IBroker, IBrokerPublisher, ISubscription
 from fyrehose.net.handshakes import Handshake
 from fyrehose.net.holding import LONGEST
 from fyrehose.net.incoming import SLOWEST, FrameWatch, Reading
 from fyrehose.net.lifecycle import TRANSITIONS, Phase, Timers
 from fyrehose.net.outgoing import LargeRecord, Outgoing
-from fyrehose.net.peers import PROOFS, identify, producer_of
+from fyrehose.net.peers import PROOFS, identify, port_of, producer_of
 from fyrehose.options import count, duration, fixed, option
-from fyrehose.records import Run
+from fyrehose.records import Publish, Run
 
 P = TypeVar("P")
 E = TypeVar("E")
@@ -48,7 +47,7 @@ E = TypeVar("E")
 Handlers = dict[type, Callable[[Any, Any], object]]
 
 #: How long a peer may take to read the remaining data of a connection that is being closed, in seconds.
-LINGER = 5.0
+CLOSE_TIMEOUT_S = 5.0
 #: How long a publisher waits before it is disconnected because the disk is full, in seconds.
 FULL_GRACE = 5.0
 #: The most bytes of replies that a peer may leave unread.
@@ -118,7 +117,7 @@ class SessionProtocol(TwistedProtocol):
     :param factory: the :class:`~fyrehose.net.connections.SessionFactory` that has built it
     :ivar phase: what the connection still does; changed only by the methods of this class
     :ivar writable: whether data can be sent: the connection is neither closing nor held nor lost
-    :ivar in_flight: calls of the broker that are not settled yet, such as publishes
+    :ivar unsettled: number of calls of the broker that are not settled yet, such as publishes
     :ivar write_paused: True while the peer reads more slowly than the server writes
     :ivar account: the memory that the connection holds
     :ivar timers: timers, which end with the connection
@@ -137,7 +136,7 @@ class SessionProtocol(TwistedProtocol):
     identity: Identity  #: the identity of the peer, as far as it has proved it
     producer = "?"  #: the producer of its messages, see :func:`~fyrehose.net.peers.producer_of`
     account: Account
-    in_flight: InFlight
+    publisher: IBrokerPublisher  #: publishes with the rights of the peer
     _handshake: Handshake
 
     def __init__(self, factory: Any, session: Session) -> None:
@@ -150,6 +149,7 @@ class SessionProtocol(TwistedProtocol):
         self.writable = True
         self.timers = Timers(self.clock)
         self._subscriptions: dict[ISubscription, None] = {}  #: in the order of attach()
+        self.unsettled = 0
         self.write_paused = False
         self._written = 0  #: most bytes that the peer must read before the transport resumes
         self._unread = 0  #: bytes of it that are replies to a peer that does not read
@@ -178,7 +178,7 @@ class SessionProtocol(TwistedProtocol):
         """Charge the connection to its address, begin the handshake, and check that the peer may connect."""
         transport = self.transport
         peer = transport.getPeer()
-        port = getattr(peer, "port", None)
+        port = port_of(peer)
         self.address = self.peer if port is None else f"{self.peer}:{port}"
         if ITCPTransport.providedBy(transport):
             transport.setTcpNoDelay(True)
@@ -186,7 +186,6 @@ class SessionProtocol(TwistedProtocol):
         transport.bufferSize = self.factory.buffer_size
         self.reading = Reading(self._stop_reading, self._read_again)
         self.account = self._frame.account = self.broker.budget.account(self.reading, self.network, self._frame)
-        self.in_flight = InFlight(self.account, self.failed, self.settled)
         self.outgoing = Outgoing(self)
         self._intake = self.broker.intake
         transport.registerProducer(self, True)
@@ -214,7 +213,8 @@ class SessionProtocol(TwistedProtocol):
             if self._silent:
                 self._silent = False
                 self.timers.stop(self._handle_silence)
-            self.factory.mark_active(self)
+            if self.factory.latest is not self:
+                self.factory.mark_active(self)
             if self._intake.free:
                 began = self.clock.seconds()
                 self.take(data)
@@ -355,29 +355,52 @@ class SessionProtocol(TwistedProtocol):
     #: the handlers of all types of events; subclasses add theirs, behind the methods
     handlers = on(Broken, broken)
 
-    def publish(self, runs: Sequence[Run], acknowledge: Callable[[tuple[int, ...]], object]) -> None:
+    def publish(self, runs: list[Run], note: Any = None, key: str | None = None) -> None:
         """Publish *runs*; close the connection if they are refused.
 
         Everything that the peer sends after a refused publish is ignored, so an acknowledgement covers all publishes
         before it.
 
-        :param acknowledge: called with the first number of each run when all of them are durable, even if the
-            connection is lost by then
+        :param note: for :meth:`durable`, as ``Publish.note``
+        :param key: see :meth:`.IBrokerPublisher.publish`
         """
-        size = 0
-        for run in runs:
-            size += run.size
-        self.in_flight.track(self.broker.publish(runs), acknowledge, self.refused, size)
+        self.unsettled += 1
+        try:
+            self.publisher.publish(runs, note, (), key)
+        except (PublishError, Forbidden) as error:
+            self.unsettled -= 1
+            self.refused(error)
+            self.settled()
+
+    def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
+        """Handle the end of publishes that one commit has decided, in their order."""
+        self.unsettled -= len(items)
+        try:
+            if error is None:
+                self.durable(items)
+            else:
+                for item in items:
+                    self.not_durable(item, error)
+        except Exception:
+            self.failed(Failure())
+        self.settled()
+
+    def durable(self, items: Sequence[Publish]) -> None:
+        """Acknowledge *items*, even if the connection is lost by now; a hook for subclasses."""
+
+    def not_durable(self, item: Publish, error: Exception) -> None:
+        """Handle a publish that was accepted, and could not be written; a hook for subclasses."""
+        if not isinstance(error, FyrehoseError):
+            raise error
+        self.refused(error)
 
     def settled(self) -> None:
-        """Handle a settled call of the broker: close a connection that only waited for it."""
-        if self.phase is Phase.SETTLING and not self.in_flight.count:
+        """Handle the end of calls of the broker: close a connection that only waited for them."""
+        if self.phase is Phase.SETTLING and not self.unsettled:
             self.hang_up()
 
-    def refused(self, failure: Failure) -> None:
+    def refused(self, error: FyrehoseError) -> None:
         """Count and log a refused publish, and close once earlier publishes are settled; a hook for subclasses."""
-        failure.trap(FyrehoseError)
-        error = failure.value
         self.broker.counters.refuse(self.log, self.protocol_name, type(error).__name__, self.peer, str(error))
         # Without an acknowledgement the peer will reconnect, and should not do so at once, unless it is to reconnect to
         # another server.
@@ -400,9 +423,11 @@ class SessionProtocol(TwistedProtocol):
         self._subscriptions.pop(subscription, None)
         subscription.stopProducing()
 
-    def flush(self) -> None:
-        """Write the data that the session has to send."""
+    def flush(self, *more: bytes) -> None:
+        """Write the data that the session has to send, and *more* behind it."""
         data = self.session.data_to_send()
+        if more:
+            data += more
         if not data or not self.writable:
             return
         # A transport that is not paused has hardly any unsent data left.
@@ -428,7 +453,7 @@ class SessionProtocol(TwistedProtocol):
 
     def record_sent(self) -> None:
         """Resume the subscriptions, or close a connection that only waited for the end of a large record."""
-        if self.phase is Phase.SETTLING and not self.in_flight.count:
+        if self.phase is Phase.SETTLING and not self.unsettled:
             self.timers.stop(self.abort)
             self.hang_up()
         elif not self.write_paused:
@@ -459,7 +484,7 @@ class SessionProtocol(TwistedProtocol):
     @property
     def waiting(self) -> bool:
         """Return whether the peer waits for the server, or another deadline applies: then it is not idle."""
-        return self.in_flight.count > 0 or self.session.expected > 0
+        return self.unsettled > 0 or self.session.expected > 0
 
     def drop(self, error: RemoteProtocolError) -> None:
         """Count and log a violation of the protocol, and close once earlier publishes are settled."""
@@ -477,14 +502,14 @@ class SessionProtocol(TwistedProtocol):
         if self.phase is Phase.OPEN:
             self._enter(Phase.SETTLING)
             self._detach_all()
-            if not self.in_flight.count:
+            if not self.unsettled:
                 self.hang_up()
 
     def hang_up(self) -> None:
         """Close a connection whose publishes are settled, after sending the remaining data; a hook for subclasses."""
         self.flush()
         if self.outgoing.record is not None:  # what follows a record that is cut would be misread
-            self.timers.start(LINGER, self.abort)
+            self.timers.start(CLOSE_TIMEOUT_S, self.abort)
             return
         self.transport.unregisterProducer()
         # A peer with unread data gets its time to read instead, and still counts as connected.
@@ -494,9 +519,9 @@ class SessionProtocol(TwistedProtocol):
             self._close()
 
     def linger(self) -> None:
-        """Give the peer up to LINGER seconds to read the remaining data and to close the connection."""
+        """Give the peer up to CLOSE_TIMEOUT_S seconds to read the remaining data and to close the connection."""
         self._enter(Phase.LINGERING)
-        self.timers.start(LINGER, self.abort)
+        self.timers.start(CLOSE_TIMEOUT_S, self.abort)
 
     def abort(self) -> None:
         """Close the connection at once, without sending the remaining data."""
@@ -512,7 +537,7 @@ class SessionProtocol(TwistedProtocol):
         It is busy if a publish is in flight, a frame is incomplete, or a subscription delivered since the last call.
         """
         delivered, self._written_to = self._written_to and bool(self._subscriptions), False
-        return not (self.in_flight.count or self.session.expected or delivered)
+        return not (self.unsettled or self.session.expected or delivered)
 
     def make_room(self) -> None:
         """Close the connection, because the listener is full and another peer connects."""
@@ -579,7 +604,12 @@ class SessionProtocol(TwistedProtocol):
     def _identify(self) -> None:
         self.identity = identify(self.transport)
         self.producer = producer_of(self.identity, self.address)
+        self.use_rights()
+
+    def use_rights(self) -> None:
+        """Use the broker with the rights of :attr:`identity`, which is new."""
         self.broker = self.broker.identified(self.identity)
+        self.publisher = self.broker.publisher(self.account, self.settle)
 
     def _check_admitted(self) -> None:
         """Refuse a peer that no rule of the policy allows anything, even after further proofs."""

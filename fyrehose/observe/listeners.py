@@ -38,9 +38,10 @@ def encryption(endpoint: str, settings: Any) -> str:
 
     :param settings: the settings of the listener
     """
-    if getattr(settings, "tls_certificate", ""):
+    options = attrs.asdict(settings, recurse=False)
+    if options.get("tls_certificate"):
         client_auth = settings.tls_client_auth
         return "TLS" if client_auth == "none" else f"TLS, client certificates {client_auth}"
     if endpoint.startswith(("ssl:", "tls:")):
         return "TLS"
-    return "CURVE" if getattr(settings, "server_key", "") else ""
+    return "CURVE" if options.get("server_key") else ""

@@ -6,7 +6,7 @@ An observation costs about as much as a counter, and is made per commit or sync,
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import attrs
 
@@ -36,6 +36,13 @@ class Histogram:
         """Count one observation of *value*."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
+
+    def observe_all(self, values: Iterable[float]) -> None:
+        """Count an observation of each of *values*."""
+        counts, bounds = self.counts, self.bounds
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+            self.total += value
 
     @property
     def count(self) -> int:

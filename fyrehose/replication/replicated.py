@@ -10,9 +10,10 @@ import attrs
 from twisted.internet.defer import Deferred, fail
 from twisted.internet.threads import deferToThread
 from twisted.logger import Logger
+from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
-from fyrehose.interfaces import IJournalObserver
+from fyrehose.interfaces import IJournal, IJournalObserver
 from fyrehose.journal.following import ReplicaJournal
 from fyrehose.observe.meters import ClusterStatus
 from fyrehose.options import shown_size
@@ -25,6 +26,7 @@ from fyrehose.replication.shared_log import ISharedLog
 log = Logger()
 
 
+@implementer(IJournal)
 @attrs.define(eq=False)
 class ReplicatedJournal(ReplicaJournal):
     """A journal that takes part in a cluster from :meth:`open` to :meth:`close`.

@@ -23,8 +23,9 @@ from typing import Any, TextIO
 
 from twisted.logger import FileLogObserver, LogEvent, Logger, LogLevel, formatEvent, formatEventAsClassicLogText
 from twisted.python.failure import Failure
-from twisted.python.logfile import LogFile
 from twisted.python.threadable import synchronize
+
+from fyrehose.net.twisted_private import ReopeningLogFile
 
 log = Logger()
 
@@ -37,6 +38,8 @@ LOG_FILES = 9
 
 #: Twisted's own lines about ports, which name classes and mean nothing to an operator.
 _PORT = re.compile(r".* starting on \S+|\((\S+ )?Port .* Closed\)")
+#: All levels of Twisted's log.
+LEVELS = frozenset(LogLevel.iterconstants())
 #: Prefixes of the fields that Twisted itself adds to events.
 _OWN = ("log_", "format", "message", "time", "system", "isError", "failure", "why", "printed", "logLevel")
 
@@ -52,7 +55,7 @@ def json_line(event: LogEvent) -> str:
     level = event.get("log_level", LogLevel.info)
     shown: dict[str, Any] = {
         "time": _time(event.get("log_time", 0.0)),
-        "level": getattr(level, "name", str(level)),
+        "level": level.name if level in LEVELS else str(level),
         "module": str(event.get("log_namespace") or event.get("log_system") or "-"),
         "message": formatEvent(event),
     }
@@ -66,7 +69,7 @@ def json_line(event: LogEvent) -> str:
     return json.dumps(shown) + "\n"  # ASCII, so it contains no control characters
 
 
-class RotatedFile(LogFile):
+class RotatedFile(ReopeningLogFile):
     """A log file that the server rotates, and that another program, such as logrotate, may move at any time.
 
     Every file has the permissions of the first: a daemon sets its mask of permissions only after that was opened.  If
@@ -78,11 +81,11 @@ class RotatedFile(LogFile):
     def __init__(self, path: Path) -> None:
         path = path.absolute()
         super().__init__(path.name, str(path.parent), LOG_SIZE, None, LOG_FILES)  # type: ignore[no-untyped-call]
-        self.defaultMode = stat.S_IMODE(os.fstat(self._file.fileno()).st_mode)
+        self.defaultMode = stat.S_IMODE(os.fstat(self.descriptor).st_mode)
 
     def rotate(self) -> None:
         """Rename the file and begin a new one; if it was moved, write to the file of that name from now on."""
-        ours = os.fstat(self._file.fileno())
+        ours = os.fstat(self.descriptor)
         try:
             there = Path(self.path).stat()
         except OSError:
@@ -96,14 +99,11 @@ class RotatedFile(LogFile):
 
     def _reopen(self) -> None:
         """Open the file again; if that fails, continue in the one that was moved."""
-        moved = self._file
         try:
-            self._openFile()  # type: ignore[no-untyped-call]
+            self.reopen()
         except OSError as error:
             self.size = 0  # so that not every line tries again
             log.error("cannot open the log file {path} again: {why}", path=self.path, why=error.strerror)
-        else:
-            moved.close()
 
 
 synchronize(RotatedFile)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from twisted.application.service import MultiService, Service
+from twisted.internet.address import UNIXAddress
 from twisted.internet.defer import Deferred, DeferredList, fail, maybeDeferred, succeed
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IListeningPort
@@ -31,8 +32,9 @@ from fyrehose.broker.policy import LOOPBACK, Policy
 from fyrehose.broker.quotas import PeerLimits
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.broker.streams import UNLIMITED, StreamRules
-from fyrehose.errors import Closed, ConfigError, FyrehoseError, JournalFailed
+from fyrehose.errors import Closed, ConfigError, FyrehoseError, JournalFailed, os_reason
 from fyrehose.interfaces import IJournal, ISequencer, JournalState
+from fyrehose.net.peers import INET
 
 log = Logger()
 
@@ -88,6 +90,8 @@ class Fyrehose(MultiService):
         self._on_open = on_open
         self._open = False
         self._started: list[Any] = []
+        #: children that :meth:`open` is starting
+        self._opening: list[Any] = []
         #: children that are not started before this server leads its cluster
         self._only_leading: list[Any] = []
         #: fires when the start in progress has succeeded or failed; None if none is in progress
@@ -121,13 +125,42 @@ class Fyrehose(MultiService):
         return Deferred.fromCoroutine(self._stop())
 
     def addService(self, service: Any) -> None:
+        self._adopt(service)
+        if self.running and self._settled is None and service in self._unstarted():
+            Deferred.fromCoroutine(self._start_child(service)).addErrback(self._report)
+
+    def _adopt(self, service: Any) -> None:
         running, self.running = self.running, 0  # MultiService would start it, and drop the Deferred
         try:
             MultiService.addService(self, service)
         finally:
             self.running = running
-        if running and self._settled is None and service in self._unstarted():
-            Deferred.fromCoroutine(self._start_child(service)).addErrback(self._report)
+
+    async def open(self, service: Any, only_leading: bool = False) -> None:
+        """Add a child while the server runs, and start it.
+
+        :param only_leading: see :meth:`add_for_leader`
+        :raises FyrehoseError: it cannot start, and is no child then
+        """
+        if not self.running or self._settled is not None:
+            raise Closed("the server is starting or stopping")
+        if only_leading:
+            self._only_leading.append(service)
+        self._opening.append(service)  # addService leaves it to this method
+        service.setServiceParent(self)
+        try:
+            if not (only_leading and self.broker.follows):
+                await self._start_child(service)
+        except Exception:
+            self.removeService(service)
+            raise
+        finally:
+            self._opening.remove(service)
+
+    async def close(self, service: Any) -> None:
+        """Stop a child while the server runs, and remove it; return when its last connection has ended."""
+        await maybeDeferred(self.removeService, service)
+        log.info("{name} is closed", name=_name(service))
 
     def add_for_leader(self, service: Any) -> None:
         """Add a child that is started only once the server accepts messages, because it has no other use.
@@ -173,7 +206,7 @@ class Fyrehose(MultiService):
 
     def _unstarted(self) -> list[Any]:
         """Return the children that are to be started now."""
-        closed = self._only_leading if self.broker.follows else []
+        closed = [*self._opening, *(self._only_leading if self.broker.follows else ())]
         return [service for service in self if service not in self._started and service not in closed]
 
     def _start_when_leading(self) -> None:
@@ -246,15 +279,13 @@ def _name(service: Any) -> str:
 def _state(listening: Any) -> str:
     """Return for the log where a child listens.
 
-    :param listening: the result of its ``startService``: a Twisted port, an object with an ``address``, or any other
+    :param listening: the result of its ``startService``: a Twisted port, or any other object
     """
     if IListeningPort.providedBy(listening):
         address = listening.getHost()
-        host, port = getattr(address, "host", None), getattr(address, "port", None)
-        if host is None:
-            return f"listens on {os.fsdecode(getattr(address, 'name', None) or str(address))}"
-    elif hasattr(listening, "address"):
-        host, port = listening.address
+        if not isinstance(address, INET):
+            return f"listens on {os.fsdecode(address.name or b'') if isinstance(address, UNIXAddress) else address}"
+        host, port = address.host, address.port
     else:
         return "has started"
     return f"listens on [{host}]:{port}" if ":" in host else f"listens on {host}:{port}"
@@ -263,6 +294,6 @@ def _state(listening: Any) -> str:
 def _reason(error: CannotListenError | OSError) -> str:
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    reason = getattr(error.socketError, "strerror", None) or error.socketError
+    reason = os_reason(error.socketError)
     where = f"{error.interface or 'any address'} port {error.port}" if error.port is not None else "its endpoint"
     return f"{where}: {reason}"

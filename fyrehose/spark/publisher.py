@@ -42,7 +42,7 @@ _SEND = 64 << 10
 
 
 @attrs.define(eq=False)
-class Publisher:
+class SparkPublisher:
     """Publishes to one server, at least once and in order.
 
     :ivar first: the number of the first message; a caller that starts again must use the same one, so that duplicates

@@ -8,15 +8,18 @@ from typing import Any
 import attrs
 import pytest
 from twisted.internet.task import Clock
+from zope.interface import implementer
 
 from fyrehose.admin.sampling import Sampler, StreamRates
 from fyrehose.admin.status import Status
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
+from fyrehose.interfaces import IConnectedSink
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal, RecordingSink
 
 
+@implementer(IConnectedSink)
 class Subscriber(RecordingSink):
     """A sink that names its protocol and peer."""
 
@@ -67,5 +70,5 @@ def watched() -> Iterator[Watched]:
 
 
 @pytest.fixture
-def make_watched() -> Callable[[], Watched]:
+def make_watched() -> Callable[..., Watched]:
     return Watched

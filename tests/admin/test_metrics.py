@@ -9,17 +9,20 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from twisted.internet.task import Clock
 from twisted.logger import Logger
+from zope.interface import implementer
 
 from fyrehose.admin import metrics
 from fyrehose.admin.sampling import Sampler, StreamRates
 from fyrehose.admin.status import Status, summary
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
+from fyrehose.interfaces import IJournal
 from fyrehose.journal import subscriptions
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
 from fyrehose.observe.meters import ClusterStatus
 from fyrehose.records import Run
+from fyrehose.testing import MemoryJournal
 
 log = Logger()
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -183,7 +186,18 @@ def test_metrics_of_named_subscriptions(watched: Any) -> None:
     assert labelled(scraped(watched.status, streams=0), "fyrehose_subscription_position") == {}
 
 
-def test_metrics_of_a_server_of_a_cluster(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@implementer(IJournal)
+class Member(MemoryJournal):
+    """The journal of a server of a cluster."""
+
+    status: ClusterStatus | None = None
+
+    def cluster_status(self) -> ClusterStatus | None:
+        return self.status
+
+
+def test_metrics_of_a_server_of_a_cluster(make_watched: Any) -> None:
+    watched = make_watched(journal=Member())
     assert not [name for name, _ in scraped(watched.status) if name.startswith("fyrehose_cluster")]
     status = ClusterStatus(
         name="b",
@@ -197,7 +211,7 @@ def test_metrics_of_a_server_of_a_cluster(watched: Any, monkeypatch: pytest.Monk
         log_size=512,
         unconfirmed=99,
     )
-    monkeypatch.setattr(type(watched.broker.journal), "cluster_status", lambda self: status, raising=False)
+    watched.journal.status = status
     samples = scraped(watched.status)
     assert labelled(samples, "fyrehose_cluster_role") == {
         ("follower",): 1,

@@ -8,13 +8,14 @@ from typing import Any
 import attrs
 import pytest
 from twisted.logger import Logger
+from zope.interface import implementer
 
 from fyrehose import __version__
 from fyrehose.admin import census, metrics
 from fyrehose.admin.status import summary, time_to_full
 from fyrehose.broker import fanout
 from fyrehose.broker.broker import Broker
-from fyrehose.interfaces import FileLag, JournalState
+from fyrehose.interfaces import FileLag, IRelay, JournalState
 from fyrehose.observe.listeners import Listener
 from fyrehose.observe.meters import ClusterStatus, JournalMeters, JournalStatus
 from fyrehose.testing import RecordingSink
@@ -75,6 +76,7 @@ def test_own_records_of_a_protocol_are_not_counted(watched: Any) -> None:
     assert set(watched.sampler.samples[-1].published) == {"figg", "relink"}
 
 
+@implementer(IRelay)
 class Relay(RecordingSink):
     """A sink with clients of its own."""
 

@@ -7,11 +7,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+import pytest
 import zmq
 
 from benchmarks.loops import udp
 from fyrehose.protocols.backbone.frames import Deliver, Flags, KeepAlive, KeepAliveAck, Push, decode
+from fyrehose.protocols.figg.frames import Ack, Publish
 
 
 @contextmanager
@@ -35,6 +38,18 @@ def test_pushes_come_back_numbered() -> None:
         for seq, data in enumerate((b"one", b"two"), 1):
             peer.send(Push(data=data).serialize())
             assert decode(peer.recv(100)) == Deliver(seq=seq, data=data)
+
+
+def test_publishes_are_acknowledged_when_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
+    monkeypatch.chdir(tmp_path)
+    with loop("figg") as (port,), socket.create_connection(("127.0.0.1", port), 10) as peer:
+        frames = b"".join(Publish(topic="t", number=number, data=b"some data").serialize() for number in (1, 2))
+        peer.sendall(frames[:-3])
+        assert Ack.parse(peer.recv(100)[8:]) == Ack(number=1)
+        peer.sendall(frames[-3:])
+        assert Ack.parse(peer.recv(100)[8:]) == Ack(number=2)
+    assert tmp_path.joinpath("written").read_bytes().startswith(frames)
 
 
 def test_events_come_back_numbered() -> None:

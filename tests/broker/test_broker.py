@@ -145,7 +145,7 @@ def test_a_publish_larger_than_a_batch_is_refused_before_it_is_numbered() -> Non
 def test_publish_may_be_exactly_as_large_as_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     broker, _, _ = make()
     runs = drafts(b"x" * 100)
-    monkeypatch.setattr("fyrehose.broker.broker.MAX_PUBLISH", runs[0].room)
+    monkeypatch.setattr("fyrehose.broker.publisher.MAX_PUBLISH", runs[0].room)
     assert broker.publish(runs).result == (1,)
     assert isinstance(refused(broker.publish(drafts(b"x" * 108))), PayloadTooLarge)
 
@@ -175,8 +175,8 @@ def test_one_peer_makes_half_of_all_streams_at_the_most(max_streams: int, most: 
     broker, _, _ = make(max_streams=max_streams, limits=PeerLimits(burst=10))
     maker = Identity(host="10.0.0.1")
     runs = [Run.of(f"s{n}", [b"x"], source="test") for n in range(most + 1)]
-    assert broker.publish(runs[:most], peer=maker).result == (1,) * most
-    assert isinstance(refused(broker.publish(runs[most:], peer=maker)), TooManyStreams)
+    assert broker.identified(maker).publish(runs[:most]).result == (1,) * most
+    assert isinstance(refused(broker.identified(maker).publish(runs[most:])), TooManyStreams)
 
 
 def test_acknowledged_publishes_are_counted_by_source_and_refused_ones_are_not() -> None:
@@ -200,8 +200,8 @@ def test_peers_may_create_the_stream_that_a_listener_is_bound_to() -> None:
         )
     )
     peer = Identity(host="10.0.0.1")
-    assert broker.publish(drafts(b"a", stream="logs"), peer=peer).result == (1,)
-    assert isinstance(refused(broker.publish(drafts(b"a", stream="other"), peer=peer)), NewStreamForbidden)
+    assert broker.identified(peer).publish(drafts(b"a", stream="logs")).result == (1,)
+    assert isinstance(refused(broker.identified(peer).publish(drafts(b"a", stream="other"))), NewStreamForbidden)
 
 
 def test_the_smaller_of_restriction_and_configured_limit_holds() -> None:
@@ -233,7 +233,7 @@ def test_streams_that_exist_when_the_server_starts_count_as_made() -> None:
     broker = Broker(clock, journal, Sequencer(), rules=rules, max_streams=1)
     broker.open()
     assert broker.retirable("s")
-    assert broker.publish(drafts(b"b"), peer=Identity(host="10.0.0.1")).result == (2,)
+    assert broker.identified(Identity(host="10.0.0.1")).publish(drafts(b"b")).result == (2,)
     assert isinstance(refused(broker.publish(drafts(b"c", stream="other"))), TooManyStreams)
 
 
@@ -261,15 +261,16 @@ def test_peers_cannot_create_streams_that_the_configuration_forbids() -> None:
     rules = StreamRules((StreamRule(names=("open.*",), new_streams=True), StreamRule(names=("*",), new_streams=False)))
     broker, journal, _ = make(rules=rules)
     peer = Identity(host="10.0.0.1")
-    refusal = refused(broker.publish([*drafts(b"a", stream="open.a"), *drafts(b"a", stream="s")], peer=peer))
+    refusal = refused(broker.identified(peer).publish([*drafts(b"a", stream="open.a"), *drafts(b"a", stream="s")]))
     assert isinstance(refusal, NewStreamForbidden)
     assert not refusal.retriable
     assert "new-streams = true" in str(refusal)
     assert journal.ends() == {}
-    assert broker.publish(drafts(b"a", stream="open.a"), peer=peer).result == (1,)
+    assert broker.identified(peer).publish(drafts(b"a", stream="open.a")).result == (1,)
     assert broker.publish(drafts(b"a")).result == (1,), "the server itself may"
-    assert broker.publish(drafts(b"a"), peer=peer).result == (2,), "then everybody may publish there"
-    assert broker.publish(drafts(b"a", stream="open.b"), drafts(b"b", stream=".own"), peer).result == (1, 1)
+    assert broker.identified(peer).publish(drafts(b"a")).result == (2,), "then everybody may publish there"
+    published = broker.identified(peer).publish(drafts(b"a", stream="open.b"), drafts(b"b", stream=".own"))
+    assert published.result == (1, 1)
 
 
 def test_a_stream_is_empty_when_nothing_of_it_is_served_or_on_its_way_to_the_disk() -> None:
@@ -442,7 +443,7 @@ def test_time_until_a_publish_is_durable_is_measured_by_source() -> None:
 
 
 def test_producers_of_a_source_are_collected_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fyrehose.broker.broker.MOST_PRODUCERS", 3)
+    monkeypatch.setattr("fyrehose.broker.publisher.MOST_PRODUCERS", 3)
     broker, _, _ = make()
     for producer in ("10.0.0.1:5", "10.0.0.1:6", "[::1]:7", "x (10.0.0.1:8)", "x (10.0.0.1:9)", "d"):
         broker.publish([Run.of("s", [b"x"], source="test", producer=producer)])

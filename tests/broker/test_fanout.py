@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.internet.task import Clock
+from zope.interface import implementer
 from zope.interface.verify import verifyObject
 
 from fyrehose.broker.broker import Broker
@@ -15,7 +16,7 @@ from fyrehose.broker.fanout import SHARED, SHARED_COUNT, TURN, Fanout
 from fyrehose.broker.rounds import ROUND
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import Closed, JournalCorrupt
-from fyrehose.interfaces import ISubscription
+from fyrehose.interfaces import INamedSink, IRelay, ISubscription
 from fyrehose.records import Delivery, Run
 from fyrehose.testing import MemoryJournal, RecordingSink
 
@@ -474,6 +475,7 @@ def test_small_deliveries_do_not_pile_up(server: Server) -> None:
     assert server.broker._fanout._recent_size == sum(d.size for d in server.broker._fanout._recent.values())
 
 
+@implementer(INamedSink)
 class Named(RecordingSink):
     """A sink that says who it is."""
 
@@ -600,6 +602,7 @@ def test_resuming_many_times_within_a_turn_costs_one_read(monkeypatch: pytest.Mo
     assert subscription.delivered == 3
 
 
+@implementer(IRelay)
 class Relay(RecordingSink):
     """A sink that passes records on to clients of its own."""
 

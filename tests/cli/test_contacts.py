@@ -6,17 +6,21 @@ from typing import Any
 
 import pytest
 from OpenSSL import SSL
-from twisted.internet.error import ConnectError, ConnectionDone, ConnectionLost
-from twisted.internet.interfaces import IReactorTCP
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.error import ConnectError, ConnectionDone, ConnectionLost, DNSLookupError
+from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import ClientFactory, Protocol
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.python.failure import Failure
+from zope.interface import implementer
+from zope.interface.verify import verifyObject
 
-from fyrehose.cli.contacts import SHORT, Contacts, Watching
+from fyrehose.cli.contacts import SHORT, Contacts, WatchedEndpoint
 
 DONE = ConnectionDone()
 
 
+@implementer(IStreamClientEndpoint)
 class Server:
     """A server in the test's hands, and a client that connects to it."""
 
@@ -28,13 +32,25 @@ class Server:
         self.lost: list[Failure] = []
         self.failed: list[Failure] = []
         self.factory = ClientFactory.forProtocol(Protocol)
-        self.factory.clientConnectionFailed = lambda connector, reason: self.failed.append(reason)  # type: ignore[method-assign]
-        self.watching = Watching(self.reactor, self.contacts)
+        self.dialed: list[Any] = []
+        self.connecting: Deferred[Any] = Deferred()
+        self.watched = WatchedEndpoint(self, self.contacts, self.reactor)
+
+    def connect(self, factory: Any) -> Deferred[Any]:
+        """The endpoint of the server: it remembers what is to make the connection."""
+        self.dialed.append(factory)
+        self.connecting = Deferred()
+        return self.connecting
 
     def dial(self) -> Any:
-        """What the reactor is given to make a connection with."""
-        self.watching.connectTCP("h", 1, self.factory, 30)
-        return self.reactor.tcpClients.pop()[2]
+        """What the endpoint is given to make a connection with."""
+        self.watched.connect(self.factory).addErrback(self.failed.append)
+        return self.dialed.pop()
+
+    def fails(self, error: Exception) -> None:
+        """A connection that cannot be made."""
+        self.dial()
+        self.connecting.errback(Failure(error))
 
     def closes(self, seconds: float = 0.0, reason: Exception = DONE, sends: bytes = b"a word") -> None:
         """A connection that ends after so long."""
@@ -48,12 +64,25 @@ class Server:
 
 def test_watching_passes_all_events_to_the_client() -> None:
     server = Server()
-    assert IReactorTCP.providedBy(server.watching)
-    assert server.watching.seconds() == server.reactor.seconds()
+    assert verifyObject(IStreamClientEndpoint, server.watched)
     server.closes()
     assert [failure.value for failure in server.lost] == [DONE]
-    server.dial().clientConnectionFailed(None, Failure(ConnectError()))
+    server.fails(ConnectError())
     assert server.failed[0].check(ConnectError)
+
+
+def test_endpoint_returns_the_protocol_of_the_client() -> None:
+    server = Server()
+    made: list[Any] = []
+    server.watched.connect(server.factory).addCallback(made.append)
+    server.connecting.callback(server.dialed.pop().buildProtocol(None))
+    assert [type(each) for each in made] == [Protocol]
+
+
+def test_attempt_that_the_client_gives_up_is_no_failure() -> None:
+    server = Server()
+    server.fails(CancelledError())
+    assert server.contacts.hint.startswith("is the server running and reachable")
 
 
 @pytest.mark.parametrize("reason", [ConnectionDone(), ConnectionLost()])
@@ -142,7 +171,7 @@ def test_hint_has_the_reason_of_the_last_failed_attempt() -> None:
     server = Server()
     assert server.contacts.hint == "is the server running and reachable, and does its access policy allow this client?"
     for error, said in ((ConnectError(111), "Connection refused"), (ValueError("x"), "x")):
-        server.dial().clientConnectionFailed(None, Failure(error))
+        server.fails(error)
         ended = f"the last attempt failed: {said}; is the server running, and listening there?"
         assert server.contacts.hint == ended
     server.closes(SHORT)
@@ -185,8 +214,7 @@ def test_hint_for_a_stream_of_the_server_names_it_while_a_refused_connection_is_
 
 def test_hint_says_that_the_host_name_has_no_address() -> None:
     server = Server()
-    server.reactor.nameResolver = "a resolver"
-    assert server.watching.nameResolver == "a resolver"
+    server.fails(DNSLookupError("no results for hostname lookup: h"))
     assert server.contacts.hint == "the host name has no address"
     server.closes(SHORT)
     assert server.contacts.hint.startswith("is the server running and reachable")

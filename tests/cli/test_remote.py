@@ -40,6 +40,13 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Any:
     return answer
 
 
+def untrusted() -> ssl.SSLCertVerificationError:
+    """Return the error of a certificate that nobody trusts, as a handshake raises it."""
+    error = ssl.SSLCertVerificationError(1, "self-signed")
+    error.verify_message = "self-signed certificate"
+    return error
+
+
 def refusal(code: int, body: bytes) -> urllib.error.HTTPError:
     return urllib.error.HTTPError("http://x", code, "no", Message(), io.BytesIO(body))
 
@@ -83,7 +90,7 @@ def test_token_is_sent_and_kept_out_of_the_representation(answer: Any, tmp_path:
         (urllib.error.URLError("unknown url type"), "cannot connect to http://x:1: unknown url type"),
         (TimeoutError("timed out"), "cannot connect to http://x:1: timed out"),
         (
-            urllib.error.URLError(ssl.SSLCertVerificationError(1, "self-signed")),
+            urllib.error.URLError(untrusted()),
             "certificate verification failed for http://x:1: .*; pass --ca FILE",
         ),
         (refusal(401, b"{}"), "requires a token; pass --token-file FILE"),

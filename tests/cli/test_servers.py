@@ -15,7 +15,7 @@ from twisted.python.failure import Failure
 from fyrehose.cli.command import Addresses, main
 from fyrehose.cli.contacts import TIMES
 from fyrehose.cli.servers import ROUNDS, ServerAddress, protocol_to_tail, server
-from fyrehose.cli.tls import TLSReactor
+from fyrehose.cli.tls import encrypted
 from fyrehose.errors import Closed, ConfigError
 from fyrehose.testing.certificates import Authority
 
@@ -46,37 +46,37 @@ def test_empty_tls_file_name_is_refused(tls: str) -> None:
 def test_missing_publisher_or_subscriber_of_a_protocol_is_reported() -> None:
     nothing = ServerAddress("lumberjack", "h", 1, plugin())
     with pytest.raises(ConfigError, match="protocol lumberjack has no publisher"):
-        nothing.publisher(None, None, 1)
+        nothing.publisher(MemoryReactorClock(), None, 1)
     with pytest.raises(ConfigError, match="protocol lumberjack has no subscriber"):
-        nothing.tailer(None, None)
+        nothing.tailer(MemoryReactorClock(), None)
     with pytest.raises(ConfigError, match="protocol lumberjack has no transactions"):
-        nothing.publisher(None, None, 1, 5)
+        nothing.publisher(MemoryReactorClock(), None, 1, 5)
 
 
 def test_clients_are_made_for_the_stream_and_errors_name_it() -> None:
     publisher, tailer = Publisher(), object()
     both = ServerAddress("figg", "h", 1, plugin(publisher, tailer))
-    assert (both.publisher(None, None, 1), both.contacts.wanted) == (publisher, "publish")
-    assert (both.publisher(None, "a", 1), both.contacts.wanted) == (publisher, "publish into 'a'")
+    assert (both.publisher(MemoryReactorClock(), None, 1), both.contacts.wanted) == (publisher, "publish")
+    assert (both.publisher(MemoryReactorClock(), "a", 1), both.contacts.wanted) == (publisher, "publish into 'a'")
     assert publisher.streams == [None, "a"]
-    assert (both.tailer(None, "a\x1b"), both.contacts.wanted) == (tailer, r"read 'a\x1b'")
+    assert (both.tailer(MemoryReactorClock(), "a\x1b"), both.contacts.wanted) == (tailer, r"read 'a\x1b'")
 
 
 @pytest.mark.parametrize("stream", ["", "x" * 256, "\u00e4" * 128])
 def test_invalid_stream_name_is_refused(stream: str) -> None:
     both = ServerAddress("figg", "h", 1, plugin(Publisher(), object()))
     with pytest.raises(ConfigError, match=r"the name has (0|256) bytes; expected 1 to 255 bytes"):
-        both.publisher(None, stream, 1)
+        both.publisher(MemoryReactorClock(), stream, 1)
     with pytest.raises(ConfigError, match="expected 1 to 255 bytes"):
-        both.tailer(None, stream)
+        both.tailer(MemoryReactorClock(), stream)
 
 
 def test_a_pattern_or_a_subscription_needs_a_protocol_that_has_them() -> None:
     figg = ServerAddress("figg", "h", 1, plugin(None, object()))
     with pytest.raises(ConfigError, match=r"use --protocol http for the pattern 'logs\.\*'"):
-        figg.tailer(None, "logs.*")
+        figg.tailer(MemoryReactorClock(), "logs.*")
     with pytest.raises(ConfigError, match="protocol figg has no named subscriptions; use --protocol http or relink"):
-        figg.tailer(None, "s", named=True)
+        figg.tailer(MemoryReactorClock(), "s", named=True)
     http = server("http", ("h", None))
     assert http.tailer(MemoryReactorClock(), "logs.*") is not None
     assert http.tailer(MemoryReactorClock(), "s", named=True) is not None
@@ -149,12 +149,11 @@ def test_the_certificate_of_each_server_is_checked_for_its_own_name(
 ) -> None:
     checked: list[str] = []
 
-    class Watched(TLSReactor):
-        def __init__(self, reactor: Any, host: str, paths: tuple[str, ...]) -> None:
-            checked.append(host)
-            super().__init__(reactor, host, paths)
+    def watched(endpoint: Any, host: str, paths: tuple[str, ...]) -> Any:
+        checked.append(host)
+        return encrypted(endpoint, host, paths)
 
-    monkeypatch.setattr("fyrehose.cli.tls.TLSReactor", Watched)
+    monkeypatch.setattr("fyrehose.cli.tls.encrypted", watched)
     at = server("figg", ("one.test", 1), Authority(tmp_path).certificate, [("two.test", 2)])
     at.publisher(MemoryReactorClock(), "s", 1)
     assert sorted(checked) == ["one.test", "two.test"]

@@ -1,17 +1,20 @@
-"""A reactor that connects by TLS: which files it takes, and what it hands on.  tests/live/test_policy.py connects."""
+"""An endpoint that connects by TLS: which files it takes.  tests/live/test_policy.py connects."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from twisted.internet.interfaces import IReactorTCP, IReactorTime
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import ClientFactory
 from twisted.internet.testing import MemoryReactorClock
 from twisted.protocols.tls import TLSMemoryBIOFactory
+from zope.interface import implementer
 
 from fyrehose.cli.servers import server
-from fyrehose.cli.tls import TLSReactor
+from fyrehose.cli.tls import encrypted
 from fyrehose.errors import ConfigError
 from fyrehose.testing.certificates import Authority
 
@@ -21,18 +24,22 @@ def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
 
 
-def test_only_tcp_connections_of_the_reactor_are_wrapped(authority: Authority) -> None:
-    reactor = MemoryReactorClock()
-    encrypted = TLSReactor(reactor, "localhost", (authority.certificate,))
-    assert IReactorTCP.providedBy(encrypted)
-    assert IReactorTime.providedBy(encrypted)
-    assert encrypted.seconds() == reactor.seconds()
-    inside = ClientFactory()
-    encrypted.connectTCP("127.0.0.1", 8119, inside, timeout=5, bindAddress=None)
-    host, port, around, timeout, _ = reactor.tcpClients[0]
-    assert (host, port, timeout) == ("127.0.0.1", 8119, 5)
-    assert isinstance(around, TLSMemoryBIOFactory)
-    assert around.wrappedFactory is inside
+@implementer(IStreamClientEndpoint)
+class Plain:
+    """The endpoint of a server without TLS."""
+
+    factory: Any = None
+
+    def connect(self, factory: Any) -> Deferred[Any]:
+        self.factory = factory
+        return Deferred()
+
+
+def test_connections_of_the_endpoint_are_wrapped(authority: Authority) -> None:
+    plain, inside = Plain(), ClientFactory()
+    encrypted(plain, "localhost", (authority.certificate,)).connect(inside)
+    assert isinstance(plain.factory, TLSMemoryBIOFactory)
+    assert plain.factory.wrappedFactory is inside
 
 
 def test_client_certificate_and_key_may_share_a_file(authority: Authority, tmp_path: Path) -> None:
@@ -40,9 +47,9 @@ def test_client_certificate_and_key_may_share_a_file(authority: Authority, tmp_p
     both = tmp_path / "both.pem"
     both.write_bytes(Path(own.certificate).read_bytes() + Path(own.key).read_bytes())
     for words in ((own.certificate, own.key), (str(both),)):
-        reactor = MemoryReactorClock()
-        TLSReactor(reactor, "127.0.0.1", (authority.certificate, *words)).connectTCP("127.0.0.1", 1, ClientFactory())
-        assert isinstance(reactor.tcpClients[0][2], TLSMemoryBIOFactory)
+        plain = Plain()
+        encrypted(plain, "127.0.0.1", (authority.certificate, *words)).connect(ClientFactory())
+        assert isinstance(plain.factory, TLSMemoryBIOFactory)
 
 
 def test_invalid_pem_files_are_refused(authority: Authority, tmp_path: Path) -> None:
@@ -56,9 +63,9 @@ def test_invalid_pem_files_are_refused(authority: Authority, tmp_path: Path) -> 
         (authority.certificate, str(empty)),
     ):
         with pytest.raises(ConfigError, match="expected PEM files: the authority's certificate, and optionally"):
-            TLSReactor(MemoryReactorClock(), "localhost", words)
+            encrypted(Plain(), "localhost", words)
     with pytest.raises(ConfigError, match=r"--tls nowhere\.pem: cannot read nowhere\.pem: No such file"):
-        TLSReactor(MemoryReactorClock(), "localhost", ("nowhere.pem",))
+        encrypted(Plain(), "localhost", ("nowhere.pem",))
 
 
 def test_protocols_without_tcp_have_no_tls(authority: Authority) -> None:

@@ -11,12 +11,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from twisted.internet.task import Clock
 from twisted.logger import Logger
+from zope.interface import implementer
 
 from fyrehose.admin import metrics
 from fyrehose.admin.sampling import Sampler, StreamRates
 from fyrehose.admin.status import Status
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
+from fyrehose.interfaces import IJournal
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
 from fyrehose.observe.meters import ClusterStatus
@@ -29,6 +31,7 @@ FILES = ["prometheus.yml", "alerts.yml", "dashboard.json"]
 NAME = re.compile(r"\b(?:fyrehose|process|python)_[a-z_]+\b")
 
 
+@implementer(IJournal)
 class Member(FileJournal):
     """The journal of a server of a cluster."""
 

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from cryptography import x509
 from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
+from twisted.internet.interfaces import ISSLTransport
 from twisted.internet.testing import StringTransport
+from zope.interface import alsoProvides
 
 from fyrehose.identity import Identity
 from fyrehose.net.peers import MOST_NAMES, certificate_names, host_of, identify, identity_at, producer_of
@@ -28,6 +30,7 @@ class Shown:
 
 def transport(address: Any, certificate: str | None = None) -> Any:
     made: Any = StringTransport(peerAddress=address)
+    alsoProvides(made, ISSLTransport)
     made.getPeerCertificate = lambda: None if certificate is None else Shown(certificate)
     return made
 

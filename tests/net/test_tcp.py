@@ -6,7 +6,7 @@ a frame of N bytes.
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,8 +33,8 @@ from fyrehose.net.endpoints import TCPService
 from fyrehose.net.holding import FIRST, RefusedConnection
 from fyrehose.net.incoming import Reading
 from fyrehose.net.peers import PROOFS
-from fyrehose.net.tcp import FULL_GRACE, LINGER, MOST_UNREAD, SessionProtocol, TCPSettings, on
-from fyrehose.records import Delivery, Run
+from fyrehose.net.tcp import CLOSE_TIMEOUT_S, FULL_GRACE, MOST_UNREAD, SessionProtocol, TCPSettings, on
+from fyrehose.records import Delivery, Publish, Run
 from fyrehose.sessions import ByteSession
 from fyrehose.testing import MemoryJournal, Transport
 from fyrehose.testing.certificates import Authority
@@ -100,12 +100,12 @@ class Toy(SessionProtocol):
             self.attach(self.broker.subscribe("s", 0, self))
         else:
             run = Run.of("s", [text.encode()], source="toy", producer=self.address)
-            self.publish([run], partial(self.ok, text))
+            self.publish([run], text)
 
     handlers = SessionProtocol.handlers | on(str, line)
 
-    def ok(self, text: str, firsts: tuple[int, ...]) -> None:
-        self.session.out.append(f"ok {text}\n".encode())
+    def durable(self, items: Sequence[Publish]) -> None:
+        self.session.out += [f"ok {item.note}\n".encode() for item in items]
         self.flush()
 
     def deliver(self, delivery: Delivery) -> None:
@@ -499,7 +499,7 @@ class TestClosing:
         server = make()
         _, transport = server.connect()
         server.factory.drain()
-        server.clock.advance(LINGER + 1)
+        server.clock.advance(CLOSE_TIMEOUT_S + 1)
         assert transport.aborted
 
     def test_a_producer_is_not_left_registered(self) -> None:
@@ -733,5 +733,5 @@ class TestRefusals:
         protocol.dataReceived(b"!\n")
         assert transport.disconnecting
         assert protocol in server.factory.connections, "it has not gone, and keeps its place"
-        server.clock.advance(LINGER)
+        server.clock.advance(CLOSE_TIMEOUT_S)
         assert transport.aborted

@@ -14,8 +14,9 @@ from zope.interface import implementer
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
-from fyrehose.interfaces import ISink
+from fyrehose.interfaces import INamedSink, ISink
 from fyrehose.observe.stalls import Stalls
+from fyrehose.pieces import Encoded
 from fyrehose.protocols.figg.frames import Attach, Publish
 from fyrehose.protocols.figg.server import FiggFactory
 from fyrehose.server import watchdog
@@ -185,12 +186,13 @@ def test_log_names_the_peer_that_is_served(monkeypatch: pytest.MonkeyPatch) -> N
     peer = shell.Peer.connect(factory, clock, "10.0.0.1", 5000)
     other = shell.Peer.connect(factory, clock, "10.0.0.2", 5001)
 
-    def look(*args: Any) -> None:
+    def look(*args: Any) -> Encoded:
         seen.append(watchdog.served(sys._getframe()))
+        return Encoded(b"", 1, 1)
 
     monkeypatch.setattr(type(peer.protocol.session), "send_attached", look)
     peer.send(Attach(topic="t").serialize())
-    monkeypatch.setattr(type(peer.protocol.session), "send_data", look)
+    monkeypatch.setattr("fyrehose.protocols.figg.server.encode_data", look)
     other.send(Publish(topic="t", number=1, data=b"x").serialize())
     clock.advance(0)
     assert seen == ["figg 10.0.0.1:5000"] * 2, "the sender of a request, then the reader of a delivery"
@@ -209,6 +211,7 @@ class Nameless:
 
 
 def test_sink_without_a_name_does_not_hide_who_called_it() -> None:
+    @implementer(INamedSink)
     class Named(Nameless):
         subscriber = ("figg", "10.0.0.1:5")
 

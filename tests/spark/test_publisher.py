@@ -16,7 +16,7 @@ import pytest
 from fyrehose.errors import ConfigError, InvalidName, PayloadTooLarge, PublishError
 from fyrehose.protocols.figg.frames import Publish
 from fyrehose.spark import publisher as module
-from fyrehose.spark.publisher import Publisher, parse_place
+from fyrehose.spark.publisher import SparkPublisher, parse_place
 
 
 @attrs.define
@@ -66,11 +66,11 @@ def peer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     threads: list[threading.Thread] = []
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
-        def start(*scripts: str) -> tuple[Peer, Publisher]:
+        def start(*scripts: str) -> tuple[Peer, SparkPublisher]:
             made = Peer(listening, list(scripts))
             threads.append(threading.Thread(target=made.run, daemon=True))
             threads[-1].start()
-            return made, Publisher("127.0.0.1", listening.getsockname()[1], patience=5.0)
+            return made, SparkPublisher("127.0.0.1", listening.getsockname()[1], patience=5.0)
 
         yield start
     for thread in threads:
@@ -146,7 +146,7 @@ def test_rate_limits_publishing(monkeypatch: pytest.MonkeyPatch, peer: Any) -> N
 
 
 def test_invalid_names_and_large_payloads_are_refused() -> None:
-    publisher = Publisher("127.0.0.1", 1)
+    publisher = SparkPublisher("127.0.0.1", 1)
     for name in ("", "x" * 256):
         with pytest.raises(InvalidName):
             publisher.publish(name, b"")

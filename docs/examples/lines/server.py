@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from twisted.logger import Logger
@@ -9,7 +10,7 @@ from zope.interface import implementer
 
 from fyrehose.interfaces import ISink
 from fyrehose.net import SessionFactory, SessionProtocol, TCPSettings, on
-from fyrehose.records import Delivery, Run
+from fyrehose.records import Delivery, Publish, Run
 from lines.session import LineSession, Published, Subscribed, encode
 
 
@@ -26,12 +27,13 @@ class LineProtocol(SessionProtocol):
         super().__init__(factory, LineSession())
 
     def published(self, event: Published) -> None:
-        """Publish the line; `_durable` acknowledges it when it is on disk."""
+        """Publish the line; `durable` acknowledges it when it is on disk."""
         run = Run.of(event.stream, [event.payload], source=self.protocol_name, producer=self.peer)
-        self.publish([run], self._durable)
+        self.publish([run])
 
-    def _durable(self, first_seqs: tuple[int, ...]) -> None:
-        self.session.send_ok(first_seqs[0])
+    def durable(self, items: Sequence[Publish]) -> None:
+        for item in items:
+            self.session.send_ok(item.runs[0].first_seq)
         self.flush()
 
     def subscribed(self, event: Subscribed) -> None:

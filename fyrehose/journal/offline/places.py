@@ -292,7 +292,7 @@ class _Connection:
             except (OSError, HTTPException) as error:
                 self.close()
                 if attempt == TRIES - 1:
-                    why = getattr(error, "strerror", None) or repr(error)
+                    why = (error.strerror if isinstance(error, OSError) else "") or repr(error)
                     raise JournalUnreachable(
                         f"{self.url} does not answer: {why}; is `fyrehose journal serve` running?"
                     ) from error

@@ -13,10 +13,11 @@ import attrs
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import CannotListenError
+from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
-from fyrehose.interfaces import IBroker, IClientPlugin
+from fyrehose.interfaces import IBroker, IClientPlugin, IConnected
 from fyrehose.protocols.backbone.client import BackboneClient
 from fyrehose.protocols.backbone.client_session import BackboneOptions
 from fyrehose.protocols.backbone.frames import Address
@@ -44,6 +45,7 @@ def parse_endpoint(endpoint: str) -> Address:
     )
 
 
+@implementer(IConnected)
 class BackboneService(Service):
     """Serve one stream at one UDP port while the service runs."""
 
@@ -96,11 +98,15 @@ class BackbonePlugin:
         port = UDPPort(number, protocol, host, reactor, settings.receive_buffer, settings.batching)
         return BackboneService(port, protocol)
 
-    def publisher(self, reactor: Any, host: str, port: int, window: int) -> BackboneClient:
+    def publisher(
+        self, reactor: Any, host: str, port: int, window: int, endpoint: IStreamClientEndpoint | None = None
+    ) -> BackboneClient:
         options = BackboneOptions(window=window, retries=RETRIES)
         return BackboneClient(reactor, host, port, options=options, persistent=True)
 
-    def tailer(self, reactor: Any, host: str, port: int) -> BackboneClient:
+    def tailer(
+        self, reactor: Any, host: str, port: int, endpoint: IStreamClientEndpoint | None = None
+    ) -> BackboneClient:
         return BackboneClient(reactor, host, port, persistent=True)
 
 

@@ -18,7 +18,7 @@ from twisted.logger import Logger
 
 from fyrehose.observe.counters import Counters
 from fyrehose.protocols.backbone.frames import HEADER, MAX_DATA, Address
-from fyrehose.protocols.backbone.trains import Train
+from fyrehose.protocols.backbone.trains import ITrainTransport, Train
 
 log = Logger()
 
@@ -56,19 +56,20 @@ class TrainProtocol(DatagramProtocol):
         """Stop sending, except for answers, because trains wait to be sent."""
 
     def relieved(self) -> None:
-        """Continue to send, because no train waits any more."""
+        """Send further datagrams, because the socket has taken all earlier ones."""
 
     @property
     def waiting(self) -> int:
         """Number of trains that wait to be sent; only a :class:`~.udp.UDPPort` lets trains wait."""
-        waiting: int = getattr(self.transport, "waiting", 0)
-        return waiting
+        return self.transport.waiting if ITrainTransport.providedBy(self.transport) else 0
 
     # Called by the port.
 
     def makeConnection(self, transport: Any) -> None:
-        self.send = getattr(transport, "write_train", self._write_each)
-        self.flush = getattr(transport, "flush", lambda: None)
+        if ITrainTransport.providedBy(transport):
+            self.send, self.flush = transport.write_train, transport.flush
+        else:
+            self.send, self.flush = self._write_each, lambda: None
         transport.maxPacketSize = HEADER + MAX_DATA  # Twisted's default truncates datagrams above 8,192 bytes
         super().makeConnection(transport)
 
@@ -96,6 +97,8 @@ class TrainProtocol(DatagramProtocol):
 
     def send_failed(self, error: Exception, destination: Address) -> None:
         """Count a datagram that could not be sent, which affects no other destination."""
-        number = errno.EMSGSIZE if isinstance(error, MessageLengthError) else getattr(error, "errno", None)
+        number = error.errno if isinstance(error, OSError) else None
+        if isinstance(error, MessageLengthError):
+            number = errno.EMSGSIZE
         cause = f"send-{errno.errorcode.get(number or 0, 'error')}"
         self.counters.refuse(log, self.name, cause, "{}:{}".format(*destination))

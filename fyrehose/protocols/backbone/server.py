@@ -11,7 +11,7 @@ client).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from random import Random, SystemRandom
 from typing import Any
@@ -22,10 +22,9 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.broker.inflight import InFlight
 from fyrehose.errors import FyrehoseError, JournalCorrupt
 from fyrehose.identity import Action, Identity
-from fyrehose.interfaces import IBroker, ISink, ISubscription
+from fyrehose.interfaces import IBroker, IRelay, ISubscription
 from fyrehose.protocols.backbone.frames import HEADER, MAX_DATA, Address
 from fyrehose.protocols.backbone.protocol import TrainProtocol
 from fyrehose.protocols.backbone.ranges import Range, Ranges
@@ -36,7 +35,7 @@ from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.protocols.backbone.subscribers import KnownClient
 from fyrehose.protocols.backbone.trains import Delivers, Train, serialize_delivers
 from fyrehose.protocols.backbone.udp import is_local
-from fyrehose.records import Delivery, Run
+from fyrehose.records import Delivery, Publish, Run
 
 log = Logger()
 
@@ -91,11 +90,9 @@ DRAIN_TIMEOUT = 10.0
 MOST_WAITING = 4_096
 #: Number of hosts whose permissions are cached.
 HOSTS = 4_096
-#: Memory of a run besides its columns, in bytes; a generous estimate.
-RUN_OVERHEAD = 1 << 10
 
 
-@implementer(ISink)
+@implementer(IRelay)
 class BackboneProtocol(TrainProtocol):
     """Publishes PUSHes, delivers the records of the stream, and answers REQUESTs from the journal.
 
@@ -131,6 +128,7 @@ class BackboneProtocol(TrainProtocol):
         self._journal_behind = False
         self._pushed: dict[Address, list[Pushed]] = {}
         self._published = 0
+        self._unsettled = 0  #: publishes that are neither durable nor refused
         self._sent = (0, 0)
         self._subscription: ISubscription | None = None
         self._replays = Replays()
@@ -164,7 +162,7 @@ class BackboneProtocol(TrainProtocol):
         self._address: Address = (host.host, host.port)
         self._draining = None
         self._account = self._broker.budget.account(self)
-        self._in_flight = InFlight(self._account, self._failed, self._check_drained)
+        self._publisher = self._broker.publisher(self._account, self._settle)
         self._subscription = self._broker.subscribe(self._settings.stream, None, self)
         self._subscription.resumeProducing()
 
@@ -289,25 +287,35 @@ class BackboneProtocol(TrainProtocol):
             self._drop(Dropped(source=source, cause="journal-behind", count=count))
             return
         runs = [self._run(source, events) for source, events in pushed.items()]
-        size = sum(run.size + RUN_OVERHEAD for run in runs)
         self.counters.add(PROTOCOL, "pushes", count)
         self.counters.add(PROTOCOL, "pushed-bytes", sum(len(run.payload) for run in runs))
         large = sum(event.large for events in pushed.values() for event in events)
         if large:
             self.counters.add(PROTOCOL, "fragmented-pushes", large)
 
-        def durable(firsts: tuple[int, ...]) -> None:
-            self._published = max(self._published, firsts[-1] + len(runs[-1]) - 1)
+        self._unsettled += 1
+        try:
+            self._publisher.publish(runs, source)
+        except Exception as error:
+            self._unsettled -= 1
+            self._refused(source, runs, error)
 
-        def refused(failure: Failure) -> None:
-            failure.trap(FyrehoseError)
-            cause = type(failure.value).__name__
-            self._drop(Dropped(source=source, cause=cause, detail=str(failure.value), count=count))
+    def _settle(self, items: Sequence[Publish], error: Exception | None) -> None:
+        """Handle the end of publishes that one commit has decided."""
+        self._unsettled -= len(items)
+        if error is None:
+            self._published = max(self._published, items[-1].runs[-1].last_seq)
+        else:
+            for item in items:
+                self._refused(item.note, item.runs, error)
+        self._check_drained()
 
-        self._in_flight.track(self._broker.publish(runs), durable, refused, size)
-
-    def _failed(self, failure: Failure) -> None:
-        log.failure("{protocol}: publishing failed; please report this bug", failure, protocol=PROTOCOL)
+    def _refused(self, source: Address, runs: Sequence[Run], error: Exception) -> None:
+        if not isinstance(error, FyrehoseError):
+            log.failure("{protocol}: publishing failed; please report this bug", Failure(error), protocol=PROTOCOL)
+            return
+        cause = type(error).__name__
+        self._drop(Dropped(source=source, cause=cause, detail=str(error), count=sum(map(len, runs))))
 
     def _run(self, source: Address, events: list[Pushed]) -> Run:
         lengths, payload = events[0].lengths, events[0].payload
@@ -398,7 +406,7 @@ class BackboneProtocol(TrainProtocol):
         if self._draining is None:
             return
         delivered = self._subscription is None or self._subscription.position >= self._published
-        if delivered and not self._in_flight.count and not self.waiting:
+        if delivered and not self._unsettled and not self.waiting:
             self._end_drain()
 
     def _end_drain(self) -> None:

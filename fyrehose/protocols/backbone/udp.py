@@ -27,7 +27,7 @@ from zope.interface import implementer
 
 from fyrehose.protocols.backbone.frames import Address
 from fyrehose.protocols.backbone.protocol import TrainProtocol
-from fyrehose.protocols.backbone.trains import Train
+from fyrehose.protocols.backbone.trains import ITrainTransport, Train
 
 log = Logger()
 
@@ -77,7 +77,7 @@ def host_towards(destination: Address) -> str:
     return host
 
 
-@implementer(IReadWriteDescriptor)
+@implementer(IReadWriteDescriptor, ITrainTransport)
 class UDPPort(udp.Port):
     """A UDP port of Twisted that also moves trains; :meth:`startListening` binds it.
 
@@ -208,7 +208,9 @@ class UDPPort(udp.Port):
                     break
                 # Most likely an ICMP error for a datagram that was sent earlier; its destination is unknown here.
                 protocol = self.protocol
-                protocol.counters.refuse(log, protocol.name, "receive-error", str(self._realPortNumber), str(error))
+                protocol.counters.refuse(
+                    log, protocol.name, "receive-error", "{}:{}".format(*self.socket.getsockname()), str(error)
+                )
                 continue
             each = self._segment(ancillary, size) if ancillary else size
             if sender != source or each != segment or (end - start) % segment:

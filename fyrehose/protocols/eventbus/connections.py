@@ -19,7 +19,7 @@ import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 
 import attrs
 from twisted.internet.interfaces import IDelayedCall
@@ -221,4 +221,4 @@ def _plain(host: str) -> str:
         address = ip_address(host)
     except ValueError:
         return host
-    return str(getattr(address, "ipv4_mapped", None) or address)
+    return str((address.ipv4_mapped if isinstance(address, IPv6Address) else None) or address)

@@ -10,11 +10,12 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
 from fyrehose.extras import EVENTBUS, Extra
-from fyrehose.interfaces import IBroker, IClientPlugin
+from fyrehose.interfaces import IBroker, IClientPlugin, IExtraPlugin
 from fyrehose.protocols.eventbus.encoding import PROTOCOL
 from fyrehose.protocols.eventbus.settings import EventBusSettings
 
@@ -48,7 +49,7 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
         raise ConfigError(message) from None
 
 
-@implementer(IClientPlugin)
+@implementer(IClientPlugin, IExtraPlugin)
 @attrs.frozen
 class EventBusPlugin:
     """The protocol plugin of the event bus; importing it does not import pyzmq."""
@@ -67,11 +68,15 @@ class EventBusPlugin:
 
         return EventBusService(reactor, broker, host, port, settings)
 
-    def publisher(self, reactor: Any, host: str, port: int, window: int) -> EventBusClient:
+    def publisher(
+        self, reactor: Any, host: str, port: int, window: int, endpoint: IStreamClientEndpoint | None = None
+    ) -> EventBusClient:
         """Return a client that publishes, and subscribes only to confirm what it has published."""
         return self._client(reactor, host, port, subscribe=False, window=window)
 
-    def tailer(self, reactor: Any, host: str, port: int) -> EventBusClient:
+    def tailer(
+        self, reactor: Any, host: str, port: int, endpoint: IStreamClientEndpoint | None = None
+    ) -> EventBusClient:
         """Return a client that subscribes."""
         return self._client(reactor, host, port)
 

@@ -10,7 +10,7 @@ record, so the record is durable.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 
@@ -20,7 +20,6 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.broker.inflight import InFlight
 from fyrehose.errors import (
     FyrehoseError,
     InvalidName,
@@ -30,7 +29,7 @@ from fyrehose.errors import (
     RemoteProtocolError,
 )
 from fyrehose.identity import network_of
-from fyrehose.interfaces import IBroker, ISink, ISubscription
+from fyrehose.interfaces import IBroker, IRelay, ISubscription
 from fyrehose.protocols.eventbus.connections import Connections
 from fyrehose.protocols.eventbus.drafts import EventBatch
 from fyrehose.protocols.eventbus.encoding import PROTOCOL, Frames, event_frames
@@ -40,7 +39,7 @@ from fyrehose.protocols.eventbus.server_session import EventBusServerSession
 from fyrehose.protocols.eventbus.settings import EventBusSettings
 from fyrehose.protocols.eventbus.snapshots import SnapshotAnswer
 from fyrehose.protocols.eventbus.zmqport import Gone, ZMQPort, by_then
-from fyrehose.records import Delivery
+from fyrehose.records import Delivery, Publish
 
 log = Logger()
 
@@ -71,7 +70,7 @@ READ_TIMEOUT = 1.0
 STOP_TIMEOUT = 10.0
 
 
-@implementer(ISink)
+@implementer(IRelay)
 class EventBusServer:
     """Publishes PUBs, broadcasts the records of the stream, and answers SYNCSTARTs.
 
@@ -97,7 +96,8 @@ class EventBusServer:
         self._session = EventBusServerSession(settings)
         # Publishing: the events that are not durable yet, and those that a full disk has refused.
         self._account = broker.budget.account(self)
-        self._in_flight = InFlight(self._account, self._failed, self._check_stopped)
+        self._journal = broker.publisher(self._account, self._settle)
+        self._unsettled = 0  #: publishes that are neither durable nor refused
         self._published = 0
         self._unwritten: list[EventBatch] = []
         self._retrying: IDelayedCall | None = None
@@ -243,18 +243,28 @@ class EventBusServer:
     # Publishing.
 
     def _publish(self, batch: EventBatch) -> None:
-        published = self._broker.publish(batch.runs)
-        self._in_flight.track(published, partial(self._durable, batch), partial(self._refused, batch), batch.size)
+        self._unsettled += 1
+        try:
+            self._journal.publish(batch.runs, batch)
+        except Exception as error:
+            self._unsettled -= 1
+            self._refused(batch, error)
+            self._check_stopped()
 
-    def _durable(self, batch: EventBatch, firsts: tuple[int, ...]) -> None:
-        self._published = max(self._published, firsts[-1] + len(batch.runs[-1]) - 1)
+    def _settle(self, items: Sequence[Publish], error: Exception | None) -> None:
+        """Handle the end of publishes that one commit has decided."""
+        self._unsettled -= len(items)
+        if error is None:
+            self._published = max(self._published, items[-1].runs[-1].last_seq)
+        else:
+            for item in items:
+                self._refused(item.note, error)
+        self._check_stopped()
 
-    def _failed(self, failure: Failure) -> None:
-        log.failure("{protocol}: publishing failed; please report this bug", failure, protocol=PROTOCOL)
-
-    def _refused(self, batch: EventBatch, failure: Failure) -> None:
-        failure.trap(FyrehoseError)
-        error = failure.value
+    def _refused(self, batch: EventBatch, error: Exception) -> None:
+        if not isinstance(error, FyrehoseError):
+            log.failure("{protocol}: publishing failed; please report this bug", Failure(error), protocol=PROTOCOL)
+            return
         if isinstance(error, PayloadTooLarge | InvalidName) and batch.count > 1:
             # One event that is refused must not affect the others: publish them separately.
             for part in batch.parts():
@@ -444,7 +454,7 @@ class EventBusServer:
 
     def _check_stopped(self) -> None:
         """Finish stopping if all events that were read are durable and broadcast."""
-        if not self._reading_ended or self._in_flight.count or self._outgoing is not None:
+        if not self._reading_ended or self._unsettled or self._outgoing is not None:
             return
         if self._subscription is None or self._subscription.position >= self._published:
             self._stop_now()

@@ -271,7 +271,7 @@ class Monitor(ZMQPort):
 
 
 def by_then(clock: Any, call: IDelayedCall | None, delay: float, function: Callable[[], object]) -> IDelayedCall:
-    """Return a call of *function* after *delay* seconds or sooner: *call*, if it is pending, otherwise a new one."""
+    """Schedule *function* for at most *delay* seconds from now; return *call* if it is pending, or a new one."""
     if call is None or not call.active():
         return cast("IDelayedCall", clock.callLater(delay, function))
     if call.getTime() > clock.seconds() + delay:

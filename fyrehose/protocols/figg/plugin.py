@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
+from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
 from fyrehose.interfaces import IBroker, IClientPlugin
@@ -30,11 +31,13 @@ class FiggPlugin:
         factory = FiggFactory(broker, settings, reactor)
         return TCPService(reactor, PROTOCOL, endpoint, factory, add_tls(PROTOCOL, endpoint, factory, settings, reactor))
 
-    def publisher(self, reactor: Any, host: str, port: int, window: int) -> FiggClient:
-        return FiggClient(reactor, client_endpoint(reactor, host, port), window=window)
+    def publisher(
+        self, reactor: Any, host: str, port: int, window: int, endpoint: IStreamClientEndpoint | None = None
+    ) -> FiggClient:
+        return FiggClient(reactor, client_endpoint(reactor, host, port, endpoint), window=window)
 
-    def tailer(self, reactor: Any, host: str, port: int) -> FiggClient:
-        return FiggClient(reactor, client_endpoint(reactor, host, port))
+    def tailer(self, reactor: Any, host: str, port: int, endpoint: IStreamClientEndpoint | None = None) -> FiggClient:
+        return FiggClient(reactor, client_endpoint(reactor, host, port, endpoint))
 
 
 plugin = FiggPlugin()

@@ -9,16 +9,15 @@ ATTACH  -> waits for the PUBLISHes before it -> ATTACHED, then broker.subscribe
 from __future__ import annotations
 
 from bisect import bisect_left
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import attrs
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.errors import Closed, Forbidden, PublishError, ReadOnly, RemoteProtocolError
-from fyrehose.interfaces import ISink, ISubscription
+from fyrehose.interfaces import IConnectedSink, ISubscription
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.outgoing import LargeRecord
@@ -28,7 +27,7 @@ from fyrehose.options import count, exact_size, option, size
 from fyrehose.pieces import piece_of
 from fyrehose.protocols.figg.frames import Attach, Detach, Ping, Published
 from fyrehose.protocols.figg.session import FiggServerSession, encode_data, head_of_data
-from fyrehose.records import MAX_PAYLOAD, Delivery, Run
+from fyrehose.records import MAX_PAYLOAD, Delivery, Publish, Run
 
 PROTOCOL = "figg"
 
@@ -46,7 +45,7 @@ class FiggSettings(TLSSettings):
             raise ValueError(f"max-payload must be from 1 to {most}, not {found}")
 
 
-@implementer(ISink)
+@implementer(IConnectedSink)
 @attrs.define(eq=False)
 class Attachment:
     """One subscription of a connection."""
@@ -68,8 +67,7 @@ class Attachment:
         if not encoded.records:
             self.connection.send_record(_large(delivery.runs[0]))
             return delivery.first_seq
-        self.connection.session.send_data(encoded.data)
-        self.connection.flush()
+        self.connection.flush(encoded.data)
         return encoded.last
 
     def skipped(self, first: int, last: int) -> None:
@@ -92,7 +90,6 @@ class FiggProtocol(SessionProtocol):
     def __init__(self, factory: FiggFactory) -> None:
         super().__init__(factory, FiggServerSession(factory.settings.max_payload))
         self._attachments: dict[str, Attachment] = {}
-        self._publishing: list[Run] | None = None  #: runs of the current publish() call
         self._postponed: list[object] = []  #: an ATTACH that waits for commits, and all later events
         self._postponed_size = 0  #: bytes of them that are charged to the account
 
@@ -128,13 +125,11 @@ class FiggProtocol(SessionProtocol):
                     payload=run.payload,
                 )
             )
-        self._publishing = runs
-        self.publish(runs, partial(self._durable, event.last))
-        self._publishing = None  # a later failure does not concern single messages
+        self.publish(runs, event.last)
 
     def attached(self, event: Attach) -> None:
         """Handle ATTACH: subscribe, or move the subscription; wait until earlier publishes are durable."""
-        if self.in_flight.count:
+        if self.unsettled:
             self._postpone(event)
             return
         old = self._attachments.pop(event.topic, None)
@@ -175,37 +170,31 @@ class FiggProtocol(SessionProtocol):
         super().finish()
         self._drop_postponed()
 
-    def settled(self) -> None:
-        # No other publish is in flight, so an ACK that waits for more of them can go out now.
-        if not self.in_flight.count:
-            self.timers.stop(self.flush)
-            self.flush()
-            if self._postponed:
-                self._process_postponed()
-        super().settled()
+    def publish(self, runs: list[Run], note: Any = None, key: str | None = None) -> None:
+        """Publish *runs*; if they are refused, publish the messages before the refused one."""
+        self.unsettled += 1
+        try:
+            self.publisher.publish(runs, note)
+        except (PublishError, Forbidden) as error:
+            self.unsettled -= 1
+            if isinstance(error, ReadOnly | Closed) or sum(map(len, runs)) == 1:
+                self.refused(error)
+                self.settled()
+                return
+            # One message makes the broker refuse all.  Publish halves, so that the messages before it are stored, as
+            # they would be if they had arrived alone.
+            for part, last in _split_in_half(runs):
+                if self.phase is Phase.OPEN:
+                    self.publish(part, last)
 
-    def refused(self, failure: Failure) -> None:
-        """Publish the messages of a refused batch again in halves, until only the refused one is left."""
-        runs, self._publishing = self._publishing, None
-        one_by_one = not failure.check(ReadOnly, Closed) and failure.check(PublishError, Forbidden)
-        if runs is None or not one_by_one or sum(map(len, runs)) == 1:
-            super().refused(failure)
-            return
-        # One message makes the broker refuse all.  Publish halves, so that the messages before it are stored, as they
-        # would be if they had arrived alone.
-        for part, last in _split_in_half(runs):
-            if self.phase is Phase.OPEN:
-                self._publishing = part
-                self.publish(part, partial(self._durable, last))
-        self._publishing = None
+    def durable(self, items: Sequence[Publish]) -> None:
+        for item in items:
+            self.session.send_ack(item.note)
+        self.flush()
+        if self._postponed and not self.unsettled:
+            self._process_postponed()
 
     # Helpers.
-
-    def _durable(self, last: int, firsts: tuple[int, ...]) -> None:
-        self.session.send_ack(last)
-        # One commit can complete many publishes in a row; delay the ACK by one turn, so that one covers them all.
-        if self.writable and self.in_flight.count > 1:
-            self.timers.start(0, self.flush)
 
     def _postpone(self, event: object) -> None:
         """Keep *event* until the publishes before an ATTACH are durable, so that ATTACHED's offset includes them."""

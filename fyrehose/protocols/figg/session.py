@@ -261,10 +261,6 @@ class FiggServerSession(_Session):
         else:
             self._acks.append(seq_num)
 
-    def send_data(self, frames: bytes) -> None:
-        """Send DATA frames that :func:`encode_data` encoded, once for all subscribers."""
-        self._out.append(frames)
-
     def send_pong(self, number: int) -> None:
         """Answer the PING with that *number*."""
         self._out.append(Pong(number=number).serialize())

@@ -16,7 +16,7 @@ from zope.interface import implementer
 
 from fyrehose import ndjson
 from fyrehose.errors import FyrehoseError
-from fyrehose.interfaces import IBroker, ISink, ISubscription
+from fyrehose.interfaces import IBroker, IConnectedSink, ISubscription
 from fyrehose.net.lifecycle import Timers
 from fyrehose.net.outgoing import LargeRecord
 from fyrehose.pieces import PIECE, Encoded
@@ -213,7 +213,7 @@ class ReadAnswer:
         return len(encoded.data) + RECORD_COST * encoded.records
 
 
-@implementer(ISink, ISubscription)
+@implementer(IConnectedSink, ISubscription)
 class LiveAnswer:
     """The answer to a live GET: one server-sent event per record, with the record's number as the id.
 

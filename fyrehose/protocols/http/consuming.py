@@ -12,12 +12,10 @@ from typing import Any, Protocol
 
 import attrs
 from twisted.internet.defer import Deferred
-from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.broker.inflight import InFlight
 from fyrehose.errors import Forbidden, SubscriptionError
-from fyrehose.interfaces import IBroker, ISink, ISubscription
+from fyrehose.interfaces import IBroker, INamedSink, ISubscription
 from fyrehose.net.lifecycle import Timers
 from fyrehose.protocols.http.session import Follow, Live, Read
 from fyrehose.records import Delivery
@@ -28,10 +26,12 @@ class ConsumingConnection(Protocol):
 
     broker: IBroker
     timers: Timers
-    in_flight: InFlight
 
     @property
     def subscriber(self) -> tuple[str, str]: ...
+
+    @property
+    def label(self) -> str: ...
 
     @property
     def answering(self) -> bool: ...
@@ -46,10 +46,10 @@ class ConsumingConnection(Protocol):
 
     def displace(self, reason: Exception) -> None: ...
 
-    def refuse_call(self, failure: Failure) -> None: ...
+    def call(self, called: Deferred[Any], answer: Callable[[Any], object]) -> None: ...
 
 
-@implementer(ISink)
+@implementer(INamedSink)
 @attrs.define(eq=False)
 class Consumption:
     """One request that consumes a named subscription; it is the subscription's consumer until it is answered.
@@ -63,6 +63,8 @@ class Consumption:
     _position: Any = attrs.field(default=None, init=False)
     #: tell of new records while the request waits for one
     _waiting: list[ISubscription] = attrs.field(factory=list, init=False)
+    #: number of the last record that the answer has, or may have, by stream
+    _sent: dict[str, int] = attrs.field(factory=dict, init=False)
     _stop_watching: Callable[[], None] | None = attrs.field(default=None, init=False)
 
     def start(self) -> None:
@@ -77,7 +79,7 @@ class Consumption:
                 return stored.addCallback(lambda _: named)
 
             opened.addCallback(acknowledge)
-        self.connection.in_flight.track(opened, self._opened, self.connection.refuse_call)
+        self.connection.call(opened, self._opened)
 
     def end(self) -> None:
         """Let another consumer have the subscription."""
@@ -85,6 +87,12 @@ class Consumption:
         named, self._named = self._named, None
         if named is not None:
             self.connection.broker.named.detach(named, self)
+            if isinstance(self.event, Read):
+                self.connection.broker.named.hold(named, self._holder, self.event.lease, self._sent)
+
+    def sent(self, stream: str, seq: int) -> None:
+        """Record that the answer was sent completely, and that *seq* is its last record of *stream*."""
+        self._sent[stream] = seq
 
     def displaced(self, reason: SubscriptionError) -> None:
         """End the answer, because the subscription was rewound or deleted, or another consumer has taken it over."""
@@ -119,7 +127,7 @@ class Consumption:
         connection, event = self.connection, self.event
         if not connection.answering:
             return
-        self._position = connection.broker.named.attach(named, self, takeover=event.takeover)
+        self._position = connection.broker.named.attach(named, self, takeover=event.takeover, holder=self._holder)
         self._named = named
         if isinstance(event, Follow):
             connection.follow_all(event, self._place, self._headers)
@@ -134,6 +142,13 @@ class Consumption:
     def _matching(self) -> bool:
         """Whether the subscription is one of a pattern."""
         return isinstance(self.event, Follow) or (isinstance(self.event, Read) and self.event.pattern)
+
+    @property
+    def _holder(self) -> str:
+        """The name of the polling consumer: the one that the client gave itself, or else its connection."""
+        if isinstance(self.event, Read) and self.event.consumer:
+            return f"consumer {self.event.consumer}"
+        return self.connection.label
 
     @property
     def _headers(self) -> dict[str, str]:
@@ -179,8 +194,12 @@ class Consumption:
         if not isinstance(self.event, Read):
             return
         if self._matching:
-            self.connection.read_all(self.event, self._parts(self.event.limit), self._headers)
+            parts = self._parts(self.event.limit)
+            self._sent = {stream: last for stream, _, last in parts}
+            self.connection.read_all(self.event, parts, self._headers)
         else:
+            if self.event.limit:
+                self._sent = {self.event.stream: self.connection.broker.bounds(self.event.stream)[1]}
             self.connection.read(self.event, self._position.seq + 1, self._headers)
 
     def _parts(self, limit: int) -> list[tuple[str, int, int]]:

@@ -6,6 +6,7 @@
     POST   /subscriptions/S/rewind      {"seq": N}, or "start" or "latest": set the position
            of a pattern                 {"positions": {"logs.a": N, ...}}
     DELETE /subscriptions/S             delete
+    PUT, and POST /subscriptions/S/lease, settle and pause: see working.py
 
 The same paths may begin with ``/streams/NAME``; the subscription must then be one of that stream.
 """
@@ -14,23 +15,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 import attrs
 
+from fyrehose.protocols.http.working import BODIES, Work
 from fyrehose.records import LAST_SEQ
 from fyrehose.web.session import RequestHead
 
 #: The largest body of such a request, in bytes.
 LARGEST = 64 << 10
 #: The methods of each path, by its last part.
-METHODS = {"": ("GET", "HEAD"), "S": ("GET", "HEAD", "DELETE"), "ack": ("POST",), "rewind": ("POST",)}
+METHODS = {"": ("GET", "HEAD"), "S": ("GET", "HEAD", "PUT", "DELETE")}
+METHODS |= dict.fromkeys(("ack", "rewind", "lease", "settle", "pause"), ("POST",))
 
 
 @attrs.frozen(slots=True, kw_only=True)
 class Manage:
     """List, show, acknowledge, rewind or delete.
 
-    :ivar action: ``list``, ``show``, ``ack``, ``rewind`` or ``delete``
+    :ivar action: ``list``, ``show``, ``ack``, ``rewind`` or ``delete``; ``create``, ``lease``, ``settle`` or ``pause``
     :ivar name: the subscription; empty for a list
     :ivar stream: the stream in the path; None: there is none
     :ivar seq: the position, of a pattern by stream; None: the end of the stream
@@ -43,6 +47,8 @@ class Manage:
     stream: str | None = None
     seq: int | Mapping[str, int] | None = None
     generation: int | None = None
+    #: what the body of a request about a shared subscription says
+    work: Work | None = None
 
 
 def manage(request: RequestHead) -> Manage | None:
@@ -51,10 +57,11 @@ def manage(request: RequestHead) -> Manage | None:
     stream = None
     if path[0] == "streams" and len(path) > 2:
         stream, path = path[1], path[2:]
-    if path[0] != "subscriptions" or len(path) > 3 or (len(path) == 3 and path[2] not in ("ack", "rewind")):
+    if path[0] != "subscriptions" or len(path) > 3 or (len(path) == 3 and path[2] not in METHODS):
         return None
     name = path[1] if len(path) > 1 else ""
-    action = path[2] if len(path) == 3 else "delete" if request.method == "DELETE" else "show" if name else "list"
+    plain = {"DELETE": "delete", "PUT": "create"}.get(request.method, "show") if name else "list"
+    action = path[2] if len(path) == 3 else plain
     return Manage(request=request, action=action, name=name, stream=stream)
 
 
@@ -68,6 +75,8 @@ def with_body(event: Manage, body: bytes) -> Manage:
 
     :raises ValueError: the body is invalid; the message says what is expected
     """
+    if event.action in BODIES:
+        return attrs.evolve(event, work=BODIES[event.action](_object(body)))
     expected = f'{{"seq": N}} with a number from 0 to {LAST_SEQ}, or {{"positions": {{"STREAM": N, ...}}}}'
     if event.action == "rewind":
         expected += ', or {"seq": "start"} or {"seq": "latest"}'
@@ -87,6 +96,16 @@ def with_body(event: Manage, body: bytes) -> Manage:
     if generation is not None and not _is_number(generation):
         raise ValueError("invalid generation: expected the number in the header Fyrehose-Generation")
     return attrs.evolve(event, seq=seq if "seq" in fields else positions, generation=generation)
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):
+        raise ValueError("invalid body: expected a JSON object")
+    return fields
 
 
 def _is_place(value: object) -> bool:

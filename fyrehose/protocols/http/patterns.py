@@ -16,7 +16,7 @@ from twisted.logger import Logger
 from zope.interface import implementer
 
 from fyrehose.errors import Closed, Forbidden
-from fyrehose.interfaces import ISink, ISubscription
+from fyrehose.interfaces import IConnectedSink, ISubscription
 from fyrehose.patterns import Pattern
 from fyrehose.protocols.http.answers import UNNUMBERED, AnsweredConnection, LiveAnswer, unnumbered
 from fyrehose.protocols.http.session import EVENTS, PROTOCOL
@@ -28,7 +28,7 @@ log = Logger()
 MOST_STREAMS = 1_000
 
 
-@implementer(ISink)
+@implementer(IConnectedSink)
 @attrs.frozen(eq=False)
 class _Part:
     """The sink of one stream."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from typing import Any, ClassVar, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred, maybeDeferred
@@ -33,6 +34,7 @@ from fyrehose.options import exact_size, option, size
 from fyrehose.protocols.http.answers import LiveAnswer, ReadAnswer
 from fyrehose.protocols.http.consuming import Consumption
 from fyrehose.protocols.http.documents import by_content_type
+from fyrehose.protocols.http.leasing import Leasing
 from fyrehose.protocols.http.listing import Listing, Matching
 from fyrehose.protocols.http.managing import Manage
 from fyrehose.protocols.http.patterns import PatternAnswer
@@ -53,11 +55,14 @@ from fyrehose.protocols.http.session import (
     Retire,
 )
 from fyrehose.protocols.http.uploads import Upload
-from fyrehose.records import MAX_PAYLOAD, Run
+from fyrehose.protocols.http.working import BODIES
+from fyrehose.records import MAX_PAYLOAD, Publish, Run
 from fyrehose.web.hosts import hosts_of, url_of
 from fyrehose.web.origins import Origins, origins
 from fyrehose.web.server import HEADERS, WebProtocol, WebSettings, token_of, with_token
 from fyrehose.web.session import RequestHead, RequestRefused
+
+T = TypeVar("T")
 
 #: The HTTP status for each error of the broker; 503 for all others.
 _STATUS: dict[type[FyrehoseError], int] = {
@@ -71,6 +76,7 @@ _STATUS: dict[type[FyrehoseError], int] = {
     errors.KeyReused: 422,
     errors.NoSuchStream: 404,
     errors.StreamInUse: 409,
+    errors.SubscriptionGone: 410,
     errors.NoSuchSubscription: 404,
     errors.NoRoomForSubscription: 503,
     errors.TooManyNamedSubscriptions: 507,
@@ -112,7 +118,9 @@ class HttpProtocol(WebProtocol):
         self._upload: Upload | None = None
         self._streamed: ReadAnswer | LiveAnswer | None = None
         self._consumption: Consumption | None = None
+        self._leasing: Leasing | None = None
         self._input_ended = False
+        self.label = f"connection {next(factory.labels)}"
 
     # Handlers of the session's events.
 
@@ -126,22 +134,28 @@ class HttpProtocol(WebProtocol):
         upload = self._upload
         upload.pending += 1
         runs = [
-            Run.of(event.stream, messages, source=PROTOCOL, producer=self.producer, content_type=content_type)
+            Run(
+                stream=event.stream,
+                source=PROTOCOL,
+                producer=self.producer,
+                content_type=content_type,
+                lengths=messages.lengths,
+                payload=messages.payload,
+            )
             for content_type, messages in by_content_type(event.content_type, event.payloads)
         ]
         wrong = sum(len(run) for run in runs if run.content_type != event.content_type)
         if wrong:
             self.broker.counters.add(PROTOCOL, "not-json", wrong)
 
-        def durable(firsts: tuple[int, ...]) -> None:
-            upload.add_durable(firsts[0], sum(map(len, runs)))  # Runs of one stream have consecutive numbers.
+        self.publish(runs, key=event.key)
 
-        if event.key is None:
-            self.publish(runs, durable)
-        else:
-            once = self.broker.publish_once(runs, event.key)
-            size = sum(run.size for run in runs)
-            self.in_flight.track(once, lambda first: durable((first,)), self.refused, size)
+    def durable(self, items: Sequence[Publish]) -> None:
+        assert self._upload is not None, "an upload stays until all of its publishes are settled"
+        for item in items:
+            messages = item.runs[: item.counted] if item.counted else item.runs
+            # Runs of one stream have consecutive numbers.
+            self._upload.add_durable(messages[0].first_seq, sum(map(len, messages)))
 
     def on_publish_end(self, event: PublishEnd) -> None:
         """Answer a complete body, as soon as all of its messages are durable."""
@@ -225,7 +239,7 @@ class HttpProtocol(WebProtocol):
             return listed.addCallback(lambda each: {"matching": len(matching), "page": event.page, "streams": each})
 
         matching = Matching(self.timers, event.pattern, self.broker.streams()).start()
-        self.in_flight.track(matching.addCallback(listing), self._managed, self.refuse_call)
+        self.call(matching.addCallback(listing), self._managed)
 
     def on_follow(self, event: Follow) -> None:
         """Subscribe to all streams that match a pattern, and start the answer."""
@@ -264,17 +278,27 @@ class HttpProtocol(WebProtocol):
     def on_retire(self, event: Retire) -> None:
         """Retire a stream, and answer when that is durable."""
         self._authenticate(event.request)
-        self.in_flight.track(self.broker.retire([event.stream]), self._retired, self.refuse_call)
+        self.call(self.broker.retire([event.stream]), self._retired)
 
     def on_manage(self, event: Manage) -> None:
         """List, show, acknowledge, rewind or delete named subscriptions."""
         self._authenticate(event.request)
         named = self.broker.named
         if event.action == "list":
-            listed = [each for each in named.listed() if event.stream in (None, each.get("stream"))]
+            every = [*named.listed(), *self.broker.named.sharing.listed()]
+            listed = [each for each in every if event.stream in (None, each.get("stream"))]
             self._respond({"subscriptions": listed})
             return
-        self.in_flight.track(maybeDeferred(self._manage, event, named), self._managed, self.refuse_call)
+        try:
+            shared = self.broker.named.sharing.find(event.name)
+        except errors.NoSuchSubscription:
+            shared = None
+        if event.action in BODIES or shared is not None:
+            self._leasing = Leasing(self, event)
+            done: Deferred[Any] = maybeDeferred(self._leasing.start, shared)
+        else:
+            done = maybeDeferred(self._manage, event, named)
+        self.call(done, self._managed)
 
     def _manage(self, event: Manage, named: Any) -> Any:
         """Carry out *event*, and return the subscription as an object for JSON, or None if it was deleted."""
@@ -294,10 +318,15 @@ class HttpProtocol(WebProtocol):
             changed = named.acknowledge(found, event.seq, event.generation)
         return changed.addCallback(lambda _: named.show(found))
 
-    def _managed(self, shown: dict[str, object] | None) -> None:
+    def _managed(self, shown: dict[str, object] | bytes | None) -> None:
+        self._leasing = None
         if self.answering:
             if shown is None:
                 self.session.respond_without_content()
+            elif isinstance(shown, bytes):
+                self.session.respond(200, shown)
+            elif "error" in shown:
+                self.session.respond(409, json.dumps(shown, ensure_ascii=False).encode() + b"\n")
             else:
                 self._respond(shown)
             self.proceed()
@@ -361,7 +390,9 @@ class HttpProtocol(WebProtocol):
 
     def complete_answer(self) -> None:
         """End the answer to a GET, and process the next request."""
-        self._streamed = None
+        streamed, self._streamed = self._streamed, None
+        if self._consumption is not None and isinstance(streamed, ReadAnswer):
+            self._consumption.sent(streamed.stream, streamed.position)
         self._end_consumption()
         if self.phase is Phase.OPEN:
             self.session.end()
@@ -386,6 +417,8 @@ class HttpProtocol(WebProtocol):
             self._streamed.close()
             self.session.end()
         self._end_consumption()
+        if self._leasing is not None:
+            self._leasing.cancel()
         super().finish()
 
     def refuse_request(self, refusal: RequestRefused) -> None:
@@ -411,6 +444,8 @@ class HttpProtocol(WebProtocol):
         """
         self._input_ended = True
         super().take_eof()
+        if self._leasing is not None:
+            self._leasing.cancel()
         if self._consumption is not None and self._consumption.waits:
             self._end_consumption()
             self.abort()
@@ -430,13 +465,14 @@ class HttpProtocol(WebProtocol):
     def connectionLost(self, reason: Any = None) -> None:
         if self._streamed is not None:
             self._streamed.stop()
+        if self._leasing is not None:
+            self._leasing.cancel()
         self._end_consumption()
         super().connectionLost(reason)
 
-    def refused(self, failure: Failure) -> None:
+    def refused(self, error: FyrehoseError) -> None:
         """Record that a publish was refused; :meth:`settled` answers with the count of durable messages."""
-        failure.trap(FyrehoseError)
-        error, upload = failure.value, self._upload
+        upload = self._upload
         assert upload is not None, "an upload stays until all of its publishes are settled"
         upload.pending -= 1
         if not self.writable or upload.refusal is not None:
@@ -473,6 +509,16 @@ class HttpProtocol(WebProtocol):
         if consumption is not None:
             consumption.end()
 
+    def call(self, called: Deferred[T], answer: Callable[[T], object]) -> None:
+        """Answer the present request when *called*, a call of the broker, has ended; the connection waits for it."""
+        self.unsettled += 1
+        called.addCallback(answer).addErrback(self.refuse_call).addErrback(self.failed)
+        called.addCallback(self._called)
+
+    def _called(self, _: object) -> None:
+        self.unsettled -= 1
+        self.settled()
+
     def refuse_call(self, failure: Failure) -> None:
         """Answer the present request with the error of the broker."""
         failure.trap(FyrehoseError)
@@ -495,7 +541,7 @@ class HttpProtocol(WebProtocol):
         identity = with_token(self.identity, token_of(request) if token is None else token)
         if identity is not self.identity:
             self.identity = identity
-            self.broker = self.broker.identified(identity)
+            self.use_rights()
 
 
 class HttpFactory(SessionFactory):
@@ -516,7 +562,12 @@ class HttpFactory(SessionFactory):
         self, broker: IBroker, settings: HttpSettings | None = None, reactor: Any = None, endpoint: str | None = None
     ) -> None:
         super().__init__(broker, settings, reactor)
-        self.ends, self.now = Ends(broker), time.time
-        self.limits = RequestLimits(message=self.settings.max_payload, body=self.settings.max_body)
-        self.hosts = hosts_of(endpoint, self.settings.hosts)
-        self.origins = Origins(self.settings.origins)
+        self.ends, self.now, self.labels = Ends(broker), time.time, count(1)
+        self._endpoint = endpoint
+        self.configure(self.settings)
+
+    def configure(self, settings: HttpSettings) -> None:
+        super().configure(settings)
+        self.limits = RequestLimits(message=settings.max_payload, body=settings.max_body)
+        self.hosts = hosts_of(self._endpoint, settings.hosts)
+        self.origins = Origins(settings.origins)

@@ -44,6 +44,9 @@ MOST_LISTED, MOST_PAGES = 1_000, 10**7
 KEYED = 1 << 20
 #: The longest time that a GET waits for a record, in seconds.
 LONGEST_WAIT = 300
+#: How long a polling consumer has a subscription for itself if it acknowledges nothing, and the longest such time, in
+#: seconds.
+LEASE, LONGEST_LEASE = 30, 3_600
 #: The causes for which requests are refused.
 REFUSALS = (
     *WEB_REFUSALS,
@@ -74,6 +77,9 @@ USAGE = {
     "GET /streams/NAME/live?subscription=S": "the same as server-sent events",
     "GET /streams/*?match=PATTERN&subscription=S": "the same of all streams that match; or /streams/*/live",
     "POST /subscriptions/S/ack": 'move the position: {"seq": SEQ}',
+    "PUT /subscriptions/S": 'create a shared subscription: {"stream": NAME, "shared": true}',
+    "POST /subscriptions/S/lease": 'lease its records: {"consumer": NAME, "most": N, "wait": SECONDS}',
+    "POST /subscriptions/S/settle": 'settle them: {"done": [[SEQ, TOKEN], ...]}',
     "GET /subscriptions": "list the named subscriptions; DELETE and POST .../rewind change one",
 }
 
@@ -108,6 +114,8 @@ class Read:
     :ivar subscription: the named subscription behind whose position to read; None: none
     :ivar wait: how long to wait if it has no records, in seconds
     :ivar takeover: whether to displace another consumer
+    :ivar consumer: the name that the client gave itself; empty: none
+    :ivar lease: how long no other consumer may continue if the client acknowledges nothing, in seconds
     :ivar pattern: whether *stream* is a pattern, of which *subscription* is one
     """
 
@@ -118,6 +126,8 @@ class Read:
     subscription: str | None = None
     wait: int = 0
     takeover: bool = False
+    consumer: str = ""
+    lease: int = LEASE
     pattern: bool = False
 
     @property
@@ -249,7 +259,7 @@ class HttpSession(WebSession):
         except TooLarge as error:
             if self._managed is not None:
                 self._body = None
-                return self.refuse(413, "too-large", f"body exceeds the limit of {LARGEST} bytes")
+                return self.refuse(413, "too-large", f"body exceeds the limit of {self._largest(self._managed)} bytes")
             if self._key is not None and self._lines:
                 self._body = None
                 return self.refuse(413, "too-large", f"body with a key exceeds the limit of {KEYED} bytes")
@@ -363,9 +373,9 @@ class HttpSession(WebSession):
             )
             return self.refuse(400, "bad-query", detail)
         known: dict[str, int] = {} if subscription is None else {"from": LAST_SEQ, "takeover": 1}
-        known |= {} if live else {"limit": MOST_RECORDS, "wait": LONGEST_WAIT}
+        known |= {} if live else {"limit": MOST_RECORDS, "wait": LONGEST_WAIT, "lease": LONGEST_LEASE}
         try:
-            numbers = _numbers(request, known, ("match", "subscription"))
+            numbers = _numbers(request, known, ("match", "subscription", *(() if live else ("consumer",))))
             pattern = Pattern.of_peer(request.query["match"])
         except (ValueError, InvalidPattern) as error:
             return self.refuse(400, "bad-query", str(error))
@@ -384,6 +394,8 @@ class HttpSession(WebSession):
                 subscription=subscription,
                 wait=numbers.get("wait", 0),
                 takeover=takeover,
+                consumer=request.query.get("consumer", ""),
+                lease=max(1, numbers.get("lease", LEASE)),
                 pattern=True,
             ),
         )
@@ -394,14 +406,19 @@ class HttpSession(WebSession):
         if request.query:
             name = next(iter(request.query))
             return self.refuse(400, "bad-query", f"unknown parameter {name[:80]!r}: this path has no parameters")
-        if request.method != "POST":
+        if request.method not in ("POST", "PUT"):
             return (event,) if request.length == 0 else self._refuse_body(request)
         if not request.framed:
             return self.refuse(411, "length-required", "missing length: send Content-Length, or a chunked body")
-        if request.length is not None and request.length > LARGEST:
-            return self.refuse(413, "too-large", f"body of {request.length} bytes exceeds the limit of {LARGEST} bytes")
-        self._managed, self._body = event, Whole(LARGEST, request.length)
+        largest = self._largest(event)
+        if request.length is not None and request.length > largest:
+            return self.refuse(413, "too-large", f"body of {request.length} bytes exceeds the limit of {largest} bytes")
+        self._managed, self._body = event, Whole(largest, request.length)
         return ()
+
+    def _largest(self, event: Manage) -> int:
+        """Return the size of the largest body of *event*: one to settle may have results."""
+        return self.limits.message if event.action == "settle" else LARGEST
 
     def _delete(self, request: RequestHead) -> Iterable[object]:
         if request.query:
@@ -416,8 +433,10 @@ class HttpSession(WebSession):
         subscription = request.query.get("subscription")
         known = {"from": LAST_SEQ} if live else {"from": LAST_SEQ, "limit": MOST_RECORDS}
         if subscription is not None:
-            known |= {"takeover": 1} if live else {"takeover": 1, "wait": LONGEST_WAIT}
+            known |= {"takeover": 1} if live else {"takeover": 1, "wait": LONGEST_WAIT, "lease": LONGEST_LEASE}
         others = ("subscription", "token") if live else ("subscription",)
+        if not live and subscription is not None:
+            others = ("subscription", "consumer")
         try:
             numbers = _numbers(request, known, others)
             if live and "token" in request.query:
@@ -435,6 +454,8 @@ class HttpSession(WebSession):
                     subscription=subscription,
                     wait=numbers.get("wait", 0),
                     takeover=bool(numbers.get("takeover")),
+                    consumer=request.query.get("consumer", ""),
+                    lease=max(1, numbers.get("lease", LEASE)),
                 ),
             )
         last = request.headers.get("last-event-id", "")

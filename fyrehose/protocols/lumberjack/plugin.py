@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
+from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
 from fyrehose.extras import LUMBERJACK, Extra
-from fyrehose.interfaces import IBroker, IClientPlugin
+from fyrehose.interfaces import IBroker, IClientPlugin, IExtraPlugin, ILeadingPlugin
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.several import client_endpoint
 from fyrehose.net.tls import add_tls
@@ -19,7 +20,7 @@ from fyrehose.protocols.lumberjack.server import PROTOCOL, LumberjackFactory, Lu
 PIPELINING = 2
 
 
-@implementer(IClientPlugin)
+@implementer(IClientPlugin, ILeadingPlugin, IExtraPlugin)
 @attrs.frozen
 class LumberjackPlugin:
     """Builds the clients, and the service of a Lumberjack listener."""
@@ -28,7 +29,6 @@ class LumberjackPlugin:
     description: str = "Lumberjack 1 and 2: events from Filebeat and other Beats, over TCP or TLS"
     default_endpoint: str = "tcp:5044:interface=127.0.0.1"
     default_port: int = 5044
-    only_leading: bool = True
     settings: type[LumberjackSettings] = LumberjackSettings
     extra: Extra = LUMBERJACK
 
@@ -36,11 +36,15 @@ class LumberjackPlugin:
         factory = LumberjackFactory(broker, settings, reactor)
         return TCPService(reactor, PROTOCOL, endpoint, factory, add_tls(PROTOCOL, endpoint, factory, settings, reactor))
 
-    def publisher(self, reactor: Any, host: str, port: int, window: int) -> LumberjackClient:
+    def publisher(
+        self, reactor: Any, host: str, port: int, window: int, endpoint: IStreamClientEndpoint | None = None
+    ) -> LumberjackClient:
         each = max(1, window // PIPELINING)
-        return LumberjackClient(reactor, [client_endpoint(reactor, host, port)], window=each, pipelining=PIPELINING)
+        return LumberjackClient(
+            reactor, [client_endpoint(reactor, host, port, endpoint)], window=each, pipelining=PIPELINING
+        )
 
-    def tailer(self, reactor: Any, host: str, port: int) -> None:
+    def tailer(self, reactor: Any, host: str, port: int, endpoint: IStreamClientEndpoint | None = None) -> None:
         """Return None: the protocol cannot subscribe."""
 
 

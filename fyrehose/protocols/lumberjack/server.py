@@ -11,7 +11,6 @@ A writer of version 1 would take that for the acknowledgement of its window, so 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import attrs
@@ -30,7 +29,7 @@ from fyrehose.protocols.lumberjack.refused import RefusedFrames
 from fyrehose.protocols.lumberjack.routes import Route, Routes, routes
 from fyrehose.protocols.lumberjack.session import LumberjackServerSession
 from fyrehose.protocols.lumberjack.turns import READ, SMALL_READ, Outcome, Turns
-from fyrehose.records import Run
+from fyrehose.records import Publish, Run
 
 PROTOCOL = "lumberjack"
 #: Interval of keep-alives to waiting writers of version 2, in seconds; the shortest time-out of known writers is 5 s.
@@ -168,7 +167,7 @@ class LumberjackProtocol(SessionProtocol):
             )
             for event in events
         ]
-        self.publish(runs, partial(self._durable, sum(map(len, runs))))
+        self.publish(runs)
         self._update_in_flight()
         if self.factory.routes is not None:
             unrouted = sum(len(event) for event in events if event.stream is None)
@@ -180,6 +179,13 @@ class LumberjackProtocol(SessionProtocol):
         return None if stream == self.settings.stream else stream
 
     handlers = SessionProtocol.handlers | on(tuple, published)
+
+    def durable(self, items: Sequence[Publish]) -> None:
+        self.session.durable(sum(len(run) for item in items for run in item.runs))
+        self.active_at = self.clock.seconds()
+        if self.session.has_output:
+            self._acknowledged_at = self.active_at
+        self.flush()
 
     def settled(self) -> None:
         self._update_in_flight()
@@ -234,18 +240,11 @@ class LumberjackProtocol(SessionProtocol):
     @property
     def _busy(self) -> bool:
         """True if the writer waits for the server, and not the server for the writer."""
-        return self.in_flight.count > 0 or self.session.more_work or self.account.paused
+        return self.unsettled > 0 or self.session.more_work or self.account.paused
 
     @property
     def _has_too_much(self) -> bool:
         return self.session.windows_full or self._published > self.broker.budget.each
-
-    def _durable(self, events: int, firsts: tuple[int, ...]) -> None:
-        self.session.durable(events)
-        self.active_at = self.clock.seconds()
-        if self.session.has_output:
-            self._acknowledged_at = self.active_at
-        self.flush()
 
     def _start_working(self) -> None:
         """If the session has more work, request turns for it, and pause reading until the work is done."""
@@ -345,6 +344,10 @@ class LumberjackFactory(SessionFactory):
     def __init__(self, broker: IBroker, settings: LumberjackSettings | None = None, reactor: Any = None) -> None:
         super().__init__(broker, settings, reactor)
         self.turns = Turns(self.clock, broker.budget)
-        self.limits = self.settings.limits
-        self.routes = Routes(self.settings.routes) if self.settings.routes else None
+        self.configure(self.settings)
         self.refused = RefusedFrames(self.clock.seconds)
+
+    def configure(self, settings: LumberjackSettings) -> None:
+        super().configure(settings)
+        self.limits = settings.limits
+        self.routes = Routes(settings.routes) if settings.routes else None

@@ -18,7 +18,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.errors import FyrehoseError, PublishError, RemoteProtocolError
-from fyrehose.interfaces import IBroker, ISink, ISubscription
+from fyrehose.interfaces import IBroker, IConnectedSink, ISubscription
 from fyrehose.net.lifecycle import Timers
 from fyrehose.net.outgoing import LargeRecord
 from fyrehose.options import shown_size
@@ -306,7 +306,7 @@ class _Gap:
     seq: int
 
 
-@implementer(ISink, ISubscription)
+@implementer(IConnectedSink, ISubscription)
 class Subscribing(Endpoint):
     """Send the records of a stream on channel 0, from where the peer left off.
 

@@ -6,10 +6,11 @@ from hashlib import blake2b
 from typing import Any
 
 import attrs
+from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
-from fyrehose.interfaces import IBroker, IClientPlugin
+from fyrehose.interfaces import IBroker, IConsumingPlugin, ILeadingPlugin, ITransactionalPlugin
 from fyrehose.net.several import client_endpoint
 from fyrehose.net.tls import add_tls
 from fyrehose.protocols.relink.client import RelinkClient
@@ -36,7 +37,7 @@ def links_stream(endpoint: str, name: str = "") -> str:
     return f".relink/{blake2b(endpoint.encode(), digest_size=8).hexdigest()}"
 
 
-@implementer(IClientPlugin)
+@implementer(IConsumingPlugin, ITransactionalPlugin, ILeadingPlugin)
 @attrs.frozen
 class RelinkPlugin:
     """The object by which the framework finds Relink."""
@@ -44,9 +45,7 @@ class RelinkPlugin:
     name: str = PROTOCOL
     description: str = "Relink: resumable links with acknowledged and transactional channels over TCP"
     default_port: int = 7733
-    consumes: bool = True
     default_endpoint: str = "tcp:7733:interface=127.0.0.1"
-    only_leading: bool = True
     settings: type[RelinkSettings] = RelinkSettings
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: RelinkSettings) -> RelinkService:
@@ -54,11 +53,13 @@ class RelinkPlugin:
         factory = RelinkFactory(broker, settings, reactor, registry)
         return RelinkService(reactor, endpoint, factory, add_tls(PROTOCOL, endpoint, factory, settings, reactor))
 
-    def publisher(self, reactor: Any, host: str, port: int, window: int) -> RelinkClient:
-        return RelinkClient(reactor, client_endpoint(reactor, host, port), limits=LinkLimits(window=window))
+    def publisher(
+        self, reactor: Any, host: str, port: int, window: int, endpoint: IStreamClientEndpoint | None = None
+    ) -> RelinkClient:
+        return RelinkClient(reactor, client_endpoint(reactor, host, port, endpoint), limits=LinkLimits(window=window))
 
     def transactional_publisher(
-        self, reactor: Any, host: str, port: int, window: int, size: int
+        self, reactor: Any, host: str, port: int, window: int, size: int, endpoint: IStreamClientEndpoint | None = None
     ) -> TransactionalPublisher:
         """Return a publisher that commits *size* messages at a time.
 
@@ -67,10 +68,10 @@ class RelinkPlugin:
         if size > LinkLimits().backlog:
             raise ConfigError(f"a transaction of {size} messages is too large; the limit is {LinkLimits().backlog}")
         limits = LinkLimits(window=max(window, size))
-        return TransactionalPublisher(reactor, client_endpoint(reactor, host, port), limits=limits, size=size)
+        return TransactionalPublisher(reactor, client_endpoint(reactor, host, port, endpoint), limits=limits, size=size)
 
-    def tailer(self, reactor: Any, host: str, port: int) -> RelinkReader:
-        return RelinkReader(reactor, client_endpoint(reactor, host, port))
+    def tailer(self, reactor: Any, host: str, port: int, endpoint: IStreamClientEndpoint | None = None) -> RelinkReader:
+        return RelinkReader(reactor, client_endpoint(reactor, host, port, endpoint))
 
 
 plugin = RelinkPlugin()

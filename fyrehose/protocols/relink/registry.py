@@ -340,7 +340,7 @@ class Registry:
                 self._not_written(result)
             then()
 
-        self._publish(entry, (), (self._record(RecordKind.GONE, entry.name),), ended)
+        self._publish(entry, (self._record(RecordKind.GONE, entry.name),), ended)
 
     # Memory.
 
@@ -395,33 +395,18 @@ class Registry:
     def write_entry(self, entry: LinkEntry, then: Callable[[Any], None]) -> None:
         """Write a link that is new or has a new anchor; *then* is called with the result or a Failure."""
         entry.saved = True
-        self._publish(entry, (), (self._record(RecordKind.ENTRY, self._pack_entry(entry)),), then)
+        self._publish(entry, (self._record(RecordKind.ENTRY, self._pack_entry(entry)),), then)
 
-    def write_delta(
-        self,
-        entry: LinkEntry,
-        channels: Sequence[int],
-        runs: Sequence[Run],
-        then: Callable[[Any], None],
-        broker: IBroker | None = None,
-    ) -> None:
-        """Write the staged state of *channels* together with the messages in *runs*: all or nothing.
+    def begin_write(self, entry: LinkEntry, channels: Sequence[int]) -> Run:
+        """Return the record with the staged state of *channels*, to be published together with their messages.
 
-        :param then: called with the result, or with a Failure
-        :param broker: the broker with the peer's rights and quotas; None: the server's
+        The write counts as unfinished until :meth:`LinkEntry.write_finished`.
         """
-        body = entry.name + snapshot.save(entry.link, channels)
-        self._publish(entry, runs, (self._record(RecordKind.DELTA, body),), then, broker)
+        entry.writes += 1
+        return self._record(RecordKind.DELTA, entry.name + snapshot.save(entry.link, channels))
 
-    def _publish(
-        self,
-        entry: LinkEntry,
-        runs: Sequence[Run],
-        own: Sequence[Run],
-        then: Callable[[Any], None],
-        broker: IBroker | None = None,
-    ) -> None:
-        """Publish *runs* and our records *own* in one batch; the write is unfinished until *then* has returned."""
+    def _publish(self, entry: LinkEntry, own: Sequence[Run], then: Callable[[Any], None]) -> None:
+        """Publish our records *own* in one batch; the write is unfinished until *then* has returned."""
         entry.writes += 1
 
         def ended(result: Any) -> None:
@@ -431,7 +416,7 @@ class Registry:
                 log.failure("relink: handling the result of a write failed")
             entry.write_finished()
 
-        written: Deferred[Any] = (self.broker if broker is None else broker).publish(runs, own)
+        written: Deferred[Any] = self.broker.publish(own)
         written.addBoth(ended)
 
     def _pack_entry(self, entry: LinkEntry) -> bytes:

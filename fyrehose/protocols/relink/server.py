@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import attrs
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -34,6 +35,7 @@ from fyrehose.identity import Action
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
+from fyrehose.net.peers import certificate_of
 from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.endpoints import PROTOCOL, Publishing, Refused, Subscribing, first_anchor
@@ -44,7 +46,7 @@ from fyrehose.protocols.relink.names import EndpointName, parse
 from fyrehose.protocols.relink.registry import LinkEntry, Registry
 from fyrehose.protocols.relink.server_session import ListenerSession
 from fyrehose.protocols.relink.settings import RelinkSettings
-from fyrehose.records import Run
+from fyrehose.records import Publish, Run
 
 #: Refusals that a retry cannot avoid; the broker raises them at once, before anything else is written.
 PERMANENT_REFUSALS = (InvalidName, NewStreamForbidden, PayloadTooLarge, StreamFull, TooManyStreams)
@@ -59,6 +61,15 @@ LINK_EVENTS = (
     events.ChannelClosed,
     events.PeerShutdown,
 )
+
+
+@attrs.frozen(slots=True)
+class LinkWrite:
+    """Messages of a link and the state of its channels, on their way to the disk; see :meth:`RelinkProtocol.write`."""
+
+    entry: LinkEntry
+    staged: Mapping[int, int | None]
+    refused: Refused | None
 
 
 class RelinkProtocol(SessionProtocol):
@@ -152,7 +163,7 @@ class RelinkProtocol(SessionProtocol):
 
     def _find_link(self, event: HelloReceived, place: EndpointName) -> None:
         hello, registry = event.hello, self.registry
-        certificate = getattr(self.transport, "getPeerCertificate", lambda: None)()
+        certificate = certificate_of(self.transport)
         identity = b"" if certificate is None else bytes(certificate.digest("sha256"))
         if self.phase is not Phase.OPEN or (place.name is not None and self.named is None):
             return
@@ -191,19 +202,21 @@ class RelinkProtocol(SessionProtocol):
 
     def _link_written(self, entry: LinkEntry, place: EndpointName, result: Any) -> None:
         if isinstance(result, Failure):
-            result.trap(PublishError)
+            error = result.value
+            if not isinstance(error, PublishError):
+                result.raiseException()
             entry.saved = False
             # Subscribing works without room on the disk, except that a restart loses the link.  But a server that may
             # not lead any more must not replace a link that the client has at the leader.
-            full = isinstance(result.value, ReadOnly) and not isinstance(result.value, Unreplicated)
+            full = isinstance(error, ReadOnly) and not isinstance(error, Unreplicated)
             if not (place.subscribe and full):
                 self.registry.discard(entry)
-                self.refused(result)
+                self.refused(error)
                 self.settled()
         self._link_ready(entry, place, resumed=False)
 
     def _link_ready(self, entry: LinkEntry, place: EndpointName, *, resumed: bool) -> None:
-        """Continue after the link was written, or after its earlier writes are finished."""
+        """Answer the handshake once the link is durable, or once its earlier writes are finished."""
         if not self.writable:
             return
         self.reading.resumeProducing()
@@ -292,43 +305,43 @@ class RelinkProtocol(SessionProtocol):
         """
         entry = self.entry
         assert entry is not None
-        for run in runs:
-            if not self.broker.permits(Action.PUBLISH, run.stream):
-                self._forbidden(run.stream)
-                return
-        size = sum(run.size for run in runs)
-        self.in_flight.hold(size)
-
-        def settle(result: Any) -> None:
-            try:
-                self._write_settled(entry, staged, refused, result)
-            finally:
-                self.in_flight.release(None, size)
-            self._continue()
-
-        self.registry.write_delta(entry, list(staged), runs, settle, self.broker)
-
-    def _write_settled(
-        self, entry: LinkEntry, staged: Mapping[int, int | None], refused: Refused | None, result: object
-    ) -> None:
-        if isinstance(result, Failure):
-            error = result.value
-            if not isinstance(error, PublishError):
-                entry.failed = True
-                self.session.fenced()
-                self.failed(result)
-            elif not (isinstance(error, PERMANENT_REFUSALS) and refused is not None and refused(error)):
-                self._not_written(entry, result, error)
-        elif not entry.link.over:
-            self._settle_staged(entry, staged)
-
-    def _forbidden(self, stream: str) -> None:
-        """End the link, because the access policy does not allow its peer to publish any more."""
-        self._end_link_later()
+        write = LinkWrite(entry, staged, refused)
+        self.unsettled += 1
         try:
-            self.broker.check(Action.PUBLISH, stream)
-        except Forbidden as error:
+            self.publisher.publish(list(runs), write, (self.registry.begin_write(entry, list(staged)),))
+        except Exception as error:  # an unexpected one must not leave the link as if nothing had been staged
+            self._settle_writes((write,), error)
+
+    def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
+        self._settle_writes([item.note for item in items], error)
+
+    def _settle_writes(self, writes: Sequence[LinkWrite], error: Exception | None) -> None:
+        """Handle the end of writes that one commit has decided, and acknowledge them together."""
+        self.unsettled -= len(writes)
+        for write in writes:
+            try:
+                self._write_settled(write, error)
+            except Exception:
+                self.log.failure("relink: handling the result of a write failed")
+        self.settled()
+        self._continue()
+        for write in writes:
+            write.entry.write_finished()
+
+    def _write_settled(self, write: LinkWrite, error: Exception | None) -> None:
+        entry = write.entry
+        if error is None:
+            if not entry.link.over:
+                self._settle_staged(entry, write.staged)
+        elif isinstance(error, Forbidden):
+            self._end_link_later()  # The policy does not allow its peer to publish any more.
             self.forbid(error)
+        elif not isinstance(error, PublishError):
+            entry.failed = True
+            self.session.fenced()
+            self.failed(Failure(error))
+        elif not (isinstance(error, PERMANENT_REFUSALS) and write.refused is not None and write.refused(error)):
+            self._not_written(entry, error)
 
     def end_link(self, error: PublishError) -> None:
         """End the link, because the stream refuses a message of a plain channel for good, and would do so again.
@@ -353,27 +366,26 @@ class RelinkProtocol(SessionProtocol):
                 link.settle(channel, through)
         self.registry.measure(entry)
 
-    def _not_written(self, entry: LinkEntry, failure: Failure, error: PublishError) -> None:
+    def _not_written(self, entry: LinkEntry, error: PublishError) -> None:
         """Close the connection after a refused write; the peer sends the messages again on another one."""
         if isinstance(error, PERMANENT_REFUSALS):
             self._end_link_later()  # A retry would be refused, too.
         else:
             entry.failed = True
             self.session.fenced()
-        self.refused(failure)
+        self.refused(error)
 
     def count_refusal(self, cause: str, detail: str) -> None:
         """Count and log messages that were refused for good."""
         self.broker.counters.refuse(self.log, PROTOCOL, cause, self.peer, detail)
 
     def _continue(self) -> None:
-        """Flush acknowledgements after a write has finished, and decode packets that were held back."""
+        """Flush acknowledgements after writes have finished, and decode packets that were held back."""
         if self.phase is not Phase.OPEN:
             return
-        # One commit may finish several writes in a row, and one flush after the last of them is enough.  Packets that
-        # were held back are decoded in a new turn of the reactor, because their write may finish at once as well, and
-        # so on without end.
-        if self.session.ready or (self.entry is not None and self.entry.writes > 1):
+        # Packets that were held back are decoded in a new turn of the reactor, because their write may finish at once
+        # as well, and so on without end.
+        if self.session.ready:
             self.flush_soon()
         else:
             self.flush()
@@ -441,6 +453,10 @@ class RelinkFactory(SessionFactory):
     ) -> None:
         super().__init__(broker, settings, reactor)
         self.registry = Registry(broker, self.clock, self.settings) if registry is None else registry
+
+    def configure(self, settings: RelinkSettings) -> None:
+        super().configure(settings)
+        self.registry.settings = settings
 
     def startFactory(self) -> None:
         if self.registry.closed:

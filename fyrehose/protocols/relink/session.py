@@ -2,7 +2,7 @@
 
     in: bytes that the reactor read, calls of the owner      out: events for the owner, bytes for the peer
 
-Two machines define the states of a connection.  An error of the peer never raises: the last event is Broken, and
+Two tables define the stages of a connection.  An error of the peer never raises: the last event is Broken, and
 nothing more is decoded.  The link is lost (its state is suspect, and the peer would send the same packet again), but it
 stays attached until the owner calls ``fenced``: so the owner can acknowledge what came before the error.  The end of
 the transport is no error: the link stays, detached, and waits for the next connection.
@@ -12,44 +12,27 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import attrs
-from automat import NoTransition
 
-from fyrehose.errors import Broken, RemoteProtocolError
+from fyrehose.errors import Broken, LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.relink import handshake
 from fyrehose.protocols.relink.decoder import Decoder
 from fyrehose.protocols.relink.frames import RESUME
 from fyrehose.protocols.relink.handshake_events import Linked, SessionEvent
 from fyrehose.protocols.relink.limits import LinkLimits
 from fyrehose.protocols.relink.link import Link
+from fyrehose.protocols.relink.tables import Stage, Step, Transitions
 from fyrehose.sessions import ByteSession
-
-
-class Inputs(Protocol):
-    """The inputs of the machine of a connection; each raises NoTransition in a state that does not expect it."""
-
-    def field(self) -> None:
-        """Handle a field of the handshake, which has arrived completely."""
-
-    def new_link(self, link: Link) -> None:
-        """Attach *link*, which is new."""
-
-    def old_link(self, link: Link) -> None:
-        """Attach *link*, which is resumed."""
-
-    def no_link(self, epoch: int) -> None:
-        """End, because the old link was required and is not known."""
-
-    def resume(self) -> None:
-        """Handle the peer's resume packet."""
 
 
 @attrs.define(eq=False)
 class RelinkSession(ByteSession):
     """The common part of both sessions.
 
+    :cvar transitions: the stages of the connection; each session has its own
+    :ivar stage: the present one
     :ivar link: the link; before the end of the handshake the connector's old one, if it has one
     :ivar linked: whether the handshake is complete, and the connection has not ended
     :ivar awaited: returns the size of the next field of the handshake from the bytes that have arrived; None: no field
@@ -58,15 +41,16 @@ class RelinkSession(ByteSession):
 
     #: the events after which decoding stops until the next turn; see :attr:`more`
     most_events: ClassVar[int] = sys.maxsize
+    transitions: ClassVar[Transitions]
     limits: LinkLimits = attrs.field(factory=LinkLimits)
     link: Link | None = None
+    stage: Stage = attrs.field(default=Stage.VERSION, init=False)
     linked: bool = attrs.field(default=False, init=False)
     awaited: Callable[[bytes], int] | None = attrs.field(default=handshake.version_size, init=False)
     _closed: bool = attrs.field(default=False, init=False)
     _decoder: Decoder = attrs.field(init=False)
     _to_send: list[bytes] = attrs.field(factory=list, init=False)
     _events: list[SessionEvent] = attrs.field(factory=list, init=False)
-    _machine: Inputs = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._decoder = Decoder(0, 0, self.limits)
@@ -111,7 +95,7 @@ class RelinkSession(ByteSession):
         self._decoder.feed(data)
         try:
             while self.awaited is not None and self._decoder.size >= self.awaited(self._decoder.rest):
-                self._machine.field()
+                self.step(Step.FIELD)
             if self.linked and self.link is not None:
                 self._receive_packets(self.link)
             elif self.awaited is None and self._decoder.size > self.limits.early:
@@ -140,7 +124,20 @@ class RelinkSession(ByteSession):
             data += self.link.data_to_send()
         return data
 
-    # Called by the machines.
+    def step(self, step: Step, *arguments: Link | int) -> None:
+        """Enter the stage that follows from *step*, and handle the step.
+
+        :param arguments: the link, or the epoch of a link that is not known
+        :raises LocalProtocolError: the step is not expected in the present stage
+        """
+        found = self.transitions.get((self.stage, step))
+        if found is None:
+            raise LocalProtocolError(f"{step.value} is not expected in stage {self.stage.name}")
+        self.stage, handle = found
+        if handle is not None:
+            handle(self, *arguments)
+
+    # Called by the methods that handle steps.
 
     def send(self, data: bytes, awaited: Callable[[bytes], int] | None = None) -> None:
         """Send a part of the handshake, after which the peer sends the field *awaited*."""
@@ -187,8 +184,8 @@ class RelinkSession(ByteSession):
                 break
             if packet is RESUME:
                 try:
-                    self._machine.resume()
-                except NoTransition:
+                    self.step(Step.RESUME)
+                except LocalProtocolError:
                     raise RemoteProtocolError("resume-unexpected") from None
             link.used = True
             self._events += link.receive(packet)

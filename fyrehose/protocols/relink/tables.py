@@ -1,17 +1,18 @@
-"""The state machines of channels, as tables that the code runs and from which docs/protocols/relink-wire.md is drawn.
+"""The state machines of Relink, as tables that the code runs and from which docs/protocols/relink-wire.md is drawn.
 
-    SENDING, RECEIVING     (mode of a channel, event) -> next mode
+    SENDING, RECEIVING     (state of a channel, event) -> next state
+    transitions            (stage of a connection, step) -> next stage, what the session does; a table of each session
 
 A combination that is not in a table is an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 
 
-class ChannelState(Enum):
+class TableKey(Enum):
     """Base of the enumerations used as keys of the tables.
 
     The tables are consulted for each read, and the hash of Enum is a slow function in Python.  Members are singletons,
@@ -21,7 +22,33 @@ class ChannelState(Enum):
     __hash__ = object.__hash__
 
 
-class Sending(ChannelState):
+class Stage(TableKey):
+    """Stage of a connection; the states of the specification ("1. Handshake")."""
+
+    VERSION = "waits for the peer's version"
+    HELLO = "waits for the connector's hello"
+    LOOKUP = "waits for the owner to look up the link"
+    REPLY = "waits for the listener's epoch and link id"
+    RESYNC = "an old link: waits for the peer's report and its resume"
+    OPEN = "both peers may send messages"
+    REFUSED = "the required link is not known"
+
+
+class Step(TableKey):
+    """What changes the stage of a connection."""
+
+    FIELD = "field"  #: a field of the handshake has arrived completely
+    NEW_LINK = "new_link"  #: the link is new
+    OLD_LINK = "old_link"  #: the link is resumed
+    NO_LINK = "no_link"  #: the old link was required and is not known
+    RESUME = "resume"  #: the peer's resume packet has arrived
+
+
+#: The next stage for each stage and step, and the method of the session that handles the step; None: nothing to do.
+Transitions = Mapping[tuple[Stage, Step], tuple[Stage, Callable[..., None] | None]]
+
+
+class Sending(TableKey):
     """State of one of our own channels."""
 
     OPEN = "accepts messages"
@@ -30,7 +57,7 @@ class Sending(ChannelState):
     GONE = "may be opened again, from number 0"
 
 
-class Receiving(ChannelState):
+class Receiving(TableKey):
     """State of a channel of the peer."""
 
     OPEN = "accepts messages"
@@ -40,7 +67,7 @@ class Receiving(ChannelState):
     GONE = "closed was sent"
 
 
-class ChannelEvent(ChannelState):
+class ChannelEvent(TableKey):
     """Event that changes the state of a channel."""
 
     CLOSE = "close"

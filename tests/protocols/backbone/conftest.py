@@ -11,6 +11,7 @@ import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
+from zope.interface import implementer
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
@@ -20,10 +21,11 @@ from fyrehose.protocols.backbone.client_session import BackboneOptions
 from fyrehose.protocols.backbone.frames import Address, Frame, decode
 from fyrehose.protocols.backbone.server import BackboneProtocol
 from fyrehose.protocols.backbone.settings import BackboneSettings
-from fyrehose.protocols.backbone.trains import Train
+from fyrehose.protocols.backbone.trains import ITrainTransport, Train
 from fyrehose.testing import MemoryJournal
 
 
+@implementer(ITrainTransport)
 @attrs.define(eq=False)
 class SimPort:
     """A port of a :class:`Network`; with ``full`` it sends nothing, like a kernel without buffer space."""

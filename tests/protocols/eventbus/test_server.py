@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from twisted.internet.defer import Deferred, fail
+from twisted.internet.defer import Deferred
 
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import JournalCorrupt
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.eventbus import laggards
@@ -517,7 +519,7 @@ class TestStopping:
     def test_stop_does_not_wait_for_a_publish_that_failed_unexpectedly(
         self, world: World, make_event: Any, monkeypatch: pytest.MonkeyPatch, logged_errors: Any
     ) -> None:
-        monkeypatch.setattr(type(world.broker), "publish", lambda *_: fail(RuntimeError("a bug")))
+        monkeypatch.setattr(Sequencer, "reserve", Mock(side_effect=RuntimeError("a bug")))
         world.publish(*make_event(1))
         (error,) = logged_errors.take()
         assert "please report this bug" in error["log_format"]

@@ -477,7 +477,7 @@ class TestAttach:
             peer.hear()
             peer.leave()
         assert server.journal.ends() == {}
-        assert server.broker._largest == {}
+        assert server.broker.largest == {}
         assert server.broker._fanout._places == {}
 
 

@@ -41,7 +41,7 @@ class World:
         return self.peer().ask(line, body)
 
     def seqs(self, query: str = "") -> list[int]:
-        status, lines = self.ask(f"GET /streams/s?subscription=a{query}")
+        status, lines = self.ask(f"GET /streams/s?subscription=a&consumer=me{query}")
         assert status == 200
         return [line["seq"] for line in lines]
 
@@ -299,7 +299,10 @@ def test_a_half_closed_peer_that_does_not_wait_gets_its_records() -> None:
 
 # Patterns.
 
-POLL, FOLLOW = "GET /streams/*?match=logs.*&subscription=a", "GET /streams/*/live?match=logs.*&subscription=a"
+POLL, FOLLOW = (
+    "GET /streams/*?match=logs.*&subscription=a&consumer=me",
+    "GET /streams/*/live?match=logs.*&subscription=a",
+)
 
 
 def logs(**settings: Any) -> World:
@@ -372,7 +375,7 @@ def test_waiting_for_a_pattern_ends_without_records() -> None:
 
 def test_a_pattern_is_followed_behind_its_position_in_each_stream() -> None:
     world = logs()
-    world.ask(POLL)
+    world.ask(f"{POLL}&limit=0")
     world.ask("POST /subscriptions/a/ack", {"positions": {"logs.a": 2}})
     peer = world.peer()
     peer.say(FOLLOW)
@@ -403,7 +406,7 @@ def test_a_new_subscription_of_a_pattern_that_is_followed_begins_with_new_record
 
 def test_a_gap_behind_the_position_is_reported_with_its_stream() -> None:
     world = logs()
-    world.ask(POLL)
+    world.ask(f"{POLL}&limit=0")
     world.publish(1, "logs.b")
     world.journal.forget("logs.b", 4)
     peer = world.peer()
@@ -465,3 +468,92 @@ def test_consuming_a_pattern_needs_the_right_for_all_that_it_matches() -> None:
     world = World([{"network": "127.0.0.1", "subscribe": "*", "consume": "logs.a*"}])
     assert world.ask(POLL)[0] == 401
     assert world.ask("GET /streams/*?match=logs.a*&subscription=a")[0] == 200
+
+
+# Polling consumers.
+
+
+def test_two_loops_that_poll_never_have_the_same_record() -> None:
+    """Two consumers ask, work 20 ms, and acknowledge; whoever is refused asks again."""
+    world = World()
+    world.publish(90)
+    handled: list[int] = []
+    loops = [Loop(world, handled) for _ in range(2)]
+    for _ in range(400):
+        world.clock.advance(0.005)
+        for loop in loops:
+            loop.turn()
+    assert handled == list(range(1, 101))
+    assert loops[0].refused
+    assert loops[1].refused
+
+
+class Loop:
+    """A consumer without a name of its own, on one connection."""
+
+    def __init__(self, world: World, handled: list[int]) -> None:
+        self.world, self.handled, self.refused = world, handled, 0
+        self.connection, self.records, self.since = world.peer(), [], 0.0
+
+    def turn(self) -> None:
+        if not self.records:
+            status, lines = self.connection.ask("GET /streams/s?subscription=a&limit=10")
+            self.refused += status == 409
+            self.records, self.since = [] if status != 200 else lines, self.world.clock.seconds()
+        elif self.world.clock.seconds() - self.since > 0.02:
+            self.handled += [line["seq"] for line in self.records]
+            assert self.world.ask("POST /subscriptions/a/ack", {"seq": self.records[-1]["seq"]})[0] == 200
+            self.records = []
+
+
+def test_a_second_polling_consumer_is_refused_until_everything_is_acknowledged() -> None:
+    world = World()
+    assert world.seqs("&limit=3") == [1, 2, 3]
+    poll = "GET /streams/s?subscription=a&consumer=other"
+    status, refusal = world.ask(poll)
+    assert (status, "ask again in 30 s" in refusal["error"]) == (409, True)
+    assert world.ask("GET /streams/s/live?subscription=a")[0] == 409
+    world.ask("POST /subscriptions/a/ack", {"seq": 2})
+    assert world.ask(poll)[0] == 409, "record 3 is not acknowledged"
+    world.ask("POST /subscriptions/a/ack", {"seq": 3})
+    status, lines = world.ask(poll)
+    assert (status, lines[0]["seq"]) == (200, 4)
+
+
+def test_an_acknowledgement_renews_the_lease() -> None:
+    world = World()
+    world.seqs("&lease=10")
+    world.clock.advance(9)
+    world.ask("POST /subscriptions/a/ack", {"seq": 5})
+    world.clock.advance(9)
+    assert world.ask("GET /streams/s?subscription=a&consumer=other")[0] == 409
+    world.clock.advance(2)
+    assert world.ask("GET /streams/s?subscription=a&consumer=other")[0] == 200
+
+
+@pytest.mark.parametrize(("wait", "query"), [(31, ""), (0, "&takeover=1")])
+def test_acknowledgements_of_a_displaced_polling_consumer_are_refused(wait: float, query: str) -> None:
+    world = World()
+    world.seqs()
+    world.clock.advance(wait)
+    peer = world.peer()
+    status, lines = peer.ask(f"GET /streams/s?subscription=a&consumer=other{query}")
+    assert (status, len(lines), b"Fyrehose-Generation: 2" in peer.head) == (200, 10, True)
+    assert world.ask("POST /subscriptions/a/ack", {"seq": 10, "generation": 1})[0] == 409
+    assert world.ask("POST /subscriptions/a/ack", {"seq": 10, "generation": 2})[0] == 200
+
+
+def test_an_answer_without_records_takes_no_lease() -> None:
+    world = World()
+    world.seqs()
+    world.ask("POST /subscriptions/a/ack", {"seq": 10})
+    assert world.seqs() == []
+    assert world.ask("GET /streams/s?subscription=a&consumer=other") == (200, [])
+
+
+def test_a_rewind_ends_the_lease() -> None:
+    world = World()
+    world.seqs()
+    world.ask("POST /subscriptions/a/rewind", {"seq": 5})
+    status, lines = world.ask("GET /streams/s?subscription=a&consumer=other")
+    assert (status, lines[0]["seq"]) == (200, 6)

@@ -22,7 +22,7 @@ from fyrehose.broker.streams import StreamRule, StreamRules
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import JournalState
 from fyrehose.net.connections import READS
-from fyrehose.net.tcp import FULL_GRACE, LINGER
+from fyrehose.net.tcp import CLOSE_TIMEOUT_S, FULL_GRACE
 from fyrehose.options import build
 from fyrehose.protocols.lumberjack.frames import Compressed, Data, Json, Window
 from fyrehose.protocols.lumberjack.limits import LumberjackLimits
@@ -398,7 +398,7 @@ def test_closed_connection_is_aborted_if_the_peer_keeps_it_open(server: Make) ->
     made = server()
     peer = made.connect()
     peer.send(b"?")
-    made.clock.advance(LINGER + 1)
+    made.clock.advance(CLOSE_TIMEOUT_S + 1)
     assert peer.transport.aborted
 
 
@@ -437,10 +437,10 @@ def test_large_compressed_frame_waits_for_the_journal(server: Make, window: Make
     peer = made.connect()
     peer.send(window(20_000, compressed=True))
     made.settle()
-    taken = peer.protocol.in_flight.count
+    taken = peer.protocol.unsettled
     assert taken
     made.settle()
-    assert peer.protocol.in_flight.count == taken, "held back"
+    assert peer.protocol.unsettled == taken, "held back"
     assert made.broker.budget.used < 4 << 20
     for _ in range(1000):
         if peer.acks:

@@ -11,10 +11,10 @@ import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import ConnectError, ConnectionDone
-from twisted.internet.interfaces import IStreamClientEndpoint
+from twisted.internet.interfaces import ISSLTransport, IStreamClientEndpoint
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
-from zope.interface import implementer
+from zope.interface import alsoProvides, implementer
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.quotas import PeerLimits
@@ -307,6 +307,8 @@ class Server:
         protocol = self.factory.buildProtocol(address)
         transport = CertifiedTransport(peerAddress=address)
         transport.certificate = certificate
+        if certificate is not None:
+            alsoProvides(transport, ISSLTransport)
         wanted = old.terms if old else Terms(endpoint=name, **{"connector_size": 1, **terms})
         if hello is None:
             hello = Hello(terms=wanted, require=require, epoch=old.epoch if old else 0, link_id=old.id if old else 0)
@@ -317,6 +319,13 @@ class Server:
     def linked(self, name: str = "publish:s", **more: Any) -> Peer:
         """Return a connector whose handshake is complete."""
         peer = self.connect(name, **more)
+        peer.talk()
+        return peer
+
+    def linked_durably(self, name: str = "publish:s", **more: Any) -> Peer:
+        """Return a connector whose handshake is complete, where the test commits: the reply waits for the link."""
+        peer = self.linked(name, **more)
+        self.journal.commit()
         peer.talk()
         return peer
 

@@ -21,6 +21,7 @@ from twisted.application.service import Service
 from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred
 from world import Host, Lane, Violation, World
+from zope.interface import implementer
 
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.options import networks
@@ -29,7 +30,7 @@ from fyrehose.protocols.backbone.client_session import BackboneOptions
 from fyrehose.protocols.backbone.frames import Deliver, Flags, KeepAlive, KeepAliveAck, Push, decode
 from fyrehose.protocols.backbone.server import BackboneProtocol
 from fyrehose.protocols.backbone.settings import BackboneSettings
-from fyrehose.protocols.backbone.trains import Train
+from fyrehose.protocols.backbone.trains import ITrainTransport, Train
 from fyrehose.records import Delivery, Run
 
 Address = tuple[str, int]
@@ -39,6 +40,7 @@ PORT = 2323
 SILENCE = 5.0
 
 
+@implementer(ITrainTransport)
 @attrs.define(eq=False)
 class Port:
     """A port of anybody's; now and then its kernel takes nothing for a while."""

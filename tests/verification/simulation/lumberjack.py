@@ -15,6 +15,7 @@ from server import Server
 from world import Violation, World
 
 from fyrehose.errors import Closed
+from fyrehose.interfaces import ILeadingPlugin
 from fyrehose.protocols.lumberjack.client import LumberjackClient
 from fyrehose.protocols.lumberjack.limits import MAX_INFLATED
 from fyrehose.protocols.lumberjack.plugin import plugin
@@ -167,7 +168,7 @@ class Lumberjack:
         settings = LumberjackSettings(max_inflated=largest)
         server.listen(
             lambda host, broker: plugin.make_service(host, broker, f"tcp:{PORT}", settings),
-            plugin.only_leading,
+            ILeadingPlugin.providedBy(plugin),
         )
         count = herd or world.random.randint(1, 3)
         limited = largest < MAX_INFLATED

@@ -23,6 +23,7 @@ _FORMAT = "fyrehose/journal/format.py"
 _RECOVERY = "fyrehose/journal/recovery.py"
 _FANOUT = "fyrehose/broker/fanout.py"
 _BROKER = "fyrehose/broker/broker.py"
+_PUBLISHER = "fyrehose/broker/publisher.py"
 _NAMED = "fyrehose/broker/named.py"
 _TESTS_JOURNAL = "tests/journal/test_writer.py tests/journal/test_journal.py tests/conformance/test_journal.py"
 _TESTS_FORMAT = "tests/journal/test_format.py tests/journal/test_recovery.py"
@@ -263,9 +264,9 @@ MUTANTS = (
     ),
     Mutant(
         "a publish is told at once",
-        _BROKER,
-        "return durable.addCallback(self._acknowledged, counted, firsts, began)",
-        "from twisted.internet.defer import succeed\n        return succeed(firsts)",
+        _PUBLISHER,
+        "        broker.journal.submit(publish)\n",
+        "        self.settle((publish,), None)\n        broker.journal.submit(publish)\n",
         _TESTS_BROKER,
     ),
     Mutant(
@@ -278,8 +279,8 @@ MUTANTS = (
     Mutant(
         "a refused publish leaves its streams",
         _BROKER,
-        "                del self._largest[stream]\n",
-        "                pass\n",
+        "            del self.largest[stream]\n",
+        "            pass\n",
         _TESTS_BROKER,
     ),
     Mutant(

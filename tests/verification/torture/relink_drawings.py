@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fyrehose.protocols.relink import client_session, server_session
-from fyrehose.protocols.relink.tables import RECEIVING, SENDING, Receiving, Sending
+from fyrehose.protocols.relink.client_session import ConnectorSession
+from fyrehose.protocols.relink.server_session import ListenerSession
+from fyrehose.protocols.relink.tables import RECEIVING, SENDING, Receiving, Sending, Transitions
 
 PAGE = Path(__file__).parents[3] / "docs" / "protocols" / "relink-wire.md"
 _MARKED = re.compile(r"(<!-- drawn: (\w+) -->\n).*?(<!-- /drawn -->)", re.DOTALL)
@@ -31,11 +32,10 @@ def _diagram(edges: Iterator[tuple[str, str, str]]) -> Iterator[str]:
     yield "```"
 
 
-def _connection(machine: Any) -> Iterator[str]:
-    """Draw a machine of Automat."""
+def _connection(transitions: Transitions) -> Iterator[str]:
     edges = [
-        (old.name, f"{what} / {outputs[0].name}" if what != "resume" else what, new.name)
-        for old, what, new, outputs in machine.__automat_automaton__.allTransitions()
+        (old.name, step.value if handle is None else f"{step.value} / {handle.__name__}", new.name)
+        for (old, step), (new, handle) in transitions.items()
     ]
     yield from _diagram(iter(sorted(edges, key=lambda edge: (ORDER.index(edge[0]), ORDER.index(edge[2])))))
 
@@ -50,8 +50,8 @@ def _channel(table: Mapping[tuple[Any, Any], Any], modes: Any) -> Iterator[str]:
 
 
 DRAWINGS: dict[str, Callable[[], Iterator[str]]] = {
-    "connector": lambda: _connection(client_session.MACHINE),
-    "listener": lambda: _connection(server_session.MACHINE),
+    "connector": lambda: _connection(ConnectorSession.transitions),
+    "listener": lambda: _connection(ListenerSession.transitions),
     "sending": lambda: _channel(SENDING, Sending),
     "receiving": lambda: _channel(RECEIVING, Receiving),
 }

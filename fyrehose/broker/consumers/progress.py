@@ -1,0 +1,287 @@
+"""What is durable about shared subscriptions, and its records in the stream ``.shared``.
+
+    {"v": 1, "since": 17, "name": "billing", "set": {"stream": "orders", "lease": 30, ...}}          created
+    {"v": 1, "since": 17, "name": "billing", "set": null}                                            deleted
+    {"v": 1, "since": 17, "name": "billing", "stream": "orders", "epoch": 7, "reach": 5200,
+     "final": [[4100, 4180], 4190], "dead": [4185], "expired": [], "ends": {"4181": [2, 1]}}          a change
+    {"v": 1, "all": [INDEX, COUNT], "shared": {"billing": {...}}}                                    a checkpoint
+
+``ends`` has, by number, the deliveries of a record that have ended, and how many of them failed.  ``rewind`` in a
+change forgets everything about the stream, and continues behind that number.  How such a stream is replayed is the
+theory of :mod:`~fyrehose.broker.state_stream`.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import attrs
+
+from fyrehose.records import LAST_SEQ, Record
+
+#: The stream of shared subscriptions, and the source of its records.
+STREAM, SOURCE = ".shared", "server-shared"
+VERSION = 1
+#: A checkpoint begins a new record when the last one is larger than this, in bytes.
+RECORD_SIZE = 64 << 10
+
+
+class FinalNumbers:
+    """Numbers that are final, as a floor, and ranges above it."""
+
+    def __init__(self, floor: int = 0, above: Iterable[tuple[int, int]] = ()) -> None:
+        self.floor = floor
+        self._firsts: list[int] = []
+        self._lasts: list[int] = []
+        for first, last in above:
+            self.add(first, last)
+
+    def __contains__(self, seq: int) -> bool:
+        at = bisect_right(self._firsts, seq) - 1
+        return seq <= self.floor or (at >= 0 and seq <= self._lasts[at])
+
+    def above(self) -> list[tuple[int, int]]:
+        """Return the ranges above the floor."""
+        return list(zip(self._firsts, self._lasts, strict=True))
+
+    def add(self, first: int, last: int) -> int:
+        """Add the numbers from *first* to *last*, and return how many of them are new."""
+        first = max(first, self.floor + 1)
+        if first > last:
+            return 0
+        begin = bisect_right(self._firsts, first)
+        if begin and self._lasts[begin - 1] >= first - 1:
+            begin -= 1
+        end, known, low, high = begin, 0, first, last
+        while end < len(self._firsts) and self._firsts[end] <= last + 1:
+            known += max(0, min(last, self._lasts[end]) - max(first, self._firsts[end]) + 1)
+            low, high = min(low, self._firsts[end]), max(high, self._lasts[end])
+            end += 1
+        self._firsts[begin:end], self._lasts[begin:end] = [low], [high]
+        if low == self.floor + 1:
+            self.floor = high
+            del self._firsts[0], self._lasts[0]
+        return last - first + 1 - known
+
+    def gaps(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """Yield the ranges from *first* to *last* that are not final."""
+        at = max(first, self.floor + 1)
+        for begin, end in [*self.above(), (last + 1, last + 1)]:
+            if at <= min(begin - 1, last):
+                yield at, min(begin - 1, last)
+            at = max(at, end + 1)
+
+
+@attrs.frozen(kw_only=True)
+class ShareOptions:
+    """What a shared subscription was created with; none of it changes.
+
+    :ivar stream: the stream that is shared, or, with *pattern*, the pattern of the streams
+    :ivar lease: how long a worker has a record, in seconds
+    :ivar limit: the failure that makes a record a dead letter; 0: none does
+    :ivar window: the most records that are not final at or below the highest leased one
+    :ivar most: the most records that one consumer may hold
+    :ivar dead: the stream of the dead letters; None: they are only counted
+    :ivar key: records of the same key are handled in order: ``topic``, ``producer``, a member of JSON objects, or None
+    :ivar creator: the network of the peer that created it
+    """
+
+    stream: str
+    pattern: bool = False
+    lease: int = 30
+    limit: int = 5
+    window: int = 1_000
+    most: int = 100
+    dead: str | None = None
+    key: str | None = None
+    creator: str = ""
+
+
+@attrs.define
+class StreamProgress:
+    """How far a subscription is in one stream.
+
+    :ivar reach: no record above it was ever leased
+    :ivar ends: of records that are not final: the deliveries that have ended, and how many of them failed
+    """
+
+    final: FinalNumbers = attrs.field(factory=FinalNumbers)
+    reach: int = 0
+    ends: dict[int, tuple[int, int]] = attrs.field(factory=dict)
+    settled: int = 0
+    dead: int = 0
+    expired: int = 0
+
+    def apply(self, change: Mapping[str, Any]) -> None:
+        """Apply a change of this stream."""
+        if "rewind" in change:
+            self.final, self.reach, self.ends = FinalNumbers(change["rewind"]), change["rewind"], {}
+        for kind, name in (("final", "settled"), ("dead", "dead"), ("expired", "expired")):
+            for first, last in _pairs(change.get(kind, ())):
+                setattr(self, name, getattr(self, name) + self.final.add(first, last))
+        self.reach = max(self.reach, change.get("reach", 0))
+        for seq, (deliveries, failures) in change.get("ends", {}).items():
+            if int(seq) not in self.final:
+                self.ends[int(seq)] = deliveries, failures
+        if change.get("final") or change.get("dead") or change.get("expired"):
+            self.ends = {seq: end for seq, end in self.ends.items() if seq not in self.final}
+
+    def packed(self) -> dict[str, Any]:
+        """Return everything as an object for JSON, for a checkpoint."""
+        return {
+            "floor": self.final.floor,
+            "above": self.final.above(),
+            "reach": self.reach,
+            "ends": {str(seq): end for seq, end in self.ends.items()},
+            "counts": [self.settled, self.dead, self.expired],
+        }
+
+    @classmethod
+    def unpacked(cls, fields: Mapping[str, Any]) -> StreamProgress:
+        """Return what :meth:`packed` returned."""
+        final = FinalNumbers(fields["floor"], [(first, last) for first, last in fields["above"]])
+        ends = {int(seq): (deliveries, failures) for seq, (deliveries, failures) in fields["ends"].items()}
+        return cls(final, fields["reach"], ends, *fields["counts"])
+
+
+@attrs.define
+class SavedShare:
+    """The durable state of one shared subscription.
+
+    :ivar epoch: the number of the last server that has leased; raised by a rewind, too
+    :ivar streams: its progress by stream; a stream that is not here begins with its first record
+    """
+
+    options: ShareOptions
+    epoch: int = 0
+    paused: bool = False
+    streams: dict[str, StreamProgress] = attrs.field(factory=dict)
+
+    def progress(self, stream: str) -> StreamProgress:
+        return self.streams.setdefault(stream, StreamProgress())
+
+    def packed(self) -> dict[str, Any]:
+        streams = {name: progress.packed() for name, progress in self.streams.items()}
+        return {
+            "options": attrs.asdict(self.options),
+            "epoch": self.epoch,
+            "paused": self.paused,
+            "streams": streams,
+        }
+
+    @classmethod
+    def unpacked(cls, fields: Mapping[str, Any]) -> SavedShare:
+        streams = {name: StreamProgress.unpacked(progress) for name, progress in fields["streams"].items()}
+        return cls(ShareOptions(**fields["options"]), fields["epoch"], fields["paused"], streams)
+
+
+@attrs.define
+class SavedShares:
+    """All shared subscriptions, by name (a state of :mod:`~fyrehose.broker.state_stream`)."""
+
+    shares: dict[str, SavedShare] = attrs.field(factory=dict)
+
+    def clear(self) -> None:
+        self.shares = {}
+
+    def begin(self, newest: Record) -> int:
+        fields = _parsed(newest.payload)
+        try:
+            begin = newest.seq - fields["all"][0] if "all" in fields else fields["since"]
+        except (KeyError, TypeError, IndexError) as error:
+            raise ValueError(f"it is invalid: {error!r}") from error
+        if not isinstance(begin, int):
+            raise ValueError(f"it has the checkpoint {begin!r}; expected a number")
+        return begin
+
+    def apply(self, record: Record) -> bool:
+        fields = _parsed(record.payload)
+        try:
+            return self._apply(fields)
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ValueError(f"it is invalid: {error!r}") from error
+
+    def _apply(self, fields: dict[str, Any]) -> bool:
+        if "all" in fields:
+            if fields["all"][0] == 0:
+                self.shares = {}
+            self.shares |= {name: SavedShare.unpacked(each) for name, each in fields["shared"].items()}
+            return bool(fields["all"][0] == 0)
+        name = fields["name"]
+        if "set" in fields:
+            self.shares.pop(name, None)
+            if fields["set"] is not None:
+                share = self.shares[name] = SavedShare(ShareOptions(**fields["set"]))
+                share.streams = {
+                    stream: StreamProgress(FinalNumbers(seq), seq) for stream, seq in fields["floors"].items()
+                }
+            return False
+        changed = self.shares.get(name)
+        if changed is not None:
+            changed.epoch = max(changed.epoch, fields.get("epoch", 0))
+            changed.paused = fields.get("paused", changed.paused)
+            if "stream" in fields:
+                changed.progress(fields["stream"]).apply(fields)
+        return False
+
+
+def pack(name: str, since: int, **fields: object) -> bytes:
+    """Return the payload of a record of a change of the subscription *name*.
+
+    :param since: number of the last checkpoint
+    """
+    return _dumped({"v": VERSION, "since": since, "name": name, **fields})
+
+
+def pack_checkpoint(shares: Mapping[str, SavedShare]) -> list[bytes]:
+    """Return the payloads of a checkpoint's records, of which there is at least one."""
+    pieces: list[dict[str, Any]] = [{}]
+    filled = 0
+    for name, share in shares.items():
+        packed = share.packed()
+        if filled > RECORD_SIZE:
+            pieces.append({})
+            filled = 0
+        pieces[-1][name] = packed
+        filled += len(_dumped(packed))
+    count = len(pieces)
+    return [_dumped({"v": VERSION, "all": [index, count], "shared": piece}) for index, piece in enumerate(pieces)]
+
+
+def ranges_of(numbers: Iterable[int]) -> list[int | tuple[int, int]]:
+    """Return ascending *numbers* as ranges: a number stands for itself."""
+    found: list[list[int]] = []
+    for seq in numbers:
+        if found and seq == found[-1][1] + 1:
+            found[-1][1] = seq
+        else:
+            found.append([seq, seq])
+    return [first if first == last else (first, last) for first, last in found]
+
+
+def _pairs(ranges: Iterable[Any]) -> Iterator[tuple[int, int]]:
+    for each in ranges:
+        first, last = (each, each) if isinstance(each, int) else each
+        if not 0 < first <= last <= LAST_SEQ:
+            raise ValueError(f"it has the invalid range {each!r}")
+        yield first, last
+
+
+def _dumped(fields: Mapping[str, object]) -> bytes:
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    try:
+        fields: dict[str, Any] = json.loads(data)
+        version = fields["v"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"it is invalid: {error!r}") from error
+    if version != VERSION:
+        raise ValueError(f"it has version {version!r}; this Fyrehose reads version {VERSION}")
+    if not any(key in fields for key in ("all", "name")):
+        raise ValueError("it names no subscription")
+    return fields

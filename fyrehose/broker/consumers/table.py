@@ -1,0 +1,610 @@
+"""All shared subscriptions of a server: connects their lanes with the journal, and lets requests wait for records.
+
+lease -> wake -> Work.lease -> records              also when something is durable, and every half second
+act   -> Work.act -> one append with the results    -> durable -> answer
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred, fail
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from fyrehose.broker.budget import Budget
+from fyrehose.broker.consumers import progress
+from fyrehose.broker.consumers.lane import Group, Lane, LaneChange
+from fyrehose.broker.consumers.progress import (
+    SOURCE,
+    STREAM,
+    FinalNumbers,
+    SavedShare,
+    SavedShares,
+    ShareOptions,
+    StreamProgress,
+)
+from fyrehose.broker.consumers.work import Leased, Work, WorkerAction
+from fyrehose.broker.state_stream import StateStream
+from fyrehose.errors import (
+    FyrehoseError,
+    NoRoomForSubscription,
+    NoSuchSubscription,
+    PublishError,
+    SubscriptionConflict,
+    SubscriptionError,
+    SubscriptionGone,
+    TooManyNamedSubscriptions,
+)
+from fyrehose.interfaces import IJournal, Unread
+from fyrehose.patterns import Pattern
+from fyrehose.records import Run
+
+log = Logger()
+
+#: Seconds between two looks at leases that end, delays that are over, and retention.
+CHECK = 0.5
+#: Memory that a subscription is charged for each record of its window, in bytes.
+ENTRY_BYTES = 256
+#: Size of one read, in bytes.
+READ_BYTES = 256 << 10
+#: The largest payload of one answer with several records, in bytes.
+ANSWER_BYTES = 4 << 20
+
+Publish = Callable[[Sequence[Run], Sequence[Run]], Deferred[Any]]
+
+
+@attrs.define(eq=False)
+class Waiting:
+    """A request for records that waits."""
+
+    consumer: str
+    request: int | None
+    most: int
+    answer: Deferred[list[tuple[Leased, Run]]]
+    deadline: float
+    timer: IDelayedCall | None = None
+
+
+@attrs.define(eq=False)
+class SharedSubscription:
+    """One shared subscription.
+
+    :ivar appending: how many appends are under way
+    :ivar active: when something was settled last, in microseconds since 1970 UTC
+    :ivar gone: whether it was deleted
+    """
+
+    name: str
+    options: ShareOptions
+    group: Group
+    work: Work
+    waiting: list[Waiting] = attrs.field(factory=list)
+    appending: int = 0
+    active: int = 0
+    gone: bool = False
+    pattern: Pattern | None = None
+    _waking: bool = False
+    _again: bool = False
+
+    def saved(self) -> SavedShare:
+        """Return what was appended, for a checkpoint."""
+        streams = {stream: lane.appended() for stream, lane in self.work.lanes.items()}
+        return SavedShare(self.options, self.group.appended_epoch, self.group.paused, streams)
+
+
+@attrs.define(eq=False)
+class SharedSubscriptions:
+    """All shared subscriptions of a server.
+
+    :ivar publish: publishes runs, and records of the server's own, in one batch
+    :ivar refusal: returns why nothing can be leased at present, or None
+    :ivar taken: whether an exclusive subscription has a name
+    :ivar most: the most subscriptions
+    :ivar clustered: whether another server may take over, which nothing here can know yet (rule 13)
+    """
+
+    clock: IReactorTime
+    journal: IJournal
+    publish: Publish
+    budget: Budget
+    refusal: Callable[[], PublishError | None] = attrs.field(default=lambda: None, kw_only=True)
+    taken: Callable[[str], bool] = attrs.field(default=lambda name: False, kw_only=True)
+    most: int = attrs.field(default=1_000, kw_only=True)
+    clustered: bool = attrs.field(default=False, kw_only=True)
+    now: Callable[[], int] = attrs.field(default=lambda: time.time_ns() // 1000, kw_only=True)
+    entries: dict[str, SharedSubscription] = attrs.field(factory=dict, init=False)
+    stream: StateStream = attrs.field(init=False)
+    _saved: SavedShares = attrs.field(factory=SavedShares, init=False)
+    _by_stream: dict[str, list[SharedSubscription]] = attrs.field(factory=dict, init=False)
+    #: changes of whole subscriptions that are being written, which a checkpoint would not have
+    _changing: int = attrs.field(default=0, init=False)
+    _lanes: int = attrs.field(default=0, init=False)
+    _creating: set[str] = attrs.field(factory=set, init=False)
+    _loop: LoopingCall | None = attrs.field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.stream = StateStream(
+            STREAM,
+            SOURCE,
+            self._saved,
+            self.journal.read,
+            self.journal.bounds,
+            lambda runs: self.publish((), runs),
+            everything=self._everything,
+            content_type="application/json",
+        )
+
+    # Opening and closing.
+
+    def open(self) -> None:
+        """Recover the subscriptions from the journal, which is open; those that are known are forgotten.
+
+        :raises JournalCorrupt: their records cannot be read
+        """
+        for shared in list(self.entries.values()):
+            self._forget(shared)
+        self.stream.open()
+        for name, saved in self._saved.shares.items():
+            self._add(name, saved)
+        if self.entries:
+            log.info("recovered {count} shared subscriptions", count=len(self.entries))
+
+    def close(self) -> None:
+        """Stop the periodic checks, and answer the requests that wait."""
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.stop()
+        for shared in self.entries.values():
+            for waiting in list(shared.waiting):
+                self._answer(shared, waiting, [])
+
+    def _start(self) -> None:
+        if self._loop is None:
+            self._loop = LoopingCall(self._check)
+            self._loop.clock = self.clock
+            self._loop.start(CHECK, now=False).addErrback(
+                lambda f: log.failure("the check of shared subscriptions failed", f)
+            )
+
+    # Subscriptions.
+
+    def find(self, name: str) -> SharedSubscription:
+        """Return the subscription *name*.
+
+        :raises NoSuchSubscription: there is none
+        """
+        shared = self.entries.get(name)
+        if shared is None:
+            raise NoSuchSubscription(f"there is no shared subscription {name[:80]!r}")
+        return shared
+
+    def create(self, name: str, options: ShareOptions, floors: Mapping[str, int]) -> Deferred[SharedSubscription]:
+        """Create the subscription *name*, unless it exists with the same options.
+
+        :param floors: by stream, the number behind which it begins
+        :return: fires when it is durable; fails with a SubscriptionError or a PublishError
+        """
+        present = self.entries.get(name)
+        try:
+            if present is not None:
+                if attrs.evolve(present.options, creator="") != attrs.evolve(options, creator=""):
+                    raise SubscriptionConflict(
+                        f"subscription {name!r} exists with other options; delete it, or use another name"
+                    )
+                return self._settled(present)
+            self._check_alone()
+            if self.taken(name) or name in self._creating:
+                raise SubscriptionConflict(f"subscription {name!r} exists and is exclusive, or is being created")
+            if len(self.entries) + len(self._creating) >= self.most:
+                raise TooManyNamedSubscriptions(
+                    f"the server has its {self.most} shared subscriptions; delete some, or raise "
+                    "server.named-subscriptions"
+                )
+            if not self.budget.keep(ENTRY_BYTES * options.window):
+                raise NoRoomForSubscription(
+                    f"the memory budget has no room for a window of {options.window} records; choose a smaller "
+                    "window, or raise server.memory"
+                )
+        except FyrehoseError as refusal:
+            return fail(refusal)
+        self.budget.forget(ENTRY_BYTES * options.window)  # _add keeps it.
+        self._creating.add(name)
+        payload = progress.pack(name, self.stream.checkpoint, set=attrs.asdict(options), floors=dict(floors))
+        streams = {stream: StreamProgress(FinalNumbers(seq), seq) for stream, seq in floors.items()}
+
+        def created(_: Any) -> SharedSubscription:
+            self._creating.discard(name)
+            return self._add(name, SavedShare(options, 0, False, streams), new=True)
+
+        def refused(failure: Failure) -> Failure:
+            self._creating.discard(name)
+            return failure
+
+        return self._change(payload).addCallbacks(created, refused)
+
+    def _check_alone(self) -> None:
+        """Check that no other server can take over.
+
+        :raises SubscriptionError: one can
+        """
+        if self.clustered:
+            raise SubscriptionError(
+                "shared subscriptions do not work with [replication] yet: a server that was deposed could lease "
+                "records for some seconds more; use a named subscription with one consumer"
+            )
+
+    def _settled(self, shared: SharedSubscription) -> Deferred[SharedSubscription]:
+        done: Deferred[SharedSubscription] = Deferred()
+        done.callback(shared)
+        return done
+
+    def _add(self, name: str, saved: SavedShare, new: bool = False) -> SharedSubscription:
+        options = saved.options
+        self.budget.keep(ENTRY_BYTES * options.window)
+        shared: SharedSubscription
+
+        def append(batches: Sequence[LaneChange]) -> None:
+            self._append(shared, batches).addErrback(self._not_written, shared)
+
+        group = Group(options, append, self.clock.seconds, before=saved.epoch, paused=saved.paused)
+        if new:
+            group.hold_until = 0.0  # Nobody has had a record.
+        shared = SharedSubscription(name, options, group, Work(group, OrderedDict()), active=self.now())
+        if options.pattern:
+            shared.pattern = Pattern(options.stream)
+        self.entries[name] = shared
+        known = [stream for stream in self.journal.ends() if self._matches(shared, stream)]
+        for stream in dict.fromkeys([*saved.streams, *known, *(() if options.pattern else (options.stream,))]):
+            self._add_lane(shared, stream, saved.progress(stream))
+        self._start()
+        return shared
+
+    def _matches(self, shared: SharedSubscription, stream: str) -> bool:
+        if stream.startswith(".") or stream == shared.options.dead or shared.pattern is None:
+            return False
+        return shared.pattern.covers(stream)
+
+    def _add_lane(self, shared: SharedSubscription, stream: str, done: StreamProgress) -> None:
+        if shared.pattern is not None and self._lanes >= self.most:
+            log.warn(
+                "shared subscription {name!r} leaves out stream {stream!r}: the server has its {most} streams of "
+                "shared subscriptions; raise server.named-subscriptions",
+                name=shared.name,
+                stream=stream,
+                most=self.most,
+            )
+            return
+        self._lanes += 1
+        key, journal = shared.options.key, self.journal
+        keys = None if key is None else lambda first, last: keys_of(journal, stream, key, first, last)
+        shared.work.lanes[stream] = Lane(shared.group, stream, done, lambda: journal.bounds(stream), keys)
+        self._by_stream.setdefault(stream, []).append(shared)
+
+    def _remove_lane(self, shared: SharedSubscription, stream: str) -> None:
+        self._lanes -= 1
+        self._by_stream[stream].remove(shared)
+        if not self._by_stream[stream]:
+            del self._by_stream[stream]
+
+    def stream_created(self, stream: str) -> None:
+        """Add *stream* to the subscriptions whose pattern it matches; they begin with its first record."""
+        for shared in self.entries.values():
+            if self._matches(shared, stream) and stream not in shared.work.lanes:
+                self._add_lane(shared, stream, StreamProgress())
+
+    def delete(self, shared: SharedSubscription) -> Deferred[None]:
+        """Delete *shared*; fires when that is durable."""
+        payload = progress.pack(shared.name, self.stream.checkpoint, set=None)
+        return self._change(payload).addCallback(lambda _: self._forget(shared))
+
+    def _forget(self, shared: SharedSubscription) -> None:
+        if self.entries.get(shared.name) is shared:
+            del self.entries[shared.name]
+            self.budget.forget(ENTRY_BYTES * shared.options.window)
+            for stream in shared.work.lanes:
+                self._remove_lane(shared, stream)
+        shared.gone = True
+        gone = SubscriptionGone(f"shared subscription {shared.name!r} was deleted")
+        for waiting in list(shared.waiting):
+            self._fail(shared, waiting, gone)
+
+    def pause(self, shared: SharedSubscription, paused: bool) -> Deferred[Any]:
+        """Lease nothing more, or lease again; fires when that is durable."""
+
+        def written(_: Any) -> None:
+            shared.group.paused = paused
+            self.wake(shared)
+
+        payload = progress.pack(shared.name, self.stream.checkpoint, paused=paused)
+        return self._change(payload).addCallback(written)
+
+    def rewind(self, shared: SharedSubscription, seqs: Mapping[str, int]) -> Deferred[Any]:
+        """Forget everything about the streams in *seqs*, and continue behind these numbers, in a new epoch."""
+        epoch = shared.group.epoch + 1
+        payloads = [
+            progress.pack(shared.name, self.stream.checkpoint, stream=stream, rewind=seq, epoch=epoch)
+            for stream, seq in seqs.items()
+        ]
+
+        shared.group.rewinding = True
+
+        def written(_: Any) -> None:
+            group = shared.group
+            group.rewinding = False
+            for stream, seq in seqs.items():
+                old = shared.work.lanes.pop(stream)
+                old.abandon()
+                counts = old.progress
+                done = StreamProgress(FinalNumbers(seq), seq, {}, counts.settled, counts.dead, counts.expired)
+                self._remove_lane(shared, stream)
+                self._add_lane(shared, stream, done)
+            group.epoch = group.stored_epoch = max(epoch, group.epoch)
+            group.before = 0  # Tokens from before are refused.
+            self.wake(shared)
+
+        def refused(failure: Failure) -> Failure:
+            shared.group.rewinding = False
+            return failure
+
+        return self._change(*payloads).addCallbacks(written, refused)
+
+    def _change(self, *payloads: bytes) -> Deferred[Any]:
+        """Append a change of a whole subscription."""
+        self._changing += 1
+
+        def settled(result: Any) -> Any:
+            self._changing -= 1
+            return result
+
+        return self.publish((), [self.stream.draft(*payloads)]).addBoth(settled)
+
+    # Leasing.
+
+    def lease(
+        self, shared: SharedSubscription, consumer: str, request: int | None, most: int, wait: float
+    ) -> Deferred[list[tuple[Leased, Run]]]:
+        """Lease up to *most* records, waiting up to *wait* seconds for the first one.
+
+        :return: fires with the leases and their records; cancelling it takes the request back
+        """
+        try:
+            self._check_alone()
+        except SubscriptionError as error:
+            return fail(error)
+        refusal = self.refusal()
+        if refusal is not None:
+            return fail(refusal)
+        found: Deferred[list[tuple[Leased, Run]]] = Deferred(lambda _: self._answer(shared, waiting, []))
+        waiting = Waiting(consumer, request, most, found, self.clock.seconds() + wait)
+        if wait:
+            waiting.timer = self.clock.callLater(wait, self.wake, shared)
+        shared.waiting.append(waiting)
+        self.wake(shared)
+        return found
+
+    def wake(self, shared: SharedSubscription) -> None:
+        """Answer the requests that wait, first come, first served, as far as there are records."""
+        shared._again = True
+        if shared._waking:
+            return
+        shared._waking = True
+        try:
+            while shared._again:
+                shared._again = False
+                self._serve(shared)
+        finally:
+            shared._waking = False
+
+    def _serve(self, shared: SharedSubscription) -> None:
+        now, empty = self.clock.seconds(), False
+        waits = list(shared.waiting)
+        share = max(1, -(-shared.work.available() // len(waits))) if waits else 0
+        for waiting in waits:
+            held = shared.group.held[waiting.consumer]
+            found = [] if empty else self._take(shared, waiting, min(waiting.most, share))
+            if found or (waiting.deadline <= now and not shared.appending and not shared._again):
+                self._answer(shared, waiting, found)
+            elif held < shared.options.most:
+                empty = True  # Others would find nothing either.
+
+    def _take(self, shared: SharedSubscription, waiting: Waiting, most: int) -> list[tuple[Leased, Run]]:
+        leased = shared.work.lease(waiting.consumer, waiting.request, most)
+        found: list[tuple[Leased, Run]] = []
+        size = 0
+        read = SingleRecords(self.journal)
+        for each in leased:
+            run = read.record(each.lane.stream, each.seq)
+            if run is None:
+                each.lane.missing([each.seq])
+                continue
+            size += len(run.payload)
+            if found and size > ANSWER_BYTES:
+                each.lane.withdraw(each.seq)
+            else:
+                found.append((each, run))
+        return found
+
+    def _answer(self, shared: SharedSubscription, waiting: Waiting, found: list[tuple[Leased, Run]]) -> None:
+        self._remove(shared, waiting)
+        waiting.answer.callback(found)
+
+    def _fail(self, shared: SharedSubscription, waiting: Waiting, error: BaseException) -> None:
+        self._remove(shared, waiting)
+        waiting.answer.errback(Failure(error))
+
+    def _remove(self, shared: SharedSubscription, waiting: Waiting) -> None:
+        if waiting in shared.waiting:
+            shared.waiting.remove(waiting)
+        if waiting.timer is not None and waiting.timer.active():
+            waiting.timer.cancel()
+        waiting.timer = None
+
+    # Settling.
+
+    def act(
+        self,
+        shared: SharedSubscription,
+        actions: Sequence[WorkerAction],
+        consumer: str,
+        runs: Sequence[Run] = (),
+        publish: Any = None,
+    ) -> Deferred[tuple[list[tuple[WorkerAction, str]], list[tuple[WorkerAction, Any]]]]:
+        """Do what a worker says about its records, and publish *runs* in the same commit.
+
+        :param publish: publishes *runs* with the rights of the peer
+        :return: fires when all is durable, with what was refused, and the extended leases; with *runs* nothing is done
+            if anything is refused.  It fails with a PublishError.
+        """
+        outcome = shared.work.act(actions, consumer, whole=bool(runs))
+        answer = outcome.refused, outcome.extended
+        done: Deferred[Any] = Deferred()
+        if outcome.batches or (runs and not outcome.refused):
+            done = self._append(shared, outcome.batches, runs, publish)
+        else:
+            done.callback(None)
+        shared.active = self.now()
+        return done.addCallback(lambda _: answer)
+
+    # Writing.
+
+    def _append(
+        self,
+        shared: SharedSubscription,
+        batches: Sequence[LaneChange],
+        runs: Sequence[Run] = (),
+        publish: Publish | None = None,
+    ) -> Deferred[Any]:
+        """Append *batches* and *runs*: all of them become durable, or none."""
+        payloads, own = [], []
+        for batch in batches:
+            place = {} if batch.lane is None else {"stream": batch.lane.stream}
+            payloads.append(progress.pack(shared.name, self.stream.checkpoint, **place, **batch.fields()))
+            if batch.letter is not None and batch.lane is not None and shared.options.dead is not None:
+                own += self._letter(shared.options.dead, batch.lane.stream, batch.letter[0])
+        if payloads:
+            own.append(self.stream.draft(*payloads))
+        shared.appending += 1
+
+        def durable(result: Any) -> Any:
+            shared.appending -= 1
+            for batch in batches:
+                shared.group.committed(batch)
+            self.wake(shared)
+            return result
+
+        def refused(failure: Failure) -> Failure:
+            shared.appending -= 1
+            for batch in batches:
+                shared.group.undone(batch)
+            for waiting in list(shared.waiting):
+                if waiting.deadline <= self.clock.seconds():
+                    self._fail(shared, waiting, failure.value or failure)
+            return failure
+
+        return (publish or self.publish)(runs, own).addCallbacks(durable, refused)
+
+    def _letter(self, dead: str, stream: str, seq: int) -> list[Run]:
+        """Return a copy of the record *seq* for the stream of dead letters; its producer is where it comes from."""
+        run = SingleRecords(self.journal).record(stream, seq)
+        if run is None:
+            return []  # Retention was faster; the record ends all the same.
+        record = next(iter(run.records()))
+        fields = {"producer": f"{stream}/{seq}"[-255:], "topic": record.topic, "content_type": record.content_type}
+        return [Run.of(dead, [record.payload], source=SOURCE, **fields)]
+
+    def _not_written(self, failure: Failure, shared: SharedSubscription) -> None:
+        failure.trap(PublishError)
+        log.warn(
+            "the state of shared subscription {name!r} was not written, and is tried again: {why}",
+            name=shared.name,
+            why=failure.getErrorMessage(),
+        )
+
+    def _everything(self) -> list[bytes]:
+        return progress.pack_checkpoint({name: shared.saved() for name, shared in self.entries.items()})
+
+    # Called by the broker.
+
+    def durable(self, ends: Mapping[str, int]) -> None:
+        """Wake the requests that wait for records of these streams."""
+        for stream in ends:
+            for shared in self._by_stream.get(stream, ()):
+                if shared.waiting:
+                    self.wake(shared)
+
+    def unread(self) -> list[Unread]:
+        """Return the records that retention keeps for shared subscriptions, and for the recovery of their state."""
+        found = [
+            Unread(shared.name, stream, lane.progress.final.floor, shared.active)
+            for shared in self.entries.values()
+            for stream, lane in shared.work.lanes.items()
+        ]
+        if self.entries:
+            found.append(Unread("", STREAM, max(0, self.stream.checkpoint - 1), self.now(), pinned=True))
+        return found
+
+    def _check(self) -> None:
+        if self.refusal() is not None:
+            return
+        for shared in list(self.entries.values()):
+            lanes = list(shared.work.lanes.values())
+            for lane in lanes:
+                lane.tick()
+            if all(lane.progress.final.floor >= lane.bounds()[1] for lane in lanes):
+                shared.active = self.now()  # Nothing is left to do, so nobody can be late.
+            if shared.waiting:
+                self.wake(shared)
+        if not self._changing:
+            self.stream.maintain(bool(self.entries) and self.journal.keeper.is_sealed(STREAM, self.stream.checkpoint))
+
+
+@attrs.define
+class SingleRecords:
+    """Reads single records, those that follow each other from one read."""
+
+    journal: IJournal
+    _stream: str = ""
+    _runs: tuple[Run, ...] = ()
+
+    def record(self, stream: str, seq: int) -> Run | None:
+        """Return record *seq* as a run; None if the journal does not have it."""
+        found = self._found(seq) if stream == self._stream else None
+        if found is None:
+            self._stream, self._runs = stream, self.journal.read(stream, seq, READ_BYTES)
+            found = self._found(seq)
+        return found
+
+    def _found(self, seq: int) -> Run | None:
+        for run in self._runs:
+            if run.first_seq <= seq <= run.last_seq:
+                return run.slice(seq - run.first_seq, seq - run.first_seq + 1)
+        return None
+
+
+def keys_of(journal: IJournal, stream: str, key: str, first: int, last: int) -> dict[int, str]:
+    """Return the keys of the records from *first* to *last*; a record without a key has one of its own."""
+    found: dict[int, str] = {}
+    for run in journal.read(stream, first, 1 << 20):
+        for record in run.records():
+            if record.seq > last:
+                return found
+            value = getattr(record, key) if key in ("topic", "producer") else _member(record.payload, key)
+            found[record.seq] = f"#{record.seq}" if value is None else f"={value}"
+    return found
+
+
+def _member(payload: bytes, key: str) -> str | None:
+    try:
+        fields = json.loads(payload)
+    except (ValueError, RecursionError):
+        return None
+    value = fields.get(key) if isinstance(fields, dict) else None
+    return None if value is None else json.dumps(value)

@@ -1,0 +1,314 @@
+"""The way of a publish into the journal, and back to the peer that waits for it.
+
+    publish -> rights, limits, numbers, memory -> journal.submit -> durable -> settle -> the protocol acknowledges
+
+A :class:`Publisher` belongs to one connection, or to one listener whose datagrams come from many peers.  What a peer
+may do is looked up once; after that, a publish costs one look into a table for each of its runs.  The journal settles
+all publishes of a publisher in one commit by one call, so a protocol acknowledges them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Protocol
+
+import attrs
+from twisted.internet.defer import Deferred, fail
+from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from fyrehose.broker.budget import Account
+from fyrehose.errors import Forbidden, PayloadTooLarge, PublishError
+from fyrehose.identity import Action, Identity
+from fyrehose.interfaces import IBroker, IBrokerPublisher, IJournal, ISequencer, JournalState
+from fyrehose.observe.meters import SECONDS, Histogram
+from fyrehose.records import MAX_PUBLISH, USUAL_NAMES, Publish, Run
+
+#: The most producers of one source that are counted.
+MOST_PRODUCERS = 10_000
+#: What a run is charged besides its bytes, for its objects in memory.
+RUN_OVERHEAD = 1 << 10
+
+Settled = Callable[[Sequence[Publish], Exception | None], None]
+
+
+@attrs.define(eq=False)
+class PublishTotals:
+    """Totals of one source: publishes that became durable, their messages, and the bytes of payload.
+
+    :ivar seconds: the time from each publish until it was durable, and therefore acknowledged, in seconds
+    :ivar producers: producers of these messages, without the ports of addresses, since an observer emptied this set; at
+        most :data:`MOST_PRODUCERS`
+    """
+
+    publishes: int = 0
+    messages: int = 0
+    bytes: int = 0
+    seconds: Histogram = attrs.field(factory=lambda: Histogram(SECONDS))
+    producers: set[str] = attrs.field(factory=set)
+
+    def add(self, items: Sequence[Publish], now: float) -> None:
+        """Count publishes that have become durable by *now*, which is a time of the broker's clock, in seconds."""
+        self.publishes += len(items)
+        room = len(self.producers) < MOST_PRODUCERS
+        seconds = []
+        for item in items:
+            seconds.append(now - item.began)
+            for run in item.runs[: item.counted]:
+                self.messages += len(run.lengths) // 4
+                self.bytes += len(run.payload)
+                if room:
+                    self.producers.add(_without_port(run.producer))
+        self.seconds.observe_all(seconds)
+
+
+@lru_cache(4096)
+def _without_port(producer: str | None) -> str:
+    """Return *producer* without its port: a program that connects for each publish is one publisher."""
+    host, _, port = (producer or "").rpartition(":")
+    return host if host and port.rstrip(")").isdigit() else producer or ""
+
+
+class PublishesOnce(Protocol):
+    """The keys of publishes, as publishers use them."""
+
+    def publish(self, publisher: Publisher, runs: list[Run], key: str, note: Any, holder: str) -> None: ...
+
+
+class PublishingBroker(Protocol):
+    """The broker, as publishers use it."""
+
+    clock: IReactorTime
+    journal: IJournal
+    sequencer: ISequencer
+    published: dict[str, PublishTotals]
+    grown: set[str] | None
+    grown_bytes: dict[str, int]
+    largest: dict[str, int]
+
+    @property
+    def once(self) -> PublishesOnce: ...
+
+    def refusal(self) -> PublishError: ...
+
+    def create_streams(self, runs: Sequence[Run], own: Sequence[Run], peer: Identity | None) -> list[str]: ...
+
+    def forget_streams(self, streams: Iterable[str]) -> None: ...
+
+
+class PublishingPeer(Protocol):
+    """The rights of a peer.
+
+    :ivar publishes: the streams that the peer may publish into or not, as far as that was looked up
+    """
+
+    identity: Identity
+
+    @property
+    def ends(self) -> float | None:
+        """Return when rights of the peer end, in seconds since 1970 UTC; None: they last as long as the policy."""
+
+    @property
+    def publishes(self) -> Mapping[str, bool]: ...
+
+    @property
+    def holder(self) -> str: ...
+
+    def check_end(self) -> None: ...
+
+    def permits(self, action: Action, stream: str) -> bool: ...
+
+    def refusal(self, action: Action, stream: str) -> Forbidden: ...
+
+
+@implementer(IBrokerPublisher)
+class Publisher:
+    """Checks, numbers and submits the publishes of one peer, and settles them; see :class:`.IBrokerPublisher`.
+
+    :param account: charged until a publish is settled; None: nothing is charged
+    :param settled: see :meth:`fyrehose.interfaces.IBroker.publisher`
+    :param peer: the peer's rights; None: the server itself, which has no limits
+    """
+
+    __slots__ = ("_account", "_broker", "_peer", "_settled", "_verdicts")
+
+    def __init__(
+        self, broker: PublishingBroker, account: Account | None, settled: Settled, peer: PublishingPeer | None = None
+    ) -> None:
+        self._broker, self._account, self._settled, self._peer = broker, account, settled, peer
+        self._verdicts = None if peer is None else peer.publishes
+
+    def publish(
+        self,
+        runs: list[Run],
+        note: Any = None,
+        own: Sequence[Run] = (),
+        key: str | None = None,
+        owner: Any = None,
+    ) -> None:
+        """Check, number and submit *runs*; see :meth:`.IBrokerPublisher.publish`.
+
+        :param owner: is told about the publish in place of this publisher, to which it passes the publish on
+        """
+        broker, peer, verdicts = self._broker, self._peer, self._verdicts
+        if key is not None:
+            self._check_rights(runs)
+            broker.once.publish(self, runs, key, note, "" if peer is None else peer.holder)
+            return
+        if peer is not None and verdicts is not None:
+            if peer.ends is not None:
+                peer.check_end()
+            for run in runs:
+                if not verdicts.get(run.stream):
+                    self._check_rights((run,))
+        if broker.journal.state is not JournalState.WRITABLE:
+            raise broker.refusal()
+        counted = len(runs)
+        if own:
+            runs = [*runs, *own]
+        largest, usual, size = broker.largest, True, 0
+        wanted: list[tuple[str, int]] = []
+        created: Sequence[str] = ()
+        for run in runs:
+            stream = run.stream
+            # A stream that is new, and a payload or a name that may be too large, are checked in detail.
+            if len(run.payload) > largest.get(stream, -1) or run.room - run.size > USUAL_NAMES or not run.lengths:
+                usual = False
+            size += run.room
+            wanted.append((stream, len(run.lengths) // 4))
+        if not usual:
+            created = broker.create_streams(runs[:counted], own, None if peer is None else peer.identity)
+        try:
+            if size > MAX_PUBLISH:
+                raise PayloadTooLarge(
+                    f"publish of {size} bytes exceeds the limit of {MAX_PUBLISH} bytes; publish less at a time"
+                )
+            firsts = broker.sequencer.reserve(wanted)
+        except PublishError:
+            broker.forget_streams(created)
+            raise
+        for run, first in zip(runs, firsts, strict=True):
+            run.first_seq = first
+            run.last_seq = first + len(run.lengths) // 4 - 1
+        if self._account is not None:
+            self._account.hold(size + RUN_OVERHEAD * len(runs))
+        publish = Publish(runs, size, owner or self, note, counted, broker.clock.seconds())
+        broker.journal.submit(publish)
+
+    def repeat(self, runs: list[Run], first: int, note: Any) -> Publish:
+        """Return a publish that repeats one with number *first*; the caller settles it when that one is durable."""
+        runs[0].first_seq = first
+        repeated = Publish(runs, sum(run.room for run in runs), self, note)
+        if self._account is not None:
+            self._account.hold(repeated.size + RUN_OVERHEAD * len(runs))
+        return repeated
+
+    def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
+        """Release the memory of *items*, count them if they are durable, and tell the protocol."""
+        if self._account is not None:
+            charge = 0
+            for item in items:
+                charge += item.size + RUN_OVERHEAD * len(item.runs)
+            self._account.release(charge)
+        if error is None:
+            self._count(items)
+        self._settled(items, error)
+
+    def _count(self, items: Sequence[Publish]) -> None:
+        broker, source = self._broker, items[0].runs[0].source
+        if len(items) > 1 or not items[0].counted:  # a publisher of the server itself publishes for several sources
+            items = [item for item in items if item.counted]
+            others = [item for item in items if item.runs[0].source != source]
+            if others:
+                for item in items:
+                    self._count((item,))
+                return
+            if not items:
+                return
+        totals = broker.published.get(source)
+        if totals is None:
+            totals = broker.published[source] = PublishTotals()
+        totals.add(items, broker.clock.seconds())
+        if broker.grown is not None:
+            grown = broker.grown_bytes
+            for item in items:
+                for run in item.runs[: item.counted]:
+                    grown[run.stream] = grown.get(run.stream, 0) + len(run.payload)
+
+    def _check_rights(self, runs: Iterable[Run]) -> None:
+        peer = self._peer
+        for run in runs:
+            if peer is not None and not peer.permits(Action.PUBLISH, run.stream):
+                raise peer.refusal(Action.PUBLISH, run.stream)
+
+
+def fire(items: Sequence[Publish], error: Exception | None) -> None:
+    """Settle publishes whose note is a Deferred: fire it with the first number of each run."""
+    for item in items:
+        if error is None:
+            item.note.callback(tuple(run.first_seq for run in item.runs))
+        else:
+            item.note.errback(error)
+
+
+def publish_deferred(
+    publisher: Publisher, runs: Sequence[Run], own: Sequence[Run] = (), key: str | None = None
+) -> Deferred[tuple[int, ...]]:
+    """Publish by *publisher*, which settles by :func:`fire`; see :meth:`fyrehose.interfaces.IBroker.publish`."""
+    done: Deferred[tuple[int, ...]] = Deferred()
+    try:
+        publisher.publish(list(runs), done, own, key)
+    except (PublishError, Forbidden) as refusal:
+        return fail(refusal)
+    return done
+
+
+@implementer(IBrokerPublisher)
+@attrs.define(eq=False)
+class DeferredPublisher:
+    """Publish by the Deferreds of a broker that is not this package's; see :class:`.IBrokerPublisher`."""
+
+    broker: IBroker
+    account: Account | None
+    settled: Settled
+
+    def publish(self, runs: list[Run], note: Any = None, own: Sequence[Run] = (), key: str | None = None) -> None:
+        """Publish *runs*; an error that the broker has at once is raised."""
+        item = Publish(runs, sum(run.room for run in runs), self, note, len(runs))
+        if key is None:
+            done = self.broker.publish(runs, own)
+        else:
+            done = self.broker.publish_once(runs, key).addCallback(lambda first: (first,))
+        charged, results = False, []
+
+        def ended(result: Any) -> None:
+            results.append(result)
+            if charged:
+                self._ended(item, result)
+
+        done.addBoth(ended)
+        if results and isinstance(results[0], Failure):
+            results[0].raiseException()
+        charged = True
+        if self.account is not None:
+            self.account.hold(item.size)
+        if results:
+            self._ended(item, results[0])
+
+    def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
+        """Release the memory of *items*, and tell the protocol."""
+        if self.account is not None:
+            self.account.release(sum(item.size for item in items))
+        self.settled(items, error)
+
+    def _ended(self, item: Publish, result: Any) -> None:
+        if isinstance(result, Failure):
+            error = result.value
+            self.settle([item], error if isinstance(error, Exception) else RuntimeError(str(error)))
+            return
+        for run, first in zip(item.runs, result, strict=False):
+            run.first_seq = first
+            run.last_seq = first + len(run) - 1
+        self.settle([item], None)

@@ -1,0 +1,190 @@
+"""The table of shared subscriptions: waiting requests, appends, memory, starts and followers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.budget import Budget
+from fyrehose.broker.consumers.progress import STREAM, ShareOptions
+from fyrehose.broker.consumers.table import ANSWER_BYTES, CHECK, ENTRY_BYTES, SharedSubscription, SingleRecords
+from fyrehose.broker.consumers.work import Leased, WorkerAction
+from fyrehose.broker.sequencer import Sequencer
+from fyrehose.errors import NoRoomForSubscription, SubscriptionConflict, SubscriptionError
+from fyrehose.interfaces import JournalState
+from fyrehose.records import Run
+from fyrehose.testing import MemoryJournal
+
+
+class World:
+    """A broker whose stream "s" has ten records."""
+
+    def __init__(self, journal: MemoryJournal | None = None, **settings: Any) -> None:
+        self.journal, self.clock = journal or MemoryJournal(), Clock()
+        self.broker = Broker(self.clock, self.journal, Sequencer(), **settings)
+        self.broker.open()
+        self.table = self.broker.shares
+        if journal is None:
+            self.publish(*[b"x"] * 10)
+
+    def publish(self, *payloads: bytes) -> None:
+        self.broker.publish([Run.of("s", payloads, source="test")])
+
+    def create(self, name: str = "work", first: int = 0, **options: Any) -> SharedSubscription:
+        created: SharedSubscription = self.table.create(name, ShareOptions(stream="s", **options), {"s": first}).result
+        return created
+
+    def lease(self, shared: SharedSubscription, most: int = 1, consumer: str = "w", wait: float = 0) -> Any:
+        return self.table.lease(shared, consumer, None, most, wait)
+
+    def settle(self, shared: SharedSubscription, found: list[tuple[Leased, Run]], **how: Any) -> Any:
+        actions = [WorkerAction("done", each.lane, each.seq, each.token) for each, _ in found]
+        return self.table.act(shared, actions, "w", **how)
+
+
+def seqs(answer: Any) -> list[int]:
+    return [each.seq for each, _ in answer.result]
+
+
+def failure(deferred: Any) -> Any:
+    """Return the error with which *deferred* has failed, or None."""
+    found: list[Any] = []
+    deferred.addErrback(found.append)
+    return found[0].value if found and isinstance(found[0], Failure) else None
+
+
+def test_requests_that_wait_share_what_comes() -> None:
+    world = World()
+    shared = world.create(first=10)
+    waiting = [world.lease(shared, 100, f"w{number}", 30) for number in range(4)]
+    world.publish(*[b"x"] * 8)
+    assert [seqs(each) for each in waiting] == [[11, 12], [13, 14], [15, 16], [17, 18]]
+
+
+def test_a_cancelled_request_gets_nothing() -> None:
+    world = World()
+    shared = world.create(first=10)
+    waiting = world.lease(shared, wait=30)
+    waiting.cancel()
+    assert waiting.result == []
+    assert shared.waiting == []
+    assert world.clock.getDelayedCalls() == [call for call in world.clock.getDelayedCalls() if call.time < 30]
+
+
+def test_a_large_answer_is_cut_and_the_rest_is_leased_again() -> None:
+    world = World()
+    world.publish(*[bytes(ANSWER_BYTES // 2)] * 4)
+    shared = world.create(first=10)
+    assert seqs(world.lease(shared, 9)) == [11, 12]
+    assert seqs(world.lease(shared, 9)) == [13, 14]
+
+
+def test_a_record_that_the_journal_has_lost_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    shared = world.create()
+    real = SingleRecords.record
+    monkeypatch.setattr(
+        SingleRecords, "record", lambda self, stream, seq: None if seq == 2 else real(self, stream, seq)
+    )
+    assert seqs(world.lease(shared, 3)) == [1, 3]
+    assert shared.work.lanes["s"].progress.expired == 1
+
+
+def test_what_is_refused_is_tried_again_when_the_disk_has_room() -> None:
+    world = World()
+    shared = world.create(lease=5)
+    world.lease(shared, 2)
+    world.journal.auto = False
+    world.clock.advance(6)
+    world.journal.enter(JournalState.READ_ONLY, "full")
+    assert shared.work.lanes["s"].entries[1].ended == (0, 0)
+    world.journal.auto = True
+    world.journal.enter(JournalState.WRITABLE, "room")
+    world.clock.advance(CHECK)
+    assert shared.work.lanes["s"].entries[1].ended == (1, 1)
+
+
+def test_a_refused_first_lease_fails_and_the_next_one_succeeds() -> None:
+    world = World()
+    shared = world.create()
+    world.journal.auto = False
+    refused = world.lease(shared)
+    world.journal.enter(JournalState.READ_ONLY, "full")
+    assert failure(refused) is not None
+    world.journal.auto = True
+    world.journal.enter(JournalState.WRITABLE, "room")
+    assert seqs(world.lease(shared)) == [1]
+
+
+def test_memory_is_charged_and_given_back() -> None:
+    world = World(budget=Budget(limit=1 << 20))
+    shared = world.create(window=1_000)
+    assert world.broker.budget.kept == 1_000 * ENTRY_BYTES
+    assert isinstance(
+        failure(world.table.create("b", ShareOptions(stream="s", window=2_000), {"s": 0})), NoRoomForSubscription
+    )
+    world.table.delete(shared)
+    assert world.broker.budget.kept == 0
+
+
+def test_a_name_belongs_to_one_subscription() -> None:
+    world = World()
+    world.create()
+    world.broker.named.open("exclusive", "s", 0)
+    for name, options in (("exclusive", ShareOptions(stream="s")), ("work", ShareOptions(stream="s", lease=7))):
+        assert isinstance(failure(world.table.create(name, options, {"s": 0})), SubscriptionConflict)
+    assert isinstance(failure(world.broker.named.open("work", "s", 0)), SubscriptionConflict)
+
+
+def test_a_cluster_has_no_shared_subscriptions_yet() -> None:
+    world = World()
+    shared = world.create()
+    world.table.clustered = True
+    assert isinstance(failure(world.table.create("other", ShareOptions(stream="s"), {"s": 0})), SubscriptionError)
+    assert isinstance(failure(world.lease(shared)), SubscriptionError)
+
+
+def test_no_checkpoint_is_written_while_a_subscription_is_created() -> None:
+    """It would not be in it."""
+    world = World()
+    world.create()
+    world.journal.auto = False
+    world.table.create("other", ShareOptions(stream="s"), {"s": 0})
+    world.journal.keeper.sealed = True
+    before = world.table.stream.checkpoint
+    world.clock.advance(2)
+    world.journal.commit()
+    assert world.table.stream.checkpoint == before
+    world.journal.auto = True
+    world.clock.advance(2)
+    world.journal.forget(STREAM, world.table.stream.checkpoint)
+    assert sorted(World(world.journal).table.entries) == ["other", "work"]
+
+
+def test_what_is_settled_while_a_rewind_is_written_is_refused() -> None:
+    world = World()
+    shared = world.create()
+    found = world.lease(shared, 2).result
+    world.journal.auto = False
+    rewound = world.table.rewind(shared, {"s": 0})
+    assert [why for _, why in world.settle(shared, found).result[0]] == ["rewound", "rewound"]
+    world.journal.commit()
+    assert rewound.called
+    world.journal.auto = True
+    assert seqs(world.lease(shared, 2)) == [1, 2]
+
+
+def test_a_start_knows_the_same_as_the_server_before() -> None:
+    world = World()
+    shared = world.create()
+    found = world.lease(shared, 4).result
+    world.settle(shared, found[1:3])
+    world.table.close()
+    again = World(world.journal).table.entries["work"]
+    lane = again.work.lanes["s"]
+    assert (lane.progress.settled, lane.progress.final.above(), again.group.before) == (2, [(2, 3)], 1)
+    assert lane.progress.reach == shared.work.lanes["s"].progress.reach

@@ -1,0 +1,106 @@
+"""Requests of workers: turns of streams, repetitions, all or nothing."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from fyrehose.broker.consumers.lane import Group, Lane, LaneChange
+from fyrehose.broker.consumers.progress import ShareOptions, StreamProgress
+from fyrehose.broker.consumers.work import MOST_CONSUMERS, Leased, Work, WorkerAction
+
+
+class World:
+    """A subscription of streams with ten records each; batches are durable at once."""
+
+    def __init__(self, *streams: str, most: int = 100) -> None:
+        self.now = 0.0
+        options = ShareOptions(stream="*", pattern=True, lease=10, most=most)
+        self.group = Group(options, self.append, lambda: self.now)
+        lanes = {name: Lane(self.group, name, StreamProgress(), lambda: (1, 10)) for name in streams or ("s",)}
+        self.work = Work(self.group, OrderedDict(lanes))
+
+    def append(self, batches: Sequence[LaneChange]) -> None:
+        for batch in batches:
+            self.group.committed(batch)
+
+    def lease(self, most: int, request: int | None = None, consumer: str = "w") -> list[Leased]:
+        for _ in range(3):
+            found = self.work.lease(consumer, request, most)
+            if found:
+                return found
+        return []
+
+
+def actions(kind: str, leased: Sequence[Leased]) -> list[WorkerAction]:
+    return [WorkerAction(kind, each.lane, each.seq, each.token) for each in leased]
+
+
+def test_streams_take_turns() -> None:
+    world = World("a", "b", "c")
+    for _ in range(3):
+        world.lease(3)
+    found = [(each.lane.stream, each.seq) for each in world.lease(6)]
+    assert {stream: sum(name == stream for name, _ in found) for stream in "abc"} == {"a": 2, "b": 2, "c": 2}
+
+
+def test_a_consumer_holds_at_most_its_share() -> None:
+    world = World(most=3)
+    assert len(world.lease(9)) == 3
+    assert world.lease(9) == []
+    assert len(world.lease(9, consumer="x")) == 3
+
+
+def test_a_repeated_request_gets_the_same_leases_as_long_as_they_last() -> None:
+    world = World()
+    first = world.lease(3, request=1)
+    world.now = 6.0
+    assert world.lease(3, request=1) == first
+    world.now = 12.0
+    world.work.act([], "w")
+    outcome = world.work.act(actions("done", first[:1]), "w")
+    world.append(outcome.batches)
+    assert world.lease(3, request=1) == first[1:], "the repetition has renewed them"
+    assert [each.seq for each in world.lease(1, request=2)] == [4]
+
+
+def test_requests_of_many_consumers_are_forgotten() -> None:
+    world = World()
+    world.lease(1, request=1, consumer="first")
+    for number in range(MOST_CONSUMERS):
+        world.work._requests[f"{number}"] = (1, [])
+    world.lease(1, request=1, consumer="last")
+    assert "first" not in world.work._requests
+
+
+def test_a_whole_request_does_nothing_if_one_record_is_refused() -> None:
+    world = World()
+    first, second = world.lease(2)
+    bad = WorkerAction("done", second.lane, second.seq, (7, 7))
+    outcome = world.work.act([*actions("done", [first]), bad], "w", whole=True)
+    assert (outcome.batches, outcome.refused) == ([], [(bad, "lease-lost")])
+    outcome = world.work.act([*actions("done", [first]), bad], "w")
+    assert ([batch.settled for batch in outcome.batches], outcome.refused) == ([[1]], [(bad, "lease-lost")])
+
+
+def test_settling_records_of_several_streams_is_appended_together() -> None:
+    world = World("a", "b")
+    world.lease(2)
+    outcome = world.work.act(actions("done", world.lease(4)), "w")
+    assert sorted(batch.lane.stream for batch in outcome.batches if batch.lane) == ["a", "b"]
+
+
+def test_one_request_says_one_thing_about_a_record() -> None:
+    world = World()
+    leased = world.lease(1)
+    outcome = world.work.act([*actions("done", leased), *actions("failed", leased)], "w")
+    assert [batch.settled for batch in outcome.batches] == [[1]]
+    assert [(action.kind, why) for action, why in outcome.refused] == [("failed", "being-settled")]
+
+
+def test_refusals_are_counted() -> None:
+    world = World()
+    leased = world.lease(1)
+    world.append(world.work.act(actions("done", leased), "w").batches)
+    assert world.work.act(actions("extend", leased), "w").refused[0][1] == "final"
+    assert world.group.late == 1

@@ -1,0 +1,154 @@
+"""What a peer publishes through: checked, charged, and settled by list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import pytest
+from twisted.internet.defer import Deferred, fail
+from twisted.internet.task import Clock
+
+from fyrehose.broker import Broker, DeferredPublisher, Sequencer
+from fyrehose.broker.budget import Account
+from fyrehose.broker.policy import Policy
+from fyrehose.broker.publisher import RUN_OVERHEAD
+from fyrehose.errors import Forbidden, KeyReused, PayloadTooLarge, ReadOnly
+from fyrehose.identity import Identity
+from fyrehose.interfaces import JournalState
+from fyrehose.records import Publish, Run
+from fyrehose.testing import MemoryJournal
+
+
+def draft(payload: bytes = b"x", stream: str = "s") -> Run:
+    return Run.of(stream, [payload], source="test", producer="10.0.0.1:77")
+
+
+@attrs.define(eq=False)
+class Bench:
+    """A broker with a journal that commits on demand, and a publisher that notes what it is told."""
+
+    journal: MemoryJournal = attrs.field(factory=lambda: MemoryJournal(auto=False))
+    broker: Broker = attrs.field(init=False)
+    settled: list[tuple[list[Any], Exception | None, int]] = attrs.field(factory=list)
+    account: Account = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.broker = Broker(Clock(), self.journal, Sequencer())
+        self.broker.open()
+        self.account = self.broker.budget.account(self)
+
+    def pauseProducing(self) -> None: ...
+
+    def resumeProducing(self) -> None: ...
+
+    def note(self, items: Sequence[Publish], error: Exception | None) -> None:
+        self.settled.append(([item.note for item in items], error, self.account.held))
+
+    def publisher(self, host: str = "127.0.0.1") -> Any:
+        return self.broker.identified(Identity(host=host)).publisher(self.account, self.note)
+
+
+def test_publishes_of_one_commit_are_settled_together_and_in_order() -> None:
+    bench = Bench()
+    one, other = bench.publisher(), bench.publisher("10.0.0.2")
+    for publisher, note in ((one, "a"), (other, "b"), (one, "c")):
+        publisher.publish([draft()], note)
+    assert bench.settled == []
+    bench.journal.commit()
+    assert [notes for notes, _, _ in bench.settled] == [["a", "c"], ["b"]]
+
+
+def test_a_publish_is_charged_until_it_is_settled() -> None:
+    bench = Bench()
+    run = draft()
+    bench.publisher().publish([run])
+    assert bench.account.held == run.room + RUN_OVERHEAD
+    bench.journal.commit()
+    assert bench.settled == [([None], None, 0)]
+
+
+def test_publishes_are_refused_with_the_error_of_the_journal() -> None:
+    bench = Bench()
+    publisher = bench.publisher()
+    publisher.publish([draft()], 1)
+    bench.journal.enter(JournalState.READ_ONLY, "full")
+    assert [(notes, type(error), held) for notes, error, held in bench.settled] == [([1], ReadOnly, 0)]
+    with pytest.raises(ReadOnly):
+        publisher.publish([draft()], 2)
+    assert len(bench.settled) == 1
+
+
+def test_a_refused_publish_leaves_no_stream_and_no_charge() -> None:
+    bench = Bench()
+    bench.broker.restrict("small", 1)
+    with pytest.raises(PayloadTooLarge):
+        bench.publisher().publish([draft(stream="new"), draft(b"xx", "small")])
+    assert (bench.broker.largest, bench.account.held, bench.settled) == ({}, 0, [])
+
+
+def test_a_policy_that_changes_is_applied_to_the_next_publish() -> None:
+    bench = Bench()
+    publisher = bench.publisher()
+    publisher.publish([draft()])
+    bench.broker.guard.change(Policy(()))
+    with pytest.raises(Forbidden):
+        publisher.publish([draft()])
+
+
+def test_repetition_of_a_key_is_settled_with_the_first_and_charged_meanwhile() -> None:
+    bench = Bench()
+    publisher = bench.publisher()
+    runs = [draft(), draft()]
+    publisher.publish([runs[0]], "first", key="k")
+    publisher.publish([runs[1]], "again", key="k")
+    assert bench.account.held > runs[0].room + runs[1].room
+    bench.journal.commit()
+    assert [notes for notes, _, _ in bench.settled] == [["first"], ["again"]]
+    assert [run.first_seq for run in runs] == [1, 1]
+    assert bench.account.held == 0
+    assert bench.journal.bounds("s") == (1, 1)
+    publisher.publish([draft()], "durable", key="k")
+    assert bench.settled[-1][0] == ["durable"]
+    with pytest.raises(KeyReused):
+        publisher.publish([draft(b"y")], key="k")
+
+
+def test_records_of_the_server_are_not_counted_as_messages_of_peers() -> None:
+    bench = Bench()
+    bench.publisher().publish([draft()], own=[draft(b"own", ".own")])
+    bench.publisher().publish([], own=[draft(b"own", ".own")])
+    bench.journal.commit()
+    totals = bench.broker.published["test"]
+    assert (totals.publishes, totals.messages, totals.bytes, totals.producers) == (1, 1, 1, {"10.0.0.1"})
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_broker_with_deferreds_publishes_through_a_publisher(late: bool) -> None:
+    bench, done = Bench(), Deferred[Any]()
+
+    class Own:
+        def publish(self, runs: Sequence[Run], own: Sequence[Run]) -> Deferred[Any]:
+            return done
+
+    publisher = DeferredPublisher(Own(), bench.account, bench.note)  # type: ignore[arg-type]
+    run = draft()
+    if not late:
+        done.callback((7,))
+    publisher.publish([run], "n")
+    if late:
+        assert bench.account.held == run.room
+        done.callback((7,))
+    assert (bench.settled, run.first_seq) == ([(["n"], None, 0)], 7)
+
+
+def test_a_broker_with_deferreds_raises_what_it_refuses_at_once() -> None:
+    class Own:
+        def publish(self, runs: Sequence[Run], own: Sequence[Run]) -> Deferred[Any]:
+            return fail(PayloadTooLarge("x"))
+
+    bench = Bench()
+    with pytest.raises(PayloadTooLarge):
+        DeferredPublisher(Own(), bench.account, bench.note).publish([draft()])  # type: ignore[arg-type]
+    assert (bench.settled, bench.account.held) == ([], 0)

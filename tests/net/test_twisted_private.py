@@ -1,0 +1,334 @@
+"""The TCP transport writes at once while the kernel accepts data, and otherwise in order and with a pause."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from twisted.internet.endpoints import UNIXServerEndpoint
+from twisted.internet.error import ConnectionLost
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.tcp import Port, Server
+from twisted.internet.testing import StringTransport
+from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
+from twisted.python.failure import Failure
+
+from fyrehose.net.sockets import READ
+from fyrehose.net.twisted_private import (
+    ACCEPTS,
+    UNSENT,
+    WRITE,
+    PromptServer,
+    ReopeningLogFile,
+    _unsent,
+    hand_over,
+    path_of,
+    tune_port,
+)
+
+#: More than any kernel takes at once from a socket whose buffers were made small.
+MUCH = 3 << 20
+
+
+@attrs.define(eq=False)
+class Reactor:
+    """Notes who waits for what."""
+
+    readers: set[Any] = attrs.field(factory=set)
+    writers: set[Any] = attrs.field(factory=set)
+    called: list[Any] = attrs.field(factory=list)
+
+    def callLater(self, seconds: float, function: Any, *arguments: Any) -> None:
+        self.called.append(function)
+
+    def addReader(self, reader: Any) -> None:
+        self.readers.add(reader)
+
+    def addWriter(self, writer: Any) -> None:
+        self.writers.add(writer)
+
+    def removeReader(self, reader: Any) -> None:
+        self.readers.discard(reader)
+
+    def removeWriter(self, writer: Any) -> None:
+        self.writers.discard(writer)
+
+
+class Producer:
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def pauseProducing(self) -> None:
+        self.said.append("pause")
+
+    def resumeProducing(self) -> None:
+        self.said.append("resume")
+
+    def stopProducing(self) -> None:
+        self.said.append("stop")
+
+
+@attrs.define(eq=False)
+class Pair:
+    """A connection, and the socket of its peer."""
+
+    reactor: Reactor
+    transport: PromptServer
+    peer: socket.socket
+    producer: Producer
+
+    def read(self) -> bytes:
+        """All that has arrived, the transport writing whenever it waits for that."""
+        got = bytearray()
+        while True:
+            try:
+                while data := self.peer.recv(1 << 20):
+                    got += data
+            except BlockingIOError:
+                if self.transport not in self.reactor.writers:
+                    return bytes(got)
+                self.transport.doWrite()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    ours, theirs = socket.socketpair()
+    for each in (ours, theirs):
+        each.setblocking(False)
+    reactor = Reactor()
+    transport = PromptServer(ours, Protocol(), ("127.0.0.1", 1), None, 0, reactor)  # type: ignore[arg-type]
+    producer = Producer()
+    transport.registerProducer(producer, True)  # type: ignore[arg-type]
+    yield Pair(reactor, transport, theirs, producer)
+    ours.close()
+    theirs.close()
+
+
+def test_data_that_the_kernel_accepts_is_written_at_once(pair: Pair) -> None:
+    pair.transport.write(b"one ")
+    pair.transport.writeSequence([b"two ", b"", b"three"])
+    assert pair.peer.recv(100) == b"one two three"
+    assert pair.transport not in pair.reactor.writers
+    assert pair.producer.said == []
+
+
+def test_empty_writes_do_nothing(pair: Pair) -> None:
+    pair.transport.write(b"")
+    pair.transport.writeSequence([])
+    assert pair.transport not in pair.reactor.writers
+
+
+def test_unsent_data_waits_and_pauses_the_producer(pair: Pair) -> None:
+    much = bytes(range(256)) * (MUCH // 256)
+    pair.transport.write(much)
+    assert pair.transport in pair.reactor.writers
+    assert pair.producer.said == ["pause"]
+    assert pair.read() == much
+    assert pair.producer.said == ["pause", "resume"]
+
+
+@pytest.fixture
+def slow() -> Iterator[tuple[PromptServer, socket.socket]]:
+    """A TCP connection, and its peer, which has a small buffer."""
+    with socket.socket() as listening, socket.socket() as peer:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        peer.connect(listening.getsockname())
+        ours, address = listening.accept()
+        with ours:
+            ours.setblocking(False)
+            yield PromptServer(ours, Protocol(), address, None, 0, Reactor()), peer
+
+
+@pytest.mark.parametrize("size", [100, 10_000, WRITE, MUCH])
+def test_the_kernel_holds_a_bounded_number_of_unsent_bytes(slow: tuple[PromptServer, socket.socket], size: int) -> None:
+    transport, _ = slow
+    for _ in range(MUCH // size):
+        transport.write(bytes(size))
+    for _ in range(50):
+        if select.select([], [transport.socket], [], 0)[1]:
+            transport.doWrite()
+    assert UNSENT // 4 <= _unsent(transport.socket) <= UNSENT
+
+
+def test_all_of_it_arrives_when_the_peer_reads(slow: tuple[PromptServer, socket.socket]) -> None:
+    transport, peer = slow
+    much = bytes(range(256)) * (MUCH // 256)
+    transport.write(much)
+    got = bytearray()
+    while len(got) < len(much):
+        got += peer.recv(1 << 16)
+        if select.select([], [transport.socket], [], 0)[1]:
+            transport.doWrite()
+    assert got == much
+
+
+def test_later_data_follows_unsent_data(pair: Pair) -> None:
+    pair.transport.write(b"a" * MUCH)
+    pair.transport.writeSequence([b"b" * 10, b"c" * 10])
+    pair.transport.write(b"d")
+    assert pair.read() == b"a" * MUCH + b"b" * 10 + b"c" * 10 + b"d"
+    pair.transport.write(b"e")
+    assert pair.peer.recv(10) == b"e"
+
+
+def test_unsent_data_waits_without_a_producer(pair: Pair) -> None:
+    pair.transport.unregisterProducer()
+    pair.transport.write(b"a" * MUCH)
+    assert pair.read() == b"a" * MUCH
+
+
+def test_an_aborted_connection_drops_its_unsent_data_at_once(pair: Pair) -> None:
+    pair.transport.write(b"x" * MUCH)
+    pair.transport.write(b"y" * MUCH)
+    assert len(pair.transport.dataBuffer) == pair.transport._tempDataLen == MUCH
+    pair.transport.abortConnection()
+    assert (pair.transport.dataBuffer, pair.transport._tempDataBuffer) == (b"", [])
+    assert pair.reactor.called == [pair.transport.connectionLost]
+
+
+def test_a_lost_connection_is_reported_by_the_reactor(pair: Pair) -> None:
+    pair.peer.close()
+    pair.transport.write(b"to nobody")
+    assert pair.transport in pair.reactor.writers
+    assert isinstance(pair.transport.doWrite(), ConnectionLost)
+
+
+def test_a_connection_closes_after_written_data_is_sent(pair: Pair) -> None:
+    pair.transport.unregisterProducer()
+    pair.transport.write(b"first ")
+    pair.transport.loseConnection()
+    pair.transport.write(b"last")
+    assert pair.transport.doWrite() is not None, "done"
+    assert pair.peer.recv(100) == b"first last"
+
+
+def test_no_plain_text_is_sent_after_start_tls(pair: Pair) -> None:
+    class Encrypting(Protocol):
+        def __init__(self) -> None:
+            self.sealed: list[bytes] = []
+
+        def writeSequence(self, data: list[bytes]) -> None:
+            self.sealed += data
+
+    pair.transport.protocol = encrypting = Encrypting()
+    pair.transport.TLS = True  # what startTLS sets
+    pair.transport.write(b"secret")
+    assert encrypting.sealed == [b"secret"]
+    with pytest.raises(BlockingIOError):
+        pair.peer.recv(10)
+
+
+def test_large_amounts_are_read_at_once(pair: Pair) -> None:
+    got: list[int] = []
+    pair.transport.protocol.dataReceived = lambda data: got.append(len(data))
+    pair.peer.setblocking(True)
+    pair.peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    sent = pair.peer.send(b"x" * (READ // 2))
+    pair.transport.doRead()
+    assert got == [sent]
+
+
+def test_only_tcp_ports_are_tuned() -> None:
+    port = Port(0, Factory(), reactor=Reactor())
+    assert tune_port(port) is port
+    assert port.transport is PromptServer
+
+    class Special(Server):
+        pass
+
+    port.transport = Special
+    tune_port(port)
+    assert port.transport is Special
+    assert tune_port("something else") == "something else"
+
+
+def test_a_port_accepts_a_few_connections_at_a_time() -> None:
+    made: list[Any] = []
+
+    class Remembered(Protocol):
+        def connectionMade(self) -> None:
+            made.append(self.transport)
+
+    factory = Factory.forProtocol(Remembered)
+    port: Any = tune_port(Port(0, factory, interface="127.0.0.1", reactor=Reactor()))
+    port.startListening()
+    try:
+        clients = [socket.create_connection(("127.0.0.1", port.getHost().port)) for _ in range(2 * ACCEPTS + 1)]
+        accepted = []
+        for _ in range(4):
+            before = port.sessionno
+            port.doRead()
+            accepted.append(port.sessionno - before)
+        assert accepted == [ACCEPTS, ACCEPTS, 1, 0]
+    finally:
+        for client in (*clients, *(transport.socket for transport in made)):
+            client.close()
+        port._closeSocket(True)
+
+
+def test_fresh_connection_has_the_private_attributes_of_twisted(pair: Pair) -> None:
+    """A version of Twisted that renames one would only read and write an attribute of ours."""
+    transport = Server(pair.transport.socket, Protocol(), ("127.0.0.1", 1), None, 0, Reactor())  # type: ignore[arg-type]
+    assert (transport.dataBuffer, transport.offset) == (b"", 0)
+    assert (transport._tempDataBuffer, transport._tempDataLen) == ([], 0)
+    assert (transport.TLS, transport._writeDisconnected, transport.disconnecting) == (False, False, False)
+    assert (transport.producer, Server.bufferSize, Server.SEND_LIMIT) == (None, 1 << 16, 1 << 17)
+
+
+def test_port_of_twisted_accepts_more_connections_in_one_turn() -> None:
+    port: Any = Port(0, Factory.forProtocol(Protocol), interface="127.0.0.1", reactor=Reactor())
+    port.startListening()
+    assert (port.transport, port.numberAccepts > ACCEPTS) == (Server, True)
+    port.connectionLost(Failure(ConnectionLost()))
+
+
+class Recording(Protocol):
+    """Remembers what it receives."""
+
+    def __init__(self) -> None:
+        self.received = b""
+
+    def dataReceived(self, data: bytes) -> None:
+        self.received += data
+
+
+def test_data_of_a_connection_that_was_handed_over_goes_to_its_new_protocol(pair: Pair) -> None:
+    second = Recording()
+    hand_over(pair.transport, second)
+    assert second.transport is pair.transport
+    pair.peer.sendall(b"hello")
+    pair.transport.doRead()
+    assert second.received == b"hello"
+
+
+def test_data_of_a_wrapped_connection_that_was_handed_over_goes_to_its_new_protocol() -> None:
+    first, second = Recording(), Recording()
+    wrapper = ProtocolWrapper(WrappingFactory(Factory()), first)
+    wrapper.makeConnection(StringTransport())
+    hand_over(wrapper, second)
+    wrapper.dataReceived(b"hello")
+    assert (first.received, second.received, second.transport) == (b"", b"hello", wrapper)
+
+
+def test_path_of_a_unix_endpoint() -> None:
+    assert path_of(UNIXServerEndpoint(Reactor(), "/run/figg")) == "/run/figg"
+
+
+def test_log_file_is_opened_again_by_its_name(tmp_path: Path) -> None:
+    log = ReopeningLogFile("log", str(tmp_path))  # type: ignore[no-untyped-call]
+    first = os.fstat(log.descriptor)
+    (tmp_path / "log").rename(tmp_path / "moved")
+    log.reopen()
+    log.write("behind\n")  # type: ignore[no-untyped-call]
+    log.flush()  # type: ignore[no-untyped-call]
+    assert not os.path.samestat(first, os.fstat(log.descriptor))
+    assert ((tmp_path / "moved").read_text(), (tmp_path / "log").read_text()) == ("", "behind\n")
+    log.close()  # type: ignore[no-untyped-call]

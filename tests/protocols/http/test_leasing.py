@@ -1,0 +1,388 @@
+"""Shared subscriptions over HTTP: a client that knows docs/protocols/http.md only."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from twisted.internet.task import Clock
+
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.guard import Guard
+from fyrehose.broker.policy import parse
+from fyrehose.broker.sequencer import Sequencer
+from fyrehose.interfaces import JournalState
+from fyrehose.protocols.http.server import HttpFactory, HttpSettings
+from fyrehose.records import Run
+from fyrehose.testing import MemoryJournal
+
+from .test_consuming import HttpPeer
+
+
+class World:
+    """A server whose stream "orders" has ten records."""
+
+    def __init__(self, policy: Any = None, journal: MemoryJournal | None = None, **settings: Any) -> None:
+        self.journal, self.clock = journal or MemoryJournal(), Clock()
+        guard = Guard() if policy is None else Guard(parse({"allow": policy}))
+        self.broker = Broker(self.clock, self.journal, Sequencer(), guard=guard, **settings)
+        self.broker.open()
+        self.factory = HttpFactory(self.broker, HttpSettings(refusal_delay=0.0), self.clock)
+        if journal is None:
+            self.publish(10)
+
+    def restarted(self) -> World:
+        self.broker.shares.close()
+        return World(journal=self.journal)
+
+    def publish(self, count: int, stream: str = "orders") -> None:
+        last = self.broker.bounds(stream)[1]
+        self.broker.publish([Run.of(stream, [b"%d" % (last + each + 1) for each in range(count)], source="test")])
+
+    def peer(self) -> HttpPeer:
+        return HttpPeer.connect(self.factory, self.clock, port=5000)
+
+    def ask(self, line: str, body: object = None) -> tuple[int, Any]:
+        return self.peer().ask(line, body)
+
+    def create(self, **fields: Any) -> tuple[int, Any]:
+        place = {} if "match" in fields else {"stream": "orders"}
+        return self.ask("PUT /subscriptions/work", {**place, "shared": True, **fields})
+
+    def lease(self, most: int = 1, consumer: str = "w1", **fields: Any) -> list[Any]:
+        status, answer = self.ask("POST /subscriptions/work/lease", {"consumer": consumer, "most": most, **fields})
+        assert status == 200, answer
+        found: list[Any] = answer["records"]
+        return found
+
+    def settle(self, **fields: Any) -> tuple[int, Any]:
+        return self.ask("POST /subscriptions/work/settle", fields)
+
+    def show(self) -> Any:
+        return self.ask("GET /subscriptions/work")[1]
+
+    def payloads(self, stream: str) -> list[bytes]:
+        return [record.payload for run in self.journal.read(stream, 1, 1 << 20) for record in run.records()]
+
+
+def items(records: list[Any]) -> list[list[Any]]:
+    return [[record["seq"], record["token"]] for record in records]
+
+
+def test_workers_get_different_records_and_settle_them() -> None:
+    world = World()
+    status, shown = world.create()
+    assert (status, shown["kind"], shown["lag"]) == (200, "shared", 10)
+    mine, other = world.lease(3), world.lease(3, "w2")
+    assert [record["seq"] for record in mine + other] == [1, 2, 3, 4, 5, 6]
+    assert mine[0] == {**mine[0], "token": "1.1", "failures": 0, "stream": "orders", "payload": "1"}
+    assert world.settle(done=items(mine)) == (200, {"refused": [], "settled": [[1, 3]], "extended": []})
+    assert world.settle(done=items(mine)[:1])[1]["refused"] == [{"seq": 1, "why": "final"}]
+    shown = world.show()
+    assert (shown["settled_total"], shown["in_flight"], shown["lag"], shown["floor"]) == (3, 3, 4, {"orders": 3})
+    assert [lease["consumer"] for lease in shown["leases"]] == ["w2"] * 3
+
+
+def test_a_range_is_settled_with_one_token() -> None:
+    world = World()
+    world.create()
+    world.lease(10)
+    assert world.settle(done=[[[1, 4], "1.1"], [6, "1.1"]])[1]["settled"] == [[1, 4], 6]
+    assert world.show()["floor"] == {"orders": 4}
+
+
+def test_the_same_put_again_changes_nothing_and_another_one_is_refused() -> None:
+    world = World()
+    assert world.create(lease=10)[0] == 200
+    assert world.create(lease=10)[0] == 200
+    assert world.create(lease=20)[0] == 409
+    assert [each["name"] for each in world.ask("GET /subscriptions")[1]["subscriptions"]] == ["work"]
+
+
+def test_exclusive_and_shared_subscriptions_have_one_space_of_names() -> None:
+    world = World()
+    world.ask("GET /streams/orders?subscription=work")
+    assert world.create()[0] == 409
+    world.ask("DELETE /subscriptions/work")
+    assert world.create()[0] == 200
+    status, refusal = world.ask("GET /streams/orders?subscription=work")
+    assert (status, "is shared" in refusal["error"]) == (409, True)
+    assert world.ask("POST /subscriptions/work/ack", {"seq": 3})[0] == 409
+
+
+def test_a_lease_that_ends_is_a_failure_and_its_token_is_refused() -> None:
+    world = World()
+    world.create(lease=10)
+    (first,) = world.lease()
+    world.clock.advance(10.5)
+    world.clock.advance(2)  # the delay after a failure
+    again = world.lease(9, "w2")
+    assert (again[0]["seq"], again[0]["token"], again[0]["failures"]) == (1, "1.2", 1)
+    assert world.settle(done=items([first]))[1]["refused"] == [{"seq": 1, "why": "lease-lost"}]
+    assert world.settle(done=items(again[:1]))[1]["settled"] == [1]
+
+
+def test_a_late_settling_counts_while_nobody_else_has_had_the_record() -> None:
+    world = World()
+    world.create(lease=10)
+    record = world.lease()
+    world.clock.advance(10.5)
+    assert world.settle(done=items(record))[1]["settled"] == [1]
+
+
+def test_returned_records_come_again_after_their_delay() -> None:
+    world = World()
+    world.create()
+    records = world.lease(2)
+    one, two = items(records)
+    world.settle(failed=[[*one, {"delay": 60}]], untried=[[*two, {"delay": 0}]])
+    assert [(each["seq"], each["failures"]) for each in world.lease(2)] == [(2, 0), (3, 0)]
+    world.clock.advance(61)
+    assert (1, 1) in [(each["seq"], each["failures"]) for each in world.lease(9)]
+
+
+def test_extending_prolongs_a_lease() -> None:
+    world = World()
+    world.create(lease=10)
+    record = items(world.lease())
+    world.clock.advance(8)
+    assert world.settle(extend=record)[1]["extended"] == [{"seq": 1, "token": "1.1"}]
+    world.clock.advance(8)
+    assert [each["seq"] for each in world.lease(1, "w2")] == [2]
+    assert world.settle(done=record)[1]["settled"] == [1]
+
+
+def test_the_limit_and_a_rejection_make_dead_letters() -> None:
+    world = World()
+    world.create(limit=2, dead="orders.dead")
+    for _ in range(2):
+        world.settle(failed=[[*item, {"delay": 0}] for item in items(world.lease())])
+    world.settle(reject=[[*item, {"why": "no address"}] for item in items(world.lease())])
+    assert world.payloads("orders.dead") == [b"1", b"2"]
+    (letter, _) = world.journal.read("orders.dead", 1, 1 << 20)
+    assert letter.producer == "orders/1"
+    assert (world.show()["dead_total"], world.show()["floor"]) == (2, {"orders": 2})
+
+
+def test_results_are_published_with_the_settling_or_not_at_all() -> None:
+    world = World()
+    world.create()
+    records = items(world.lease(2))
+    results = [{"stream": "invoices", "payload": "one"}, {"stream": "invoices", "payload_base64": "dHdv"}]
+    assert world.settle(done=records, publish=results)[0] == 200
+    status, refusal = world.settle(done=[*records, *items(world.lease())], publish=results)
+    assert (status, refusal["refused"]) == (409, [{"seq": 1, "why": "final"}, {"seq": 2, "why": "final"}])
+    assert world.payloads("invoices") == [b"one", b"two"]
+    assert world.show()["settled_total"] == 2
+
+
+def test_a_settling_is_answered_when_it_is_durable() -> None:
+    world = World()
+    world.create()
+    record = items(world.lease())
+    world.journal.auto = False
+    peer = world.peer()
+    peer.say("POST /subscriptions/work/settle", {"done": record})
+    assert peer.hear() == b""
+    assert world.settle(done=record)[1]["refused"] == [{"seq": 1, "why": "being-settled"}]
+    world.journal.commit()
+    assert peer.answer()[1]["settled"] == [1]
+
+
+def test_a_full_disk_undoes_a_settling_and_the_lease_goes_on() -> None:
+    world = World()
+    world.create()
+    record = items(world.lease())
+    world.journal.auto = False
+    peer = world.peer()
+    peer.say("POST /subscriptions/work/settle", {"done": record})
+    world.journal.enter(JournalState.READ_ONLY, "full")
+    assert peer.answer()[0] == 503
+    assert world.ask("POST /subscriptions/work/lease", {"consumer": "w"})[0] == 503
+    world.journal.enter(JournalState.WRITABLE, "room")
+    world.journal.auto = True
+    assert world.settle(done=record)[1]["settled"] == [1]
+
+
+def test_a_request_waits_for_a_record() -> None:
+    world = World()
+    world.create(**{"from": 11})
+    peer = world.peer()
+    peer.say("POST /subscriptions/work/lease", {"consumer": "w1", "wait": 30})
+    assert peer.hear() == b""
+    world.publish(1)
+    assert [each["seq"] for each in peer.answer()[1]["records"]] == [11]
+    peer.say("POST /subscriptions/work/lease", {"consumer": "w1", "wait": 30})
+    world.clock.advance(30)
+    assert peer.answer() == (200, {"lease": 30, "records": []})
+
+
+def test_a_client_that_has_gone_gets_no_record() -> None:
+    world = World()
+    world.create(**{"from": 11})
+    peer = world.peer()
+    peer.say("POST /subscriptions/work/lease", {"consumer": "w1", "wait": 30})
+    peer.hear()
+    peer.leave()
+    world.publish(1)
+    assert world.show()["in_flight"] == 0
+    assert [each["seq"] for each in world.lease(1, "w2")] == [11]
+
+
+def test_a_deleted_subscription_is_gone_for_those_who_wait() -> None:
+    world = World()
+    world.create(**{"from": 11})
+    peer = world.peer()
+    peer.say("POST /subscriptions/work/lease", {"consumer": "w1", "wait": 30})
+    assert world.ask("DELETE /subscriptions/work")[0] == 204
+    assert peer.answer()[0] == 410
+    assert world.ask("POST /subscriptions/work/lease", {"consumer": "w1"})[0] == 404
+    assert world.ask("GET /subscriptions/work")[0] == 404
+
+
+def test_the_same_request_gets_the_same_leases() -> None:
+    world = World()
+    world.create()
+    first = world.lease(3, request=7)
+    assert world.lease(3, request=7) == first
+    assert [each["seq"] for each in world.lease(3, request=8)] == [4, 5, 6]
+
+
+def test_one_consumer_holds_at_most_its_share() -> None:
+    world = World()
+    world.create(most=4)
+    assert len(world.lease(10)) == 4
+    assert world.lease(10) == []
+    assert len(world.lease(10, "w2")) == 4
+
+
+def test_a_paused_subscription_leases_nothing() -> None:
+    world = World()
+    world.create()
+    record = items(world.lease())
+    assert world.ask("POST /subscriptions/work/pause", {"paused": True})[1]["paused"] is True
+    assert world.lease() == []
+    assert world.settle(done=record)[1]["settled"] == [1]
+    assert world.restarted().show()["paused"] is True
+    world.ask("POST /subscriptions/work/pause", {"paused": False})
+    assert [each["seq"] for each in world.lease()] == [2]
+
+
+def test_a_rewind_forgets_everything_and_refuses_old_tokens() -> None:
+    world = World()
+    world.create()
+    old = items(world.lease(3))
+    world.settle(done=old[:2])
+    assert world.ask("POST /subscriptions/work/rewind", {"seq": 1})[0] == 200
+    assert world.settle(done=old[1:2])[1]["refused"] == [{"seq": 2, "why": "lease-lost"}]
+    assert [(each["seq"], each["token"]) for each in world.lease(2)] == [(2, "2.1"), (3, "2.1")]
+    again = world.restarted()
+    assert again.show()["floor"] == {"orders": 1}
+
+
+def test_a_restart_keeps_what_is_settled_and_waits_for_those_who_work() -> None:
+    world = World()
+    world.create()
+    records = items(world.lease(4))
+    world.settle(done=records[:1], failed=[[*records[1], {"delay": 0}]])
+    again = world.restarted()
+    assert [each["seq"] for each in again.lease(9) if each["seq"] <= 4] == []
+    assert again.settle(done=records[2:3])[1]["settled"] == [3]
+    assert again.settle(extend=records[3:])[1]["extended"] == [{"seq": 4, "token": "2.1"}]
+    again.clock.advance(31)
+    found = again.lease(9)
+    assert (found[0]["seq"], found[0]["token"], found[0]["failures"]) == (2, "2.2", 1)
+    assert again.show()["settled_total"] == 2
+
+
+def test_records_of_a_key_are_handled_in_order() -> None:
+    world = World()
+    for key in ("a", "a", "b"):
+        payload = json.dumps({"customer": key}).encode()
+        world.broker.publish([Run.of("orders", [payload], source="test")])
+    world.create(key="customer", **{"from": 11})
+    first = world.lease(9)
+    assert [each["seq"] for each in first] == [11, 13]
+    world.settle(done=items(first[:1]))
+    assert [each["seq"] for each in world.lease(9)] == [12]
+
+
+def test_a_pattern_is_shared_too() -> None:
+    world = World()
+    world.publish(2, "logs.a")
+    world.create(match="logs.*", dead="logs.dead")
+    world.publish(2, "logs.b")
+    records = world.lease(9) + world.lease(9)
+    assert sorted((each["stream"], each["seq"]) for each in records) == [
+        ("logs.a", 1),
+        ("logs.a", 2),
+        ("logs.b", 1),
+        ("logs.b", 2),
+    ]
+    done = [[each["stream"], each["seq"], each["token"]] for each in records]
+    results = [{"stream": "out", "payload": "x"}]
+    assert world.settle(done=done, publish=results)[0] == 200
+    assert world.show()["floor"] == {"logs.a": 2, "logs.b": 2}
+    assert world.settle(done=[[1, "1.1"]])[0] == 409
+    assert world.restarted().show()["floor"] == {"logs.a": 2, "logs.b": 2}
+
+
+def test_retention_ends_what_it_deletes() -> None:
+    world = World()
+    world.create()
+    record = items(world.lease())
+    for _ in range(9):
+        world.publish(1)
+    world.journal.forget("orders", 11)
+    world.clock.advance(1)
+    assert world.show()["expired_total"] == 9
+    assert world.settle(done=record)[1]["settled"] == [1]
+    assert [each["seq"] for each in world.lease()] == [11]
+
+
+def test_retention_keeps_what_is_not_settled() -> None:
+    world = World()
+    world.create()
+    world.settle(done=items(world.lease(3)))
+    kept = {each.stream: each.seq for each in world.journal.keeper.unread()}
+    assert (kept["orders"], kept[".shared"]) == (3, 0)
+
+
+def test_a_checkpoint_is_enough_to_recover() -> None:
+    world = World()
+    world.create()
+    records = items(world.lease(4))
+    world.settle(done=records[1:2], failed=[[*records[2], {"delay": 0}]])
+    world.journal.keeper.sealed = True
+    world.clock.advance(1)
+    world.journal.forget(".shared", world.broker.shares.stream.checkpoint)
+    again = world.restarted()
+    assert (again.show()["settled_total"], again.show()["floor"]) == (1, {"orders": 0})
+    assert again.settle(done=[[3, "1.1"]])[1]["refused"] == [{"seq": 3, "why": "lease-lost"}]
+
+
+def test_rights() -> None:
+    world = World([{"network": "127.0.0.1", "subscribe": "*", "consume": "orders"}])
+    assert world.create()[0] == 200
+    assert world.ask("PUT /subscriptions/x", {"stream": "orders", "shared": True, "dead": "d"})[0] == 401
+    assert world.ask("PUT /subscriptions/x", {"stream": "other", "shared": True})[0] == 401
+    record = items(world.lease())
+    assert world.settle(done=record, publish=[{"stream": "invoices", "payload": "x"}])[0] == 401
+    assert world.show()["in_flight"] == 1, "nothing was done"
+    assert world.settle(done=record)[1]["settled"] == [1]
+
+
+def test_memory_is_bounded() -> None:
+    world = World(named_subscriptions=2)
+    for name, status in (("a", 200), ("b", 200), ("c", 507)):
+        assert world.ask(f"PUT /subscriptions/{name}", {"stream": "orders", "shared": True})[0] == status
+
+
+def test_a_request_that_waits_is_answered_when_the_server_closes() -> None:
+    world = World()
+    world.create(**{"from": 11})
+    peer = world.peer()
+    peer.say("POST /subscriptions/work/lease", {"consumer": "w1", "wait": 30})
+    assert peer.hear() == b""
+    peer.protocol.finish()
+    assert peer.answer() == (200, {"lease": 30, "records": []})

@@ -1,0 +1,117 @@
+"""No code asks an object for more than its interface has: what only some can do is an interface of its own."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import fyrehose
+
+PACKAGE = Path(fyrehose.__file__).parent
+#: Where a name that is only known at run time is looked up, and why that goes past no interface.
+ALLOWED = {
+    "lazy.py": "the names of a package are looked up in the module that defines them",
+    "broker/policy.py": "a rule has a field for each action, named after it",
+    "spark/columns.py": "a batch has a method for each column, and each kind of record its values, named after it",
+    "spark/showing.py": "a worker of Spark sends the name of an error, which stands in fyrehose.errors",
+    "spark/memory.py": "the C library is no object of Python: it has a function or has not",
+}
+ASKING = {"getattr", "hasattr", "__getattr__", "__getattribute__"}
+
+
+def asking(source: str) -> list[str]:
+    """Return the calls in *source* that look up an attribute which the object may not have."""
+    return [
+        ast.unparse(node)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and (
+            (isinstance(node.func, ast.Name) and node.func.id in ASKING)
+            or (isinstance(node.func, ast.Attribute) and node.func.attr in ASKING)
+        )
+    ] + [
+        f"def {node.name}"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef) and node.name in ASKING
+    ]
+
+
+def test_lookups_are_found() -> None:
+    assert asking("def f(a):\n    return getattr(a, 'b', None) or hasattr(a, 'c') or a.__getattribute__('d')") == [
+        "getattr(a, 'b', None)",
+        "hasattr(a, 'c')",
+        "a.__getattribute__('d')",
+    ]
+    assert asking("class A:\n    def __getattr__(self, name): ...") == ["def __getattr__"]
+    assert asking("a.b") == []
+
+
+def test_nothing_is_looked_up_past_an_interface() -> None:
+    found = {
+        path.relative_to(PACKAGE).as_posix(): calls
+        for path in PACKAGE.rglob("*.py")
+        if (calls := asking(path.read_text(encoding="utf-8")))
+    }
+    assert {path: calls for path, calls in found.items() if path not in ALLOWED} == {}
+    assert sorted(found) == sorted(ALLOWED), "an exception that nothing needs any more is removed"
+
+
+#: The only module that may use private names of Twisted, and the names without an underscore that are private as well.
+PRIVATE = "net/twisted_private.py"
+UNPROMISED = {"dataBuffer", "numberAccepts", "SEND_LIMIT"}
+#: Private names of others that may be used, and why.
+FOREIGN = {
+    "_current_frames": "sys._current_frames is documented: it returns the frame that each thread executes",
+}
+
+
+def attributes(source: str) -> set[str]:
+    """Return the names of all attributes that *source* uses, and the names that it imports."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("twisted"):
+            found |= {name.name for name in node.names} | set((node.module or "").split("."))
+    return found
+
+
+def own_names(source: str) -> set[str]:
+    """Return the names that *source* defines: functions, classes, fields, and attributes of ``self``."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if isinstance(node.value, ast.Name) and node.value.id == "self":
+                found.add(node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)  # __slots__
+    return found
+
+
+def private(names: set[str]) -> set[str]:
+    return {name for name in names if name.startswith("_") and not name.startswith("__")} | names & UNPROMISED
+
+
+def test_private_names_are_found() -> None:
+    assert private(attributes("from twisted.internet._x import _y\na._z = b.dataBuffer")) == {
+        "_x",
+        "_y",
+        "_z",
+        "dataBuffer",
+    }
+    assert own_names("class A:\n    b = 1\n    def c(self): self._d = e.f = 1") == {"A", "b", "c", "_d"}
+
+
+def test_private_names_of_twisted_are_used_in_one_module() -> None:
+    """A private name that Fyrehose defines somewhere counts as its own everywhere, so not every use is found."""
+    sources = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
+    own = set().union(*map(own_names, sources.values())) - UNPROMISED
+    foreign = {path: private(attributes(source)) - own for path, source in sources.items()}
+    used = foreign.pop(PRIVATE)
+    assert {"_writeDisconnected", "dataBuffer"} <= used
+    assert {path: names - set(FOREIGN) for path, names in foreign.items() if names - set(FOREIGN)} == {}
+    assert set().union(*foreign.values()) == set(FOREIGN), "an exception that nothing needs any more is removed"

@@ -1,0 +1,610 @@
+"""Random schedules for shared subscriptions: the real lanes between workers, a net and a journal that fail.
+
+    python tests/verification/consumers/schedules.py --schedules 20000 --seed 1     check the rules
+    python tests/verification/consumers/schedules.py --without grace                take a rule away: it must be noticed
+    python tests/verification/consumers/schedules.py --rules                        take each rule away in turn
+
+The journal takes batches that become durable later, in order, or are lost.  The world keeps the truth about each record
+beside the code that is tested: how often it was leased, who believes to hold it, how it ended.
+
+    worker -> net (late, lost, repeated) -> server (Work, Group, Lane) -> append -> durable -> answer -> net -> worker
+
+Records are numbers 1, 2, ...; record r has key r % KEYS; some records are poison: no worker ever manages them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections import Counter, OrderedDict
+from types import SimpleNamespace
+
+from fyrehose.broker.consumers.lane import Group, Lane
+from fyrehose.broker.consumers.progress import SOURCE, STREAM, SavedShare, SavedShares, pack, pack_checkpoint
+from fyrehose.broker.consumers.work import Work, WorkerAction
+from fyrehose.records import Record
+
+LEASE, TAKEOVER, LIMIT, WINDOW, KEYS, WORKERS, RECORDS = 6, 3, 3, 4, 2, 3, 12
+NAME = "n"
+
+#: What can happen, and how often, before the phases of a schedule change it.
+EVENTS = {"worker": 20, "net": 60, "time": 8, "commit": 14, "publish": 2, "lose": 0.4, "start": 8, "freeze": 0.6}
+EVENTS |= {"old": 0.5, "pause": 1, "restart": 0.6, "deposed": 0.3, "crash": 0.4, "wall": 1, "retention": 0.8}
+EVENTS |= {"checkpoint": 1, "full": 0.4}
+
+
+class Violation(Exception):
+    """A rule was broken."""
+
+
+def check(holds, what):
+    if not holds:
+        raise Violation(what)
+
+
+def ignore(stored):
+    """Do nothing: nobody waits for the append."""
+
+
+class Journal:
+    """The records of the subscription that are durable, and, for the checks only, the truth about each record."""
+
+    def __init__(self):
+        self.saved, self.last, self.oldest = SavedShares(), 4, 1
+        options = {"stream": "s", "lease": LEASE, "limit": LIMIT, "window": WINDOW}
+        self.write(pack(NAME, 0, set=options, floors={"s": 0}))
+        self.final, self.letters, self.results = {}, Counter(), Counter()
+
+    def write(self, payload):
+        self.saved.apply(
+            Record(
+                stream=STREAM,
+                seq=1,
+                time=0,
+                source=SOURCE,
+                producer=None,
+                topic=None,
+                content_type=None,
+                producer_seq=None,
+                event_id=None,
+                event_time=None,
+                payload=payload,
+            )
+        )
+
+    def durable(self, append):
+        for payload in append.payloads:
+            self.write(payload)
+        for kind, r in append.ends:
+            check(r not in self.final, f"record {r} ended twice: {self.final.get(r)}, {kind}")
+            self.final[r] = kind
+        for r in append.letters:
+            self.letters[r] += 1
+            check(self.letters[r] == 1, f"record {r} is a dead letter twice")
+            check(self.final.get(r, "dead") == "dead", f"record {r} was {self.final.get(r)}, and is a dead letter")
+        for r in append.results:
+            self.results[r] += 1
+            check(self.results[r] == 1, f"the results of record {r} were published twice")
+        progress = self.saved.shares[NAME].progress("s")
+        for r in range(1, progress.final.floor + 1):
+            check(r in self.final, f"record {r} is below the floor, and was not settled, dead-lettered or expired")
+
+
+class CheckedLane(Lane):
+    """A lane that tells the world what it does."""
+
+    server = None
+    acting = None
+
+    def lease(self, consumer, most):
+        entries = super().lease(consumer, most)
+        for entry in entries:
+            self.server.world.leased(entry.seq)
+            self.server.high = max(self.server.high, entry.seq)
+        return entries
+
+    def tick(self):
+        acting, self.acting = self.acting, None
+        super().tick()
+        self.acting = acting
+
+    def give_back(self, seq, batch, **kwargs):
+        self.server.world.alone(self.server, self.acting, seq)
+        super().give_back(seq, batch, **kwargs)
+
+    def settle(self, seqs, batch):
+        self.server.world.alone(self.server, self.acting, *seqs)
+        super().settle(seqs, batch)
+
+
+class Server:
+    """Connects the code that is tested with the world, as the table of subscriptions does with the broker."""
+
+    split_letters = split_results = early_answers = stepping = confident = partly = False
+
+    def __init__(self, world):
+        self.world, self.journal = world, world.journal
+        share = SavedShare.unpacked(json.loads(json.dumps(self.journal.saved.shares[NAME].packed())))
+        self.pending, self.frozen, self.confirmed = [], False, world.now
+        self.group = Group(share.options, self.append, self.now, self.trusted, lambda failures: 0, before=share.epoch)
+        keys = (lambda first, last: {r: str(r % KEYS) for r in range(first, last + 1)}) if world.keyed else None
+        self.lane = CheckedLane(self.group, "s", share.progress("s"), self.bounds, keys)
+        self.lane.server, self.high = self, share.progress("s").reach
+        self.work = Work(self.group, OrderedDict(s=self.lane))
+
+    def bounds(self):
+        return self.journal.oldest, self.journal.last
+
+    def now(self):
+        return self.world.now + (self.world.wall if self.stepping else 0)
+
+    def trusted(self):
+        return self.confident or self.world.now - self.confirmed < TAKEOVER
+
+    def append(self, batches, results=(), then=ignore):
+        ends = [("settled", r) for batch in batches for r in batch.settled]
+        ends += [("expired", r) for b in batches for first, last in b.expired for r in range(first, last + 1)]
+        letters = [batch.letter[0] for batch in batches if batch.letter is not None]
+        ends += [("dead", r) for r in letters]
+        payloads = [
+            pack(NAME, 0, **({} if batch.lane is None else {"stream": "s"}), **batch.fields()) for batch in batches
+        ]
+        if self.early_answers:
+            then(True)
+            then = ignore
+        first = SimpleNamespace(batches=[], payloads=[], ends=[], letters=letters, results=results, then=ignore)
+        if (letters and self.split_letters) or (results and self.split_results):
+            self.pending.append(first)
+            letters, results = [], ()
+        parts = {
+            "batches": batches,
+            "payloads": payloads,
+            "ends": ends,
+            "letters": letters,
+            "results": results,
+            "then": then,
+        }
+        self.pending.append(SimpleNamespace(**parts))
+
+    def checkpoint(self):
+        share = SavedShare(self.group.options, self.group.appended_epoch, False, {"s": self.lane.appended()})
+        payloads = pack_checkpoint({NAME: share})
+        nothing = {"batches": [], "ends": [], "letters": [], "results": (), "then": ignore}
+        self.pending.append(SimpleNamespace(payloads=payloads, **nothing))
+
+    def committed(self):
+        """The oldest append has become durable."""
+        append = self.pending.pop(0)
+        self.journal.durable(append)
+        for batch in append.batches:
+            self.group.committed(batch)
+        append.then(True)
+
+    def refused(self):
+        """No append that waits could be written, because the disk is full."""
+        waiting, self.pending = self.pending, []
+        for append in waiting:
+            for batch in append.batches:
+                self.group.undone(batch)
+            append.then(False)
+
+    def tick(self):
+        self.lane.tick()
+
+    def counts(self):
+        progress = self.lane.progress
+        counts = Counter(settled=progress.settled, dead=progress.dead, expired=progress.expired)
+        return +counts
+
+    def handle(self, message):
+        kind, worker, request, *rest = message
+        self.lane.acting = worker
+        self.tick()
+        if kind == "lease":
+            leased = self.work.lease(str(worker), request, rest[0])
+            bound = sum(r not in self.lane.progress.final for r in range(1, self.high + 1))
+            check(bound <= WINDOW, f"{bound} unsettled records in a window of {WINDOW}")
+            self.world.answer(worker, ("leased", request, [(each.seq, each.token) for each in leased]))
+        elif kind == "settle":
+            self.settle(worker, request, rest[0])
+        elif kind == "return":
+            r, token, delay, counted = rest
+            action = WorkerAction("failed" if counted else "untried", self.lane, r, token, delay)
+            self.do([action], worker)
+        elif kind == "extend":
+            r, token = rest
+            for _, extended in self.do([WorkerAction("extend", self.lane, r, token)], worker).extended:
+                self.world.answer(worker, ("extended", request, [(r, extended)]))
+        self.lane.acting = None
+
+    def do(self, actions, worker):
+        outcome = self.work.act(actions, str(worker))
+        if outcome.batches:
+            self.append(outcome.batches)
+        return outcome
+
+    def settle(self, worker, request, records):
+        actions = [WorkerAction("done", self.lane, r, token) for r, token in records]
+        outcome = self.work.act(actions, str(worker), whole=not self.partly)
+        good = [r for batch in outcome.batches for r in batch.settled]
+        if (outcome.refused and not self.partly) or not good:
+            ended = [r for r, _ in records if r in self.lane.progress.final]
+            self.world.answer(worker, ("refused", request, ended))
+            return
+
+        def done(stored):
+            self.world.answer(worker, ("settled" if stored else "again", request, good))
+
+        self.append(outcome.batches, [r for r, _ in records], done)
+
+
+class Worker:
+    def __init__(self, world, name):
+        self.world, self.name, self.paused = world, name, False
+        self.held, self.sent, self.unanswered = {}, {}, {}  # held: record -> (token, until when, by its own clock)
+
+    def send(self, kind, *rest):
+        self.world.number += 1
+        request = self.world.number
+        self.sent[request] = self.world.now
+        self.world.net.append((kind, self.name, request, *rest))
+        return self.world.net[-1]
+
+    def act(self, rng, patient=False):
+        """Do something; a *patient* worker does what keeps everything going."""
+        if self.unanswered and rng.random() < 0.5:
+            self.world.net.append(rng.choice(list(self.unanswered.values())))
+        done = [r for r in self.held if r not in self.world.poison and rng.random() < (0.9 if patient else 0.7)]
+        what = rng.random()
+        if not self.held or (len(self.held) < 3 and what < 0.3):
+            self.send("lease", rng.randint(1, 2))
+        elif done and (patient or what < 0.6):
+            message = self.send("settle", [(r, self.held.pop(r)[0]) for r in done])
+            self.unanswered[message[2]] = message
+        elif patient or what < 0.75:
+            r = rng.choice(list(self.held))
+            token, counted = self.held.pop(r)[0], patient or rng.random() < 0.8
+            self.world.uncounted[r] += not counted
+            self.send("return", r, token, 0 if patient else rng.choice((0, 0, 3, 8)), counted)
+        elif what < 0.95:
+            r = rng.choice(list(self.held))
+            self.send("extend", r, self.held[r][0])
+        else:
+            self.held.popitem()  # It forgets the record: the lease will end by itself.
+
+    def answered(self, kind, request, records):
+        if request not in self.sent:
+            return
+        until = self.sent[request] + LEASE
+        if kind in ("leased", "extended"):
+            del self.sent[request]  # Each answer counts once: what it leased may have been settled since.
+            for r, token in records:
+                known = self.held.get(r, ((0, 0), 0))
+                if until > self.world.now and (kind == "leased" or known[0][1] == token[1]):
+                    self.held[r] = token, max(until, known[1] if kind == "extended" else 0)
+                    self.world.believes(self, r)
+        elif kind == "settled":
+            for r in records:
+                check(self.world.journal.final.get(r) == "settled", f"record {r} was settled, and that was lost")
+            self.unanswered.pop(request, None)
+        elif kind == "refused":
+            message = self.unanswered.pop(request, None)
+            rest = [(r, token) for r, token in message[3] if r not in records] if message else []
+            if records and rest:  # What can still be settled is done again, without the records that have ended.
+                message = self.send("settle", rest)
+                self.unanswered[message[2]] = message
+
+
+class World:
+    def __init__(self, rng):
+        self.rng, self.now, self.wall, self.number, self.starts = rng, 0, 0, 0, 1
+        self.keyed, self.poison = rng.random() < 0.5, {r for r in range(1, RECORDS + 1) if rng.random() < 0.15}
+        self.net, self.deliveries, self.uncounted = [], Counter(), Counter()
+        self.left, self.weights = 0, []
+        self.journal = Journal()
+        self.server, self.old = Server(self), None
+        self.workers = [Worker(self, name) for name in range(WORKERS)]
+
+    def answer(self, worker, message):
+        self.net.append(("answer", worker, *message))
+
+    def leased(self, r):
+        self.deliveries[r] += 1
+        most = LIMIT + self.starts - 1 + self.uncounted[r]
+        check(self.deliveries[r] <= most, f"record {r} was delivered {self.deliveries[r]} times, {most} are allowed")
+        if self.keyed:
+            for earlier in range(r - KEYS, 0, -KEYS):
+                check(earlier in self.journal.final, f"record {r} was leased before the end of {earlier} was durable")
+
+    def alone(self, server, worker, *records):
+        for other in self.workers if server is self.server else ():  # What an old server appends is refused.
+            held = [r for r in records if other.name != worker and r in other.held and other.held[r][1] > self.now]
+            check(not held, f"worker {worker} has ended leases of worker {other.name}, of records {held}")
+
+    def believes(self, worker, r):
+        for other in self.workers:
+            for also, (_, until) in other.held.items():
+                same = also == r and other is not worker
+                key = self.keyed and also != r and also % KEYS == r % KEYS
+                check(until <= self.now or not same, f"two workers hold record {r}")
+                check(until <= self.now or not key, f"records {r} and {also} of one key are held")
+
+    def deliver(self, message):
+        if message[0] == "answer":
+            if not self.workers[message[1]].paused:
+                self.workers[message[1]].answered(*message[2:])
+            return
+        server = self.old if self.old is not None and self.rng.random() < 0.5 else self.server
+        if server is not None and not server.frozen:
+            server.handle(message)
+
+    def stop(self):
+        """The server is lost; of what waits, the first batches may have become durable."""
+        for append in self.server.pending[: self.rng.choice((0, self.rng.randint(0, len(self.server.pending))))]:
+            self.journal.durable(append)
+        self.server = None
+
+    def start(self):
+        if self.server is not None:
+            self.stop()
+        self.starts, self.server = self.starts + 1, Server(self)
+
+    def step(self):
+        """Let one thing happen; how often which thing happens differs between phases of a schedule."""
+        if self.left == 0:
+            self.left = self.rng.choice((20, 50, 100))
+            self.weights = [weight * self.rng.choice((0.03, 1, 1, 4)) for weight in EVENTS.values()]
+            self.speeds = [self.rng.choice((0.03, 1, 1)) for _ in self.workers]
+        self.left -= 1
+        rng, server, journal = self.rng, self.server, self.journal
+        event, worker = rng.choices(list(EVENTS), self.weights)[0], rng.choices(self.workers, self.speeds)[0]
+        alive = server is not None and not server.frozen
+        if event == "worker" and not worker.paused:
+            worker.act(rng)
+        elif event == "net" and self.net:
+            at, fate = rng.randrange(len(self.net)) if rng.random() < 0.4 else 0, rng.random()
+            message = self.net[at]
+            if fate > 0.1:
+                del self.net[at]  # Otherwise it comes again.
+            if fate < 0.93:
+                self.deliver(message)
+        elif event == "time":
+            self.now += rng.choice((1, 1, 1, 2, 4))
+            if alive:
+                server.confirmed = self.now
+                server.tick()
+        elif event == "commit" and alive and server.pending:
+            server.committed()
+        elif event == "publish":
+            journal.last = min(RECORDS, journal.last + 1)
+        elif event == "lose" and server is not None:
+            self.stop()
+        elif event == "start" and (server is None or (server.frozen and self.now - server.confirmed >= TAKEOVER)):
+            self.old = server  # Another server takes over; the old one knows nothing of it.
+            self.start()
+        elif event in ("restart", "deposed") and alive:
+            self.now += TAKEOVER if event == "deposed" else 0
+            self.old = server if event == "deposed" else None
+            self.start()
+            self.now += rng.choice((0, LEASE, LEASE))
+            self.server.confirmed = self.now
+        elif event == "freeze" and server is not None:
+            server.frozen = not server.frozen
+        elif event == "old" and self.old is not None:
+            frozen, self.old.frozen = self.old.frozen, False
+            self.old = self.old if frozen else None  # Its next append is refused, and it exits.
+        elif event == "pause":
+            worker.paused = not worker.paused and rng.random() < 0.3
+        elif event == "crash":
+            worker.held, worker.sent, worker.unanswered = {}, {}, {}
+        elif event == "wall":
+            self.wall += rng.choice((-50, -5, 5, 50))
+        elif event == "retention" and journal.oldest < journal.last:
+            journal.oldest += 1
+        elif event == "checkpoint" and alive:
+            server.checkpoint()
+        elif event == "full" and alive:
+            server.refused()
+
+    def drain(self):
+        """From now on nothing fails: everything has to come to an end."""
+        self.old, self.journal.last = None, RECORDS
+        if self.server is None:
+            self.start()
+        self.server.frozen = False
+        for _ in range(60 * RECORDS):
+            self.now += 1
+            self.server.confirmed = self.now
+            self.server.tick()
+            for worker in self.workers:
+                worker.paused = False
+                worker.held = {r: held for r, held in worker.held.items() if held[1] > self.now}
+                worker.act(self.rng, patient=True)
+            messages, self.net = self.net, []
+            for message in messages:
+                self.deliver(message)
+            while self.server.pending:
+                self.server.committed()
+            if len(self.journal.final) == RECORDS:
+                break
+        journal = self.journal
+        open_ = [r for r in range(1, RECORDS + 1) if r not in journal.final]
+        check(not open_, f"records {open_} are never settled")
+        check(self.server.counts() == Counter(journal.final.values()), "the counters are wrong")
+        for r, kind in journal.final.items():
+            check(journal.letters[r] == (kind == "dead"), f"record {r} is {kind}, {journal.letters[r]} dead letters")
+            check(journal.results[r] == (kind == "settled"), f"record {r} is {kind}, {journal.results[r]} results")
+        return journal.final
+
+
+def schedule(seed):
+    """Run one schedule; return how its records ended, its deliveries, and the starts of servers."""
+    world = World(random.Random(seed))
+    for _ in range(world.rng.choice((80, 200, 400))):
+        world.step()
+    ends = Counter(world.drain().values())
+    return ends, Counter(deliveries=world.deliveries.total(), starts=world.starts)
+
+
+def search(seed, schedules):
+    """Return the number of the first schedule with a violation, the violation, and what happened until then."""
+    seen = Counter()
+    for number in range(schedules):
+        try:
+            for counts in schedule(f"{seed}-{number}"):
+                seen += counts
+        except Violation as violation:
+            return number + 1, str(violation), seen
+    return None, "", seen
+
+
+# Taking rules away.
+
+
+def without(rule):
+    """Return the attributes to replace, by class, so that the code does not follow *rule*."""
+    return MISSING[rule]()
+
+
+def _first(ignores):
+    def is_first(lane, entry):
+        queue = [] if entry.key is None else lane._queues[entry.key]
+        earlier = [lane.entries[seq] for seq in queue if seq < entry.seq]
+        return all(ignores(each) for each in earlier)
+
+    return {(Lane, "_is_first"): is_first}
+
+
+def _without_undo():
+    return {(Lane, "undone"): lambda lane, batch: None}
+
+
+def _without_token():
+    return {(Lane, "_is_last_token"): lambda lane, entry, token: True}
+
+
+def _without_old_token():
+    real = Lane._is_last_token
+
+    def is_last(lane, entry, token):
+        old = entry.lease is None and token[0] != lane.group.epoch
+        return old or real(lane, entry, token)
+
+    return {(Lane, "_is_last_token"): is_last}
+
+
+def _without_epoch():
+    def may_lease(group):
+        if group.stored_epoch != group.epoch and not group._beginning:
+            group._real_may_lease()
+        return group.trusted()
+
+    Group._real_may_lease = Group.may_lease
+    return {(Group, "may_lease"): may_lease}
+
+
+def _without_ended():
+    real = Lane.give_back
+
+    def give_back(lane, seq, batch, **kwargs):
+        real(lane, seq, batch, **kwargs)
+        entry = lane.entries[seq]
+        if entry.ending:
+            entry.ended, entry.ending = entry.ending, None
+            lane._end_lease(entry)
+            lane._release(entry)
+
+    return {(Lane, "give_back"): give_back}
+
+
+def _without_appended():
+    real = Lane.why_not
+
+    def why_not(lane, seq, token):
+        why = real(lane, seq, token)
+        last = seq in lane.entries and lane._is_last_token(lane.entries[seq], token)
+        return "" if why == "being-settled" and last else why
+
+    return {(Lane, "why_not"): why_not}
+
+
+def _without_retention_grace():
+    def expire(lane, entries):
+        for entry in entries:
+            if entry.seq < lane._oldest and not (entry.lease or entry.ending or entry.closing):
+                lane._expire(entry)
+
+    return {(Lane, "_expire_deleted"): expire}
+
+
+#: By rule: what is replaced to take it away.
+MISSING = {
+    "durable-before-answer": lambda: {(Server, "early_answers"): True},
+    "appended-counts": _without_appended,
+    "undo": _without_undo,
+    "checkpoint-appended": lambda: {(Lane, "appended"): lambda lane: lane.progress},
+    "dead-letter-atomic": lambda: {(Server, "split_letters"): True},
+    "publish-atomic": lambda: {(Server, "split_results"): True},
+    "all-or-nothing": lambda: {(Server, "partly"): True},
+    "token": _without_token,
+    "old-token": _without_old_token,
+    "epoch-first": _without_epoch,
+    "ended-first": _without_ended,
+    "reach-first": lambda: {(Lane, "_is_reached"): lambda lane, seq: lane._raise_reach() or True},
+    "grace": lambda: {(Group, "in_grace"): lambda group: False},
+    "leader-confirmed": lambda: {(Server, "confident"): True},
+    "monotonic": lambda: {(Server, "stepping"): True},
+    "key-one": lambda: _first(lambda earlier: earlier.lease is not None),
+    "key-returned": lambda: _first(lambda earlier: earlier.lease is None and not earlier.closing),
+    "key-durable": lambda: _first(lambda earlier: bool(earlier.closing)),
+    "limit": lambda: {(Lane, "_is_too_many"): lambda lane, failures: False},
+    "retention-ends": lambda: {(Lane, "_expire_deleted"): lambda lane, entries: None},
+    "retention-grace": _without_retention_grace,
+    "window": lambda: {  # The reach holds it as well.
+        (Group, "has_room"): lambda group: True,
+        (Lane, "_next_reach"): lambda lane: lane.seen + WINDOW,
+    },
+}
+
+
+def search_without(rule, seed, schedules):
+    """Search with *rule* taken away."""
+    replaced = without(rule)
+    before = {at: at[0].__dict__[at[1]] for at in replaced}
+    try:
+        for (owner, name), value in replaced.items():
+            setattr(owner, name, value)
+        return search(seed, schedules)
+    finally:
+        for (owner, name), value in before.items():
+            setattr(owner, name, value)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--schedules", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--without", choices=list(MISSING), metavar="RULE")
+    parser.add_argument("--rules", action="store_true", help="take each rule away; each must be noticed")
+    options = parser.parse_args()
+    missed = 0
+    for rule in list(MISSING) if options.rules else [options.without] if options.without else []:
+        found, what, _ = search_without(rule, options.seed, options.schedules)
+        missed += not found
+        print(f"without {rule:22} {f'schedule {found}: {what}' if found else 'NOT NOTICED'}", flush=True)
+    if options.rules or options.without:
+        return 1 if missed else 0
+    begun = time.monotonic()
+    found, what, seen = search(options.seed, options.schedules)
+    if found:
+        print(f"schedule {options.seed}-{found - 1}: {what}")
+        return 1
+    print(f"{options.schedules} schedules hold, {time.monotonic() - begun:.0f} s: {dict(seen)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
