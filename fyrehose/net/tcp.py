@@ -160,8 +160,7 @@ class SessionProtocol(TwistedProtocol):
         self._delay = 0.0  #: seconds to hold the connection before closing, after a refusal
         self._frame = FrameWatch(self.clock, self.settings.timeout, self._late, self._give_way)
         self._got = 0  #: bytes of the read that is being handled
-        self._arrived: list[bytes] = []  #: what arrived while others had their turns
-        self._arrived_size = 0  #: bytes of it that are charged to the account
+        self._arrived: list[bytes] = []  #: what arrived while others had their turns; charged to the account
         self._queued = False  #: whether the connection waits for a turn to handle what it has received
         self._held_back = False  #: whether it is not read meanwhile
         self.eof_arrived = False  #: whether the end of the peer's data follows what waits
@@ -221,7 +220,6 @@ class SessionProtocol(TwistedProtocol):
                 self._intake.left -= self.clock.seconds() - began
             else:
                 self._arrived.append(data)
-                self._arrived_size += len(data)
                 self.account.hold(len(data))
                 self._wait_for_turn()
 
@@ -273,16 +271,14 @@ class SessionProtocol(TwistedProtocol):
     def handle_more(self) -> None:
         """Handle the next events of what was received, or what arrived meanwhile; read on when nothing is left."""
         self._queued = False
-        if self.phase is not Phase.OPEN:
-            self._arrived.clear()
-        elif self.has_more:
+        if self.phase is Phase.OPEN and self.has_more:
             self.received(self.session.next_events())
         elif self._arrived:
             data, self._arrived = b"".join(self._arrived), []
-            self.account.release(self._arrived_size)
-            self._arrived_size = 0
-            self.take(data)
-        if self._arrived and self.phase is Phase.OPEN:
+            self.account.release(len(data))
+            if self.phase is Phase.OPEN:
+                self.take(data)
+        if self._arrived:
             self._wait_for_turn()
         if not self._queued:
             self._held_back = False

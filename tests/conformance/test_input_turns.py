@@ -94,6 +94,19 @@ def test_a_connection_is_not_read_while_it_waits_for_its_turn() -> None:
     assert all(peer.producerState == "producing" for peer in peers)
 
 
+def test_memory_of_what_waits_is_released_when_the_connection_is_lost() -> None:
+    world = World()
+    peers = flood(world)
+    assert world.broker.budget.held
+    for peer in peers:
+        peer.protocol.connectionLost()
+    for _ in range(PEERS * REQUESTS):
+        if not world.broker.budget.held:
+            break
+        world.clock.advance(1)
+    assert world.broker.budget.held == 0
+
+
 def test_the_end_of_input_follows_what_waits_for_its_turn() -> None:
     world = World()
     [peer, *_] = flood(world)
