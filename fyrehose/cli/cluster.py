@@ -18,7 +18,7 @@ import attrs
 import click
 from rich.table import Table
 
-from fyrehose.cli.tables import terminal
+from fyrehose.cli.console import terminal
 from fyrehose.cli.values import DURATION, FORMAT
 from fyrehose.errors import ConfigError, FyrehoseError, MissingExtra
 from fyrehose.options import counted

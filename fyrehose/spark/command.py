@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fyrehose import __version__
+from fyrehose.cli.console import bar
 from fyrehose.cli.program import Program
-from fyrehose.cli.progress import bar
 from fyrehose.cli.values import DURATION, SIZE
 from fyrehose.errors import FyrehoseError
 from fyrehose.journal.offline.places import TOKEN_FILE

@@ -24,8 +24,8 @@ from zope.interface import implementer
 
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, IConnected, IReloading
+from fyrehose.protocols.eventbus.columns import PROTOCOL
 from fyrehose.protocols.eventbus.connections import UNKNOWN, Connections
-from fyrehose.protocols.eventbus.encoding import PROTOCOL
 from fyrehose.protocols.eventbus.handshakes import BAD, LEFT, TIMEOUT, Handshakes
 from fyrehose.protocols.eventbus.server import EventBusServer
 from fyrehose.protocols.eventbus.settings import EventBusSettings

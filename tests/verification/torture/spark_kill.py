@@ -7,7 +7,8 @@ A journal is being written and rolled all the time.  ``fyrehose-spark archive --
 one of its processes is killed: the driver (Python), the JVM, or one of the workers that write.  If the archive lives on
 after that, it is killed as a whole before the next one starts.  With --engine local there is only the driver.  In the
 end it runs once undisturbed, and the lake is read with Polars, without Spark and pyarrow: every record that is durable,
-once, and as it was written.  The journal is read by a reader of its own (plain_reader.py), not by the one that writes the lake.
+once, and as it was written.  The journal is read by a reader of its own (plain_reader.py), not by the one that writes
+the lake.
 
 The status is 1 if anything is missing, doubled or different; the directory is kept then.
 """
