@@ -286,6 +286,7 @@ class IBroker(Interface):
 
     counters = Attribute("The counters of the server: fyrehose.observe.counters.Counters.")
     budget = Attribute("The memory budget of all connections: fyrehose.broker.budget.Budget.")
+    intake = Attribute("The turns of connections to handle their input: fyrehose.broker.rounds.Intake.")
 
     named = Attribute("The named subscriptions, as the peer may use them: see INamedSubscriptions.")
 

@@ -19,7 +19,7 @@ from twisted.internet.defer import Deferred, succeed
 from zope.interface import implementer
 
 from fyrehose import Run
-from fyrehose.broker import Budget, Cursor, DeferredPublisher, Fanout, NoSubscriptions, Producer
+from fyrehose.broker import Budget, Cursor, DeferredPublisher, Fanout, Intake, NoSubscriptions, Producer
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, ISink
 from fyrehose.net import TCPService
@@ -39,6 +39,7 @@ class LastMessages:
     keep: int = 1000
     counters: Counters = attrs.field(factory=Counters)
     budget: Budget = attrs.field(factory=Budget)
+    intake: Intake = attrs.field(factory=Intake)
     named: NoSubscriptions = attrs.field(factory=NoSubscriptions)
     _streams: dict[str, deque[Run]] = attrs.field(factory=dict, init=False)
     _fanout: Fanout = attrs.field(init=False)

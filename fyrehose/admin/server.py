@@ -178,9 +178,9 @@ class AdminProtocol(WebProtocol):
         self._stop_streaming()
         super().connectionLost(reason)
 
-    def readConnectionLost(self) -> None:
+    def take_eof(self) -> None:
         """Handle the end of input; it ends an answer without end, because the page may have gone."""
-        super().readConnectionLost()
+        super().take_eof()
         if self._stop_stream is not None:
             self.finish()
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fyrehose.broker.fanout import Cursor, Fanout
     from fyrehose.broker.publisher import DeferredPublisher
     from fyrehose.broker.quotas import PeerLimits
-    from fyrehose.broker.rounds import Producer
+    from fyrehose.broker.rounds import Intake, Producer
     from fyrehose.broker.sequencer import Sequencer
 else:
     __getattr__, __dir__ = lazily(
@@ -25,7 +25,7 @@ else:
             "fanout": "Cursor Fanout",
             "publisher": "DeferredPublisher",
             "quotas": "PeerLimits",
-            "rounds": "Producer",
+            "rounds": "Intake Producer",
             "sequencer": "Sequencer",
         },
     )
@@ -36,6 +36,7 @@ __all__ = [
     "Cursor",
     "DeferredPublisher",
     "Fanout",
+    "Intake",
     "NoSubscriptions",
     "PeerLimits",
     "Producer",

@@ -26,7 +26,7 @@ from fyrehose.broker.named import NamedSubscriptions
 from fyrehose.broker.once import KEPT, PublishedOnce
 from fyrehose.broker.publisher import Publisher, PublishTotals, Settled, fire, publish_deferred
 from fyrehose.broker.quotas import STREAMS, NamedRoom, NewStreams, PeerLimits, Subscriptions
-from fyrehose.broker.rounds import Producer
+from fyrehose.broker.rounds import Intake, Producer
 from fyrehose.broker.streams import UNLIMITED, StreamRules
 from fyrehose.errors import (
     Closed,
@@ -83,6 +83,7 @@ class Broker:
     sequencer: ISequencer
     counters: Counters = attrs.field(factory=Counters, kw_only=True)
     budget: Budget = attrs.field(factory=Budget, kw_only=True)
+    intake: Intake = attrs.field(factory=Intake, kw_only=True)
     max_streams: int = attrs.field(default=100_000, kw_only=True, validator=attrs.validators.le(MAX_STREAMS))
     limits: PeerLimits = attrs.field(factory=PeerLimits, kw_only=True)
     rules: StreamRules = attrs.field(default=UNLIMITED, kw_only=True)

@@ -20,7 +20,7 @@ from fyrehose.broker.budget import Account, Budget
 from fyrehose.broker.consuming import NoSubscriptions
 from fyrehose.broker.policy import LOOPBACK, Policy
 from fyrehose.broker.publisher import DeferredPublisher, Settled
-from fyrehose.broker.rounds import Producer
+from fyrehose.broker.rounds import Intake, Producer
 from fyrehose.errors import Forbidden, FyrehoseError, TooManyStreams
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, ISink, ISubscription
@@ -53,6 +53,7 @@ class CallbackBroker:
     named: NoSubscriptions = attrs.field(factory=NoSubscriptions, kw_only=True)
     counters: Counters = attrs.field(factory=Counters, kw_only=True)
     budget: Budget = attrs.field(factory=Budget, kw_only=True)
+    intake: Intake = attrs.field(factory=Intake, kw_only=True)
     _ends: dict[str, int] = attrs.field(factory=dict, kw_only=True, alias="ends")
 
     def when_leading(self) -> Deferred[None]:

@@ -26,7 +26,7 @@ from fyrehose.broker.named import NamedSubscriptions
 from fyrehose.broker.policy import OPEN, Policy, Rule, holder_of
 from fyrehose.broker.publisher import Publisher, PublishingBroker, Settled, fire, publish_deferred
 from fyrehose.broker.quotas import Subscriptions
-from fyrehose.broker.rounds import Producer
+from fyrehose.broker.rounds import Intake, Producer
 from fyrehose.errors import Forbidden, TokenEnded
 from fyrehose.identity import Action, Identity, network_of
 from fyrehose.interfaces import IBroker, ISink, ISubscription
@@ -52,6 +52,9 @@ class Unguarded(PublishingBroker, Protocol):
 
     @property
     def budget(self) -> Budget: ...
+
+    @property
+    def intake(self) -> Intake: ...
 
     @property
     def subscriptions(self) -> Subscriptions: ...
@@ -157,6 +160,10 @@ class Guarded:
     @property
     def budget(self) -> Budget:
         return self.broker.budget
+
+    @property
+    def intake(self) -> Intake:
+        return self.broker.intake
 
     @property
     def named(self) -> Consuming:

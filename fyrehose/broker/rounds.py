@@ -1,14 +1,18 @@
-"""Let everything that sends records take turns, so that no peer delays the others.
+"""Let everything that sends records, and everything that peers send, take turns, so that no peer delays the others.
 
-    cursors of subscriptions, answers to reads, large records  -> ready() -> take_turn() -> take_turn() ...
+    cursors of subscriptions, answers to reads, large records  -> Rounds.ready() -> take_turn() -> take_turn() ...
+    received bytes, beyond INPUT_S in one round                -> Intake.wait() -> handle_more() -> handle_more() ...
 
 One turn of the reactor produces about ROUND bytes for all peers together.  A producer that has had its turn and has
 more to send goes to the end of the queue.
+
+Input is handled as it arrives, for INPUT_S in all.  What arrives then, or is more than one slice of a session, waits:
+the networks of the peers take turns, and within a network its connections, one slice at a time.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -22,6 +26,10 @@ log = Logger()
 ROUND = 512 << 10
 #: What a turn counts at the least, in bytes, because a turn also takes time when it produces little.
 LEAST = 1 << 10
+#: How long input is handled at once, and then in each round, in seconds: between two rounds the reactor runs.
+INPUT_S = 0.005
+#: The most turns in one round of the intake, however short they are.
+INPUT_TURNS = 64
 
 
 class Producer(Protocol):
@@ -75,3 +83,73 @@ class Rounds:
     def _run_later(self) -> None:
         self._next_round = None
         self.run()
+
+
+class Receiver(Protocol):
+    """A connection that has received more than it has handled."""
+
+    @property
+    def network(self) -> str: ...
+
+    @property
+    def clock(self) -> IReactorTime: ...
+
+    def handle_more(self) -> None:
+        """Handle a bounded part of what was received; call :meth:`Intake.wait` again if there is more."""
+
+    def abort(self) -> None:
+        """End the connection, because handling its input failed."""
+
+
+@attrs.define(eq=False)
+class Intake:
+    """The queues of connections that wait to handle what they have received, by network.
+
+    :ivar left: how long input may still be handled as it arrives, before the next round, in seconds
+    """
+
+    left: float = attrs.field(default=INPUT_S, init=False)
+    #: the network whose turn is next comes first
+    _waiting: OrderedDict[str, deque[Receiver]] = attrs.field(factory=OrderedDict, init=False)
+    _scheduled: bool = attrs.field(default=False, init=False)
+
+    @property
+    def free(self) -> bool:
+        """Return whether input may be handled as it arrives: nobody waits, and the time for that is not used up."""
+        return self.left > 0 and not self._waiting
+
+    def wait(self, receiver: Receiver) -> None:
+        """Queue *receiver*, which is not in the queue, for its next turn."""
+        queue = self._waiting.get(receiver.network)
+        if queue is None:
+            queue = self._waiting[receiver.network] = deque()
+        queue.append(receiver)
+        self._schedule(receiver)
+
+    def _schedule(self, receiver: Receiver) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            receiver.clock.callLater(0, self._run, receiver.clock)
+
+    def _run(self, clock: IReactorTime) -> None:
+        """Give the networks their turns, for INPUT_S."""
+        self._scheduled = False
+        end = clock.seconds() + INPUT_S
+        for _ in range(INPUT_TURNS):
+            if not self._waiting:
+                break
+            network, queue = self._waiting.popitem(last=False)
+            receiver = queue.popleft()
+            if queue:  # the second turn of a network comes after one of every other network
+                self._waiting[network] = queue
+            try:
+                receiver.handle_more()
+            except Exception:  # an error of one connection must not affect the others
+                log.failure("a connection ends: handling what it received failed; please report this bug")
+                receiver.abort()
+            if clock.seconds() >= end:
+                break
+        self.left = INPUT_S
+        for queue in self._waiting.values():
+            self._schedule(queue[0])
+            return

@@ -19,6 +19,7 @@ from twisted.internet.interfaces import (
     IHalfCloseableProtocol,
     IHandshakeListener,
     IPushProducer,
+    IReactorTime,
     ISSLTransport,
     ITCPTransport,
 )
@@ -68,7 +69,13 @@ class Session(Protocol):
     def out(self) -> Sequence[bytes]:
         """Return data for the peer, if any is pending; :meth:`data_to_send` takes it."""
 
+    @property
+    def more(self) -> bool:
+        """Return whether :meth:`next_events` can return events of bytes that were received already."""
+
     def receive_data(self, data: bytes) -> list[Any]: ...
+
+    def next_events(self) -> list[Any]: ...
 
     def receive_eof(self) -> list[Any]: ...
 
@@ -140,7 +147,7 @@ class SessionProtocol(TwistedProtocol):
         self.factory = factory
         self.session = session
         self.broker: IBroker = factory.broker
-        self.clock = factory.clock
+        self.clock: IReactorTime = factory.clock
         self.settings: TCPSettings = factory.settings
         self.phase = Phase.OPEN
         self.writable = True
@@ -157,6 +164,10 @@ class SessionProtocol(TwistedProtocol):
         self._delay = 0.0  #: seconds to hold the connection before closing, after a refusal
         self._frame = FrameWatch(self.clock, self.settings.timeout, self._late, self._give_way)
         self._got = 0  #: bytes of the read that is being handled
+        self._arrived: list[bytes] = []  #: what arrived while others had their turns; charged to the account
+        self._queued = False  #: whether the connection waits for a turn to handle what it has received
+        self._held_back = False  #: whether it is not read meanwhile
+        self.eof_arrived = False  #: whether the end of the peer's data follows what waits
         self._expected = 0  #: the size of the incomplete frame that is charged to the account
 
     @property
@@ -179,6 +190,7 @@ class SessionProtocol(TwistedProtocol):
         self.reading = Reading(self._stop_reading, self._read_again)
         self.account = self._frame.account = self.broker.budget.account(self.reading, self.network, self._frame)
         self.outgoing = Outgoing(self)
+        self._intake = self.broker.intake
         transport.registerProducer(self, True)
         self.broker.counters.add(self.protocol_name, "connections")
         self._identify()
@@ -199,21 +211,28 @@ class SessionProtocol(TwistedProtocol):
         self._check_admitted()
 
     def dataReceived(self, data: bytes) -> None:
-        """Pass *data* to the session, and its events to :meth:`received`; ignored once the connection closes."""
+        """Take *data* now, or in turns with the connections of other networks; ignored once the connection closes."""
         if self.phase is Phase.OPEN:
             if self._silent:
                 self._silent = False
                 self.timers.stop(self._handle_silence)
             if self.factory.latest is not self:
                 self.factory.mark_active(self)
-            self._got = len(data)
-            self.received(self.session.receive_data(data))
-            self._got = 0
+            if self._intake.free:
+                began = self.clock.seconds()
+                self.take(data)
+                self._intake.left -= self.clock.seconds() - began
+            else:
+                self._arrived.append(data)
+                self.account.hold(len(data))
+                self._wait_for_turn()
 
     def readConnectionLost(self) -> None:
-        """Finish after the peer has closed its sending side (half-close); it still gets its acknowledgements."""
-        self.handle(self.session.receive_eof())
-        self.finish()
+        """Handle the end of the peer's data, after everything before it."""
+        if self._queued and self.phase is Phase.OPEN:
+            self.eof_arrived = True
+        else:
+            self.take_eof()
 
     def writeConnectionLost(self) -> None:
         """Do nothing: the server itself has closed the writing side."""
@@ -251,10 +270,61 @@ class SessionProtocol(TwistedProtocol):
     def stopProducing(self) -> None:
         """Do nothing: connectionLost follows."""
 
+    # Called by the intake.
+
+    def handle_more(self) -> None:
+        """Handle the next events of what was received, or what arrived meanwhile; read on when nothing is left."""
+        self._queued = False
+        if self.phase is Phase.OPEN and self.has_more:
+            self.received(self.session.next_events())
+        elif self._arrived:
+            data, self._arrived = b"".join(self._arrived), []
+            self.account.release(len(data))
+            if self.phase is Phase.OPEN:
+                self.take(data)
+        if self._arrived:
+            self._wait_for_turn()
+        if not self._queued:
+            self._held_back = False
+            self.reading.resumeProducing()
+            if self.eof_arrived and self.phase is Phase.OPEN:
+                self.take_eof()
+
+    # Hooks for subclasses.
+
+    @property
+    def has_more(self) -> bool:
+        """Return whether the session has further events of what it has received, and they can be handled now."""
+        return self.session.more
+
+    def take(self, data: bytes) -> None:
+        """Pass *data* to the session, and its events to :meth:`received`."""
+        self._got = len(data)
+        self.received(self.session.receive_data(data))
+        self._got = 0
+
+    def take_eof(self) -> None:
+        """Finish after the peer has closed its sending side (half-close); it still gets its acknowledgements."""
+        self.handle(self.session.receive_eof())
+        self.finish()
+
     # Called by subclasses.
 
     def received(self, events: Sequence[object]) -> None:
-        """Handle the events of the session, from bytes that just arrived or that it had buffered."""
+        """Handle the events of the session, from bytes that just arrived or that it had buffered.
+
+        If the session has more of them, they are handled in turns with the connections of other networks.
+        """
+        self.process(events)
+        self.continue_later()
+
+    def continue_later(self) -> None:
+        """Wait for a turn if the session has more events."""
+        if self.has_more and self.phase is Phase.OPEN:
+            self._wait_for_turn()
+
+    def process(self, events: Sequence[object]) -> None:
+        """Handle the events of one turn, and write what the session has to send."""
         before = self._expected
         if before and events:
             self.account.complete()
@@ -483,6 +553,15 @@ class SessionProtocol(TwistedProtocol):
             self.abort()
 
     # Private.
+
+    def _wait_for_turn(self) -> None:
+        """Queue the connection for a turn to handle what it has received, and do not read it meanwhile."""
+        if not self._queued:
+            self._queued = True
+            self._intake.wait(self)
+            if not self._held_back:
+                self._held_back = True
+                self.reading.pauseProducing()
 
     def _enter(self, phase: Phase) -> None:
         assert phase in TRANSITIONS[self.phase], f"{phase} after {self.phase}"

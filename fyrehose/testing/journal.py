@@ -63,8 +63,8 @@ class MemoryJournal:
     keeper: MemoryKeeper = attrs.field(factory=MemoryKeeper, init=False)
     _runs: dict[str, list[Run]] = attrs.field(factory=dict, init=False)
     _oldest: dict[str, int] = attrs.field(factory=dict, init=False)
-    #: the last number of streams of which nothing is kept
-    _emptied: dict[str, int] = attrs.field(factory=dict, init=False)
+    #: the last number of each stream that was not retired
+    _ends: dict[str, int] = attrs.field(factory=dict, init=False)
     _pending: list[tuple[Publish, Sequence[str]]] = attrs.field(factory=list, init=False)
     _retired: dict[str, int] = attrs.field(factory=dict, init=False)
     _observer: IJournalObserver | None = attrs.field(default=None, init=False)
@@ -73,7 +73,7 @@ class MemoryJournal:
     def open(self, observer: IJournalObserver) -> Deferred[Mapping[str, int]]:
         self._observer = observer
         self.state = JournalState.WRITABLE if self.leader is None else JournalState.READ_ONLY
-        return succeed(self.ends())
+        return succeed(dict(self._ends))
 
     def append(self, runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
         if self.state is JournalState.READ_ONLY:
@@ -119,14 +119,14 @@ class MemoryJournal:
                 last = self._retired.pop(run.stream, None)
                 if last is not None:
                     self._oldest[run.stream] = last + 1
-                expected = self.ends().get(run.stream, self.floor if last is None else last) + 1
+                expected = self._ends.get(run.stream, self.floor if last is None else last) + 1
                 assert run.first_seq == expected, "numbers must follow on"
                 self._runs.setdefault(run.stream, []).append(run)
-                ends[run.stream] = run.last_seq
+                ends[run.stream] = self._ends[run.stream] = run.last_seq
             for stream in streams:
-                self._retired[stream] = self.ends()[stream]
+                self._retired[stream] = self._ends.pop(stream)
                 ends.pop(stream, None)
-                for known in (self._runs, self._oldest, self._emptied):
+                for known in (self._runs, self._oldest):
                     known.pop(stream, None)
         if ends:
             self._observer.durable(ends)
@@ -147,7 +147,7 @@ class MemoryJournal:
 
     def empty(self, stream: str) -> None:
         """Drop all records of ``stream`` and keep its last number, as retention does."""
-        last = self._emptied[stream] = self.ends()[stream]
+        last = self._ends[stream]
         del self._runs[stream]
         self._oldest[stream] = last + 1
 
@@ -155,7 +155,7 @@ class MemoryJournal:
         """Return the oldest served and the last number of *stream*, as :class:`.IJournal` says."""
         if stream in self._retired:
             return self._retired[stream] + 1, self._retired[stream]
-        last = self.ends().get(stream, self.floor)
+        last = self._ends.get(stream, self.floor)
         young = [run.first_seq for run in self._runs.get(stream, ()) if not self.expired(stream, run.time)]
         oldest = self._oldest.get(stream, 1)
         if self._runs.get(stream):
@@ -167,7 +167,7 @@ class MemoryJournal:
         return age > 0 and time < self.now() - age * 1_000_000
 
     def ends(self) -> Mapping[str, int]:
-        return self._emptied | {stream: runs[-1].last_seq for stream, runs in self._runs.items() if runs}
+        return self._ends
 
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
         """Return the records of *stream* from number *start* on, as :class:`.IJournal` says."""

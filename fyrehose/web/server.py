@@ -71,7 +71,7 @@ class WebProtocol(SessionProtocol):
         super().connectionMade()
         self.watch_idle(self.settings.idle_timeout)
 
-    def readConnectionLost(self) -> None:
+    def take_eof(self) -> None:
         """Handle the end of input; requests received before it are still answered."""
         if self.phase is Phase.OPEN:
             self.received(self.session.receive_eof())
@@ -84,22 +84,24 @@ class WebProtocol(SessionProtocol):
         """Handle the events of a request, and those of further requests that arrived with it, up to BATCHES."""
         self._receiving = True
         try:
-            super().received(events)
+            self.process(events)
             more = self.session.more
             for _ in range(BATCHES):
                 if not more or self.phase is not Phase.OPEN:
                     break
                 events = self.session.next_events()
                 if events or self.session.out or self.session.expected or self.account.frame:
-                    super().received(events)
+                    self.process(events)
                 more = self.session.more
         finally:
             self._receiving = False
         self.active_at = self.clock.seconds()
         if self.session.over:
             self.finish()
-        if self.phase is Phase.OPEN:
-            self._schedule(more)
+        if self.phase is Phase.OPEN and self._reading_paused != self.session.read_ahead_full:
+            self._reading_paused = not self._reading_paused
+            (self.reading.pauseProducing if self._reading_paused else self.reading.resumeProducing)()
+        self.continue_later()
 
     def proceed(self) -> None:
         """Write pending output and, if the answer is complete, process the next request."""
@@ -163,16 +165,6 @@ class WebProtocol(SessionProtocol):
         self.broker.counters.refuse(self.log, self.protocol_name, event.cause, self.peer, event.detail)
 
     handlers = SessionProtocol.handlers | on(RequestRefused, count_refusal)
-
-    # Internals.
-
-    def _schedule(self, more: bool) -> None:
-        """Schedule the next turn if the session has *more* events; pause reading while it has, or is full."""
-        if more:
-            self.timers.start(0, self.proceed)
-        if self._reading_paused != (more or self.session.read_ahead_full):
-            self._reading_paused = not self._reading_paused
-            (self.reading.pauseProducing if self._reading_paused else self.reading.resumeProducing)()
 
 
 def with_token(identity: Identity, token: str | None) -> Identity:

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 from twisted.internet.task import Clock
 
-from fyrehose.broker.rounds import LEAST, ROUND, Rounds
+from fyrehose.broker.rounds import INPUT_S, LEAST, ROUND, Intake, Rounds
 
 
 class Reactor(Clock):
@@ -84,4 +84,75 @@ def test_a_producer_that_fails_does_not_stop_the_others(logged_errors: Any) -> N
     other = Endless(rounds, ROUND)
     rounds.run([Failing(), other])
     assert other.turns == 1
+    assert len(logged_errors.take()) == 1
+
+
+@attrs.define(eq=False)
+class Busy:
+    """A connection that has received more than it ever handles.
+
+    :ivar seconds: how long each of its turns takes
+    """
+
+    intake: Intake
+    clock: Clock
+    network: str
+    seconds: float = 0.0
+    turns: int = 0
+    more: bool = True
+    aborted: bool = False
+
+    def handle_more(self) -> None:
+        self.turns += 1
+        self.clock.rightNow += self.seconds
+        if self.more:
+            self.intake.wait(self)
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def test_each_network_handles_input_before_one_does_so_twice() -> None:
+    clock, intake = Reactor(), Intake()
+    many = [Busy(intake, clock, "many") for _ in range(100)]
+    few = [Busy(intake, clock, f"few {number}") for number in range(3)]
+    for receiver in (*many, *few):
+        intake.wait(receiver)
+    clock.advance(1)
+    turns = [receiver.turns for receiver in few]
+    assert max(turns) - min(turns) <= 1
+    assert abs(sum(receiver.turns for receiver in many) - turns[0]) <= 1
+    assert {receiver.turns for receiver in many} <= {0, 1}, "and so do the connections of one network"
+
+
+def test_a_round_of_input_ends_when_its_time_is_over() -> None:
+    clock, intake = Reactor(), Intake()
+    receivers = [Busy(intake, clock, f"{number}", INPUT_S / 3) for number in range(10)]
+    for receiver in receivers:
+        intake.wait(receiver)
+    clock.advance(1)
+    assert sum(receiver.turns for receiver in receivers) in (3, 4)
+
+
+def test_input_is_handled_at_once_until_its_time_is_over() -> None:
+    clock, intake = Reactor(), Intake()
+    assert intake.free
+    intake.left -= INPUT_S
+    assert not intake.free
+    receiver = Busy(intake, clock, "late", more=False)
+    intake.wait(receiver)
+    clock.advance(1)
+    assert intake.free
+
+
+def test_a_connection_whose_input_fails_ends_alone(logged_errors: Any) -> None:
+    clock, intake = Reactor(), Intake()
+    broken, other = Busy(intake, clock, "broken"), Busy(intake, clock, "other")
+    broken.intake = None  # type: ignore[assignment]
+    intake.wait(broken)
+    intake.wait(other)
+    clock.advance(1)
+    assert broken.aborted
+    assert not other.aborted
+    assert other.turns
     assert len(logged_errors.take()) == 1

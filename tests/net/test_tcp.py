@@ -35,11 +35,12 @@ from fyrehose.net.incoming import Reading
 from fyrehose.net.peers import PROOFS
 from fyrehose.net.tcp import CLOSE_TIMEOUT_S, FULL_GRACE, MOST_UNREAD, SessionProtocol, TCPSettings, on
 from fyrehose.records import Delivery, Publish, Run
+from fyrehose.sessions import ByteSession
 from fyrehose.testing import MemoryJournal, Transport
 from fyrehose.testing.certificates import Authority
 
 
-class Session:
+class Session(ByteSession):
     """Lines."""
 
     def __init__(self) -> None:

@@ -92,7 +92,6 @@ class FiggProtocol(SessionProtocol):
         self._attachments: dict[str, Attachment] = {}
         self._postponed: list[object] = []  #: an ATTACH that waits for commits, and all later events
         self._postponed_size = 0  #: bytes of them that are charged to the account
-        self._eof_pending = False
 
     # Called by the reactor.
 
@@ -100,11 +99,15 @@ class FiggProtocol(SessionProtocol):
         super().connectionLost(reason)
         self._drop_postponed()
 
-    def readConnectionLost(self) -> None:
+    def take_eof(self) -> None:
         if self._postponed and self.phase is Phase.OPEN:
-            self._eof_pending = True  # process the postponed events first
+            self.eof_arrived = True  # process the postponed events first
         else:
-            super().readConnectionLost()
+            super().take_eof()
+
+    @property
+    def has_more(self) -> bool:
+        return self.session.more and not self._postponed
 
     # Handlers of the session's events.
 
@@ -211,8 +214,8 @@ class FiggProtocol(SessionProtocol):
         waiting, self._postponed = self._postponed, []
         self._release_postponed()
         self.received(waiting)
-        if not self._postponed and self._eof_pending:
-            super().readConnectionLost()
+        if self.eof_arrived and not self._postponed and not self.has_more:
+            self.take_eof()
 
     def _drop_postponed(self) -> None:
         if self._postponed:

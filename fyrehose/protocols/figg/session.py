@@ -8,6 +8,7 @@ Receiving never raises.  After a protocol violation the last event is ``Broken``
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import ClassVar, NoReturn
 
@@ -44,6 +45,8 @@ from fyrehose.sessions import ByteSession
 
 #: Largest data of one run, in bytes, so that a large read does not become one large write to the disk.
 MAX_RUN = 1 << 20
+#: The most events that a server handles in one turn; a run of messages counts for each of its topics.
+MOST_EVENTS = 32
 #: Size of a DATA frame without its topic and data, in bytes.
 DATA_HEAD = HEADER.size + SIZE.size + NUMBER.size + SIZE.size
 
@@ -57,6 +60,8 @@ class _Session(ByteSession):
     _accepted: ClassVar[frozenset[FrameType]]
     #: the frame that the kernels parse in runs
     _message: ClassVar[type[Frame]]
+    #: the most events of one turn
+    _most_events: ClassVar[int] = sys.maxsize
 
     def __init__(self, max_payload: int = MAX_PAYLOAD) -> None:
         self.max_payload = max_payload
@@ -66,6 +71,7 @@ class _Session(ByteSession):
         self._parse_at = 0  # size of the buffer at which parsing can make progress
         self._broken = False
         self.out: list[bytes] = []
+        self._stopped = False  # whether parsing has stopped at the most events of one turn
 
     @property
     def buffered(self) -> int:
@@ -73,7 +79,10 @@ class _Session(ByteSession):
         return len(self._buffer)
 
     def receive_data(self, data: bytes) -> list[Event]:
-        """Return the events that *data* completes, in order; after ``Broken`` always an empty list."""
+        """Return the events that *data* completes, in order; after ``Broken`` always an empty list.
+
+        The server's session returns the events of one turn; see :attr:`more`.
+        """
         if self._broken:
             return []
         source: bytes | bytearray = data
@@ -94,6 +103,13 @@ class _Session(ByteSession):
             self._buffer += data[end:]
         return events
 
+    @property
+    def more(self) -> bool:
+        return self._stopped
+
+    def next_events(self) -> list[Event]:
+        return self.receive_data(b"") if self._stopped else []
+
     def receive_eof(self) -> list[Event]:
         """Handle the end of the peer's data: ``Broken`` if it ends within a frame, otherwise no event."""
         if self._broken or not self.expected:
@@ -106,21 +122,26 @@ class _Session(ByteSession):
         return out
 
     def _break(self, error: RemoteProtocolError) -> Broken:
-        self._broken = True
+        self._broken, self._stopped = True, False
         self.expected = 0
         self._buffer.clear()
         return Broken(error=error)
 
     def _parse(self, source: bytes | bytearray, events: list[Event]) -> int:
         """Append an event for each complete frame; return the position of the first incomplete one."""
-        position, end = 0, len(source)
+        position, end, left = 0, len(source), self._most_events
+        self._stopped = False
         self.expected = self._parse_at = HEADER.size
         while end - position >= HEADER.size:
+            if left <= 0:
+                self._stopped, self.expected = True, 0
+                return position
             # Nearly all frames are whole messages, whose headers the kernel checks, too.
             end_of_run, event = self._parse_messages(source, position)
             if event is not None:
                 events.append(event)
                 position = end_of_run
+                left -= self._cost(event)
                 continue
             kind = self._check_header(source, position, end)
             if end - position < self.expected:
@@ -130,6 +151,7 @@ class _Session(ByteSession):
             begin, position = position + HEADER.size, position + self.expected
             events.append(FRAMES[kind].parse(bytes(source[begin:position])))
             self.expected = self._parse_at = HEADER.size
+            left -= 1
         if position == end:
             self.expected = 0
         return position
@@ -183,6 +205,10 @@ class _Session(ByteSession):
         """
         raise NotImplementedError
 
+    def _cost(self, event: Event) -> int:
+        """Return how many events a run of messages counts for."""
+        return 1
+
     def _malformed(self, source: bytes | bytearray, position: int) -> NoReturn:
         """Raise the reason why the message at *position* is malformed."""
         self._check_data_size(self._message.type, source, position)
@@ -200,6 +226,7 @@ class FiggServerSession(_Session):
 
     _accepted = CLIENT_FRAMES
     _message = Publish
+    _most_events = MOST_EVENTS
 
     def _parse_messages(self, source: bytes | bytearray, position: int) -> tuple[int, Event | None]:
         end, last, found = kernel.gather(source, position, Publish.type, self.max_payload, MAX_RUN)
@@ -207,6 +234,9 @@ class FiggServerSession(_Session):
         for topic, numbers, lengths, payload in found:
             runs.append(ReceivedRun(topic=topic, numbers=numbers, lengths=lengths, payload=payload))
         return end, Published(last=last, runs=tuple(runs)) if runs else None
+
+    def _cost(self, event: Event) -> int:
+        return len(event.runs) if isinstance(event, Published) else 1
 
     def send_attached(self, topic: str, offset: int) -> None:
         """Send ATTACHED: the messages of *topic* that follow *offset* come next."""

@@ -440,13 +440,13 @@ class HttpProtocol(WebProtocol):
             self._answer_refusal(refusal)
         super().hang_up()
 
-    def readConnectionLost(self) -> None:
+    def take_eof(self) -> None:
         """Handle the end of input; it ends a live answer, and a request that waits for records.
 
         The peer may have gone.  Otherwise this is noticed when something is written, which may be much later.
         """
         self._input_ended = True
-        super().readConnectionLost()
+        super().take_eof()
         if self._leasing is not None:
             self._leasing.cancel()
         if self._consumption is not None and self._consumption.waits:

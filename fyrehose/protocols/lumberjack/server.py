@@ -93,7 +93,6 @@ class LumberjackProtocol(SessionProtocol):
         self._charged = 0  #: bytes that are charged for the session's buffers
         self._published = 0  #: bytes in flight that are counted in ``turns.in_flight``
         self._working = False
-        self._eof_pending = False
         self._frames = 0
         self._acknowledged_at = self._received_at = 0.0
 
@@ -107,7 +106,12 @@ class LumberjackProtocol(SessionProtocol):
         self._acknowledged_at = self._received_at = self.clock.seconds()
         self.watch_idle(self.settings.idle_timeout)
 
-    def dataReceived(self, data: bytes) -> None:
+    @property
+    def has_more(self) -> bool:
+        """Return False: Turns schedules what the session has left."""
+        return False
+
+    def take(self, data: bytes) -> None:
         """Pass *data* to the session, and start the timers that keep a waiting writer connected."""
         if self.phase is not Phase.OPEN:
             return
@@ -118,7 +122,7 @@ class LumberjackProtocol(SessionProtocol):
         if (not small or self._published) and self._turns.saturated:
             session.postpone()
         session.granted = self._turns.grant_now(WHOLE + PIECE) if small else 0
-        super().dataReceived(data)
+        super().take(data)
         if session.more_work:
             self._start_working()
         if session.version == 1:
@@ -126,11 +130,11 @@ class LumberjackProtocol(SessionProtocol):
         else:
             self.timers.start(KEEP_ALIVE, self._keep_alive)
 
-    def readConnectionLost(self) -> None:
+    def take_eof(self) -> None:
         if self.session.more_work and self.phase is Phase.OPEN:
-            self._eof_pending = True  # process the received data first
+            self.eof_arrived = True  # process the received data first
         else:
-            super().readConnectionLost()
+            super().take_eof()
 
     def pauseProducing(self) -> None:
         self.reading.pauseProducing()  # a writer that does not read acknowledgements must not send more
@@ -200,7 +204,7 @@ class LumberjackProtocol(SessionProtocol):
         self._update_in_flight()
         if self.phase is not Phase.OPEN:
             self._stop_working()
-        elif self._working and not self._held_back:
+        elif self._working and not self._has_too_much:
             self._turns.request(self)
         self._turns.schedule()
         super().settled()
@@ -229,7 +233,7 @@ class LumberjackProtocol(SessionProtocol):
 
     def take_turn(self, granted: int) -> Outcome:
         """Let the session process a limited amount of data, and publish the events."""
-        if self._held_back and self.phase is Phase.OPEN:
+        if self._has_too_much and self.phase is Phase.OPEN:
             return Outcome.HELD_BACK
         try:
             if self.phase is Phase.OPEN:
@@ -252,7 +256,7 @@ class LumberjackProtocol(SessionProtocol):
         return self.unsettled > 0 or self.session.more_work or self.account.paused
 
     @property
-    def _held_back(self) -> bool:
+    def _has_too_much(self) -> bool:
         return self.session.windows_full or self._published > self.broker.budget.each
 
     def _start_working(self) -> None:
@@ -267,11 +271,11 @@ class LumberjackProtocol(SessionProtocol):
     def _after_turn(self) -> Outcome:
         if not self.session.more_work or self.phase is not Phase.OPEN:
             self._stop_working()
-            if self._eof_pending:
-                super().readConnectionLost()
+            if self.eof_arrived:
+                super().take_eof()
             return Outcome.DONE
         self._charge(self.session.held)
-        return Outcome.HELD_BACK if self._held_back else Outcome.MORE
+        return Outcome.HELD_BACK if self._has_too_much else Outcome.MORE
 
     def _stop_working(self) -> None:
         if not self._working:

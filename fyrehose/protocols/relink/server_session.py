@@ -22,6 +22,9 @@ from fyrehose.protocols.relink.tables import Stage, Step, Transitions
 class ListenerSession(RelinkSession):
     """Session of the listener.  Its owner looks up links: see :class:`~.HelloReceived`."""
 
+    #: so that a peer that sends thousands of small packets at once does not keep others waiting
+    most_events = 256
+
     def accept(self, link: Link, *, resumed: bool) -> list[SessionEvent]:
         """Answer the hello with *link*; call ``receive_data(b"")`` afterwards.
 

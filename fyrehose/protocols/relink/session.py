@@ -10,6 +10,7 @@ the transport is no error: the link stays, detached, and waits for the next conn
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -38,6 +39,8 @@ class RelinkSession(ByteSession):
         is awaited
     """
 
+    #: the events after which decoding stops until the next turn; see :attr:`more`
+    most_events: ClassVar[int] = sys.maxsize
     transitions: ClassVar[Transitions]
     limits: LinkLimits = attrs.field(factory=LinkLimits)
     link: Link | None = None
@@ -57,8 +60,7 @@ class RelinkSession(ByteSession):
         """The least size of the packet that is arriving, in bytes; 0 between packets, or if packets are held back."""
         if not self.linked:
             return int(self.awaited is not None)
-        expected = self._decoder.expected
-        return 0 if expected and self.waiting else expected
+        return 0 if self._decoder.ready else self._decoder.expected
 
     @property
     def buffered(self) -> int:
@@ -77,11 +79,13 @@ class RelinkSession(ByteSession):
 
     @property
     def more(self) -> bool:
-        """Whether :meth:`next_events` can return events, because packets are no longer held back."""
+        """Whether :meth:`next_events` can return events, because the peer sent more than one turn handles, or because
+        packets are no longer held back.
+        """
         return self.ready and self.link is not None and not (self.link.blocked or self.link.over)
 
     def next_events(self) -> list[SessionEvent]:
-        """Return the events of packets that were held back."""
+        """Return the events of the next turn."""
         return self.receive_data(b"") if self.more else []
 
     def receive_data(self, data: bytes) -> list[SessionEvent]:
@@ -179,7 +183,10 @@ class RelinkSession(ByteSession):
         return found
 
     def _receive_packets(self, link: Link) -> None:
-        while not (link.blocked or link.over) and (packet := self._decoder.next_packet()) is not None:
+        while len(self._events) < self.most_events and not (link.blocked or link.over):
+            packet = self._decoder.next_packet()
+            if packet is None:
+                break
             if packet is RESUME:
                 try:
                     self.step(Step.RESUME)

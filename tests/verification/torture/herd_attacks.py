@@ -1,5 +1,6 @@
 """What one hostile host may try, for herd.py: each attack in a process of its own, by raw sockets.
 
+    nothing        no attack: what honest clients wait for on this machine anyway
     trickle        200 connections announce a message of 16 MiB each, and send 8 KiB of it each second
     streams        new streams, with names of 255 bytes, as fast as they are taken
     subscriptions  300 connections with 1,000 subscriptions each
@@ -116,6 +117,12 @@ def living(peers: list[socket.socket]) -> int:
             chunk = b""
         count += bool(chunk)
     return count
+
+
+def nothing(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
+    while not stopped(0.5):
+        pass
+    return "nothing was done", []
 
 
 def trickle(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
@@ -547,6 +554,7 @@ def keys(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
 
 
 ATTACKS: dict[str, Callable[[dict[str, int], str, Stopped], Said]] = {
+    "nothing": nothing,
     "trickle": trickle,
     "streams": streams,
     "subscriptions": subscriptions,
