@@ -30,6 +30,7 @@ SANS_IO = (
     "fyrehose.journal.format",
     "fyrehose.kernels*",
     "fyrehose.ndjson",
+    "fyrehose.parts",
     "fyrehose.replication.entries",
     "fyrehose.replication.role",
     "fyrehose.web.session",
@@ -178,7 +179,7 @@ LAYERS = (
     ("kernels", "lazy"),
     (
         *("errors", "extras", "records", "options", "identity", "interfaces", "sessions", "patterns", "ndjson"),
-        *("observe", "pieces"),
+        *("observe", "parts", "pieces"),
     ),
     ("journal", "broker"),
     ("net",),
