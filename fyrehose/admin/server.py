@@ -8,6 +8,7 @@
     GET /api/status?match=&limit=   the status as JSON
     GET /api/streams?match=&page=&limit=    all streams in pages, in the order of their creation
     GET /api/subscribers?page=&limit=       all subscribers in pages, in the order of their creation
+    GET /api/subscriptions/NAME     a shared subscription, with its leases and its last dead letters
     GET /api/history?span=          the rates of the last 5min, 1h or 24h as JSON
     GET /api/events?match=          the last minutes, then the status once per second, as server-sent events
     GET /api/streams/NAME/tail      the latest records of a stream, as server-sent events
@@ -21,7 +22,7 @@ to all streams.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib.resources import files
 from typing import Any, ClassVar
 
@@ -33,7 +34,7 @@ from twisted.logger import Logger
 from fyrehose import errors
 from fyrehose.admin import metrics
 from fyrehose.admin.sampling import Sampler, StreamRates, journal_status
-from fyrehose.admin.settings import PROTOCOL, AdminSettings, read_token
+from fyrehose.admin.settings import PROTOCOL, AdminSettings, check_place, read_token
 from fyrehose.admin.status import LISTED, Status
 from fyrehose.admin.tail import StreamTail, TailTurns, as_event
 from fyrehose.broker.broker import Broker
@@ -166,7 +167,8 @@ class AdminProtocol(WebProtocol):
             paths = "/, /metrics, /health, /ready or /api/status"
             if request.path[0] == "api":
                 paths = (
-                    "/api/status, /api/streams, /api/subscribers, /api/history, /api/events or /api/streams/NAME/tail"
+                    "/api/status, /api/streams, /api/subscribers, /api/subscriptions/NAME, /api/history, "
+                    "/api/events or /api/streams/NAME/tail"
                 )
             self._refuse(404, "no-such-path", f"unknown path; use {paths}")
 
@@ -223,6 +225,14 @@ class AdminProtocol(WebProtocol):
             limit, page = found
             self._respond(self.admin.status.subscribers_page(page, limit))
 
+    def _subscription(self, request: RequestHead) -> None:
+        self._check_names(request)
+        sharing = self.admin.broker.named.sharing
+        try:
+            self._respond(sharing.show(sharing.find(request.path[2])))
+        except errors.NoSuchSubscription as error:
+            self._refuse(404, "no-such-subscription", str(error))
+
     def _history(self, request: RequestHead) -> None:
         span = request.query.get("span", "1h")
         if span not in SPANS:
@@ -250,6 +260,7 @@ class AdminProtocol(WebProtocol):
         ("api", "streams"): _streams,
         ("api", "subscribers"): _subscribers,
         ("api", "history"): _history,
+        ("api", "subscriptions", "NAME"): _subscription,
         ("api", "events"): _events,
         ("api", "streams", "NAME", "tail"): _latest,
     }
@@ -355,7 +366,15 @@ class AdminFactory(SessionFactory):
 
     protocol = AdminProtocol
     defaults = AdminSettings()
-    refusals = (*WEB_REFUSALS, "bad-method", "bad-name", "bad-query", "bad-token", "no-such-path")
+    refusals = (
+        *WEB_REFUSALS,
+        "bad-method",
+        "bad-name",
+        "bad-query",
+        "bad-token",
+        "no-such-path",
+        "no-such-subscription",
+    )
     proofs = None
     settings: AdminSettings
 
@@ -363,8 +382,12 @@ class AdminFactory(SessionFactory):
         self, admin: Admin, settings: AdminSettings | None = None, reactor: Any = None, endpoint: str | None = None
     ) -> None:
         super().__init__(admin.broker, settings, reactor)
-        self.admin = admin
-        self.hosts = hosts_of(endpoint, self.settings.hosts)
+        self.admin, self._endpoint = admin, endpoint
+        self.configure(self.settings)
+
+    def configure(self, settings: AdminSettings) -> None:
+        super().configure(settings)
+        self.hosts = hosts_of(self._endpoint, settings.hosts)
 
 
 class AdminService(TCPService):
@@ -372,7 +395,7 @@ class AdminService(TCPService):
 
     def __init__(self, reactor: Any, endpoint: str, admin: Admin, settings: AdminSettings, around: Any = None) -> None:
         self._admin = admin
-        self._token_file = settings.token_file
+        self._where = endpoint
         self._scheme = "https" if settings.tls_certificate or is_encrypted(endpoint) else "http"
         factory = AdminFactory(admin, settings, reactor, endpoint)
         super().__init__(reactor, PROTOCOL, endpoint, factory, None if around is None else around(factory))
@@ -381,17 +404,22 @@ class AdminService(TCPService):
         self._admin.status.sampler.start()
         return super().startService()
 
-    def reload(self) -> None:
-        """Read the token and the certificates again; if the token has changed, close all connections.
+    def fixed(self, settings: Any) -> Collection[str]:
+        return {"metric_streams", *super().fixed(settings)}
 
-        :raises ConfigError: one of them is invalid; the server continues to use the previous one
-        """
-        token = read_token(self._token_file)
-        if token != self._admin.token:
-            self._admin.token = token
-            for connection in list(self.factory.connections):
-                connection.finish()
-        super().reload()
+    def prepare(self, settings: AdminSettings) -> Callable[[], None]:
+        """See :meth:`IReloading.prepare`; if the token has changed, all connections are closed."""
+        check_place(self._where, settings)
+        token, rest = read_token(settings.token_file), super().prepare(settings)
+
+        def apply() -> None:
+            rest()
+            if token != self._admin.token:
+                self._admin.token = token
+                for connection in list(self.factory.connections):
+                    connection.finish()
+
+        return apply
 
     def _listening(self, port: IListeningPort) -> IListeningPort:
         address: Any = port.getHost()
@@ -418,7 +446,9 @@ def make_admin(
 
 
 def _route(path: tuple[str, ...]) -> tuple[str, ...]:
-    """Return *path* with NAME instead of the name of a stream."""
+    """Return *path* with NAME instead of the name of a stream or a subscription."""
+    if path[:2] == ("api", "subscriptions") and len(path) == 3:
+        return (*path[:2], "NAME")
     return (*path[:2], "NAME", path[3]) if len(path) == 4 else path
 
 

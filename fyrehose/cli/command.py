@@ -16,6 +16,7 @@ from fyrehose.cli.completion import completion
 from fyrehose.cli.dead import dead
 from fyrehose.cli.journal import journal
 from fyrehose.cli.program import Program
+from fyrehose.cli.reload import reload
 from fyrehose.cli.stats import stats, top
 from fyrehose.cli.streams import streams
 from fyrehose.cli.subscriptions import subscriptions
@@ -71,7 +72,18 @@ def _tls(command: F) -> F:
     return option(command)
 
 
-@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
+class MainProgram(Program):
+    """The command ``fyrehose``, whose help fits a screen because it explains commands, but not its own options."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the names of the options in one line, then the commands."""
+        names = "; ".join(", ".join(option.opts) for option in self.get_params(ctx))
+        formatter.write_paragraph()
+        formatter.write_text(f"Options: {names}")
+        self.format_commands(ctx, formatter)
+
+
+@click.group(cls=MainProgram, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="fyrehose %(version)s")
 def main() -> None:
     """Publish to a Fyrehose server, read its streams, and inspect its journal.
@@ -151,7 +163,7 @@ def publish(
     at = server(protocol, addresses[0], tls, addresses[1:])
     status = running.run(
         lambda reactor: publish_all(
-            reactor, at.publisher(reactor, stream, window, transaction), stream, source, timeout, at.contacts
+            reactor, at.publisher(reactor, stream, window, transaction), stream, source, timeout, at.history
         )
     )
     sys.exit(status)
@@ -216,7 +228,7 @@ def tail(
             count,
             idle,
             timeout,
-            at.contacts,
+            at.history,
             since,
             named,
             Joiner() if (parts or ("keep" if form == "json" else "join")) == "join" else None,
@@ -243,5 +255,5 @@ main.add_command(journal)
 cluster.add_command(reseed)
 main.add_command(cluster)
 main.add_command(completion)
-for _command in (streams, subscriptions, dead, stats, top, token):
+for _command in (streams, subscriptions, dead, stats, top, token, reload):
     main.add_command(_command)

@@ -20,10 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fyrehose.broker.letters import PREFIX
-from fyrehose.cli.printable import escaped, moment
+from fyrehose.cli.console import escaped, moment, terminal
 from fyrehose.cli.remote import HTTP_URL, RemoteServer
 from fyrehose.cli.streams import ListByDefault
-from fyrehose.cli.tables import terminal
 from fyrehose.cli.values import FORMAT, remote_options
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.options import counted

@@ -10,9 +10,8 @@ from typing import Any
 
 import click
 
+from fyrehose.cli.console import WIDE, escaped, moment, progress_bar
 from fyrehose.cli.journal_backup import backup, restore
-from fyrehose.cli.printable import WIDE, escaped, moment
-from fyrehose.cli.progress import progress_bar
 from fyrehose.cli.values import FORMAT, PARTS, WholeNumber
 from fyrehose.errors import JournalCorrupt, NoSuchSubscription
 from fyrehose.options import counted, shown_size
@@ -320,7 +319,7 @@ def _show(found: Any) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from fyrehose.cli.tables import terminal
+    from fyrehose.cli.console import terminal
 
     console = terminal()
     times = console.width >= WIDE

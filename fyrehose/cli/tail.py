@@ -13,7 +13,7 @@ from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
-from fyrehose.cli.contacts import Contacts
+from fyrehose.cli.connections import ConnectionHistory
 from fyrehose.cli.formats import Format
 from fyrehose.cli.running import connected, worker
 from fyrehose.errors import FyrehoseError
@@ -114,7 +114,7 @@ class Tailing:
 
     tailer: Any
     form: Format
-    where: Contacts
+    history: ConnectionHistory
     left: int | None
     idle: float | None
     since: int | None
@@ -205,7 +205,7 @@ class Tailing:
             click.echo(f"fyrehose: stream {stream!r} does not exist yet; waiting for its first message", err=True)
 
     def _end_idle(self) -> None:
-        broken = f"connection to {self.where} lost: {self.where.hint}" if self.where.broken else None
+        broken = f"connection to {self.history} lost: {self.history.hint}" if self.history.broken else None
         self._short = broken or self.tailer.shortfall(False)
         for part in () if self.joiner is None else self.joiner.end():
             self.write(part)
@@ -220,7 +220,7 @@ async def tail(
     count: int | None,
     idle: float | None,
     timeout: float,
-    where: Contacts,
+    history: ConnectionHistory,
     since: int | None = None,
     named: NamedTail | None = None,
     joiner: Joiner | None = None,
@@ -237,12 +237,12 @@ async def tail(
     :raises FyrehoseError: the server cannot be reached or refuses the client, records are missing, or standard output
         cannot be written
     """
-    tailing = Tailing(tailer, form, where, count, idle, since, named, joiner)
+    tailing = Tailing(tailer, form, history, count, idle, since, named, joiner)
     tailer.subscribe(stream, tailing.take, since, tailing.lost, **({} if named is None else attrs.asdict(named)))
     output = tailing.output = Output(worker(reactor).call, tailer)
     try:
-        await connected(reactor, tailer, timeout, where)
-        where.watch(lambda: output.end(where.refused))
+        await connected(reactor, tailer, timeout, history)
+        history.watch(lambda: output.end(history.refused))
         tailing.start_timers(reactor, stream)
         await output.ended
         await output.drained()

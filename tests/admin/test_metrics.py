@@ -15,6 +15,8 @@ from fyrehose.admin import metrics
 from fyrehose.admin.sampling import Sampler, StreamRates
 from fyrehose.admin.status import Status, summary
 from fyrehose.broker.broker import Broker
+from fyrehose.broker.consumers.progress import ShareOptions
+from fyrehose.broker.consumers.work import Item
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.interfaces import IJournal
 from fyrehose.journal import subscriptions
@@ -186,14 +188,28 @@ def test_metrics_of_named_subscriptions(watched: Any) -> None:
     assert labelled(scraped(watched.status, streams=0), "fyrehose_subscription_position") == {}
 
 
+def test_metrics_of_shared_subscriptions(watched: Any) -> None:
+    watched.publish(b"a", b"b", b"c")
+    sharing = watched.broker.named.sharing
+    shared = sharing.create("work", ShareOptions(stream="s"), 1).result
+    leased = sharing.lease(shared, "w", None, 2, 0).result[0][0]
+    sharing.act(shared, [Item("reject", leased.seq, leased.token)], "w")
+    samples = scraped(watched.status)
+    assert labelled(samples, "fyrehose_subscriptions") == {(): 1}
+    for name, value in (("in_flight", 1), ("dead_total", 1), ("settled_total", 0), ("lag_messages", 1)):
+        assert labelled(samples, f"fyrehose_subscription_{name}") == {("s", "work"): value}, name
+    sharing.delete(shared)
+    watched.broker.shares.close()
+
+
 @implementer(IJournal)
 class Member(MemoryJournal):
     """The journal of a server of a cluster."""
 
-    status: ClusterStatus | None = None
+    cluster: ClusterStatus | None = None
 
     def cluster_status(self) -> ClusterStatus | None:
-        return self.status
+        return self.cluster
 
 
 def test_metrics_of_a_server_of_a_cluster(make_watched: Any) -> None:
@@ -211,7 +227,7 @@ def test_metrics_of_a_server_of_a_cluster(make_watched: Any) -> None:
         log_size=512,
         unconfirmed=99,
     )
-    watched.journal.status = status
+    watched.journal.cluster = status
     samples = scraped(watched.status)
     assert labelled(samples, "fyrehose_cluster_role") == {
         ("follower",): 1,

@@ -12,7 +12,7 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from fyrehose.cli.contacts import Contacts
+from fyrehose.cli.connections import ConnectionHistory
 from fyrehose.cli.formats import text
 from fyrehose.cli.tail import HIGH, LOW, NamedTail, tail
 from fyrehose.errors import FyrehoseError
@@ -70,9 +70,9 @@ class Follower:
         self.outcome: list[Any] = []
         monkeypatch.setattr("fyrehose.cli.tail.worker", lambda reactor: self)
         monkeypatch.setattr("fyrehose.cli.tail._write", lambda fd, data: self.written.append(data))
-        self.contacts = Contacts("figg at h:1")
+        self.history = ConnectionHistory("figg at h:1")
         self.tailer = Tailer()
-        made = tail(self.clock, self.tailer, "notes", text, count, idle, 5.0, self.contacts, since, named, joiner)
+        made = tail(self.clock, self.tailer, "notes", text, count, idle, 5.0, self.history, since, named, joiner)
         self.deferred = Deferred.fromCoroutine(made)
         self.deferred.addCallbacks(self.outcome.append, lambda failure: self.outcome.append(failure.value))
 
@@ -226,9 +226,9 @@ def test_silent_server_is_an_error_after_the_timeout(monkeypatch: pytest.MonkeyP
 
 def test_refused_connections_are_an_error(follower: Follower) -> None:
     for _ in range(3):
-        follower.contacts.made()
-        follower.contacts.lost(0.1, "10.0.0.1", Failure(ConnectionDone()))
-    assert [str(error) for error in follower.outcome] == [str(follower.contacts.refused)]
+        follower.history.made()
+        follower.history.lost(0.1, "10.0.0.1", Failure(ConnectionDone()))
+    assert [str(error) for error in follower.outcome] == [str(follower.history.refused)]
     assert follower.tailer.told == ["close"]
 
 
@@ -284,9 +284,9 @@ def test_shortfall_of_the_protocol_is_an_error_unless_count_is_reached(
 
 def test_idle_on_a_lost_connection_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     follower = Follower(monkeypatch, idle=3)
-    follower.contacts.made()
+    follower.history.made()
     follower.connect()
-    follower.contacts.lost(60.0, "10.0.0.1", Failure(ConnectionDone()))
+    follower.history.lost(60.0, "10.0.0.1", Failure(ConnectionDone()))
     follower.clock.advance(3)
     [error] = follower.outcome
     assert isinstance(error, FyrehoseError)

@@ -285,8 +285,7 @@ class HttpProtocol(WebProtocol):
         self._authenticate(event.request)
         named = self.broker.named
         if event.action == "list":
-            every = [*named.listed(), *self.broker.named.sharing.listed()]
-            listed = [each for each in every if event.stream in (None, each.get("stream"))]
+            listed = [each for each in named.listed() if event.stream in (None, each.get("stream"))]
             self._respond({"subscriptions": listed})
             return
         try:
@@ -563,6 +562,11 @@ class HttpFactory(SessionFactory):
     ) -> None:
         super().__init__(broker, settings, reactor)
         self.ends, self.now, self.labels = Ends(broker), time.time, count(1)
-        self.limits = RequestLimits(message=self.settings.max_payload, body=self.settings.max_body)
-        self.hosts = hosts_of(endpoint, self.settings.hosts)
-        self.origins = Origins(self.settings.origins)
+        self._endpoint = endpoint
+        self.configure(self.settings)
+
+    def configure(self, settings: HttpSettings) -> None:
+        super().configure(settings)
+        self.limits = RequestLimits(message=settings.max_payload, body=settings.max_body)
+        self.hosts = hosts_of(self._endpoint, settings.hosts)
+        self.origins = Origins(settings.origins)

@@ -22,7 +22,7 @@ from fyrehose.errors import JournalCorrupt
 from fyrehose.identity import Action, digest
 from fyrehose.interfaces import JournalState
 from fyrehose.net.holding import FIRST
-from fyrehose.net.tcp import LINGER
+from fyrehose.net.tcp import CLOSE_TIMEOUT_S
 from fyrehose.observe.listeners import Listener
 from fyrehose.parts import LAST_PART, PART
 from fyrehose.protocols.http.answers import KEEPALIVE, TURN_RECORDS
@@ -417,7 +417,7 @@ def test_answer_counts_messages_published_before_the_disk_was_full(server: Serve
     assert (answer.status, answer.json["published"], answer.headers["connection"]) == (503, 2, "close")
     assert peer.transport.half_closed, "what still comes is thrown away, so that the answer is seen"
     peer.protocol.dataReceived(b"2\r\ne\n\r\n")
-    server.clock.advance(LINGER)
+    server.clock.advance(CLOSE_TIMEOUT_S)
     assert peer.transport.aborted
     assert server.journal.ends() == {"s": 2}
 
@@ -535,7 +535,7 @@ def test_refusal_waits_until_the_messages_before_it_are_durable(make: Make) -> N
     ("name", "status"),
     [("s", 413), ("other", 507)],
 )
-def test_refusal_of_the_broker_has_a_status(make: Make, name: str, status: int) -> None:
+def test_publish_that_the_broker_refuses_is_answered_with_its_status(make: Make, name: str, status: int) -> None:
     server = make()
     server.publish(b"x")
     server.broker.restrict("s", 5)
