@@ -30,6 +30,7 @@ SANS_IO = (
     "fyrehose.journal.format",
     "fyrehose.kernels*",
     "fyrehose.ndjson",
+    "fyrehose.parts",
     "fyrehose.replication.entries",
     "fyrehose.replication.role",
     "fyrehose.web.session",
@@ -180,7 +181,7 @@ LAYERS = (
     ("kernels", "lazy"),
     (
         *("errors", "extras", "records", "options", "identity", "interfaces", "sessions", "patterns", "ndjson"),
-        *("observe", "pieces", "parts"),
+        *("observe", "parts", "pieces"),
     ),
     ("journal", "broker"),
     ("net",),

@@ -17,6 +17,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from fyrehose.broker import letters
 from fyrehose.broker.budget import Account, Budget
 from fyrehose.broker.consumers.table import SharedSubscriptions
 from fyrehose.broker.consuming import Consuming
@@ -61,6 +62,8 @@ log = Logger()
 
 #: The largest valid ``max_streams``: a segment begins with one batch that holds the last number of every stream.
 MAX_STREAMS = 200_000
+#: Streams beyond ``max_streams`` for the dead letters of listeners.
+RESERVED = 16
 
 
 @implementer(IBroker, IJournalObserver)
@@ -432,7 +435,8 @@ class Broker:
             size = 0
         if not 1 <= size <= MAX_NAME:
             raise InvalidName(f"invalid stream name {stream[:80]!r}: expected 1 to {MAX_NAME} bytes of UTF-8")
-        if len(self.largest) >= self.max_streams:
+        reserved = RESERVED if peer is None and stream.startswith(letters.PREFIX) else 0
+        if len(self.largest) >= self.max_streams + reserved:
             raise TooManyStreams(
                 f"stream {stream!r} cannot be created: the server has reached its limit of {self.max_streams} streams; "
                 "raise --max-streams, or publish to a stream that exists"

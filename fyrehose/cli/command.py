@@ -13,6 +13,7 @@ from fyrehose import __version__, plugins
 from fyrehose.cli.cluster import cluster
 from fyrehose.cli.cluster_reseed import reseed
 from fyrehose.cli.completion import completion
+from fyrehose.cli.dead import dead
 from fyrehose.cli.journal import journal
 from fyrehose.cli.program import Program
 from fyrehose.cli.reload import reload
@@ -254,5 +255,5 @@ main.add_command(journal)
 cluster.add_command(reseed)
 main.add_command(cluster)
 main.add_command(completion)
-for _command in (streams, subscriptions, stats, top, token, reload):
+for _command in (streams, subscriptions, dead, stats, top, token, reload):
     main.add_command(_command)

@@ -120,6 +120,18 @@ class RemoteServer:
         """
         self._send("DELETE", _subscription_path(name))
 
+    def share(self, name: str, action: str, fields: dict[str, Any]) -> dict[str, Any]:
+        """Create the shared subscription *name* (*action* is empty), or lease or settle its records.
+
+        :raises FyrehoseError: the server refuses, or does not answer
+        """
+        path, body = _subscription_path(name), json.dumps(fields).encode()
+        if not action:
+            return self._parsed("name", self._send("PUT", path, body))
+        return self._parsed(
+            {"lease": "records", "settle": "refused"}[action], self._send("POST", f"{path}/{action}", body)
+        )
+
     def _get(self, resource: str, expected: str, **query: str | int) -> dict[str, Any]:
         return self._parsed(expected, self._send("GET", f"/api/{resource}?{urlencode(query)}"))
 

@@ -28,6 +28,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from fyrehose.broker import letters
 from fyrehose.broker.budget import Account
 from fyrehose.errors import Broken, Following, Forbidden, FyrehoseError, PublishError, ReadOnly, RemoteProtocolError
 from fyrehose.identity import Identity
@@ -98,6 +99,7 @@ class TCPSettings:
         duration,
         "time for a peer to send its first byte or the rest of a frame, or to read data; a third for a handshake",
     )
+    refused: str = fixed(letters.CLOSE)  #: what becomes of messages that are refused; see letters.py
     refusal_delay: float = fixed(LONGEST)  #: longest delay after refusals and failed handshakes; 0: none
 
     @property
@@ -369,8 +371,35 @@ class SessionProtocol(TwistedProtocol):
             self.publisher.publish(runs, note, (), key)
         except (PublishError, Forbidden) as error:
             self.unsettled -= 1
-            self.refused(error)
-            self.settled()
+            if not self.keep_refused(runs, note, error):
+                self.refused(error)
+                self.settled()
+
+    def keep_refused(self, runs: list[Run], note: Any, error: FyrehoseError) -> bool:
+        """Store a message that was refused with *error* as a dead letter, if the option ``refused`` says so.
+
+        Of several messages, publish those that are not refused, in their order; only a publish without a note can be
+        split.
+
+        :return: whether the message was accepted, and is acknowledged as any other
+        """
+        if not letters.keeps(self.settings.refused, error):
+            return False
+        if sum(map(len, runs)) > 1:
+            if note is not None:
+                return False
+            for half in letters.halves(runs):
+                if self.phase is Phase.OPEN:
+                    self.publish(half)
+            return True
+        self.unsettled += 1
+        try:
+            self.publisher.publish([], note, [letters.letter(self.protocol_name, runs[0], error)])
+        except (PublishError, Forbidden):
+            self.unsettled -= 1
+            return False
+        self.broker.counters.refuse(self.log, self.protocol_name, "dead-letters", self.peer, str(error))
+        return True
 
     def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
         """Handle the end of publishes that one commit has decided, in their order."""

@@ -16,6 +16,7 @@ import attrs
 from twisted.logger import Logger
 from zope.interface import implementer
 
+from fyrehose.broker import letters
 from fyrehose.errors import Closed, Forbidden, PublishError, ReadOnly, RemoteProtocolError
 from fyrehose.interfaces import IConnectedSink, ISubscription
 from fyrehose.net.connections import SessionFactory
@@ -38,6 +39,7 @@ class FiggSettings(TLSSettings):
 
     max_payload: int = option(MAX_PAYLOAD, size, "largest message accepted")
     max_subscriptions: int = option(1_000, count, "subscriptions per connection")
+    refused: str = option(letters.CLOSE, letters.choice, "refused messages: close, dead-letter or dead-letter+policy")
 
     def __attrs_post_init__(self) -> None:
         if not 0 < self.max_payload <= MAX_PAYLOAD:
@@ -178,8 +180,9 @@ class FiggProtocol(SessionProtocol):
         except (PublishError, Forbidden) as error:
             self.unsettled -= 1
             if isinstance(error, ReadOnly | Closed) or sum(map(len, runs)) == 1:
-                self.refused(error)
-                self.settled()
+                if not self.keep_refused(runs, note, error):
+                    self.refused(error)
+                    self.settled()
                 return
             # One message makes the broker refuse all.  Publish halves, so that the messages before it are stored, as
             # they would be if they had arrived alone.
@@ -260,6 +263,7 @@ class FiggFactory(SessionFactory):
     refusals = (
         "bad-length",
         "bad-topic",
+        "dead-letters",
         "frame-too-large",
         "too-many-subscriptions",
         "truncated-frame",

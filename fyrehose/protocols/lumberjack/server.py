@@ -17,6 +17,7 @@ import attrs
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from fyrehose.broker import letters
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
@@ -56,6 +57,7 @@ class LumberjackSettings(TLSSettings):
     idle_timeout: float = option(60.0, duration, "time without a complete frame after which a connection is closed")
     max_frame: int = option(MAX_FRAME, size, "largest event and largest compressed frame", least=1)
     max_inflated: int = option(MAX_INFLATED, size, "largest inflated size of one compressed frame", least=1)
+    refused: str = option(letters.CLOSE, letters.choice, "refused messages: close, dead-letter or dead-letter+policy")
 
     def __attrs_post_init__(self) -> None:
         if self.idle_timeout <= 2 * KEEP_ALIVE:
@@ -345,6 +347,7 @@ class LumberjackFactory(SessionFactory):
         "key-too-large",
         "mixed-versions",
         "nested-compression",
+        "dead-letters",
         "partial-frame",
         "refused-before",
         "too-many-pairs",

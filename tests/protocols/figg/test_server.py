@@ -663,3 +663,90 @@ def test_policy_change_closes_a_connection_with_a_forbidden_subscription() -> No
     peer.hear()
     server.broker.guard.change(parse({"allow": [{"network": "0.0.0.0/0", "publish": "a"}]}))
     assert peer.transport.disconnecting
+
+
+class TestDeadLetters:
+    """With ``refused=dead-letter`` a message that would be refused is kept, and what is behind it goes on."""
+
+    def server(self, refused: str = "dead-letter", auto: bool = True) -> Server:
+        server = make(auto=auto, refused=refused)
+        server.broker.guard.change(LOOPBACK)
+        server.broker.restrict("small", 1)
+        return server
+
+    def test_message_that_is_too_large_is_kept_and_acknowledged_when_it_is_durable(self) -> None:
+        server = self.server(auto=False)
+        peer = server.connect()
+        peer.say(publish(1, b"one"), publish(2, b"no", topic="small"), publish(3, b"three"))
+        assert peer.hear() == []
+        server.journal.commit()
+        assert peer.hear() == [Ack(number=3)]
+        assert not peer.transport.disconnecting
+        assert (server.stored(), server.stored("dead.figg"), server.count("dead-letters")) == (
+            [b"one", b"three"],
+            [b"no"],
+            1,
+        )
+        (run,) = server.journal.read("dead.figg", 1, 100)
+        assert (run.producer, run.producer_seq, run.topic) == ("127.0.0.1:5000", 2, "PayloadTooLarge 2 small")
+        assert "small" not in server.journal.ends()
+        peer.leave()
+        assert server.broker.budget.used == 0
+
+    def test_letters_do_not_depend_on_chunking(self) -> None:
+        frames = [publish(n, b"%d" % n, topic="small" if n % 3 == 0 else "t") for n in range(1, 10)]
+        frames[5] = publish(6, b"no", topic="small")
+        wire = b"".join(frame.serialize() for frame in frames)
+        for cut in range(len(wire)):
+            server = self.server()
+            server.broker.restrict("t", 1)
+            frames_heard = []
+            peer = server.connect()
+            for piece in (wire[:cut], wire[cut:]):
+                peer.protocol.dataReceived(piece)
+                frames_heard += peer.hear()
+            assert frames_heard[-1] == Ack(number=9)
+            assert server.stored() == [b"1", b"2", b"4", b"5", b"7", b"8"]
+            assert (server.stored("small"), server.stored("dead.figg")) == ([b"3", b"9"], [b"no"])
+
+    def test_client_that_sends_a_refused_message_first_on_each_connection_goes_on(self) -> None:
+        """The Go SDK sends everything without an ACK again, in order, on each new connection."""
+        window = [publish(1, b"no", topic="small"), publish(2, b"behind it")]
+        for refused, acknowledged in (("close", 0), ("dead-letter", 2)):
+            server = self.server(refused)
+            unacknowledged = list(window)
+            for attempt in range(3):
+                peer = server.connect(port=5000 + attempt)
+                peer.say(*unacknowledged)
+                last = max((ack.number for ack in peer.hear()), default=0)
+                unacknowledged = [frame for frame in unacknowledged if frame.number > last]
+                peer.leave()
+            assert len(unacknowledged) == 2 - acknowledged
+            assert server.stored() == ([b"behind it"] if acknowledged else [])
+
+    def test_letters_have_room_when_the_server_has_all_its_streams(self) -> None:
+        server = self.server()
+        server.broker.max_streams = 1
+        peer = server.connect()
+        peer.say(publish(1), publish(2, b"no", topic="new"), publish(3))
+        assert peer.hear()[-1] == Ack(number=3)
+        assert server.stored("dead.figg") == [b"no"]
+
+    @pytest.mark.parametrize(("refused", "kept"), [("dead-letter", []), ("dead-letter+policy", [b"no"])])
+    def test_messages_that_the_policy_refuses_are_kept_only_if_the_option_says_so(
+        self, refused: str, kept: list[bytes]
+    ) -> None:
+        server = self.server(refused)
+        peer = server.connect()
+        peer.say(publish(1, b"no", topic=".dot"), publish(2))
+        peer.hear()
+        assert server.stored("dead.figg") == kept
+        assert peer.transport.disconnecting is not bool(kept)
+
+    def test_message_is_refused_if_its_letter_cannot_be_stored(self) -> None:
+        server = self.server()
+        server.broker.restrict("dead.figg", 1)
+        peer = server.connect()
+        peer.say(publish(1, b"no", topic="small"))
+        assert peer.hear() == []
+        assert peer.transport.disconnecting

@@ -779,3 +779,24 @@ def test_forbidden_writer_is_closed_without_an_acknowledgement(server: Make, win
     assert peer.transport.disconnecting
     assert made.broker.bounds("lumberjack") == (1, 0)
     assert made.count("Forbidden") == 1
+
+
+@both
+def test_events_that_are_too_large_for_the_stream_are_dead_letters_and_the_window_goes_on(
+    server: Make, version: int
+) -> None:
+    made = server(auto=False, refused="dead-letter")
+    made.broker.restrict("lumberjack", 8)
+    peer = made.connect()
+    events = [b"{}", b'{"too": "large"}', b"[1]", b'{"large": "too"}', b"[2]"]
+    sent = [doc(at, event, version) for at, event in enumerate(events, 1)]
+    peer.send(announce(5, version) + b"".join(sent))
+    made.settle()
+    assert peer.acks == []
+    made.journal.commit()
+    assert peer.acks == [(version, 5)]
+    assert made.payloads == [b"{}", b"[1]", b"[2]"]
+    first, second = made.records_of("dead.lumberjack")
+    assert (first.payload, second.payload) == (events[1], events[3])
+    assert (first.topic, first.producer_seq) == ("PayloadTooLarge 16 lumberjack", 2)
+    assert made.count("dead-letters") == 2

@@ -1,0 +1,91 @@
+"""Dead letters of listeners: messages that the server would refuse, stored so that what is behind them continues.
+
+    refused = "close"               the peer is disconnected, and sends the message again first: the default
+    refused = "dead-letter"         it is stored in the stream dead.PROTOCOL, and acknowledged
+    refused = "dead-letter+policy"  so are messages that the access policy does not allow
+
+A client that nobody can change sends a refused message again for ever, and everything behind it waits.  A letter is the
+payload as it came, cut at :data:`MOST`, with the peer as its producer and the content type that it had; its topic says
+why it was refused, its size in bytes, and its stream: ``PayloadTooLarge 70000 orders``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fyrehose.errors import (
+    Forbidden,
+    FyrehoseError,
+    InvalidName,
+    NewStreamForbidden,
+    PayloadTooLarge,
+    StreamFull,
+    TooManyStreams,
+)
+from fyrehose.records import MAX_NAME, Run
+
+#: The values of the option ``refused``.
+CLOSE, KEEP, KEEP_FORBIDDEN = "close", "dead-letter", "dead-letter+policy"
+CHOICES = (CLOSE, KEEP, KEEP_FORBIDDEN)
+#: The beginning of the names of their streams.
+PREFIX = "dead."
+#: The most bytes of a payload that a letter has.
+MOST = 1 << 20
+
+#: Refusals that another attempt does not change.
+_FINAL = (InvalidName, PayloadTooLarge, TooManyStreams, NewStreamForbidden, StreamFull)
+
+
+def choice(text: str) -> str:
+    """Return *text* if it is a value of the option ``refused``.
+
+    :raises ValueError: it is not
+    """
+    if text not in CHOICES:
+        raise ValueError(f"expected {', '.join(CHOICES[:-1])} or {CHOICES[-1]}, not {text!r}")
+    return text
+
+
+def keeps(refused: str, error: FyrehoseError) -> bool:
+    """Return whether a listener with the option *refused* keeps a message that was refused with *error*."""
+    if isinstance(error, Forbidden):
+        return refused == KEEP_FORBIDDEN
+    return refused != CLOSE and isinstance(error, _FINAL)
+
+
+def letter(protocol: str, run: Run, error: FyrehoseError) -> Run:
+    """Return the dead letter of the only message of *run*, which was refused with *error*."""
+    seqs = run.producer_seqs()
+    payload = next(run.payloads())
+    about = f"{type(error).__name__} {len(payload)} {run.stream}"
+    return Run.of(
+        PREFIX + protocol,
+        [payload[:MOST]],
+        source=protocol,
+        producer=_label(run.producer),
+        topic=_label(about),
+        content_type=_label(run.content_type),
+        producer_seq=None if seqs is None else seqs[0],
+    )
+
+
+def halves(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+    """Split *runs*, which have at least two messages, into their first and their second half, in order."""
+    left = sum(map(len, runs)) // 2
+    first: list[Run] = []
+    second: list[Run] = []
+    for run in runs:
+        count = min(left, len(run))
+        left -= count
+        if count:
+            first.append(run.slice(0, count))
+        if count < len(run):
+            second.append(run.slice(count, len(run)))
+    return first, second
+
+
+def _label(text: str | None) -> str | None:
+    """Return *text* as a name that any record may have: valid UTF-8 of at most MAX_NAME bytes."""
+    if text is None:
+        return None
+    return text.encode(errors="replace")[:MAX_NAME].decode(errors="ignore") or None

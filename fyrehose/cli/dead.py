@@ -1,0 +1,271 @@
+"""``fyrehose dead``: list, show, replay or delete dead letters of a running server.
+
+Dead letters are records of ordinary streams: those of listeners (see :mod:`fyrehose.broker.letters`), and those of
+shared subscriptions.  Which of them are done is the state of a shared subscription of these streams, so replaying a
+letter is settling its record together with a result: the server publishes the message and ends the letter in one
+commit.  A record that is done stays in its stream until retention deletes it.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+from rich.table import Table
+from rich.text import Text
+
+from fyrehose.broker.letters import PREFIX
+from fyrehose.cli.console import escaped, moment, terminal
+from fyrehose.cli.remote import HTTP_URL, RemoteServer
+from fyrehose.cli.streams import ListByDefault
+from fyrehose.cli.values import FORMAT, remote_options
+from fyrehose.errors import ConfigError, FyrehoseError
+from fyrehose.options import counted
+
+#: The most letters that one command sees, the oldest of each stream.
+MOST = 1_000
+#: How long the command has the letters if it dies, in seconds.
+LEASE_S = 5
+#: The name of the command as a consumer.
+CONSUMER = "fyrehose dead"
+#: The source of the dead letters of shared subscriptions.
+_SHARED = "server-shared"
+
+_of_a_server = remote_options(HTTP_URL, "http")
+_streams = click.option(
+    "--stream", "pattern", default=f"{PREFIX}*", show_default=True, help="Stream of dead letters, or pattern."
+)
+_LETTERS = click.argument("letters", nargs=-1, metavar="STREAM/SEQ...")
+_ALL = click.option("--all", "everything", is_flag=True, help=f"All of them, at most {MOST:,} a time.")
+
+
+@attrs.frozen
+class Letter:
+    """A dead letter, which this command has leased.
+
+    :ivar record: the record, as the server's answer has it
+    """
+
+    record: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Return ``STREAM/SEQ``, by which commands name it."""
+        return f"{self.record['stream']}/{self.record['seq']}"
+
+    @property
+    def item(self) -> list[Any]:
+        """Return the record as requests to settle name it."""
+        return [self.record["stream"], self.record["seq"], self.record["token"]]
+
+    @property
+    def payload(self) -> bytes:
+        """Return the message, or its beginning."""
+        if "payload" in self.record:
+            return str(self.record["payload"]).encode()
+        return b64decode(self.record["payload_base64"])
+
+    @property
+    def about(self) -> tuple[str, int, str]:
+        """Return why the message is here, its size in bytes, and the stream where it belongs ("": unknown)."""
+        if self.record.get("source") == _SHARED:
+            stream, _, seq = str(self.record.get("producer", "")).rpartition("/")
+            return f"failed as record {seq}", len(self.payload), stream
+        why, _, rest = str(self.record.get("topic", "")).partition(" ")
+        size, _, stream = rest.partition(" ")
+        return (why, int(size), stream) if size.isdecimal() else ("unknown", len(self.payload), "")
+
+    def message(self) -> dict[str, Any]:
+        """Return the message as it is published again.
+
+        :raises FyrehoseError: the letter is not the whole message, or does not say where it belongs
+        """
+        _, size, stream = self.about
+        if size > len(self.payload):
+            raise FyrehoseError(
+                f"letter {self.name} has {len(self.payload)} of the {size} bytes of its message, which cannot be "
+                "published again; delete it"
+            )
+        if not stream:
+            raise FyrehoseError(f"letter {self.name} does not name the stream of its message; delete it")
+        kept: dict[str, Any] = {
+            name: self.record[name] for name in ("payload", "payload_base64", "content_type") if name in self.record
+        }
+        return {"stream": stream, **kept}
+
+
+@attrs.define(eq=False)
+class Desk:
+    """The dead letters of the streams that match a pattern, leased while a command needs them."""
+
+    server: RemoteServer
+    pattern: str
+    letters: list[Letter] = attrs.field(factory=list)
+
+    @property
+    def subscription(self) -> str:
+        """Return the name of the shared subscription that knows which letters are done."""
+        return f"dead:{self.pattern}"
+
+    def __enter__(self) -> Desk:
+        options = {"match": self.pattern, "shared": True, "lease": LEASE_S, "limit": 0, "window": MOST, "most": MOST}
+        self.server.share(self.subscription, "", options)
+        while len(self.letters) < MOST:
+            # After a restart of the server, letters that were leased before wait for the end of that lease.
+            wait = 0 if self.letters else LEASE_S + 1
+            wanted = {"consumer": CONSUMER, "most": MOST - len(self.letters), "wait": wait}
+            found = self.server.share(self.subscription, "lease", wanted)["records"]
+            if not found:
+                break
+            self.letters += map(Letter, found)
+        self.letters.sort(key=lambda letter: (letter.record["stream"], letter.record["seq"]))
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        """Return the letters that are not done, so that the next command sees them at once."""
+        if self.letters:
+            items = [[*letter.item, {"delay": 0}] for letter in self.letters]
+            self.server.share(self.subscription, "settle", {"untried": items})
+
+    def chosen(self, names: Sequence[str], everything: bool) -> list[Letter]:
+        """Return the letters with these *names*, or all of them.
+
+        :raises FyrehoseError: there is no such letter
+        """
+        if everything:
+            return list(self.letters)
+        known = {letter.name: letter for letter in self.letters}
+        for name in names:
+            if name not in known:
+                raise FyrehoseError(f"there is no dead letter {name!r} in {self.pattern}; `fyrehose dead list` has all")
+        return [known[name] for name in dict.fromkeys(names)]
+
+    def end(self, letter: Letter, *messages: dict[str, Any]) -> None:
+        """End *letter* and publish *messages*, in one commit.
+
+        :raises FyrehoseError: the server refuses; nothing was done
+        """
+        answer = self.server.share(
+            self.subscription, "settle", {"done": [letter.item], **({"publish": list(messages)} if messages else {})}
+        )
+        self.letters.remove(letter)
+        for refused in answer["refused"]:
+            raise FyrehoseError(f"letter {letter.name} was not ended: {refused['why']}; try again")
+
+
+@click.group(cls=ListByDefault, short_help="List, replay or delete dead letters.")
+def dead() -> None:
+    """List, show, replay or delete messages that were refused or that no worker could handle.
+
+    Without a command, `list` is used: see `fyrehose dead list --help`.
+
+    \b
+        fyrehose dead
+        fyrehose dead replay dead.figg/1
+        fyrehose dead --stream orders.dead
+    """
+
+
+@dead.command("list")
+@_of_a_server
+@FORMAT
+@_streams
+def list_letters(url: str, token_file: Path | None, ca: Path | None, form: str, pattern: str) -> None:
+    """List the dead letters, the oldest of each stream first.
+
+    The access policy must allow `subscribe` and `consume`. json: one object a line.
+
+    \b
+        fyrehose dead
+        fyrehose dead list --stream orders.dead --format json
+    """
+    with Desk(RemoteServer.of(url, token_file, ca, HTTP_URL), pattern) as desk:
+        found = list(desk.letters)
+    if form == "json":
+        for letter in found:
+            why, size, stream = letter.about
+            about = {"letter": letter.name, "why": why, "size": size, "belongs": stream}
+            click.echo(json.dumps({**about, **letter.record}, ensure_ascii=False))
+        return
+    if not found:
+        click.echo(f"fyrehose: there are no dead letters in {pattern}", err=True)
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("letter", "time", "why", "bytes", "belongs in", "from"):
+        right, folds = name == "bytes", name in ("belongs in", "from")
+        table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=not folds)
+    for letter in found:
+        why, size, stream = letter.about
+        sender = "" if letter.record.get("source") == _SHARED else str(letter.record.get("producer", ""))
+        row = (letter.name, moment(letter.record["time"])[:19], why, f"{size:,}", stream, sender)
+        table.add_row(*(Text(escaped(cell)) for cell in row))
+    terminal().print(table)
+
+
+@dead.command()
+@_of_a_server
+@_streams
+@click.argument("letter", metavar="STREAM/SEQ")
+def show(url: str, token_file: Path | None, ca: Path | None, pattern: str, letter: str) -> None:
+    """Write one letter as a JSON object, with its message.
+
+    \b
+        fyrehose dead show dead.figg/1
+    """
+    with Desk(RemoteServer.of(url, token_file, ca, HTTP_URL), pattern) as desk:
+        (found,) = desk.chosen([letter], everything=False)
+    why, size, stream = found.about
+    click.echo(json.dumps({"why": why, "size": size, "belongs": stream, **found.record}, ensure_ascii=False, indent=2))
+
+
+@dead.command()
+@_of_a_server
+@_streams
+@_ALL
+@_LETTERS
+def replay(
+    url: str, token_file: Path | None, ca: Path | None, pattern: str, everything: bool, letters: tuple[str, ...]
+) -> None:
+    """Publish messages where they belong, and end their letters in the same commit; stop at the first refusal.
+
+    Remove the reason first, such as a limit of the stream: a message that is refused again stays a letter.
+
+    \b
+        fyrehose dead replay dead.figg/1
+        fyrehose dead replay --all
+    """
+    _end(RemoteServer.of(url, token_file, ca, HTTP_URL), pattern, letters, everything, again=True)
+
+
+@dead.command()
+@_of_a_server
+@_streams
+@_ALL
+@_LETTERS
+def delete(
+    url: str, token_file: Path | None, ca: Path | None, pattern: str, everything: bool, letters: tuple[str, ...]
+) -> None:
+    """End letters without publishing their messages.
+
+    \b
+        fyrehose dead delete dead.figg/1
+    """
+    _end(RemoteServer.of(url, token_file, ca, HTTP_URL), pattern, letters, everything, again=False)
+
+
+def _end(server: RemoteServer, pattern: str, names: Sequence[str], everything: bool, again: bool) -> None:
+    if bool(names) is everything:
+        raise ConfigError("expected the letters as STREAM/SEQ, or --all")
+    done = 0
+    try:
+        with Desk(server, pattern) as desk:
+            for letter in desk.chosen(names, everything):
+                desk.end(letter, *([letter.message()] if again else []))
+                done += 1
+    finally:
+        click.echo(f"{counted(done, 'letter')} {'replayed' if again else 'deleted'}")

@@ -1,0 +1,57 @@
+"""``fyrehose dead``: what a letter says about its message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from fyrehose.broker.consumers.progress import SOURCE
+from fyrehose.broker.letters import MOST, letter
+from fyrehose.cli import main
+from fyrehose.cli.dead import Letter
+from fyrehose.errors import FyrehoseError, PayloadTooLarge
+from fyrehose.ndjson import objects
+from fyrehose.records import Run
+
+
+def read(run: Run) -> Letter:
+    """Return *run*, a letter, as a command reads it."""
+    from json import loads
+
+    return Letter({"token": "1.1", **loads(next(objects(run.numbered(3, 0))))})
+
+
+def of_a_listener(payload: bytes, **labels: Any) -> Letter:
+    refused = Run.of("my orders", [payload], source="figg", producer="h:1", **labels)
+    return read(letter("figg", refused, PayloadTooLarge("too large")))
+
+
+def test_letter_of_a_listener_is_published_where_it_belongs() -> None:
+    found = of_a_listener(b"\xff\x00", content_type="a/b")
+    assert (found.name, found.about) == ("dead.figg/3", ("PayloadTooLarge", 2, "my orders"))
+    assert found.message() == {"stream": "my orders", "payload_base64": "/wA=", "content_type": "a/b"}
+
+
+def test_letter_of_a_shared_subscription_is_published_where_it_belongs() -> None:
+    found = read(Run.of("orders.dead", [b"x"], source=SOURCE, producer="a/b/17", topic="t"))
+    assert found.about == ("failed as record 17", 1, "a/b")
+    assert found.message() == {"stream": "a/b", "payload": "x"}
+
+
+def test_letter_that_was_cut_is_not_published_again() -> None:
+    with pytest.raises(FyrehoseError, match=rf"has {MOST} of the {MOST + 5} bytes of its message"):
+        of_a_listener(bytes(MOST + 5)).message()
+
+
+def test_other_record_of_the_stream_is_not_published_again() -> None:
+    with pytest.raises(FyrehoseError, match="does not name the stream"):
+        read(Run.of("dead.figg", [b"x"], source="http", topic="hello world")).message()
+
+
+@pytest.mark.parametrize("words", [["replay"], ["delete", "--all", "dead.figg/1"]])
+def test_letters_to_end_are_named_or_all(words: list[str]) -> None:
+    result = CliRunner().invoke(main, ["dead", *words])
+    assert result.exit_code == 2
+    assert "expected the letters as STREAM/SEQ, or --all" in result.output
