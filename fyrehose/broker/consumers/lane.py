@@ -584,7 +584,7 @@ class Lane:
             found.expired += found.final.add(first, last)
         for entry in self.entries.values():
             if entry.closing:
-                setattr(found, entry.closing, getattr(found, entry.closing) + found.final.add(entry.seq, entry.seq))
+                found.end(entry.closing, entry.seq, entry.seq)
             elif entry.ending or entry.ended != (0, 0):
                 found.ends[entry.seq] = entry.ending or entry.ended
         return found

@@ -142,7 +142,8 @@ class SharedSubscriptions:
     #: changes of whole subscriptions that are being written, which a checkpoint would not have
     _changing: int = attrs.field(default=0, init=False)
     _lanes: int = attrs.field(default=0, init=False)
-    _creating: set[str] = attrs.field(factory=set, init=False)
+    #: by the name of a subscription that is being written: the requests for the same name, which wait
+    _creating: dict[str, list[Deferred[None]]] = attrs.field(factory=dict, init=False)
     _loop: LoopingCall | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -217,8 +218,11 @@ class SharedSubscriptions:
                     )
                 return self._settled(present)
             self._check_alone()
-            if self.taken(name) or name in self._creating:
-                raise SubscriptionConflict(f"subscription {name!r} exists and is exclusive, or is being created")
+            if name in self._creating:
+                self._creating[name].append(Deferred())
+                return self._creating[name][-1].addCallback(lambda _: self.create(name, options, floors))
+            if self.taken(name):
+                raise SubscriptionConflict(f"subscription {name!r} exists and is exclusive")
             if len(self.entries) + len(self._creating) >= self.most:
                 raise TooManyNamedSubscriptions(
                     f"the server has its {self.most} shared subscriptions; delete some, or raise "
@@ -232,19 +236,19 @@ class SharedSubscriptions:
         except FyrehoseError as refusal:
             return fail(refusal)
         self.budget.forget(ENTRY_BYTES * options.window)  # _add keeps it.
-        self._creating.add(name)
+        self._creating[name] = []
         payload = progress.pack(name, self.stream.checkpoint, set=attrs.asdict(options), floors=dict(floors))
         streams = {stream: StreamProgress(FinalNumbers(seq), seq) for stream, seq in floors.items()}
 
         def created(_: Any) -> SharedSubscription:
-            self._creating.discard(name)
             return self._add(name, SavedShare(options, 0, False, streams), new=True)
 
-        def refused(failure: Failure) -> Failure:
-            self._creating.discard(name)
-            return failure
+        def ended(result: Any) -> Any:
+            for waiting in self._creating.pop(name):
+                waiting.callback(None)
+            return result
 
-        return self._change(payload).addCallbacks(created, refused)
+        return self._change(payload).addCallback(created).addBoth(ended)
 
     def _check_alone(self) -> None:
         """Check that no other server can take over.
@@ -674,7 +678,8 @@ def keys_of(journal: IJournal, stream: str, key: str, first: int, last: int) -> 
         for record in run.records():
             if record.seq > last:
                 return found
-            value = getattr(record, key) if key in ("topic", "producer") else _member(record.payload, key)
+            labels = {"topic": record.topic, "producer": record.producer}
+            value = labels[key] if key in labels else _member(record.payload, key)
             found[record.seq] = f"#{record.seq}" if value is None else f"={value}"
     return found
 

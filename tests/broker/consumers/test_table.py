@@ -140,6 +140,17 @@ def test_a_name_belongs_to_one_subscription() -> None:
     assert isinstance(failure(world.broker.named.open("work", "s", 0)), SubscriptionConflict)
 
 
+def test_workers_that_create_a_subscription_at_the_same_time_share_it() -> None:
+    world = World()
+    world.journal.auto = False
+    first, same, other = (
+        world.table.create("work", ShareOptions(stream="s", lease=lease), {"s": 0}) for lease in (30, 30, 7)
+    )
+    world.journal.commit()
+    assert same.result is first.result
+    assert isinstance(failure(other), SubscriptionConflict)
+
+
 def test_a_cluster_has_no_shared_subscriptions_yet() -> None:
     world = World()
     shared = world.create()
