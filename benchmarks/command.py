@@ -21,7 +21,7 @@ from benchmarks.comparing import compared
 from benchmarks.results import Measured, Results
 from benchmarks.servers import CannotStart, Contestant
 from benchmarks.table import changes, markdown, tables
-from fyrehose.cli.tables import terminal
+from fyrehose.cli.console import terminal
 from fyrehose.errors import FyrehoseError
 
 EVERYBODY = {**servers.OURS, servers.FYREHOSE_METRICS.name: servers.FYREHOSE_METRICS, **peers.PEERS}

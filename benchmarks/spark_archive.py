@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Archive a large journal and count it, with the commands that a user types; what that takes.
 
-    spark_archive.py [--records 100000000] [--payload 64 | --shape json] [--per-batch 1000] [--memory 2g]
+    spark_archive.py [--records 100000000] [--payload 64 | --shape json|mixed] [--per-batch 1000]
+                     [--streams 4] [--per-run RECORDS] [--memory 2g]
                      [--directory DIR] [--engine spark|local] [--stage write|archive|count|compare ...]
 
-    write     the journal, in four streams
+    write     the journal, in some streams; with --per-run, of different sizes and interleaved in each batch
     archive   fyrehose-spark archive JOURNAL LAKE
     count     fyrehose-spark table --lake LAKE --journal JOURNAL, and whether it says what was written
     compare   what ``table`` costs beside the same Parquet files read natively (--rounds of them)
@@ -34,7 +35,15 @@ STAGES = ("write", "archive", "count", "compare")
 
 def write(journal: Path, args: argparse.Namespace) -> None:
     began, used = time.monotonic(), time.process_time()
-    spark_journal.write(journal, args.records, args.per_batch, args.payload, shape=args.shape)
+    spark_journal.write(
+        journal,
+        args.records,
+        args.per_batch,
+        args.payload,
+        shape=args.shape,
+        streams=args.streams,
+        per_run=args.per_run,
+    )
     size = sum(path.stat().st_size for path in journal.iterdir())
     wall, cpu = time.monotonic() - began, time.process_time() - used
     print(f"write: {args.records:,} records, {size / 1e9:.2f} GB of journal; {wall:.1f} s wall, {cpu:.1f} s CPU")
@@ -82,6 +91,8 @@ def main() -> None:
     parser.add_argument("--payload", type=int, default=64)
     parser.add_argument("--shape", choices=spark_journal.SHAPES, default="hex")
     parser.add_argument("--per-batch", type=int, default=1000)
+    parser.add_argument("--streams", type=int, default=spark_journal.STREAMS)
+    parser.add_argument("--per-run", type=int)
     parser.add_argument("--memory", default="2g")
     parser.add_argument("--engine", choices=("spark", "local"), default="spark")
     parser.add_argument("--rounds", type=int, default=5)

@@ -21,8 +21,8 @@ STREAMS = 4
 PRODUCERS = 10
 #: How many different payloads there are: too many for Parquet to keep them in a dictionary.
 LINES = 1 << 18
-#: Kinds of payloads: hexadecimal digits, which are half random, or events in JSON of 150 bytes on average.
-SHAPES = "hex", "json"
+#: Kinds of payloads: hexadecimal digits, which are half random; events in JSON of 150 bytes on average, or of 250.
+SHAPES = "hex", "json", "mixed"
 
 
 class NoSync(SteppedFiles):
@@ -39,6 +39,17 @@ def hexadecimal(size: int) -> list[bytes]:
     """Return lines of ``size`` hexadecimal digits."""
     digits = os.urandom(size * LINES // 2).hex().encode()
     return [digits[at : at + size] for at in range(0, size * LINES, size)]
+
+
+def long_events() -> list[bytes]:
+    """Return the same events with an agent and an address, 250 bytes on average."""
+    dice = random.Random(4)
+    agents = [f"Mozilla/5.0 (X11; Linux x86_64; rv:{n}.0) Gecko/20100101 Firefox/{n}.0" for n in range(100, 130)]
+    return [
+        b'%s,"client":"10.%d.%d.%d","agent":"%s"}'
+        % (line[:-1], *dice.choices(range(256), k=3), dice.choice(agents).encode())
+        for line in events()
+    ]
 
 
 def events() -> list[bytes]:
@@ -60,32 +71,50 @@ def events() -> list[bytes]:
 
 
 def write(
-    directory: Path, rows: int, per_batch: int, payload: int, segment: int = 64 << 20, shape: str = "hex"
+    directory: Path,
+    rows: int,
+    per_batch: int,
+    payload: int,
+    segment: int = 64 << 20,
+    shape: str = "hex",
+    streams: int = STREAMS,
+    per_run: int | None = None,
 ) -> None:
-    """Write a journal with batches of ``per_batch`` records, in four streams of ten producers.
+    """Write a journal with batches of ``per_batch`` records, in streams of ten producers.
 
     :param payload: size of a payload of hexadecimal digits, in bytes; events in JSON have their own
+    :param per_run: so many records of one stream follow on each other, and the streams have different sizes, by Zipf's
+        law; None: each batch is of one stream, and all have the same size
     """
     directory.mkdir(parents=True)
     writer = Writer(directory, Recovered(directory=directory), segment, True, NoSync())
     writer.open(START)
     index = SegmentIndex(0)
     dice = random.Random(1)
-    lines = events() if shape == "json" else hexadecimal(payload)
+    lines = {"json": events, "mixed": long_events}.get(shape, lambda: hexadecimal(payload))()
     begins = [0, *accumulate(map(len, lines))]
     sizes, text = struct.pack(f"<{LINES}I", *map(len, lines)), b"".join(lines)
+    names, weights = [f"stream{i}" for i in range(streams)], [1 / (i + 1) for i in range(streams)]
+    ends = dict.fromkeys(names, 0)
+    size = per_run or per_batch
     for i in range(rows // per_batch):
-        first, now = i // STREAMS * per_batch + 1, START + i * 1000
-        at = dice.randrange(LINES - per_batch)
-        run = Run(
-            stream=f"stream{i % STREAMS}",
-            source="figg",
-            producer=f"127.0.0.1:{5000 + i % PRODUCERS}",
-            lengths=sizes[4 * at : 4 * (at + per_batch)],
-            payload=text[begins[at] : begins[at + per_batch]],
-            producer_seq=first,
-        )
-        done = writer.commit([[run.numbered(first, now)]], now, now)
+        now = START + i * 1000
+        many = range(per_batch // size)
+        chosen = dice.choices(names, weights, k=len(many)) if per_run else [names[i % streams]]
+        runs = []
+        for number, stream in zip(many, chosen, strict=True):
+            at = dice.randrange(LINES - size)
+            run = Run(
+                stream=stream,
+                source="figg",
+                producer=f"127.0.0.1:{5000 + (i + number) % PRODUCERS}",
+                lengths=sizes[4 * at : 4 * (at + size)],
+                payload=text[begins[at] : begins[at + size]],
+                producer_seq=ends[stream] + 1,
+            )
+            runs.append(run.numbered(ends[stream] + 1, now))
+            ends[stream] += size
+        done = writer.commit([runs], now, now)
         if done.rolled:
             base, end = done.rolled.sealed
             index.end = end

@@ -36,7 +36,7 @@
     │   ├── JournalLocked            another process has the journal open
     │   ├── JournalCorrupt           bytes that were durable are damaged or missing
     │   ├── JournalGap               numbers of a stream are missing from the journal for good
-    │   ├── JournalUnreachable       the journal is not available at present: try again later
+    │   ├── JournalUnreachable       the journal or the lake is not available at present: try again later
     │   ├── JournalFull              the disk has no room to open the journal for writing
     │   ├── JournalFailed            a sync failed, so later data may not be durable
     │   └── Deposed                  another server of the cluster has taken over from this one

@@ -494,12 +494,16 @@ class IConnected(Interface):
 
 
 class IReloading(Interface):
-    """A service of a plugin that reads its files again."""
+    """The service of a listener that takes other settings, and reads its files again, while it runs."""
 
-    def reload() -> None:
-        """Read the files again.
+    def fixed(settings: Any) -> Any:
+        """Return the names of the options whose values in *settings* need another listener, such as ``{"links"}``."""
 
-        :raises ConfigError: one of them is invalid; the service continues to use the previous ones
+    def prepare(settings: Any) -> Callable[[], None]:
+        """Read the files that *settings* name, and return a function that applies all of it and cannot fail.
+
+        :param settings: with the present values of fixed options
+        :raises ConfigError: a file or an option cannot be used; nothing has changed
         """
 
 

@@ -121,7 +121,7 @@ class Exporter:
         return ()
 
     def _protocols(self) -> Iterator[Metric]:
-        protocols = self.status.protocols(self.status.sampler.census.lags())
+        protocols = self.status.protocols(self.status.sampler.subscriber_lags.lags())
         for kind, name, description, key in _PROTOCOLS:
             family = kind(name, description, labels=("protocol",))
             for protocol in protocols:
@@ -204,7 +204,7 @@ class Exporter:
         first = _by_stream("fyrehose_stream_first_seq", "Number of the oldest message retained.")
         subscribers = _by_stream("fyrehose_stream_subscribers", "Live subscribers to the stream.")
         lag = _by_stream("fyrehose_stream_lag_messages", "Lag of the stream's subscriber furthest behind.")
-        lags = self.status.sampler.census.lags().streams
+        lags = self.status.sampler.subscriber_lags.lags().streams
         for stream in islice(ends, self.streams):
             last.add_metric((stream,), ends[stream])
             first.add_metric((stream,), self.broker.bounds(stream)[0])

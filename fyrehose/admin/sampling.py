@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 from twisted.internet.interfaces import IDelayedCall
 
-from fyrehose.admin.census import Census
+from fyrehose.admin.subscriber_lags import SubscriberLags
 from fyrehose.broker.broker import Broker
 from fyrehose.interfaces import JournalState
 from fyrehose.observe.history import History, Rates, Sample
@@ -42,7 +42,7 @@ class Sampler:
     :ivar now: the wall clock, in seconds since 1970 UTC
     :ivar lag: delays of timers, in seconds
     :ivar history: the samples of the last minutes, of the last hour, and of the last day
-    :ivar census: the lags of subscribers
+    :ivar subscriber_lags: the lags of subscribers
     """
 
     clock: Any
@@ -50,7 +50,7 @@ class Sampler:
     now: Callable[[], float]
     lag: Histogram = attrs.field(factory=lambda: Histogram(SECONDS))
     history: History = attrs.field(factory=History)
-    census: Census = attrs.field(init=False)
+    subscriber_lags: SubscriberLags = attrs.field(init=False)
     _watchers: set[Callable[[Sample], None]] = attrs.field(factory=set, init=False)
     _timer: IDelayedCall | None = attrs.field(default=None, init=False)
     _due: float = attrs.field(default=0.0, init=False)
@@ -65,7 +65,7 @@ class Sampler:
     _minute: int = attrs.field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.census = Census(self.broker, self.clock.seconds)
+        self.subscriber_lags = SubscriberLags(self.broker, self.clock.seconds)
 
     @property
     def samples(self) -> deque[Sample]:
@@ -131,7 +131,7 @@ class Sampler:
         self.lag.observe(late)
         self._max_lag = max(self._max_lag, late)
         self._arm()
-        self.census.step()
+        self.subscriber_lags.step()
         if now - self._sampled_at >= 1.0 - TICK / 2:
             self._sample(now)
 

@@ -22,7 +22,7 @@ to all streams.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib.resources import files
 from typing import Any, ClassVar
 
@@ -34,7 +34,7 @@ from twisted.logger import Logger
 from fyrehose import errors
 from fyrehose.admin import metrics
 from fyrehose.admin.sampling import Sampler, StreamRates, journal_status
-from fyrehose.admin.settings import PROTOCOL, AdminSettings, read_token
+from fyrehose.admin.settings import PROTOCOL, AdminSettings, check_place, read_token
 from fyrehose.admin.status import LISTED, Status
 from fyrehose.admin.tail import StreamTail, TailTurns, as_event
 from fyrehose.broker.broker import Broker
@@ -382,8 +382,12 @@ class AdminFactory(SessionFactory):
         self, admin: Admin, settings: AdminSettings | None = None, reactor: Any = None, endpoint: str | None = None
     ) -> None:
         super().__init__(admin.broker, settings, reactor)
-        self.admin = admin
-        self.hosts = hosts_of(endpoint, self.settings.hosts)
+        self.admin, self._endpoint = admin, endpoint
+        self.configure(self.settings)
+
+    def configure(self, settings: AdminSettings) -> None:
+        super().configure(settings)
+        self.hosts = hosts_of(self._endpoint, settings.hosts)
 
 
 class AdminService(TCPService):
@@ -391,7 +395,7 @@ class AdminService(TCPService):
 
     def __init__(self, reactor: Any, endpoint: str, admin: Admin, settings: AdminSettings, around: Any = None) -> None:
         self._admin = admin
-        self._token_file = settings.token_file
+        self._where = endpoint
         self._scheme = "https" if settings.tls_certificate or is_encrypted(endpoint) else "http"
         factory = AdminFactory(admin, settings, reactor, endpoint)
         super().__init__(reactor, PROTOCOL, endpoint, factory, None if around is None else around(factory))
@@ -400,17 +404,22 @@ class AdminService(TCPService):
         self._admin.status.sampler.start()
         return super().startService()
 
-    def reload(self) -> None:
-        """Read the token and the certificates again; if the token has changed, close all connections.
+    def fixed(self, settings: Any) -> Collection[str]:
+        return {"metric_streams", *super().fixed(settings)}
 
-        :raises ConfigError: one of them is invalid; the server continues to use the previous one
-        """
-        token = read_token(self._token_file)
-        if token != self._admin.token:
-            self._admin.token = token
-            for connection in list(self.factory.connections):
-                connection.finish()
-        super().reload()
+    def prepare(self, settings: AdminSettings) -> Callable[[], None]:
+        """See :meth:`IReloading.prepare`; if the token has changed, all connections are closed."""
+        check_place(self._where, settings)
+        token, rest = read_token(settings.token_file), super().prepare(settings)
+
+        def apply() -> None:
+            rest()
+            if token != self._admin.token:
+                self._admin.token = token
+                for connection in list(self.factory.connections):
+                    connection.finish()
+
+        return apply
 
     def _listening(self, port: IListeningPort) -> IListeningPort:
         address: Any = port.getHost()

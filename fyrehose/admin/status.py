@@ -19,7 +19,6 @@ from typing import Any
 import attrs
 
 from fyrehose import __version__, kernels
-from fyrehose.admin.census import Lags
 from fyrehose.admin.sampling import (
     Sampler,
     StreamRates,
@@ -27,6 +26,7 @@ from fyrehose.admin.sampling import (
     journal_status,
     published_by_protocol,
 )
+from fyrehose.admin.subscriber_lags import Lags
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.ends import Ends
 from fyrehose.broker.fanout import Cursor
@@ -57,7 +57,7 @@ class Status:
         :param match: list only streams whose name contains this text, in any case
         :param listed: the most streams, and the most subscribers, that are listed
         """
-        lags = self.sampler.census.lags()
+        lags = self.sampler.subscriber_lags.lags()
         budget = self.broker.budget
         now = self.sampler.now()
         return {

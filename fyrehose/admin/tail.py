@@ -23,7 +23,7 @@ INTERVAL = 0.25
 #: The most records returned by one read.
 MOST_RECORDS = 50
 #: The most payload read from the journal at once, in bytes.
-READ = 1 << 20
+LOOKUP_BYTES = 1 << 20
 #: The most payload shown of one record, in bytes.
 PART = 8 << 10
 #: The most bytes of an event besides its records, with the chunk around it.
@@ -56,7 +56,7 @@ class StreamTail:
         if last < self._next:
             return None
         start = max(self._next, last + 1 - MOST_RECORDS)
-        runs = self.broker.read(self.stream, start, READ)
+        runs = self.broker.read(self.stream, start, LOOKUP_BYTES)
         self.cost = PIECE + sum(len(run.payload) for run in runs) // 4
         found = [one for run in runs for one in zip(_cut(run).records(), run.sizes, strict=True)][:MOST_RECORDS]
         if not found:

@@ -128,8 +128,7 @@ class Broker:
         self._fanout = Fanout(self.clock, self.journal.read, self.journal.expired)
         self._publisher = Publisher(self, None, fire)
         self.subscriptions = Subscriptions(self.budget, self.limits.subscriptions)
-        most = self.limits.streams or min(STREAMS, max(1, self.max_streams // 2))
-        self._new_streams = NewStreams(self.limits, most, self.clock.seconds)
+        self._new_streams = NewStreams(self.limits, self._most_new_streams, self.clock.seconds)
         room = NamedRoom(self.budget, self.named_subscriptions)
         self.table = NamedSubscriptions(self.clock, self.journal, self.publish, room)
         self.once = PublishedOnce(
@@ -284,6 +283,20 @@ class Broker:
         self._restricted[stream] = max_payload
         if stream in self.largest:
             self.largest[stream] = self._max_payload(stream)
+
+    def change_limits(self, rules: StreamRules, limits: PeerLimits, max_streams: int, named_subscriptions: int) -> None:
+        """Use other limits from now on; what exists already stays."""
+        self.rules, self.limits, self.max_streams = rules, limits, max_streams
+        self.largest = {stream: self._max_payload(stream) for stream in self.largest}
+        self.subscriptions.change(limits.subscriptions)
+        self._new_streams.limits, self._new_streams.most = limits, self._most_new_streams
+        self.named_subscriptions = named_subscriptions
+        self.table.room.change(named_subscriptions)
+
+    @property
+    def _most_new_streams(self) -> int:
+        """The most streams that one peer may create."""
+        return self.limits.streams or min(STREAMS, max(1, self.max_streams // 2))
 
     def durable(self, ends: Mapping[str, int]) -> None:
         if self.grown is not None:

@@ -150,6 +150,10 @@ class Subscriptions:
     def __attrs_post_init__(self) -> None:
         self._counts = FairShare(each=self.most)
 
+    def change(self, most: int) -> None:
+        """Use another limit from now on; present subscriptions stay."""
+        self.most = self._counts.each = most
+
     def take(self, network: str) -> None:
         """Count one more subscription of *network*.
 
@@ -189,6 +193,11 @@ class NamedRoom:
 
     def __attrs_post_init__(self) -> None:
         self.counts = FairShare(self.most, each=(self.most + 1) // 2)
+
+    def change(self, most: int) -> None:
+        """Use another limit from now on; present subscriptions stay."""
+        self.most = self.counts.capacity = most
+        self.counts.each = (most + 1) // 2
 
     def has(self, creator: str, count: int) -> bool:
         """Return whether *creator* may have *count* more.

@@ -18,7 +18,7 @@ import attrs
 import click
 from rich.table import Table
 
-from fyrehose.cli.tables import terminal
+from fyrehose.cli.console import terminal
 from fyrehose.cli.values import DURATION, FORMAT
 from fyrehose.errors import ConfigError, FyrehoseError, MissingExtra
 from fyrehose.options import counted
@@ -30,7 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 #: How long the command listens, in seconds: several messages of each server.
 LISTEN = 1.5
 #: How long NATS may take to answer, in seconds.
-PATIENCE = 5.0
+NATS_TIMEOUT_S = 5.0
 
 
 @attrs.frozen
@@ -167,10 +167,10 @@ async def survey(
                 error_cb=quiet,
                 max_reconnect_attempts=1,
                 reconnect_time_wait=0.1,
-                connect_timeout=PATIENCE,
+                connect_timeout=NATS_TIMEOUT_S,
                 **options,
             ),
-            2 * PATIENCE,
+            2 * NATS_TIMEOUT_S,
         )
     except Exception as error:
         raise FyrehoseError(
@@ -190,7 +190,7 @@ async def _log(client: Any, stream: str) -> dict[str, Any] | None:
     from nats.errors import Error
 
     try:
-        info = await client.jetstream(timeout=PATIENCE).stream_info(stream)
+        info = await client.jetstream(timeout=NATS_TIMEOUT_S).stream_info(stream)
     except (Error, OSError):
         return None  # the status says that JetStream does not answer
     node = info.cluster.leader if info.cluster is not None else ""

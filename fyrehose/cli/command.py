@@ -16,12 +16,13 @@ from fyrehose.cli.cluster_reseed import reseed
 from fyrehose.cli.completion import completion
 from fyrehose.cli.journal import journal
 from fyrehose.cli.program import Program
+from fyrehose.cli.reload import reload
 from fyrehose.cli.remote import HTTP_URL, RemoteServer
 from fyrehose.cli.stats import stats, top
 from fyrehose.cli.streams import streams
 from fyrehose.cli.subscriptions import subscriptions
 from fyrehose.cli.token import token
-from fyrehose.cli.values import DURATION, Since, WholeNumber, remote_options
+from fyrehose.cli.values import DURATION, PARTS, Since, WholeNumber, remote_options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -72,7 +73,18 @@ def _tls(command: F) -> F:
     return option(command)
 
 
-@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
+class MainProgram(Program):
+    """The command ``fyrehose``, whose help fits a screen because it explains commands, but not its own options."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the names of the options in one line, then the commands."""
+        names = "; ".join(", ".join(option.opts) for option in self.get_params(ctx))
+        formatter.write_paragraph()
+        formatter.write_text(f"Options: {names}")
+        self.format_commands(ctx, formatter)
+
+
+@click.group(cls=MainProgram, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="fyrehose %(version)s")
 def main() -> None:
     """Publish to a Fyrehose server, read its streams, and inspect its journal.
@@ -152,7 +164,7 @@ def publish(
     at = server(protocol, addresses[0], tls, addresses[1:])
     status = running.run(
         lambda reactor: publish_all(
-            reactor, at.publisher(reactor, stream, window, transaction), stream, source, timeout, at.contacts
+            reactor, at.publisher(reactor, stream, window, transaction), stream, source, timeout, at.history
         )
     )
     sys.exit(status)
@@ -169,6 +181,7 @@ def publish(
 @click.option("--count", type=WholeNumber(1), help="Stop after this many messages.")
 @click.option("--idle", type=DURATION, help="Stop when no message arrives for this long.")
 @click.option("--format", "form", type=click.Choice(["text", "json", "raw"]), default="text", show_default=True)
+@click.option("--parts", type=PARTS, help="Events over 16 MiB: one message (text and raw), or as stored (json).")
 @click.option("--timeout", type=DURATION, default="10s", show_default=True, help="How long to wait for the server.")
 @click.argument("extra", nargs=-1, metavar="")
 def tail(
@@ -182,6 +195,7 @@ def tail(
     count: int | None,
     idle: float | None,
     form: str,
+    parts: str | None,
     timeout: float,
     extra: tuple[str, ...],
 ) -> None:
@@ -198,6 +212,7 @@ def tail(
     from fyrehose.cli.servers import protocol_to_tail, server
     from fyrehose.cli.tail import NamedTail
     from fyrehose.cli.tail import tail as follow
+    from fyrehose.parts import Joiner
 
     if extra:
         raise click.UsageError(f"unexpected argument {extra[0]!r}; name the stream with --stream {extra[0]}")
@@ -214,9 +229,10 @@ def tail(
             count,
             idle,
             timeout,
-            at.contacts,
+            at.history,
             since,
             named,
+            Joiner() if (parts or ("keep" if form == "json" else "join")) == "join" else None,
         )
     )
     sys.exit(status)
@@ -280,5 +296,5 @@ main.add_command(journal)
 cluster.add_command(reseed)
 main.add_command(cluster)
 main.add_command(completion)
-for _command in (streams, subscriptions, stats, top, token):
+for _command in (streams, subscriptions, stats, top, token, reload):
     main.add_command(_command)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fyrehose.cli.progress import progress_bar
+from fyrehose.cli.console import progress_bar
 from fyrehose.cli.values import DURATION
 from fyrehose.errors import ConfigError
 from fyrehose.options import counted

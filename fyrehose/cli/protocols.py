@@ -9,7 +9,7 @@ import attrs
 from rich.table import Table
 
 from fyrehose import plugins
-from fyrehose.cli.tables import terminal
+from fyrehose.cli.console import terminal
 from fyrehose.extras import SPARK, Extra
 from fyrehose.interfaces import IExtraPlugin
 from fyrehose.options import options_of, shown_value, typed

@@ -15,8 +15,8 @@ from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 
-from fyrehose.cli.contacts import Contacts
-from fyrehose.cli.progress import SpeedColumn
+from fyrehose.cli.connections import ConnectionHistory
+from fyrehose.cli.console import SpeedColumn
 from fyrehose.cli.running import connected, worker
 from fyrehose.cli.sources import Source
 from fyrehose.errors import FyrehoseError
@@ -93,7 +93,7 @@ class PublishCounts:
 
 
 async def publish(
-    reactor: Any, publisher: Any, stream: str | None, source: Source, timeout: float, where: Contacts
+    reactor: Any, publisher: Any, stream: str | None, source: Source, timeout: float, history: ConnectionHistory
 ) -> int:
     """Publish every message of ``source`` to ``stream``, and print a summary to standard error.
 
@@ -103,10 +103,10 @@ async def publish(
     """
     tally, began = PublishCounts(), reactor.seconds()
     try:
-        await connected(reactor, publisher, timeout, where)
+        await connected(reactor, publisher, timeout, history)
         with _bar(source, tally, reactor) as advance:
             work = Deferred.fromCoroutine(_publish_all(reactor, publisher, stream, source, tally, advance))
-            await _unless_stalled(reactor, work, tally, timeout, where)
+            await _unless_stalled(reactor, work, tally, timeout, history)
     except FyrehoseError as error:
         if not tally.published:
             raise
@@ -137,7 +137,7 @@ async def _publish_all(
 
 
 async def _unless_stalled(
-    reactor: Any, work: Deferred[None], tally: PublishCounts, timeout: float, where: Contacts
+    reactor: Any, work: Deferred[None], tally: PublishCounts, timeout: float, history: ConnectionHistory
 ) -> None:
     """Wait for ``work``; cancel it if the server refuses us, or acknowledges nothing for ``timeout`` seconds."""
     stalled = False
@@ -151,15 +151,15 @@ async def _unless_stalled(
     checking = LoopingCall(check)
     checking.clock = reactor
     checking.start(min(timeout / 4, 1.0), now=False)
-    where.watch(work.cancel)
+    history.watch(work.cancel)
     try:
         await work
     except CancelledError as error:
-        if where.refused is not None:
-            raise where.refused from error
+        if history.refused is not None:
+            raise history.refused from error
         if not stalled:
             raise
-        raise FyrehoseError(f"{where} has not acknowledged anything for {timeout:g} s; {where.hint}") from error
+        raise FyrehoseError(f"{history} has not acknowledged anything for {timeout:g} s; {history.hint}") from error
     finally:
         checking.stop()
 

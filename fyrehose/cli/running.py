@@ -17,7 +17,7 @@ from twisted.logger import ILogObserver, LogEvent, LogLevel, formatEvent, global
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.cli.contacts import Contacts
+from fyrehose.cli.connections import ConnectionHistory
 from fyrehose.errors import FyrehoseError
 from fyrehose.journal.commit import ThreadWorker
 
@@ -48,7 +48,7 @@ def worker(reactor: Any) -> ThreadWorker:
     return ThreadWorker(reactor.callFromThread, "fyrehose input and output")
 
 
-async def connected(reactor: Any, client: Any, timeout: float, where: Contacts) -> None:
+async def connected(reactor: Any, client: Any, timeout: float, history: ConnectionHistory) -> None:
     """Connect ``client`` to the server.
 
     :raises FyrehoseError: it could not connect within ``timeout`` seconds, or the server refused it
@@ -57,18 +57,18 @@ async def connected(reactor: Any, client: Any, timeout: float, where: Contacts) 
     if not connecting.called:
         # Continue outside of the client's own call, because the caller may close the client next.
         connecting.addCallback(lambda result: deferLater(reactor, 0, lambda: result))
-    where.watch(connecting.cancel)
+    history.watch(connecting.cancel)
     patience = reactor.callLater(timeout, connecting.cancel)
     try:
         await connecting
     except OSError as error:
-        raise FyrehoseError(f"cannot connect to {where}: {error}") from error
+        raise FyrehoseError(f"cannot connect to {history}: {error}") from error
     except Exception as error:
-        if where.refused is not None:
-            raise where.refused from error
+        if history.refused is not None:
+            raise history.refused from error
         if patience.active():
             raise
-        raise FyrehoseError(f"{where} did not answer within {timeout:g} s; {where.hint}") from error
+        raise FyrehoseError(f"{history} did not answer within {timeout:g} s; {history.hint}") from error
     finally:
         if patience.active():
             patience.cancel()

@@ -12,7 +12,7 @@ from twisted.internet.endpoints import HostnameEndpoint
 from twisted.internet.interfaces import IStreamClientEndpoint
 
 from fyrehose import plugins
-from fyrehose.cli.contacts import TIMES, Contacts, WatchedEndpoint
+from fyrehose.cli.connections import TIMES, ConnectionHistory, WatchedEndpoint
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IClientPlugin, IConsumingPlugin, IPatternPlugin, ITransactionalPlugin
 from fyrehose.net.several import CONNECT_TIMEOUT, AnyServer, place_text
@@ -33,7 +33,7 @@ class ServerAddress:
     :ivar plugin: provides :class:`fyrehose.interfaces.IClientPlugin`
     :ivar others: hosts and ports of other servers of the same cluster
     :ivar tls: PEM files, if the connection uses TLS: see :func:`fyrehose.cli.tls.encrypted`
-    :ivar contacts: history of the connections to this server
+    :ivar history: history of the connections to this server
     """
 
     protocol: str
@@ -42,14 +42,14 @@ class ServerAddress:
     plugin: Any
     tls: tuple[str, ...] = ()
     others: tuple[tuple[str, int], ...] = ()
-    contacts: Contacts = attrs.field(init=False)
+    history: ConnectionHistory = attrs.field(init=False)
 
-    @contacts.default
-    def _contacts(self) -> Contacts:
+    @history.default
+    def _history(self) -> ConnectionHistory:
         places = [place_text(host, port) for host, port in ((self.host, self.port), *self.others)]
         # Servers that follow close each connection at once, and for a while nobody may lead.
         times = TIMES * ROUNDS * len(places) if self.others else TIMES
-        return Contacts(f"{self.protocol} at {', '.join(places)}", encrypted=bool(self.tls), times=times)
+        return ConnectionHistory(f"{self.protocol} at {', '.join(places)}", encrypted=bool(self.tls), times=times)
 
     def publisher(self, reactor: Any, stream: str | None, window: int, transaction: int | None = None) -> Any:
         """Return an :class:`fyrehose.interfaces.IPublisher` that is prepared for *stream*.
@@ -99,8 +99,8 @@ class ServerAddress:
             raise ConfigError(
                 f"invalid --stream: the name has {len(os.fsencode(stream))} bytes; expected 1 to {MAX_NAME} bytes"
             )
-        self.contacts.servers_own = stream is not None and stream.startswith(".")
-        self.contacts.wanted = alone if stream is None else f"{wanted} {stream!r}"
+        self.history.servers_own = stream is not None and stream.startswith(".")
+        self.history.wanted = alone if stream is None else f"{wanted} {stream!r}"
         if self.others and self.protocol in ONE_ADDRESS:
             raise ConfigError(f"protocol {self.protocol} takes one address; its client uses several connections")
         if self.tls and not any(field.name == "tls_certificate" for field in attrs.fields(self.plugin.settings)):
@@ -118,7 +118,7 @@ class ServerAddress:
             from fyrehose.cli.tls import encrypted
 
             endpoint = encrypted(endpoint, host, self.tls)
-        return WatchedEndpoint(endpoint, self.contacts, reactor)
+        return WatchedEndpoint(endpoint, self.history, reactor)
 
 
 def protocol_to_tail(place: tuple[str, int | None]) -> str:

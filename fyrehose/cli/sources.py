@@ -38,7 +38,7 @@ class Source(Protocol):
         """Return the total size in bytes, or None if it is unknown."""
 
     def batches(self, call: Call) -> AsyncIterator[tuple[int, list[bytes]]]:
-        """Yield the number of bytes that were read, and the messages that they complete."""
+        """Yield, for each read, its number of bytes and the messages that are complete with it."""
 
 
 @attrs.frozen

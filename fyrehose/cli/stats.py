@@ -14,9 +14,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fyrehose.cli.printable import WIDE, escaped
+from fyrehose.cli.console import WIDE, escaped, terminal
 from fyrehose.cli.remote import DEFAULT_URL, RemoteServer
-from fyrehose.cli.tables import terminal
 from fyrehose.cli.values import FORMAT, WholeNumber, remote_options
 from fyrehose.options import shown_size
 

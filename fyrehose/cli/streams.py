@@ -9,10 +9,9 @@ from typing import Any
 
 import click
 
-from fyrehose.cli.printable import WIDE, escaped
+from fyrehose.cli.console import WIDE, escaped, terminal
 from fyrehose.cli.remote import DEFAULT_URL, HTTP_URL, RemoteServer
 from fyrehose.cli.stats import streams_table, with_rates
-from fyrehose.cli.tables import terminal
 from fyrehose.cli.values import FORMAT, WholeNumber, remote_options
 from fyrehose.errors import FyrehoseError
 from fyrehose.options import counted

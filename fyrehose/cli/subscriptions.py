@@ -10,10 +10,9 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from fyrehose.cli.printable import escaped, moment
+from fyrehose.cli.console import escaped, moment, terminal
 from fyrehose.cli.remote import HTTP_URL, RemoteServer
 from fyrehose.cli.streams import ListByDefault
-from fyrehose.cli.tables import terminal
 from fyrehose.cli.values import DURATION, FORMAT, Since, WholeNumber, remote_options
 from fyrehose.options import counted
 from fyrehose.records import LAST_SEQ

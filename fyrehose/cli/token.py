@@ -29,7 +29,7 @@ class Right(click.ParamType):  # type: ignore[type-arg]
         return Action(action), pattern
 
 
-@click.group()
+@click.group(short_help="Sign tokens that end by themselves.")
 def token() -> None:
     """Sign tokens that end by themselves, for browsers and programs.
 

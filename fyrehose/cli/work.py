@@ -20,7 +20,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
 from fyrehose import plugins
-from fyrehose.cli.printable import escaped
+from fyrehose.cli.console import escaped
 from fyrehose.cli.remote import RemoteServer
 from fyrehose.errors import ConfigError, LeaseLost
 from fyrehose.interfaces import IWorkPlugin

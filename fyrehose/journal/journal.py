@@ -121,6 +121,18 @@ class FileJournal:
         deletion = Deletion(self.directory, self.files)
         self.keeper = Keeper(self.directory, self.settings, self._store, self._clock, deletion, self._call)
 
+    def change(self, settings: JournalSettings, stream_age: Callable[[str], float] | None) -> None:
+        """Use another retention, and other limits of ages, from now on.
+
+        :param settings: with the present durability, linger and segment size, which this does not change
+        """
+        self.settings = self.keeper.settings = settings
+        if stream_age != self.stream_age:
+            # The next check of the journal sets the time, if there is none yet.
+            now = 0 if self._floors is None else self._floors.now
+            self.stream_age = stream_age
+            self._floors = None if stream_age is None else Floors(self._store, stream_age, now)
+
     @property
     def refusal(self) -> str:
         """Return why appends are refused although the disk has room; empty: they are not."""

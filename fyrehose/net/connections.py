@@ -114,6 +114,11 @@ class SessionFactory(Factory):
 
     noisy = False
 
+    def configure(self, settings: Any) -> None:
+        """Use *settings*: their limits of connections at once, the others for new connections."""
+        self.settings = settings
+        self.holding.change(settings.refusal_delay)
+
     def buildProtocol(self, addr: IAddress | None) -> SessionProtocol | HeldConnection | None:
         """Return the protocol for a new connection from *addr*.
 

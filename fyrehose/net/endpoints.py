@@ -6,8 +6,10 @@ stop:  the port, then the connections
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import Any, cast
 
+import attrs
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.endpoints import AdoptedStreamServerEndpoint, UNIXServerEndpoint, serverFromString
@@ -69,13 +71,22 @@ class TCPService(Service):
         """Return the number of connections."""
         return len(self.factory.connections)
 
-    def reload(self) -> None:
-        """Read the certificates again, for new connections.
+    def fixed(self, settings: Any) -> Collection[str]:
+        """Return the options of TLS if *settings* turn it on or off, because that changes what the port does."""
+        on = bool(getattr(settings, "tls_certificate", ""))
+        names = [field.name for field in attrs.fields(type(settings)) if field.name.startswith("tls_")]
+        return names if on != (self._outer is not None) else ()
 
-        :raises ConfigError: they are invalid; the previous ones stay in use
-        """
-        if self._outer is not None:
-            self._outer.reload()
+    def prepare(self, settings: Any) -> Callable[[], None]:
+        """See :meth:`IReloading.prepare`: limits count from then on, the rest for new connections."""
+        tls = None if self._outer is None else self._outer.prepare(settings)
+
+        def apply() -> None:
+            self.factory.configure(settings)
+            if tls is not None:
+                tls()
+
+        return apply
 
     def stopService(self) -> Deferred[None]:
         """Close the port, then each connection once its publishes are acknowledged."""

@@ -108,6 +108,10 @@ class Holding:
         self.refusals = Delays(self.clock, self.longest)
         self.handshakes = Delays(self.clock, self.longest)
 
+    def change(self, longest: float) -> None:
+        """Use another longest delay, for connections that are refused from now on."""
+        self.longest = self.refusals.longest = self.handshakes.longest = longest
+
     def __len__(self) -> int:
         """Return how many connections are held or closing."""
         return len(self._held) + len(self._closing)

@@ -1,7 +1,7 @@
 """Watch the incomplete frame of a connection: it must be complete in time, and not be slow when memory is short.
 
     timeout    the whole frame has this long, plus a second for each 64 KiB of it that has arrived
-    slow       the frame is more than PATIENCE behind a link of 64 KiB per second
+    slow       the frame is more than SLOW_FRAME_S behind a link of 64 KiB per second
 
 Time in which the connection is not read does not count, for either.  While the reactor is busy, arrived data waits in
 the kernel; therefore a frame counts as slow only after it has been observed to be behind for CERTAINTY.
@@ -20,7 +20,7 @@ from fyrehose.errors import RemoteProtocolError
 #: The rate of the slowest link that may still send a large frame, or read a large delivery, in bytes per second.
 SLOWEST = 64 << 10
 #: How far a frame may fall behind that rate before it counts as slow, in seconds.
-PATIENCE = 5.0
+SLOW_FRAME_S = 5.0
 #: How long a frame must be observed to be behind before it is slow, in seconds: many turns of the reactor.
 CERTAINTY = 0.5
 #: How often a frame that waits for memory checks whether others have become slow, in seconds.
@@ -90,10 +90,10 @@ class FrameWatch:
             return
         now = self.clock.seconds()
         if another or self._since is None:
-            self._since, self._arrived, self._due = now, 0, now + PATIENCE
+            self._since, self._arrived, self._due = now, 0, now + SLOW_FRAME_S
         else:
             self._arrived += size
-            self._due = min(now + PATIENCE, max(self._due, now - PATIENCE) + size / SLOWEST)
+            self._due = min(now + SLOW_FRAME_S, max(self._due, now - SLOW_FRAME_S) + size / SLOWEST)
         self._is_behind(now)
         if self._timer is None:
             self._timer = self.clock.callLater(self.timeout, self._check)
@@ -108,7 +108,7 @@ class FrameWatch:
         """Record that reading continues, which gives the frame its full time again."""
         now = self.clock.seconds()
         if self._paused_at is not None:
-            self._due = max(self._due + now - self._paused_at, now + PATIENCE / 2)
+            self._due = max(self._due + now - self._paused_at, now + SLOW_FRAME_S / 2)
             self._paused_at = self._behind_at = None
         if self._since is not None:
             self._since = now

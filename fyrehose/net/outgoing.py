@@ -42,7 +42,7 @@ class SendingConnection(Protocol):
         """Return *data*, a piece of a large record, as the protocol sends it."""
 
     def record_sent(self) -> None:
-        """Continue after a large record has been sent."""
+        """Send what waited behind a large record, which has been sent."""
 
     def record_lost(self, reason: Exception) -> None:
         """End the connection, because the rest of a large record cannot be read."""

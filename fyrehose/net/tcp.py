@@ -46,7 +46,7 @@ E = TypeVar("E")
 Handlers = dict[type, Callable[[Any, Any], object]]
 
 #: How long a peer may take to read the remaining data of a connection that is being closed, in seconds.
-LINGER = 5.0
+CLOSE_TIMEOUT_S = 5.0
 #: How long a publisher waits before it is disconnected because the disk is full, in seconds.
 FULL_GRACE = 5.0
 #: The most bytes of replies that a peer may leave unread.
@@ -435,7 +435,7 @@ class SessionProtocol(TwistedProtocol):
         """Close a connection whose publishes are settled, after sending the remaining data; a hook for subclasses."""
         self.flush()
         if self.outgoing.record is not None:  # what follows a record that is cut would be misread
-            self.timers.start(LINGER, self.abort)
+            self.timers.start(CLOSE_TIMEOUT_S, self.abort)
             return
         self.transport.unregisterProducer()
         # A peer with unread data gets its time to read instead, and still counts as connected.
@@ -445,9 +445,9 @@ class SessionProtocol(TwistedProtocol):
             self._close()
 
     def linger(self) -> None:
-        """Give the peer up to LINGER seconds to read the remaining data and to close the connection."""
+        """Give the peer up to CLOSE_TIMEOUT_S seconds to read the remaining data and to close the connection."""
         self._enter(Phase.LINGERING)
-        self.timers.start(LINGER, self.abort)
+        self.timers.start(CLOSE_TIMEOUT_S, self.abort)
 
     def abort(self) -> None:
         """Close the connection at once, without sending the remaining data."""

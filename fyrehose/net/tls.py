@@ -9,6 +9,7 @@ read the server's certificate only once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -131,12 +132,17 @@ class TLS:
     protocol: str
     context: SSL.Context
 
-    def reload(self) -> None:
-        """Read the files again, for new connections.
+    def prepare(self, settings: TLSSettings) -> Callable[[], None]:
+        """Read the files of *settings*, and return a function that uses them for new connections.
 
-        :raises ConfigError: a file is invalid; the previous ones stay in use
+        :raises ConfigError: a file is invalid
         """
-        self.context = self.settings.context(self.protocol)
+        context = settings.context(self.protocol)
+
+        def apply() -> None:
+            self.settings, self.context = settings, context
+
+        return apply
 
     def serverConnectionForTLS(self, tlsProtocol: TLSMemoryBIOProtocol) -> SSL.Connection:
         return SSL.Connection(self.context, None)
@@ -164,9 +170,9 @@ class TLSFactory(TLSMemoryBIOFactory):
             return protocol
         return cast("IProtocol", self.protocol(self, protocol))
 
-    def reload(self) -> None:
-        """Read the files again; see :meth:`TLS.reload`."""
-        self.tls.reload()
+    def prepare(self, settings: TLSSettings) -> Callable[[], None]:
+        """Read the files of *settings*; see :meth:`TLS.prepare`."""
+        return self.tls.prepare(settings)
 
 
 def add_tls(protocol: str, endpoint: str, factory: Factory, settings: TLSSettings, clock: Any) -> TLSFactory | None:

@@ -133,7 +133,7 @@ class Filler:
 
 
 def too_far_behind(here: int, first: int) -> ConfigError:
-    """Return the error of a server that cannot be filled by itself."""
+    """Return the error that stops a server whose journal has to be filled by hand."""
     return ConfigError(
         f"the journal ends at position {here}, and the shared log begins at {first}: copy the journal of another "
         "server into the data directory with `fyrehose journal backup`, and start again; with the option `journal` of "

@@ -303,9 +303,9 @@ class JetStreamLog:
 
 
 def _is_entry(message: Any, number: int) -> bool:
-    """Return whether *message* has the entry *number*; if not, there is none, or no further one.
+    """Return True if *message* is the entry *number*, False if the shared log has no such entry yet or any more.
 
-    :raises Unavailable: it says that no server can answer
+    :raises Unavailable: NATS reports that no server can answer
     """
     headers = message.headers or {}
     status = headers.get("Status")

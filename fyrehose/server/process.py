@@ -56,7 +56,7 @@ def stop_on_signals(reactor: Any, drain: Callable[[], float] = lambda: 0.0) -> N
         signal.signal(signal.SIGINT, stop)
 
 
-def reload_on_hangup(reactor: Any, reload: Callable[[], None]) -> None:
+def reload_on_hangup(reactor: Any, reload: Callable[[], object]) -> None:
     """Call *reload* on SIGHUP; stop *reactor* instead if the process has lost its terminal."""
     terminal = os.isatty(0)
 

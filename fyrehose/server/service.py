@@ -90,6 +90,8 @@ class Fyrehose(MultiService):
         self._on_open = on_open
         self._open = False
         self._started: list[Any] = []
+        #: children that :meth:`open` is starting
+        self._opening: list[Any] = []
         #: children that are not started before this server leads its cluster
         self._only_leading: list[Any] = []
         #: fires when the start in progress has succeeded or failed; None if none is in progress
@@ -123,13 +125,42 @@ class Fyrehose(MultiService):
         return Deferred.fromCoroutine(self._stop())
 
     def addService(self, service: Any) -> None:
+        self._adopt(service)
+        if self.running and self._settled is None and service in self._unstarted():
+            Deferred.fromCoroutine(self._start_child(service)).addErrback(self._report)
+
+    def _adopt(self, service: Any) -> None:
         running, self.running = self.running, 0  # MultiService would start it, and drop the Deferred
         try:
             MultiService.addService(self, service)
         finally:
             self.running = running
-        if running and self._settled is None and service in self._unstarted():
-            Deferred.fromCoroutine(self._start_child(service)).addErrback(self._report)
+
+    async def open(self, service: Any, only_leading: bool = False) -> None:
+        """Add a child while the server runs, and start it.
+
+        :param only_leading: see :meth:`add_for_leader`
+        :raises FyrehoseError: it cannot start, and is no child then
+        """
+        if not self.running or self._settled is not None:
+            raise Closed("the server is starting or stopping")
+        if only_leading:
+            self._only_leading.append(service)
+        self._opening.append(service)  # addService leaves it to this method
+        service.setServiceParent(self)
+        try:
+            if not (only_leading and self.broker.follows):
+                await self._start_child(service)
+        except Exception:
+            self.removeService(service)
+            raise
+        finally:
+            self._opening.remove(service)
+
+    async def close(self, service: Any) -> None:
+        """Stop a child while the server runs, and remove it; return when its last connection has ended."""
+        await maybeDeferred(self.removeService, service)
+        log.info("{name} is closed", name=_name(service))
 
     def add_for_leader(self, service: Any) -> None:
         """Add a child that is started only once the server accepts messages, because it has no other use.
@@ -175,7 +206,7 @@ class Fyrehose(MultiService):
 
     def _unstarted(self) -> list[Any]:
         """Return the children that are to be started now."""
-        closed = self._only_leading if self.broker.follows else []
+        closed = [*self._opening, *(self._only_leading if self.broker.follows else ())]
         return [service for service in self if service not in self._started and service not in closed]
 
     def _start_when_leading(self) -> None:

@@ -17,25 +17,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TextIO, cast
 
-import attrs
 from twisted.application.service import IService, Service
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.logger import FileLogObserver, ILogObserver, Logger
 from twisted.python import usage
 from twisted.python.components import Componentized
 from twisted.python.failure import Failure
 
 from fyrehose import __version__, kernels, plugins
-from fyrehose.broker import policy
 from fyrehose.broker.budget import Budget
-from fyrehose.broker.streams import UNLIMITED
 from fyrehose.errors import ConfigError, Deposed, FyrehoseError, MissingExtra
-from fyrehose.interfaces import IConnected, IGuardingPlugin, ILeadingPlugin, IReloading
 from fyrehose.journal.commit import Far
 from fyrehose.journal.journal import FileJournal
-from fyrehose.net import connections
 from fyrehose.net.turns import TurnEnds
-from fyrehose.observe.listeners import Listener, encryption
 from fyrehose.options import counted, suggestion
 from fyrehose.replication.jetstream import JetStreamLog
 from fyrehose.replication.replicated import ReplicatedJournal
@@ -43,7 +37,6 @@ from fyrehose.server import logs, process
 from fyrehose.server.config import (
     Config,
     FromFile,
-    ListenerConfig,
     merged,
     parse_listen,
     parse_option,
@@ -52,10 +45,11 @@ from fyrehose.server.config import (
 )
 from fyrehose.server.filling import copy_journal
 from fyrehose.server.idle import IdleStreams
+from fyrehose.server.listeners import Listeners
 from fyrehose.server.notify import ServiceManager, waits_for_stop
+from fyrehose.server.reloading import ReloadAnswer, Reloading, write_answer
 from fyrehose.server.service import Fyrehose
 from fyrehose.server.watchdog import Watchdog
-from fyrehose.web.hosts import is_local
 
 log = Logger()
 
@@ -137,7 +131,7 @@ class Options(usage.Options):
         sys.exit(0)
 
     def postOptions(self) -> None:
-        """Merge the command line with the configuration file, and check the result; the command line wins."""
+        """Check the options, and the configuration file."""
         flags: dict[str, dict[str, Any]] = {}
         if self["durability"] is not None:
             flags["journal"] = {"durability": self["durability"]}
@@ -146,29 +140,28 @@ class Options(usage.Options):
         if self["max-streams"] is not None:
             flags["server"] = {"max_streams": self["max-streams"]}
         self["option"] = merged(self["option"], flags)
-        rules, cluster = UNLIMITED, None
-        if self["config"] is not None:
-            file: FromFile = _usage(read_file, Path(self["config"]))
-            self["data-dir"] = self["data-dir"] or file.data_dir
-            self["policy"] = self["policy"] or file.policy
-            self["log-format"] = self["log-format"] or file.log_format
-            self["listen"] = self["listen"] or file.listen
-            self["option"] = merged(file.options, self["option"])
-            rules, cluster = file.streams, file.replication
-        self["data-dir"] = self["data-dir"] or "data"
-        self["log-format"] = self["log-format"] or "text"
-        self.resolved = _usage(
-            resolve,
-            self["data-dir"],
-            self["listen"],
-            self["option"],
-            self["policy"],
-            self["log-format"],
-            rules,
-            cluster,
-        )
-        if self.parent is not None and self.parent.get("syslog") and self["log-format"] != "text":
+        for name in ("config", "policy", "data-dir"):
+            if self[name] is not None:
+                self[name] = str(Path(self[name]).absolute())  # a daemon may change its directory
+        self.resolved = _usage(self.resolve)
+        if self.parent is not None and self.parent.get("syslog") and self.resolved.log_format != "text":
             raise usage.UsageError("--log-format json cannot be used with --syslog; log to a file or standard output")
+
+    def resolve(self) -> Config:
+        """Merge the command line with the configuration file as it is now; the command line wins.
+
+        :raises ConfigError: a part of the configuration is invalid
+        """
+        file = FromFile() if self["config"] is None else read_file(Path(self["config"]))
+        return resolve(
+            self["data-dir"] or file.data_dir or "data",
+            self["listen"] or file.listen,
+            merged(file.options, self["option"]),
+            self["policy"] or file.policy,
+            self["log-format"] or file.log_format or "text",
+            file.streams,
+            file.replication,
+        )
 
     @property
     def log_observer(self) -> Callable[[], FileLogObserver] | None:
@@ -227,7 +220,7 @@ def makeService(options: Options) -> ServerProcess:
     # Timers must not depend on the wall clock, which may be set; this must precede the first timer.
     reactor.seconds = time.monotonic  # type: ignore[method-assign]
     try:
-        return ServerProcess(reactor, options.resolved, options.log_observer, options.command)
+        return ServerProcess(reactor, options.resolved, options.log_observer, options.command, options.resolve)
     except FyrehoseError as error:
         _exit(options.command, error)
 
@@ -236,6 +229,7 @@ class ServerProcess(Service):
     """The top-level service of the process, which ends with a distinct exit status when the server cannot continue.
 
     :param command: the command that was started, for errors
+    :param reread: returns the configuration as its files are now; None: it cannot change
     """
 
     def __init__(
@@ -244,13 +238,13 @@ class ServerProcess(Service):
         config: Config,
         log_observer: Callable[[], FileLogObserver] | None = None,
         command: str = Options.command,
+        reread: Callable[[], Config] | None = None,
     ) -> None:
         self.command = command
         self.log_observer = log_observer
         self.reactor = reactor
-        self.config = config
         stream_age = config.streams.keep_age if config.streams.expire else None
-        self.journal = self._make_journal(stream_age)
+        self.journal = self._make_journal(config, stream_age)
         self.fyrehose = Fyrehose(
             reactor,
             self.journal,
@@ -266,20 +260,27 @@ class ServerProcess(Service):
         )
         self.manager = ServiceManager.from_environment(reactor, os.environ)
         self.watchdog = Watchdog(reactor, self.fyrehose.broker.stalls, self.manager)
-        #: log lines of the start: deviations from the configuration, and reduced defaults
-        self.warnings: list[str] = []
-        self.remarks: list[str] = []
+        self.listeners = Listeners(reactor, self.fyrehose)
         self._ended = False
         self._serving = False
-        if config.server.retire_idle:
-            idle: Any = IdleStreams(reactor, self.fyrehose.broker, config.server.retire_idle)
-            idle.setName("idle streams")
-            idle.setServiceParent(IService(self.fyrehose))
-        for listener in self._within_descriptors(config.listeners):
-            self._add(listener)
+        self._reloads: Deferred[Any] = succeed(None)  # one after the other
+        self._idle: Any = None
+        self._retire_idle(config.server.retire_idle)
+        reduced = self.listeners.within_descriptors(config.listeners)
+        for listener, within in zip(config.listeners, reduced, strict=True):
+            service = self.listeners.make(within, config)
+            if service is not None:
+                self.listeners.add(listener, service)
+        again = (lambda: config) if reread is None else reread
+        self.reloading = Reloading(config, again, self.fyrehose, self.journal, self.listeners, self._retire_idle)
 
-    def _make_journal(self, stream_age: Callable[[str], float] | None) -> FileJournal:
-        config, cluster = self.config, self.config.replication
+    @property
+    def config(self) -> Config:
+        """Return the configuration in force."""
+        return self.reloading.config
+
+    def _make_journal(self, config: Config, stream_age: Callable[[str], float] | None) -> FileJournal:
+        cluster = config.replication
         if cluster is None:
             at_turn_end = TurnEnds(self.reactor).call
             return FileJournal(
@@ -320,45 +321,56 @@ class ServerProcess(Service):
         self.manager.stopping()
         return self.fyrehose.stopService()
 
-    def reload(self) -> None:
-        """Read the access policy, certificates and keys again; keep, and log, those that are invalid."""
+    def reload(self) -> Deferred[ReloadAnswer]:
+        """Read the files again, and change what differs: all of it, or nothing."""
         if self._serving:  # otherwise the notification follows when the server is ready
             self.manager.reloading()
-        counters, failed = self.fyrehose.broker.counters, 0
-        for part, read_again in self._reloadable():
-            try:
-                read_again()
-            except ConfigError as error:
-                failed += 1
-                counters.add("server", "reload-failures")
-                log.error("{part} was not reloaded: {error}", part=part, error=str(error))
+        self._reloads = self._reloads.addCallback(lambda _: Deferred.fromCoroutine(self.reloading.reload()))
+        answered: Deferred[ReloadAnswer] = Deferred()
+        self._reloads.addErrback(self._reload_failed).addCallback(self._reloaded).addCallback(answered.callback)
+        return answered
+
+    def _reload_failed(self, failure: Failure) -> ReloadAnswer:
+        log.failure("unexpected error while reloading", failure)
+        return ReloadAnswer(error=f"unexpected error: {failure.value}; the log has its traceback")
+
+    def _reloaded(self, answer: ReloadAnswer) -> ReloadAnswer:
+        counters = self.fyrehose.broker.counters
         counters.add("server", "reloads")
-        log.info("reloaded" if not failed else "reloaded, except for the errors above")
+        if answer.error:
+            counters.add("server", "reload-failures")
+            log.error("reload: nothing was changed: {error}", error=answer.error)
+        else:
+            for line in answer.lines():
+                log.info("reload: {line}", line=line)
+        try:
+            if self.config.data_dir.is_dir():
+                write_answer(self.config.data_dir, answer)
+        except OSError as error:
+            log.error("the answer of a reload cannot be written: {error}", error=str(error))
+        log.info("reloaded")
         if self._serving:
             self.manager.ready("serving")
+        return answer
 
-    def _reloadable(self) -> list[tuple[str, Callable[[], None]]]:
-        found = [("the policy", self._reload_policy)] if self.config.policy_file is not None else []
-        # After the policy, because some listeners apply it to their connections.
-        for listener in self.fyrehose:
-            if IReloading.providedBy(listener):
-                reloading: Any = listener
-                found.append((str(reloading.name), reloading.reload))
-        return found
-
-    def _reload_policy(self) -> None:
-        assert self.config.policy_file is not None
-        ended = self.fyrehose.broker.guard.change(policy.load(self.config.policy_file))
-        log.info("policy {file}: {ended} ended", file=self.config.policy_file, ended=counted(ended, "subscription"))
+    def _retire_idle(self, seconds: float) -> None:
+        """Retire streams that have been empty for *seconds* from now on; 0: none."""
+        if self._idle is not None:
+            self.fyrehose.removeService(self._idle)
+            self._idle = None
+        if seconds:
+            self._idle = IdleStreams(self.reactor, self.fyrehose.broker, seconds)
+            self._idle.setName("idle streams")
+            self._idle.setServiceParent(IService(self.fyrehose))
 
     def _run(self) -> None:
         process.dump_stacks_on_abort()
         process.reduce_garbage_collection()
         process.stop_on_signals(self.reactor, self._drain)
         process.reload_on_hangup(self.reactor, self.reload)
-        for warning in self.warnings:
+        for warning in self.listeners.warnings:
             log.warn("{warning}", warning=warning)
-        for remark in self.remarks:
+        for remark in self.listeners.remarks:
             log.info("{remark}", remark=remark)
         log.info(
             "fyrehose {version}, {kernels} kernels, journal in {directory}",
@@ -417,74 +429,3 @@ class ServerProcess(Service):
             process.say(f"{self.command}: {error}")
             process.exit_with(error.exit_status if isinstance(error, FyrehoseError) else 1)
         process.stop_reactor(self.reactor, "the server cannot continue")
-
-    def _add(self, listener: ListenerConfig) -> None:
-        try:
-            service = listener.plugin.make_service(
-                self.reactor, self.fyrehose.broker, listener.endpoint, listener.settings
-            )
-        except MissingExtra as missing:
-            if self.config.explicit:
-                raise
-            self.warnings.append(f"starting without {listener.name}: {missing}")
-            return
-        # The address of a systemd socket is known only later; there, too, the policy checks the address of each peer.
-        local = is_local(listener.endpoint) or listener.endpoint.startswith("systemd:")
-        guarded = self.config.policy_file is not None or IGuardingPlugin.providedBy(listener.plugin)
-        if not local and not guarded:
-            raise ConfigError(
-                f"--listen {listener.name}={listener.endpoint}: refusing to listen on a public address without an "
-                "access policy; pass --policy FILE or add interface=127.0.0.1"
-            )
-        service.setName(f"{listener.name} ({listener.endpoint})")
-        if ILeadingPlugin.providedBy(listener.plugin):
-            self.fyrehose.add_for_leader(service)
-        else:
-            service.setServiceParent(IService(self.fyrehose))
-        self.fyrehose.broker.listeners.append(
-            Listener(
-                name=listener.name,
-                protocol=listener.plugin.name,
-                endpoint=listener.endpoint,
-                encryption=encryption(listener.endpoint, listener.settings),
-                access=partial(self._access, listener),
-                connections=lambda: service.connections if IConnected.providedBy(service) else None,
-                stream=attrs.asdict(listener.settings, recurse=False).get("stream"),
-            )
-        )
-
-    def _access(self, listener: ListenerConfig) -> str:
-        """Return which clients have access to a listener, for people."""
-        if IGuardingPlugin.providedBy(listener.plugin):
-            token = attrs.asdict(listener.settings, recurse=False).get("token_file")
-            return "clients with the token" if token else "this machine"
-        if self.config.policy_file is None:
-            return "this machine"
-        return f"by policy ({counted(len(self.fyrehose.broker.guard.policy.rules), 'rule')})"
-
-    def _within_descriptors(self, listeners: tuple[ListenerConfig, ...]) -> list[ListenerConfig]:
-        """Return the listeners, with max_connections reduced to the available file descriptors."""
-        limited = [each for each in listeners if "max_connections" in attrs.fields_dict(type(each.settings))]
-        available = process.raise_descriptor_limit()
-        share = left = connections.connections_within(available, len(limited))
-        for n, wanted in enumerate(sorted(listener.settings.max_connections for listener in limited)):
-            share = max(1, left // (len(limited) - n))
-            if wanted > share:
-                break
-            left -= wanted  # the others share the rest
-        cut = [listener for listener in limited if listener.settings.max_connections > share]
-        if cut:
-            defaults = [type(listener.settings)().max_connections for listener in cut]
-            configured = defaults != [listener.settings.max_connections for listener in cut]
-            wanted = sum(connections.descriptors_for(listener.settings.max_connections) for listener in limited)
-            names, each = ", ".join(listener.name for listener in cut), " each" if len(cut) > 1 else ""
-            (self.warnings if configured else self.remarks).append(
-                f"file-descriptor limit {available + process.RESERVED}: max-connections of {names} reduced to {share}"
-                f"{each}; for the configured maximum, use `ulimit -n {wanted + process.RESERVED}`, or LimitNOFILE= in "
-                "a unit"
-            )
-        return [_with_connections(listener, share) if listener in cut else listener for listener in listeners]
-
-
-def _with_connections(listener: ListenerConfig, most: int) -> ListenerConfig:
-    return attrs.evolve(listener, settings=attrs.evolve(listener.settings, max_connections=most))

@@ -1,9 +1,9 @@
-"""Convert the runs of a journal to Arrow record batches, without an object for each record.
+"""Convert the runs of a journal to Arrow record batches, without an object for each record or run.
 
-    in: runs, whose columns are slices of segments      out: pyarrow.RecordBatch
+    in: a table of runs, and the chunks of segments that they are in      out: pyarrow.RecordBatch
 
-Adding a run stores a few numbers and slices; the values of each record are computed for thousands of records at once.
-The payload of a single large run is passed without a copy; those of several runs are joined.
+The table has a row of numbers for each run (kernels/pure/columns.py); the values of each record are computed for
+thousands of records at once.  The payload of a single large run is passed without a copy; those of several are joined.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from fyrehose.errors import ConfigError
 from fyrehose.journal.format import Has
+from fyrehose.kernels import columns as kernel
 from fyrehose.records import Buffer
 
 _TIME = pa.timestamp("us", tz="UTC")
@@ -73,68 +74,110 @@ def arrow_schema(columns: tuple[str, ...], *, encoded: bool = False) -> pa.Schem
     return pa.schema([pa.field(name, types[name], nullable=name not in REQUIRED) for name in columns])
 
 
-#: The optional columns, in the order of the lists of Pieces.
-_OPTIONAL = Has.PRODUCER_SEQS, Has.EVENT_IDS, Has.EVENT_TIMES
-
-#: A run: index of its kind, number of records, first seq, time, first producer_seq, lengths, payloads.
-Piece = tuple[int, int, int, int, int, Buffer, Buffer]
+#: The optional columns of a run in their order, and the bytes of each for a record.
+OPTIONAL = ((Has.PRODUCER_SEQS, 8), (Has.EVENT_IDS, 16), (Has.EVENT_TIMES, 8))
+#: Columns of the table of runs (kernels/pure/columns.py).
+_FIELDS = 10
+_ID, _COUNT, _FIRST, _MOMENT, _PRODUCER, _CHUNK, _OPTIONAL_AT, _LENGTHS_AT, _PAYLOAD_AT, _SIZE = range(_FIELDS)
+#: Runs for which a table has room in the beginning.
+_ROOM = 1 << 10
 
 
 @attrs.define(eq=False)
 class Pieces:
-    """Runs that become one record batch.  The reader's hot loop appends to the lists directly.
+    """Runs that become one record batch.
 
     :ivar kinds: the kinds to which the runs' indexes refer
-    :ivar size: size of the payloads, in bytes
-    :ivar producer_seqs: a column for each run that has it; so are ``event_ids`` and ``event_times``
+    :ivar chunks: the buffers to which the runs' offsets refer
+    :ivar table: a row for each run, and room for more
+    :ivar used: how many runs there are
     """
 
     schema: pa.Schema
     kinds: list[RunKind]
-    rows: int = 0
-    size: int = 0
-    runs: list[Piece] = attrs.field(factory=list)
-    producer_seqs: list[Buffer] = attrs.field(factory=list)
-    event_ids: list[Buffer] = attrs.field(factory=list)
-    event_times: list[Buffer] = attrs.field(factory=list)
-    # Arrays with one number for each run.
+    chunks: list[Buffer] = attrs.field(factory=list)
+    table: Any = attrs.field(factory=lambda: np.empty((_ROOM, _FIELDS), np.int64))
+    used: int = 0
+    # Columns of the table.
     _ids: Any = attrs.field(default=None, init=False)
     _counts: Any = attrs.field(default=None, init=False)
     _firsts: Any = attrs.field(default=None, init=False)
     _times: Any = attrs.field(default=None, init=False)
     _producer_firsts: Any = attrs.field(default=None, init=False)
 
+    @property
+    def rows(self) -> int:
+        """Return the number of records."""
+        return int(self.table[: self.used, _COUNT].sum())
+
+    @property
+    def size(self) -> int:
+        """Return the size of the payloads, in bytes."""
+        return int(self.table[: self.used, _SIZE].sum())
+
+    def reserve(self, runs: int) -> None:
+        """Make room for so many more runs."""
+        missing = self.used + runs - len(self.table)
+        if missing > 0:
+            self.table = np.concatenate([self.table, np.empty((max(missing, len(self.table)), _FIELDS), np.int64)])
+
+    def add(
+        self, kind: int, first: int, time: int, producer_first: int, optional: Buffer, lengths: Buffer, payload: Buffer
+    ) -> None:
+        """Add a run whose columns are buffers of their own."""
+        self.reserve(1)
+        number, begin = len(self.chunks), len(optional)
+        self.chunks.append(b"".join((optional, lengths, payload)))
+        signed = producer_first - (producer_first >> 63 << 64)
+        at = begin + len(lengths)
+        self.table[self.used] = (kind, len(lengths) // 4, first, time, signed, number, 0, begin, at, len(payload))
+        self.used += 1
+
     def by_day(self) -> Iterator[tuple[int, Pieces]]:
         """Yield the runs of each day (UTC, since 1970), sorted by stream and number.
 
         The runs of a stream are in the order of its numbers already, so sorting moves runs and not records.
         """
-        days: dict[int, list[int]] = {}
-        for i, run in enumerate(self.runs):
-            days.setdefault(run[3] // _DAY, []).append(i)
-        lists = self.producer_seqs, self.event_ids, self.event_times
-        optional = [self._of_runs(bit, parts) for bit, parts in zip(_OPTIONAL, lists, strict=True)]
-        for day, chosen in sorted(days.items()):
-            chosen.sort(key=lambda i: self.kinds[self.runs[i][0]].stream)
-            runs = [self.runs[i] for i in chosen]
-            columns = ([part[i] for i in chosen if i in part] for part in optional)
-            rows, size = sum(run[1] for run in runs), sum(len(run[6]) for run in runs)
-            yield day, Pieces(self.schema, self.kinds, rows, size, runs, *columns)
-
-    def _of_runs(self, bit: int, parts: list[Buffer]) -> dict[int, Buffer]:
-        """Return an optional column of each run that has it, by the index of the run."""
-        having = (i for i, run in enumerate(self.runs) if self.kinds[run[0]].has & bit) if parts else ()
-        return dict(zip(having, parts, strict=True))
+        runs = self.table[: self.used]
+        streams = {stream: rank for rank, stream in enumerate(sorted({kind.stream for kind in self.kinds}))}
+        ranks = np.array([streams[kind.stream] for kind in self.kinds], np.int64)
+        days = runs[:, _MOMENT] // _DAY
+        for day in np.unique(days).tolist():
+            of_day = runs[days == day]
+            order = np.argsort(ranks[of_day[:, _ID]], kind="stable")
+            yield day, Pieces(self.schema, self.kinds, self.chunks, of_day[order], len(of_day))
 
     def batch(self) -> pa.RecordBatch:
         """Return the runs as one record batch."""
-        ids, counts, firsts, times, producer_firsts, _, _ = zip(*self.runs, strict=True)
-        self._ids, self._counts = np.array(ids, np.int32), np.array(counts, np.int64)
-        self._firsts, self._times = np.array(firsts, np.int64), np.array(times, np.int64)
-        self._producer_firsts = np.array(producer_firsts, np.uint64)
+        runs = self.table[: self.used]
+        self._ids, self._counts, self._firsts = runs[:, _ID], runs[:, _COUNT], runs[:, _FIRST]
+        self._times, self._producer_firsts = runs[:, _MOMENT], runs[:, _PRODUCER]
         return pa.RecordBatch.from_arrays(
             [getattr(self, f"_{name}")() for name in self.schema.names], schema=self.schema
         )
+
+    def _gathered(self, offsets: Any, sizes: Any, chosen: Any = None) -> Buffer:
+        """Return bytes of all runs, or of the chosen ones, one behind the other."""
+        pieces = np.column_stack([self.table[: self.used, _CHUNK], offsets, sizes])
+        if chosen is not None:
+            pieces = np.ascontiguousarray(pieces[chosen])
+        if len(pieces) == 1:
+            number, begin, size = pieces[0].tolist()
+            return memoryview(self.chunks[number])[begin : begin + size]
+        out: Any = np.empty(int(pieces[:, 2].sum()), np.uint8)
+        kernel.gather(self.chunks, pieces, out)
+        return memoryview(out)
+
+    def _optional(self, wanted: Has) -> Buffer:
+        """Return an optional column of the runs that have it."""
+        runs = self.table[: self.used]
+        has = np.array([kind.has for kind in self.kinds], np.int64)[runs[:, _ID]]
+        offsets, width = runs[:, _OPTIONAL_AT].copy(), 0
+        for part, width in OPTIONAL:
+            if part is wanted:
+                break
+            offsets += np.where(has & part, width * self._counts, 0)
+        return self._gathered(offsets, width * self._counts, (has & wanted) != 0)
 
     # One method for each column.
 
@@ -164,28 +207,30 @@ class Pieces:
         if there is None:
             return pa.nulls(self.rows, pa.int64())
         # Spark has no unsigned integers: the upper half of the 64-bit numbers becomes negative, which is as good a key.
-        values = self._rising(self._producer_firsts.view(np.int64))
-        if self.producer_seqs:
-            values[self._has(Has.PRODUCER_SEQS)] = np.frombuffer(_joined(self.producer_seqs), np.int64)
+        values = self._rising(self._producer_firsts)
+        listed = self._has(Has.PRODUCER_SEQS)
+        if listed is not None:
+            values[listed] = np.frombuffer(self._optional(Has.PRODUCER_SEQS), np.int64)
         return _numbers(pa.int64(), values, there)
 
     def _event_id(self) -> pa.Array:
         there = self._has(Has.EVENT_IDS)
         if there is None:
             return pa.nulls(self.rows, pa.binary())
-        return _strings(pa.binary(), there * np.int32(16), _joined(self.event_ids), there)
+        return _strings(pa.binary(), there * np.int32(16), self._optional(Has.EVENT_IDS), there)
 
     def _event_time(self) -> pa.Array:
         there = self._has(Has.EVENT_TIMES)
         if there is None:
             return pa.nulls(self.rows, _TIME)
         values = np.zeros(self.rows, np.int64)
-        values[there] = np.frombuffer(_joined(self.event_times), np.int64)
+        values[there] = np.frombuffer(self._optional(Has.EVENT_TIMES), np.int64)
         return _numbers(_TIME, values, there)
 
     def _payload(self) -> pa.Array:
-        lengths, payloads = [run[5] for run in self.runs], [run[6] for run in self.runs]
-        return _strings(pa.binary(), np.frombuffer(_joined(lengths), np.uint32), _joined(payloads))
+        runs = self.table[: self.used]
+        lengths = np.frombuffer(self._gathered(runs[:, _LENGTHS_AT], 4 * self._counts), np.uint32)
+        return _strings(pa.binary(), lengths, self._gathered(runs[:, _PAYLOAD_AT], runs[:, _SIZE]))
 
     def _constant(self, name: str) -> pa.Array:
         """Return a column whose values are those of the kinds."""
@@ -214,10 +259,6 @@ class Pieces:
         starts = np.cumsum(self._counts) - self._counts
         with np.errstate(over="ignore"):
             return np.repeat(firsts - starts, self._counts) + np.arange(self.rows, dtype=np.int64)
-
-
-def _joined(parts: list[Buffer]) -> Buffer:
-    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _numbers(kind: pa.DataType, values: Any, there: Any = None) -> pa.Array:

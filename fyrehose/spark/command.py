@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fyrehose import __version__
+from fyrehose.cli.console import bar
 from fyrehose.cli.program import Program
-from fyrehose.cli.progress import bar
 from fyrehose.cli.values import DURATION, SIZE
 from fyrehose.errors import FyrehoseError
 from fyrehose.journal.offline.places import TOKEN_FILE
@@ -416,9 +416,8 @@ def verify(journal: str, lake: str, master: str | None, memory: str) -> None:
 
 @main.command(short_help="Merge small files of a lake, and remove unused ones.")
 @click.option("--keep", type=DURATION, help="Delete days that ended longer ago, such as 90d.")
-@click.option("--sort", is_flag=True, help="Sort finished days by stream and number; takes several times as long.")
 @click.argument("lake")
-def optimize(lake: str, keep: float | None, sort: bool) -> None:
+def optimize(lake: str, keep: float | None) -> None:
     """Merge the small files of LAKE, and remove files that are not used any more; archives may run meanwhile.
 
     \b
@@ -427,7 +426,7 @@ def optimize(lake: str, keep: float | None, sort: bool) -> None:
     from fyrehose.spark.jobs.optimize import optimize as run
 
     with bar("merging files"):
-        done = run(lake, keep=keep, sort=sort)
+        done = run(lake, keep=keep)
     showing.table(f"optimized {lake}", ("days merged", "files", "removed"), [(done.days, done.files, done.removed)])
 
 
@@ -448,6 +447,31 @@ def lost(take_back: str | None, lake: str) -> None:
     rows = [(server, stream, first, last, last - first + 1) for server, stream, first, last in target.lost()]
     title = f"declared lost in {lake}" if rows else "nothing is declared lost"
     showing.table(title, ("server", "stream", "first", "last", "numbers"), rows)
+
+
+@main.command(short_help="Print statements that name a lake in other engines.")
+@click.option(
+    "--for",
+    "engine",
+    type=click.Choice(["duckdb", "trino", "athena", "snowflake", "unity", "dbt"]),
+    required=True,
+    help="The engine.",
+)
+@click.option("--match", metavar="PATTERN", default="*", show_default=True, help="Views of these streams only.")
+@click.argument("lake")
+def catalog(engine: str, match: str, lake: str) -> None:
+    """Print the statements by which an engine names LAKE as a table, and each stream as a view.
+
+    \b
+        fyrehose-spark catalog s3://bucket/lake --for trino
+    """
+    from fyrehose.patterns import Pattern
+    from fyrehose.spark.lake import Lake
+    from fyrehose.spark.statements import statements
+
+    target = Lake.existing(lake)
+    for statement in statements(engine, str(target), [*filter(Pattern(match).covers, target.streams())]):
+        click.echo(statement)
 
 
 @main.command(short_help="Delete records from a lake.")

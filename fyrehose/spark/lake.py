@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -30,12 +31,13 @@ import numpy as np
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
-from deltalake.transaction import AddAction, PostCommitHookProperties
+from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction
+from pyarrow import compute
 
 from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalLocked
 from fyrehose.journal.format import UNKNOWN
 from fyrehose.spark.columns import COLUMNS
-from fyrehose.spark.deltalog import transactions
+from fyrehose.spark.deltalog import LOG, damage_of, transactions
 from fyrehose.spark.selection import EVERY, Selection
 from fyrehose.spark.stores import LakeStore, plain, sync
 
@@ -63,6 +65,8 @@ _BY_COLUMN_MAPPING = 2
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: Features of a table that do not change what its files mean, or that are honoured here (vectors()).
 FEATURES = frozenset({"deletionVectors", "timestampNtz", "vacuumProtocolCheck"})
+#: Columns of the log's table of files, beside their statistics.
+_FILE = {"path": pa.string(), "size_bytes": pa.int64(), "num_records": pa.int64()}
 #: How often a commit is tried, while other archives change the table.
 _TRIES = 10
 
@@ -103,6 +107,8 @@ class Lake:
 
     store: LakeStore
     _table: DeltaTable | None = attrs.field(default=None, init=False)
+    #: The table's version, and its files.
+    _files: tuple[int, pa.Table] | None = attrs.field(default=None, init=False)
     #: The table's version, and the rows of its files that are deleted.
     _vectors: tuple[int, dict[str, Any]] | None = attrs.field(default=None, init=False)
     #: The last progress that was read or committed: the table's version, the journal's identity, and the progress.
@@ -134,7 +140,7 @@ class Lake:
     def table(self) -> DeltaTable | None:
         """Return the Delta table as it was when it was first used or last refreshed; None if nothing was archived yet.
 
-        :raises JournalError: its log is damaged
+        :raises JournalCorrupt: its log is damaged
         """
         if self._table is None:
             self.refresh()
@@ -143,7 +149,8 @@ class Lake:
     def refresh(self) -> DeltaTable | None:
         """Return the Delta table as it is now.
 
-        :raises JournalError: its log is damaged, or the table has features that are not known here
+        :raises JournalCorrupt: its log is damaged
+        :raises JournalError: the table has features that are not known here
         """
         try:
             with self.store.explained():
@@ -153,7 +160,8 @@ class Lake:
                 else:
                     table = _opened(self.store)
         except DeltaError as error:
-            raise JournalError(f"the log of the lake {self} cannot be read: {plain(error)}") from error
+            found = damage_of(self.store) or f"{plain(error)}; restore {self.store.below(LOG)} from a copy"
+            raise JournalCorrupt(f"the log of the lake {self} is damaged: {found}") from error
         if table is not None:
             self._check_features(table)
         self._table = table
@@ -191,16 +199,20 @@ class Lake:
             if not self.store.remote:
                 self.store.directory.mkdir(parents=True, exist_ok=True)
             schema = Schema.from_arrow(SCHEMA)
-            with self.store.explained():
-                DeltaTable.create(
-                    self.store.uri,
-                    schema,
-                    mode="ignore",
-                    partition_by=[PARTITION],
-                    name="fyrehose",
-                    configuration=_SETTINGS,
-                    storage_options=self.store.options,
-                )
+            try:
+                with self.store.explained():
+                    DeltaTable.create(
+                        self.store.uri,
+                        schema,
+                        mode="ignore",
+                        partition_by=[PARTITION],
+                        name="fyrehose",
+                        configuration=_SETTINGS,
+                        storage_options=self.store.options,
+                    )
+            except DeltaError:
+                if self.refresh() is None:  # Otherwise another archive was first, or the answer was lost.
+                    raise
 
     def servers(self) -> dict[str, str]:
         """Return the names of the servers whose journals are in the lake, by the identity of the journal."""
@@ -254,20 +266,30 @@ class Lake:
 
     def files(self, selection: Selection | None = None, server: str | None = None) -> list[File]:
         """Return the files that the log names and that may have records of the selection and the server."""
-        if self.table is None:
-            return []
-        found = pa.table(self.table.get_add_actions(flatten=True)).to_pylist()
+        found = self._actions()
+        if selection is not None:
+            found = found.filter(_may_match(found, selection))
+        if server is not None:
+            found = found.filter(_may_have(found, "server", server, server))
         deleted = self.vectors()
         return [
-            File(
-                path=row["path"],
-                size=row["size_bytes"],
-                rows=(row["num_records"] or 0) - len(deleted.get(row["path"], ())),
-            )
-            for row in found
-            if (selection is None or _may_match(row, selection))
-            and (server is None or _may_have(row, "server", server, server))
+            File(path=path, size=size, rows=(rows or 0) - len(deleted.get(path, ())))
+            for path, size, rows in zip(*(found[name].to_pylist() for name in _FILE), strict=True)
         ]
+
+    def totals(self) -> tuple[int, int]:
+        """Return the number of files that the log names, and their size in bytes."""
+        found = self._actions()
+        return found.num_rows, compute.sum(found["size_bytes"]).as_py() or 0
+
+    def _actions(self) -> pa.Table:
+        """Return the files of the log and their statistics: one table, however many files there are."""
+        if self.table is None:
+            return pa.table({name: pa.array([], kind) for name, kind in _FILE.items()})
+        version = self.table.version()
+        if self._files is None or self._files[0] != version:
+            self._files = version, pa.table(self.table.get_add_actions(flatten=True))
+        return self._files[1]
 
     def check(self, files: Sequence[File]) -> None:
         """Check that the files are there, with their sizes.
@@ -340,6 +362,8 @@ class Lake:
             table = self.refresh()
             assert table is not None
             if self.progress(identity) != before:
+                if self.committed(identity, after, files):
+                    return  # the answer of an object store was lost
                 raise JournalLocked(f"another archive of this journal has committed to the lake {self}") from error
             version = table.version()
             try:
@@ -361,6 +385,44 @@ class Lake:
                     self._known = version + 1, identity, after
                 return
         self._failed(error)
+
+    def replace(self, files: Sequence[File], by: Sequence[AddAction]) -> None:
+        """Replace files by others that have the same records, in one commit.
+
+        :raises JournalError: another program has changed one of the files
+        """
+        table = self.refresh()
+        assert table is not None
+        deleted = self.vectors()
+        # Changes before this moment are found here, and later ones by delta-rs.
+        known = {file.path for file in self.files() if file.path not in deleted}
+        if not known.issuperset(file.path for file in files):
+            raise JournalError(f"the lake {self} could not be changed: another program changed the files, try again")
+        now, version = time.time_ns() // 1_000_000, table.version()
+        removed = [
+            RemoveAction(file.path, False, now, file.size, {PARTITION: file.path.rpartition(f"{PARTITION}=")[2][:10]})
+            for file in files
+        ]
+        try:
+            with self.store.explained():
+                table.create_write_transaction(
+                    [*by, *removed],
+                    "append",
+                    table.schema(),
+                    [PARTITION],
+                    post_commithook_properties=_hooks(table),
+                )
+        except CommitFailedError as error:
+            self._failed(error)
+        _sync(self.store, self.refresh(), version)
+
+    def committed(self, identity: bytes, after: Progress, files: Sequence[AddAction]) -> bool:
+        """Return whether a round was committed, by its progress and its files; the names of files are unique."""
+        table = self.refresh()
+        if table is None or self.progress(identity) != after:
+            return False
+        known = self._actions()["path"]
+        return bool(compute.all(compute.is_in(pa.array([file.path for file in files], pa.string()), known)).as_py())
 
     @contextmanager
     def locked(self, identity: bytes) -> Iterator[None]:
@@ -388,24 +450,33 @@ class Lake:
     def _record(self, identity: bytes, after: Progress, gaps: Sequence[Gap]) -> None:
         """Add gaps to the table of lost numbers, before the round is committed; a second time changes nothing."""
         store = self.store.below("_lost")
-        table = _opened(store)
-        known = None if table is None else table.transaction_version(identity.hex())
-        new = [gap for gap in gaps if known is None or gap[3] >= known]
-        if new:
+        error: Exception | None = None
+        for _ in range(_TRIES):
+            table = _opened(store)
+            known = None if table is None else table.transaction_version(identity.hex())
+            new = [gap for gap in gaps if known is None or gap[3] >= known]
+            if not new:
+                return
             columns = [[after.server] * len(new), *map(list, zip(*new, strict=True))]
-            with store.explained():
-                write_deltalake(
-                    store.uri,
-                    pa.Table.from_arrays(
-                        [pa.array(values, field.type) for values, field in zip(columns, _LOST, strict=True)],
-                        schema=_LOST,
-                    ),
-                    mode="append",
-                    commit_properties=CommitProperties(app_transactions=[Transaction(identity.hex(), after.position)]),
-                    storage_options=store.options,
-                )
-            written = _opened(store)
-            _sync(store, written, -1 if known is None or written is None else written.version() - 1)
+            arrays = [pa.array(values, field.type) for values, field in zip(columns, _LOST, strict=True)]
+            try:
+                with store.explained():
+                    write_deltalake(
+                        store.uri,
+                        pa.Table.from_arrays(arrays, schema=_LOST),
+                        mode="append",
+                        commit_properties=CommitProperties(
+                            app_transactions=[Transaction(identity.hex(), after.position)]
+                        ),
+                        storage_options=store.options,
+                    )
+            except CommitFailedError as failed:  # The answer of an object store was lost, or another archive was first.
+                error = failed
+            else:
+                written = _opened(store)
+                _sync(store, written, -1 if known is None or written is None else written.version() - 1)
+                return
+        self._failed(error)
 
     def set_properties(self, properties: dict[str, str]) -> None:
         """Set properties of the table, beside those that it has."""
@@ -444,27 +515,42 @@ def _end_of(identity: bytes, stream: str) -> str:
     return f"{identity.hex()}{_END}{stream}"
 
 
-def _may_match(row: dict[str, Any], selection: Selection) -> bool:
-    """Return False if the statistics of a file exclude that it has selected records."""
+def _may_match(files: pa.Table, selection: Selection) -> pa.Array:
+    """Return a mask of the files whose statistics do not exclude that they have selected records."""
     start, end = selection.start, selection.end
     since = None if start.time is None else _EPOCH + timedelta(microseconds=start.time)
     until = None if end.time is None else _EPOCH + timedelta(microseconds=end.time)
-    if not _may_have(row, "time", since, until):
-        return False
     named = (start.seqs.keys() | end.seqs.keys()) - {EVERY} if selection.streams is None else selection.streams
-    if any(
-        _may_have(row, "stream", stream, stream) and _may_have(row, "seq", *selection.seqs(stream)) for stream in named
+    chosen = _all(files, False)
+    for stream in named:
+        seqs = _may_have(files, "seq", *selection.seqs(stream))
+        chosen = compute.or_(chosen, compute.and_(_may_have(files, "stream", stream, stream), seqs))
+    if selection.streams is None:
+        least, most = (files[name] if name in files.column_names else None for name in ("min.stream", "max.stream"))
+        others = _all(files, True)
+        if least is not None and most is not None:  # All records of some files are of a stream that is named.
+            one = compute.and_(compute.equal(least, most), compute.is_in(least, pa.array(sorted(named), pa.string())))
+            others = compute.invert(compute.fill_null(one, False))
+        chosen = compute.or_(chosen, compute.and_(others, _may_have(files, "seq", *selection.seqs(EVERY))))
+    return compute.and_(chosen, _may_have(files, "time", since, until))
+
+
+def _may_have(files: pa.Table, column: str, first: Any, last: Any) -> pa.Array:
+    """Return a mask of the files whose statistics do not exclude values between two bounds; a bound may be None."""
+    mask = _all(files, True)
+    for name, bound, fits in (
+        (f"min.{column}", last, compute.less_equal),
+        (f"max.{column}", first, compute.greater_equal),
     ):
-        return True
-    least, most = row.get("min.stream"), row.get("max.stream")
-    others = selection.streams is None and not (least == most and least in named)
-    return others and _may_have(row, "seq", *selection.seqs(EVERY))
+        if bound is not None and name in files.column_names:
+            values = files[name]
+            found = fits(values, pa.scalar(bound, values.type))
+            mask = compute.and_(mask, compute.fill_null(found, True))
+    return mask
 
 
-def _may_have(row: dict[str, Any], column: str, first: Any, last: Any) -> bool:
-    """Return False if the statistics of a file exclude values between two bounds; a bound may be None."""
-    least, most = row.get(f"min.{column}"), row.get(f"max.{column}")
-    return (least is None or last is None or least <= last) and (most is None or first is None or first <= most)
+def _all(files: pa.Table, value: bool) -> pa.ChunkedArray:
+    return pa.chunked_array([pa.repeat(pa.scalar(value), files.num_rows)])
 
 
 def delete_rows(store: LakeStore, table: DeltaTable, where: str) -> int:

@@ -32,6 +32,18 @@ def kept() -> Iterator[None]:
             libc.malloc_trim(0)
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Let Python look for no reference cycles until the context ends: the many objects of a part have none."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 @cache
 def prepare_worker() -> None:
     """Let a Python worker of Spark keep freed memory until it ends, which it does after a minute without tasks.

@@ -9,11 +9,11 @@ numbers of every selected stream are checked.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Any
 
 import attrs
+import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
@@ -21,6 +21,8 @@ from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
 from fyrehose.journal.offline.places import CHUNK, Missing, Place
 from fyrehose.journal.scan import SegmentReader
+from fyrehose.kernels import columns as kernel
+from fyrehose.records import Run
 from fyrehose.spark import columns as col
 from fyrehose.spark.columns import Pieces, RunKind
 from fyrehose.spark.gaps import describe
@@ -31,32 +33,65 @@ _BATCH = fmt.BATCH_HEADER.size
 _RUN = fmt.RUN_HEADER.size
 #: Offset in a run's header from which runs of one kind are equal: their columns, and the lengths of their names.
 _KIND = 28
-#: New objects after which Python looks for reference cycles; its default is 700.
-_COLLECT = 100_000
-_OPTIONAL = fmt.Has.PRODUCER_SEQS | fmt.Has.EVENT_IDS | fmt.Has.EVENT_TIMES
 
 #: A batch: position, kind, mended, length of the body, chain, time, checksum, bytes, begin and end of the body in them.
 _Batch = tuple[int, int, int, int, int, int, int, memoryview, int, int]
 
 
+#: Stands for an unknown last number in the table of streams.
+_UNKNOWN = -1
+
+
+@attrs.define(eq=False, slots=True)
+class _Streams:
+    """Progress of reading the selected streams: a table for the kernel (kernels/pure/columns.py)."""
+
+    table: Any = attrs.field(factory=lambda: np.empty((64, 3), np.int64))
+    names: list[str] = attrs.field(factory=list)
+
+    def add(self, name: str, last: int | None, first_wanted: int, last_wanted: int) -> _Stream:
+        """Add a stream."""
+        if len(self.names) == len(self.table):
+            self.table = np.concatenate([self.table, np.empty_like(self.table)])
+        limit = (1 << 63) - 1
+        row = _UNKNOWN if last is None else last, min(first_wanted, limit), min(last_wanted, limit)
+        self.table[len(self.names)] = row
+        self.names.append(name)
+        return _Stream(self, len(self.names) - 1)
+
+    def forget(self) -> None:
+        """Forget the last numbers."""
+        self.table[: len(self.names), 0] = _UNKNOWN
+
+
 @attrs.define(eq=False, slots=True)
 class _Stream:
-    """Progress of reading one stream."""
+    """Progress of reading one stream: a row of the table."""
 
-    name: str
-    first_wanted: int
-    last_wanted: int
-    last: int | None  #: the last number so far; None if it is unknown
+    streams: _Streams
+    index: int
 
+    @property
+    def name(self) -> str:
+        return self.streams.names[self.index]
 
-@attrs.define(eq=False, slots=True)
-class _Known:
-    """A kind of runs, whose headers have the same bytes; ``stream`` is None if it is not selected."""
+    @property
+    def last(self) -> int | None:
+        """Return the last number so far; None if it is unknown."""
+        last = int(self.streams.table[self.index, 0])
+        return None if last == _UNKNOWN else last
 
-    id: int
-    data: int  #: offset of the columns in a run
-    optional: int  #: the optional columns that its runs have
-    stream: _Stream | None
+    @last.setter
+    def last(self, last: int | None) -> None:
+        self.streams.table[self.index, 0] = _UNKNOWN if last is None else last
+
+    @property
+    def first_wanted(self) -> int:
+        return int(self.streams.table[self.index, 1])
+
+    @property
+    def last_wanted(self) -> int:
+        return int(self.streams.table[self.index, 2])
 
 
 @attrs.define(eq=False)
@@ -78,9 +113,15 @@ class PartReader:
     _streams: dict[str, _Stream] = attrs.field(factory=dict, init=False)
     #: last number of streams that are not in _streams; None if it is unknown
     _floor: int | None = attrs.field(default=None, init=False)
-    _known: dict[bytes, _Known] = attrs.field(factory=dict, init=False)
+    _progress: _Streams = attrs.field(factory=_Streams, init=False)
+    #: the index of each kind of runs, by the bytes of their headers that are equal
+    _known: dict[bytes, int] = attrs.field(factory=dict, init=False)
     _kinds: list[RunKind] = attrs.field(factory=list, init=False)
+    _kind_table: Any = attrs.field(factory=lambda: np.empty((64, 3), np.int64), init=False)
     _pieces: Pieces = attrs.field(init=False)
+    #: records and bytes of payload in the pieces
+    _rows: int = attrs.field(default=0, init=False)
+    _bytes: int = attrs.field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._pieces = self._empty()
@@ -103,15 +144,14 @@ class PartReader:
         except Missing as error:
             raise self._deleted(str(error)) from None
         try:
-            with _seldom_collected():
-                for first, stop in self.part.ranges:
-                    yield from self._read(reader, first, stop)
+            for first, stop in self.part.ranges:
+                yield from self._read(reader, first, stop)
         except Missing as error:
             raise self._deleted(str(error)) from None
         finally:
             reader.close()
         self._check_end()
-        if self._pieces.rows:
+        if self._pieces.used:
             yield self._pieces
 
     def _read(self, reader: SegmentReader, position: int, stop: int) -> Iterator[Pieces]:
@@ -127,16 +167,17 @@ class PartReader:
                 if chain is not None and continued != chain:
                     raise fmt.Damage("the batch does not continue from the one before")
                 chain = None if mended else checksum
-                if kind == records and not timed:
-                    self._runs(body, time)
+                if kind == records and (not timed or self.selection.accepts(time)):
+                    self._runs(view, begin, end, time)
                 elif kind == records:
-                    self._records(body, time)
+                    self._floor = None
+                    self._progress.forget()
                 else:
                     self._entries(fmt.BatchHeader.unpack(view[begin - _BATCH : begin], here), body)
                 position = here + _BATCH + length
-                if self._pieces.rows >= self.rows or self._pieces.size >= self.size:
+                if self._rows >= self.rows or self._bytes >= self.size:
                     yield self._pieces
-                    self._pieces = self._empty()
+                    self._pieces, self._rows, self._bytes = self._empty(), 0, 0
             if self.part.chain is not None and chain is not None and chain != self.part.chain:
                 raise fmt.Damage("the checksum of the last batch differs from the one that was planned")
         except fmt.Damage as damage:
@@ -144,15 +185,6 @@ class PartReader:
 
     def _empty(self) -> Pieces:
         return Pieces(self.schema, self._kinds)
-
-    def _records(self, body: memoryview, time: int) -> None:
-        """Add the runs of a batch if its time is selected; otherwise forget the numbers of the streams."""
-        if self.selection.accepts(time):
-            self._runs(body, time)
-            return
-        self._floor = None
-        for stream in self._streams.values():
-            stream.last = None
 
     def _entries(self, header: fmt.BatchHeader, body: memoryview) -> None:
         if fmt.begins(header, self.part.base):
@@ -168,91 +200,98 @@ class PartReader:
             for entry in fmt.entries(body, header.parts):
                 self._declared(entry)
 
-    def _runs(self, view: memoryview, time: int) -> None:
-        """Add the selected runs of a batch; this hot loop handles a hundred thousand runs a second."""
-        pieces, known, unpack = self._pieces, self._known, fmt.RUN_HEADER.unpack_from
-        at, stop = 0, len(view)
-        while at < stop:
-            length, count, first, producer_first, payload_size, _, a, b, c, d, e = unpack(view, at)
-            key = bytes(view[at + _KIND : at + _RUN + a + b + c + d + e])
-            kind = known.get(key)
-            if kind is None:
-                kind = known[key] = self._new_kind(view, at)
-            end = at + length
-            if end <= at or end > stop:
-                raise fmt.Damage("the lengths of a run contradict each other")
-            stream = kind.stream
-            if stream is not None:
-                last = stream.last
-                if last is not None and first > last + 1:
-                    self._jumped(stream, first)
-                last = stream.last = first + count - 1
-                if first < stream.first_wanted or last > stream.last_wanted:
-                    self._trimmed(view[at:end], stream, kind, time)
-                else:
-                    data = at + kind.data
-                    if kind.optional:
-                        data = self._optional(view, data, count, kind.optional)
-                    lengths = view[data : data + 4 * count]
-                    data += 4 * count + (4 * count & 4)
-                    payload = view[data : data + payload_size]
-                    pieces.runs.append((kind.id, count, first, time, producer_first, lengths, payload))
-                    pieces.rows += count
-                    pieces.size += payload_size
-            at = end
-
-    def _optional(self, view: memoryview, at: int, count: int, has: int) -> int:
-        """Add the optional columns of a run; return the offset of its lengths."""
+    def _runs(self, view: memoryview, at: int, stop: int, time: int) -> None:
+        """Add the selected runs of a batch: the kernel adds all, but for those that need attention."""
         pieces = self._pieces
-        for bit, width, parts in (
-            (fmt.Has.PRODUCER_SEQS, 8, pieces.producer_seqs),
-            (fmt.Has.EVENT_IDS, 16, pieces.event_ids),
-            (fmt.Has.EVENT_TIMES, 8, pieces.event_times),
-        ):
-            if has & bit:
-                parts.append(view[at : at + width * count])
-                at += width * count
-        return at
+        if not pieces.chunks or pieces.chunks[-1] is not view:
+            pieces.chunks.append(view)
+        pieces.reserve((stop - at) // _RUN + 1)
+        number, before = len(pieces.chunks) - 1, pieces.used
+        while at < stop:
+            at, pieces.used = kernel.walk(
+                view,
+                at,
+                stop,
+                number,
+                time,
+                self._known,
+                self._kind_table,
+                self._progress.table,
+                pieces.table,
+                pieces.used,
+            )
+            if at < stop:
+                at = self._attend(view, at, stop, time)
+        added = pieces.table[before : pieces.used]
+        self._rows += int(added[:, 1].sum())
+        self._bytes += int(added[:, 9].sum())
 
-    def _trimmed(self, view: memoryview, stream: _Stream, kind: _Known, time: int) -> None:
+    def _attend(self, view: memoryview, at: int, stop: int, time: int) -> int:
+        """Process a run that the kernel left; return where the next one begins, or the same one if it may go on.
+
+        :raises Damage: its lengths contradict each other
+        :raises JournalGap: numbers before it are missing
+        """
+        if stop - at < _RUN:
+            raise fmt.Damage("a run is truncated")
+        length, _, first, _, _, _, *names = fmt.RUN_HEADER.unpack_from(view, at)
+        end = at + int(length)
+        if not at + _RUN + sum(names) <= end <= stop:
+            raise fmt.Damage("the lengths of a run contradict each other")
+        key = bytes(view[at + _KIND : at + _RUN + sum(names)])
+        index = self._known.get(key)
+        if index is None:
+            self._known[key] = self._new_kind(view, at)
+            return at
+        stream = _Stream(self._progress, int(self._kind_table[index, 0]))
+        if stream.last is not None and first > stream.last + 1:
+            self._jumped(stream, first)
+            stream.last = first - 1
+            return at
+        run = fmt.runs(view[at:end], time)[0]  # raises Damage
+        if first >= stream.first_wanted and run.last_seq <= stream.last_wanted:
+            raise fmt.Damage("the lengths of a run contradict each other")
+        stream.last = run.last_seq
+        self._trimmed(run, stream, index, time)
+        return end
+
+    def _trimmed(self, run: Run, stream: _Stream, kind: int, time: int) -> None:
         """Add the selected records of a run of which only a part is selected."""
-        run = fmt.runs(view, time)[0]
         run = run.slice(
             max(0, min(stream.first_wanted - run.first_seq, len(run))),
             max(0, min(stream.last_wanted - run.first_seq + 1, len(run))),
         )
-        if not len(run):
-            return
-        pieces = self._pieces
-        producer_first = run.producer_seq if isinstance(run.producer_seq, int) else 0
-        pieces.runs.append((kind.id, len(run), run.first_seq, time, producer_first, run.lengths, run.payload))
-        if run.producer_seq is not None and not isinstance(run.producer_seq, int):
-            pieces.producer_seqs.append(run.producer_seq)
-        if run.event_ids is not None:
-            pieces.event_ids.append(run.event_ids)
-        if run.event_times is not None:
-            pieces.event_times.append(run.event_times)
-        pieces.rows += len(run)
-        pieces.size += len(run.payload)
+        if len(run):
+            contiguous = isinstance(run.producer_seq, int)
+            columns = (None if contiguous else run.producer_seq, run.event_ids, run.event_times)
+            optional = b"".join(column for column in columns if column is not None and not isinstance(column, int))
+            producer_first = run.producer_seq if isinstance(run.producer_seq, int) else 0
+            self._pieces.add(kind, run.first_seq, time, producer_first, optional, run.lengths, run.payload)
 
-    def _new_kind(self, view: memoryview, at: int) -> _Known:
-        """Parse the header of a run whose kind was not seen before."""
+    def _new_kind(self, view: memoryview, at: int) -> int:
+        """Parse the header of a run whose kind was not seen before, and return the index of the kind."""
         length = int.from_bytes(view[at : at + 4], "little")
         run = fmt.runs(view[at : at + length], 0)[0]
         has, *sizes = fmt.RUN_HEADER.unpack_from(view, at)[5:]
-        stream = None
+        stream = -1
         if self.selection.wants(run.stream):
-            stream = self._streams.get(run.stream)
-            if stream is None:
-                stream = self._streams[run.stream] = self._follow(run.stream, self._floor)
-            self._kinds.append(RunKind(has, run.stream, run.source, run.producer, run.topic, run.content_type))
-        return _Known(len(self._kinds) - 1, _RUN + sum(sizes) + -sum(sizes) % 8, has & _OPTIONAL, stream)
+            followed = self._streams.get(run.stream)
+            if followed is None:
+                followed = self._streams[run.stream] = self._follow(run.stream, self._floor)
+            stream = followed.index
+        number = len(self._kinds)
+        self._kinds.append(RunKind(has, run.stream, run.source, run.producer, run.topic, run.content_type))
+        if number == len(self._kind_table):
+            self._kind_table = np.concatenate([self._kind_table, np.empty_like(self._kind_table)])
+        optional = sum(width for part, width in col.OPTIONAL if has & part)
+        self._kind_table[number] = stream, _RUN + sum(sizes) + -sum(sizes) % 8, optional
+        return number
 
     # Numbers.
 
     def _follow(self, stream: str, last: int | None) -> _Stream:
         first_wanted, last_wanted = self.selection.seqs(stream)
-        return _Stream(stream, first_wanted, last_wanted, last)
+        return self._progress.add(stream, last, first_wanted, last_wanted)
 
     def _begins(self, name: str, last: int) -> None:
         """Process the last number of a stream, as stated at the beginning of the segment."""
@@ -270,7 +309,9 @@ class PartReader:
             self._floor = max(self._floor, entry.last)
         if not entry.stream or not self.selection.wants(entry.stream):
             return
-        stream = self._streams.setdefault(entry.stream, self._follow(entry.stream, None))
+        stream = self._streams.get(entry.stream)
+        if stream is None:
+            stream = self._streams[entry.stream] = self._follow(entry.stream, None)
         if stream.last is None or entry.first <= stream.last + 1:
             self._lost(stream, entry.first, entry.last)
         else:
@@ -295,20 +336,6 @@ class PartReader:
     def _deleted(self, file: str) -> JournalCorrupt:
         view = self.place.view()
         return missing(self.place, view, self.part.first, f"{file} was deleted after its reading was planned")
-
-
-@contextmanager
-def _seldom_collected() -> Iterator[None]:
-    """Let Python look for reference cycles less often.
-
-    Runs are many objects without cycles, and looking for cycles took a fifth of the time of reading small batches.
-    """
-    before = gc.get_threshold()
-    gc.set_threshold(_COLLECT, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 def _batches(reader: SegmentReader, position: int, stop: int, limit: int) -> Iterator[_Batch]:

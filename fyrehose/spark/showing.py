@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fyrehose import errors
-from fyrehose.cli.progress import bar
-from fyrehose.cli.tables import Console
+from fyrehose.cli.console import Console, bar
 from fyrehose.errors import ConfigError, FyrehoseError, MissingExtra
 from fyrehose.extras import SPARK
 

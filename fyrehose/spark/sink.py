@@ -23,10 +23,27 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from fyrehose.errors import ConfigError, PublishError
+from fyrehose.options import suggestion
 from fyrehose.spark.publisher import SparkPublisher, parse_place
 
 #: Layout of a message's number: 20 bits for the job or micro-batch, 16 for the partition, 27 for the row.
 _PARTITION, _ROW = 16, 27
+
+
+#: The options of the sink, and those that Spark passes to every sink.
+OPTIONS = ("to", "stream", "rate", "path", "checkpointLocation", "queryName")
+
+
+def refuse_unknown(options: Mapping[str, str], known: Sequence[str], what: str) -> None:
+    """Check the names of options; Spark does not distinguish upper and lower case in them.
+
+    :raises ConfigError: an option does not exist
+    """
+    names = {name.lower() for name in known}
+    for option in options:
+        if option.lower() not in names:
+            advice = suggestion(option, known) or f"; available options: {', '.join(known)}"
+            raise ConfigError(f"unknown option {option!r} of the {what} fyrehose{advice}")
 
 
 @attrs.frozen
@@ -44,6 +61,7 @@ class SinkTarget:
 
         :raises ConfigError: an option is invalid, or a column is missing
         """
+        refuse_unknown(options, OPTIONS, "sink")
         host, port = parse_place(options.get("to", ""))
         types = {field.name: field.dataType for field in schema.fields}
         if not isinstance(types.get("payload"), BinaryType | StringType):

@@ -8,6 +8,7 @@
     table                ``records``, or ``gaps`` for the numbers that are missing (spark/gaps.py)
     partitionBytes       size of the part that a task reads, in bytes
     maxRowsPerBatch, maxBytesPerBatch    limits of a micro-batch
+    subscription         name of a subscription: retention keeps what a stream's checkpoint does not have yet
 
 The offset of a stream of micro-batches is a position of the journal, for all streams, with the journal's identity and
 the checksum of what is before it.  A checkpoint is therefore refused by another journal, and by a copy that went on
@@ -23,6 +24,7 @@ A DataFrame is planned once, when it is first used, and keeps the same records f
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -50,13 +52,14 @@ from fyrehose.errors import ConfigError, JournalCorrupt
 from fyrehose.journal.offline.offsets import Offset, Offsets
 from fyrehose.journal.offline.places import Place, place
 from fyrehose.journal.offline.view import Extent, View
+from fyrehose.journal.subscriptions import checked_name
 from fyrehose.options import size as size_of
 from fyrehose.spark import columns as col
 from fyrehose.spark.gaps import survey
 from fyrehose.spark.plan import PIECE, Part, Planner, admitted, check
 from fyrehose.spark.reading import PartReader
 from fyrehose.spark.selection import Selection, selection
-from fyrehose.spark.sink import BatchWriter, SinkTarget, StreamWriter
+from fyrehose.spark.sink import BatchWriter, SinkTarget, StreamWriter, refuse_unknown
 
 RECORDS = (
     "stream string not null, seq bigint not null, time timestamp not null, source string not null, producer string, "
@@ -68,6 +71,13 @@ GAPS = (
     "position bigint not null, reason string not null"
 )
 _NO_LIMIT = 1 << 62
+#: How often a subscription that does not move is updated, in seconds; those that are not updated expire.
+HEARTBEAT = 60.0
+#: The options of the source.
+OPTIONS = (
+    *("path", "tokenFile", "streams", "start", "end", "startPosition", "endPosition", "gaps", "table"),
+    *("partitionBytes", "maxRowsPerBatch", "maxBytesPerBatch", "subscription"),
+)
 #: What to do if the journal is not the one of an offset.
 _ANEW = "load the journal that was read before, or begin with a new checkpoint or lake"
 
@@ -86,6 +96,7 @@ class SourceOptions:
     piece: int
     max_rows: int | None
     max_bytes: int | None
+    subscription: str | None
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> SourceOptions:
@@ -93,6 +104,7 @@ class SourceOptions:
 
         :raises ConfigError: an option is invalid, or ``path`` is missing
         """
+        refuse_unknown(options, OPTIONS, "source")
         path = options.get("path")
         if not path:
             raise ConfigError(
@@ -111,6 +123,7 @@ class SourceOptions:
             piece=_number(options, "partitionBytes", least=1) or PIECE,
             max_rows=_number(options, "maxRowsPerBatch", least=1),
             max_bytes=_number(options, "maxBytesPerBatch", least=1),
+            subscription=None if (name := options.get("subscription")) is None else checked_name(name),
         )
 
 
@@ -126,6 +139,8 @@ class FyrehoseDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = SourceOptions.of(self.options)
+        if options.subscription is not None:
+            raise ConfigError("the option subscription is for streams; use spark.readStream")
         return GapReader(options) if options.table == "gaps" else RecordReader(options, checked(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -209,6 +224,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.offsets = Offsets(options.place)
         #: position at which a query with the trigger availableNow ends
         self.target: int | None = None
+        #: the position of the subscription, and when it was updated
+        self.kept: tuple[int, float] = (-1, 0.0)
 
     def initialOffset(self) -> dict[str, Any]:
         view = self.options.place.view()
@@ -216,7 +233,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start is not None and not self.options.latest:
             self.offsets.check(start, view, _ANEW)
         position = view.start if start is None else start.position
-        return self.offsets.at(view.mark if self.options.latest else position, view).fields
+        if self.options.latest:
+            position = view.mark
+        self._keep(position, view)
+        return self.offsets.at(position, view).fields
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Let retention delete what is before *end*, because the checkpoint has it."""
+        view = self.options.place.view()
+        self._keep(self._checked(end, view), view)
+
+    def _keep(self, position: int, view: View) -> None:
+        """Move the subscription, if there is one; if it stays where it is, only now and then."""
+        now = time.monotonic()
+        if self.options.subscription is not None and (position > self.kept[0] or now - self.kept[1] >= HEARTBEAT):
+            self.options.place.update_subscription(self.options.subscription, position, view.identity)
+            self.kept = position, now
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self.options.max_rows is not None:
@@ -234,6 +266,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         view = self.options.place.view()
         position = self._checked(start, view)
+        self._keep(position, view)  # The batch before has ended.
         stop = view.mark if self.target is None else self.target
         if self.options.end_position is not None:
             stop = min(stop, self.options.end_position.position)

@@ -9,6 +9,7 @@ contains no credentials, so that each worker uses its own.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,14 +17,16 @@ from urllib.parse import unquote
 
 import attrs
 import pyarrow as pa
+from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 from pyarrow import fs
 
-from fyrehose.errors import ConfigError, JournalError
+from fyrehose.errors import ConfigError, JournalUnreachable
 
 #: Schemes of an object store, and the scheme by which delta-rs knows it.
 _SCHEMES = {"s3://": "s3://", "s3a://": "s3://"}
 #: Two writers cannot create the same version of the log: a put of an object that exists fails.
+_BACKTRACE = re.compile(r"\n\s*0: ")
 _OPTIONS = {"aws_conditional_put": "etag"}
 
 
@@ -109,16 +112,16 @@ class LakeStore:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Explain errors of an object store, which delta-rs raises as an OSError of many lines.
+        """Explain errors of an object store, which delta-rs raises as errors of many lines.
 
-        :raises JournalError: the object store cannot be reached, or refuses
+        :raises JournalUnreachable: the object store cannot be reached, or refuses
         """
         try:
             yield
-        except OSError as error:
+        except (OSError, DeltaError) as error:
             if not unavailable(error):
                 raise
-            raise JournalError(
+            raise JournalUnreachable(
                 f"the object store of {self} failed: {plain(error)}; see AWS_ENDPOINT_URL, AWS_REGION and the "
                 "credentials, and whether the bucket exists"
             ) from error
@@ -126,12 +129,14 @@ class LakeStore:
 
 def unavailable(error: Exception) -> bool:
     """Return whether an error means that an object store could not be used, and not that a file is damaged."""
-    return "Generic S3 error" in str(error)
+    text = str(error)
+    return "Generic S3 error" in text or ("Error performing " in text and not isinstance(error, FileNotFoundError))
 
 
 def plain(error: Exception) -> str:
     """Return the text of an error of delta-rs in one line, without its prefixes."""
-    lines = [line.replace("\x1b[31m↳\x1b[0m", " ").strip() for line in str(error).splitlines()]
+    whole = _BACKTRACE.split(str(error))[0]
+    lines = [line.replace("\x1b[31m↳\x1b[0m", " ").strip() for line in whole.splitlines()]
     text = " ".join(" ".join(line for line in lines if line).split())
     return text if "↳" in str(error) else text.rpartition("rror: ")[2]
 

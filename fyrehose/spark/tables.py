@@ -75,7 +75,7 @@ def table(
     :raises ValueError: neither a lake nor a journal is given, or ``streams`` is empty
     """
     # Imported here, because Spark's workers import this package, and do not need Delta.
-    from fyrehose.spark.lake import Lake, host_of
+    from fyrehose.spark.lake import Lake
 
     wanted = None if streams is None else sorted(set(streams))
     if wanted == []:
@@ -89,18 +89,63 @@ def table(
         chosen = attrs.evolve(selection(None, start, end), streams=None if wanted is None else frozenset(wanted))
         parts.append(of_lake(spark, target, chosen))
     if journal is not None:
-        view = place(journal).view()
-        known = None if target is None else target.progress(view.identity)
-        begin = None if known is None else Offset(known.position, view.identity, known.chain)
-        if begin is not None and gaps == "skip" and begin.position < view.start:
-            begin = Offset(view.start, view.identity)  # Retention deleted what is between them.
-        server = host_of(journal) if known is None else known.server
-        options = {name: value for name, value in (("start", start), ("end", end)) if value is not None}
-        parts.append(of_journal(spark, journal, server, options, start=begin, streams=wanted, gaps=gaps))
+        parts.append(beyond(spark, target, journal, start=start, end=end, streams=wanted, gaps=gaps))
     if not parts:
         raise ValueError("neither a lake nor a journal is given")
     found = parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
     return found.where("stream not like '.%'") if wanted is None else found
+
+
+def beyond(
+    spark: SparkSession,
+    lake: Lake | None,
+    journal: str,
+    *,
+    start: str | None = None,
+    end: str | None = None,
+    streams: Sequence[str] | None = None,
+    gaps: str = "error",
+) -> DataFrame:
+    """Return the records of a journal that a lake does not have yet."""
+    from fyrehose.spark.lake import host_of
+
+    view = place(journal).view()
+    known = None if lake is None else lake.progress(view.identity)
+    begin = None if known is None else Offset(known.position, view.identity, known.chain)
+    if begin is not None and gaps == "skip" and begin.position < view.start:
+        begin = Offset(view.start, view.identity)  # Retention deleted what is between them.
+    server = host_of(journal) if known is None else known.server
+    options = {name: value for name, value in (("start", start), ("end", end)) if value is not None}
+    return of_journal(spark, journal, server, options, start=begin, streams=streams, gaps=gaps)
+
+
+@attrs.define(eq=False)
+class Views:
+    """DataFrames of single streams, which share what costs time to prepare: lists of files, and the journal's end."""
+
+    spark: SparkSession
+    lake: Lake | None
+    journal: str | None
+    gaps: str
+    _bases: dict[tuple[str, ...], DataFrame] = attrs.field(factory=dict, init=False)
+    _end: DataFrame | None = attrs.field(default=None, init=False)
+
+    def of(self, stream: str) -> DataFrame:
+        """Return the records of one stream, as :func:`table` does."""
+        from pyspark.sql import functions as f
+
+        if self.lake is None or self.lake.store.remote:
+            return table(self.spark, self.lake, self.journal, streams=[stream], gaps=self.gaps)
+        files = self.lake.files(Selection(streams=frozenset([stream])))
+        key = tuple(file.path for file in files)
+        found = self._bases.get(key)
+        if found is None:
+            found = self._bases[key] = of_files(self.spark, self.lake, files)
+        if self.journal is not None:
+            if self._end is None:
+                self._end = beyond(self.spark, self.lake, self.journal, gaps=self.gaps)
+            found = found.union(self._end)
+        return found.where(f.col("stream") == stream)
 
 
 def of_lake(spark: SparkSession, lake: Lake, chosen: Selection | None = None, server: str | None = None) -> DataFrame:
@@ -112,17 +157,24 @@ def of_lake(spark: SparkSession, lake: Lake, chosen: Selection | None = None, se
     """
     from pyspark.sql import functions as f
 
-    files = lake.files(chosen, server)
-    lake.check(files)
-    if not files:
-        found = spark.createDataFrame([], _LAKE).select(*COLUMNS)
-    elif lake.store.remote:
-        found = _of_store(spark, lake.store, files, chosen, lake.vectors())
-    else:
-        found = _of_directory(spark, lake.store.directory, files, lake.vectors())
+    found = of_files(spark, lake, lake.files(chosen, server), chosen)
     if server is not None:
         found = found.where(f.col("server") == server)
     return found if chosen is None else _within(found, chosen)
+
+
+def of_files(spark: SparkSession, lake: Lake, files: Sequence[File], chosen: Selection | None = None) -> DataFrame:
+    """Return the records of files of a lake.
+
+    :param chosen: a selection that the caller applies, too; row groups without its streams need not be read
+    :raises JournalCorrupt: a file is missing or was changed
+    """
+    lake.check(files)
+    if not files:
+        return spark.createDataFrame([], _LAKE)
+    if lake.store.remote:
+        return _of_store(spark, lake.store, files, chosen, lake.vectors())
+    return _of_directory(spark, lake.store.directory, files, lake.vectors())
 
 
 def _of_directory(spark: SparkSession, directory: Path, files: Sequence[File], deleted: Mapping[str, Any]) -> DataFrame:
@@ -136,8 +188,8 @@ def _of_directory(spark: SparkSession, directory: Path, files: Sequence[File], d
             reader = spark.read.schema(_LAKE).option("basePath", str(directory))
             found = reader.option("datetimeRebaseMode", "CORRECTED").parquet(*(str(directory / path) for path in some))
             if without:
-                found = _without(found, {path: deleted[path] for path in some})
-            parts.append(found.select(*COLUMNS))
+                found = _without(found, {path: deleted[path] for path in some}).select(*COLUMNS)
+            parts.append(found)
     return reduce(DataFrame.union, parts)
 
 
@@ -174,7 +226,7 @@ def _of_store(
     here = {file.path: deleted[file.path] for file in files if file.path in deleted}
     read = partial(fetch, store, [file.path for file in files], chosen, deleted=here)
     tasks = spark.range(0, len(files), 1, len(files))
-    return tasks.mapInArrow(read, spark.createDataFrame([], _LAKE).select(*COLUMNS).schema)
+    return tasks.mapInArrow(read, spark.createDataFrame([], _LAKE).schema)
 
 
 def _within(records: DataFrame, chosen: Selection) -> DataFrame:

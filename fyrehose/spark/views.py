@@ -64,7 +64,7 @@ def catalog(
             stacklevel=2,
         )
     made = sorted(names.difference(doubtful))
+    views = tables.Views(spark, target, journal, gaps)
     for name in made:
-        records = tables.table(spark, target, journal, streams=[name], gaps=gaps)
-        records.createOrReplaceGlobalTempView(f"`{name.replace('`', '``')}`")
+        views.of(name).createOrReplaceGlobalTempView(f"`{name.replace('`', '``')}`")
     return made

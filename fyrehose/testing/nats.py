@@ -16,7 +16,7 @@ from pathlib import Path
 import attrs
 
 #: How long the nodes may take to elect a leader, in seconds.
-PATIENCE = 90.0
+START_TIMEOUT_S = 90.0
 
 
 def program() -> str | None:
@@ -105,7 +105,7 @@ class NatsNodes:
         return f"cluster {{ name: fyrehose, {listen}, {advertise}routes: [{routes}] }}\n"
 
     def _wait(self, node: int) -> None:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             try:
                 socket.create_connection(("127.0.0.1", self.ports[node]), timeout=1).close()

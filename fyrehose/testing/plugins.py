@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -115,11 +116,12 @@ class PluginConformance:
             settings = self.plugin.settings(tls_certificate=own.certificate, tls_key=own.key)
             with skipped_without_extra():
                 service = self.make_service(self.plugin.default_endpoint, settings)
-            service.reload()
+            service.prepare(settings)()
             Path(own.key).unlink()
-            for read in (service.reload, lambda: self.make_service(self.plugin.default_endpoint, settings)):
+            make = partial(self.make_service, self.plugin.default_endpoint)
+            for read in (service.prepare, make):
                 with refused(f"invalid TLS options of {self.plugin.name}"):
-                    read()
+                    read(settings)
 
     def test_clients_provide_their_interfaces(self) -> None:
         if not IClientPlugin.providedBy(self.plugin):

@@ -206,10 +206,10 @@ def test_metrics_of_shared_subscriptions(watched: Any) -> None:
 class Member(MemoryJournal):
     """The journal of a server of a cluster."""
 
-    status: ClusterStatus | None = None
+    cluster: ClusterStatus | None = None
 
     def cluster_status(self) -> ClusterStatus | None:
-        return self.status
+        return self.cluster
 
 
 def test_metrics_of_a_server_of_a_cluster(make_watched: Any) -> None:
@@ -227,7 +227,7 @@ def test_metrics_of_a_server_of_a_cluster(make_watched: Any) -> None:
         log_size=512,
         unconfirmed=99,
     )
-    watched.journal.status = status
+    watched.journal.cluster = status
     samples = scraped(watched.status)
     assert labelled(samples, "fyrehose_cluster_role") == {
         ("follower",): 1,

@@ -446,11 +446,11 @@ def test_reload_reads_the_token_again(watched: Any, tmp_path: Path) -> None:
     service = plugin.make_service(MemoryReactorClock(), watched.broker, plugin.default_endpoint, settings)
     assert service._admin.token == TOKEN
     path.write_text("another one, as long")
-    service.reload()
+    service.prepare(settings)()
     assert service._admin.token == "another one, as long"
     path.write_text("short")
     with pytest.raises(ConfigError, match="expected at least"):
-        service.reload()
+        service.prepare(settings)()
     assert service._admin.token == "another one, as long"
 
 
@@ -461,10 +461,10 @@ def test_reload_with_another_token_closes_connections(watched: Any, tmp_path: Pa
     service = plugin.make_service(MemoryReactorClock(), watched.broker, plugin.default_endpoint, settings)
     peer = Browser.connect(service.factory, watched.clock)
     peer.ask("/api/events", f"Authorization: Bearer {TOKEN}")
-    service.reload()
+    service.prepare(settings)()
     assert not peer.transport.disconnecting, "it is the same"
     path.write_text("another one, as long")
-    service.reload()
+    service.prepare(settings)()
     assert peer.transport.disconnecting
     peer.leave()
 

@@ -11,7 +11,7 @@ from twisted.logger import Logger
 from zope.interface import implementer
 
 from fyrehose import __version__
-from fyrehose.admin import census, metrics
+from fyrehose.admin import metrics, subscriber_lags
 from fyrehose.admin.status import summary, time_to_full
 from fyrehose.broker import fanout
 from fyrehose.broker.broker import Broker
@@ -267,8 +267,8 @@ def test_pages_list_all_subscribers_in_order_of_creation(watched: Any) -> None:
 
 
 def test_no_answer_examines_every_stream_or_subscriber(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(census, "BATCH", 50)
-    monkeypatch.setattr(census, "LISTED", 10)
+    monkeypatch.setattr(subscriber_lags, "BATCH", 50)
+    monkeypatch.setattr(subscriber_lags, "LISTED", 10)
     for n in range(400):
         watched.publish(b"x", stream=f"s{n}")
         watched.subscribe(f"s{n}", resumed=False)
@@ -281,7 +281,7 @@ def test_no_answer_examines_every_stream_or_subscriber(watched: Any, monkeypatch
     bounds = watched.broker.bounds
     monkeypatch.setattr(Broker, "bounds", lambda broker, stream: (looked.append(stream), bounds(stream))[1])
     monkeypatch.setattr(
-        watched.sampler.census.lags().__class__, "include", lambda lags, cursors: looked.extend("?" * 10_000)
+        watched.sampler.subscriber_lags.lags().__class__, "include", lambda lags, cursors: looked.extend("?" * 10_000)
     )
     watched.status.complete(listed=10)
     metrics.text(metrics.registry(watched.status, 10))

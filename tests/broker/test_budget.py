@@ -365,7 +365,7 @@ def test_frame_that_is_dropped_as_it_grows_is_granted_nothing(closes: bool) -> N
     assert last.account.arrived == 100 * MIB, "it has the oldest grant now, which is always extended"
 
 
-def test_frame_that_was_dropped_as_it_waited_is_granted_nothing() -> None:
+def test_dropped_frame_is_granted_no_memory_later() -> None:
     budget = Budget()
     brisk = peers(budget, 4, size=16 * MIB)
     for peer in brisk:

@@ -216,3 +216,14 @@ def test_a_policy_has_a_limited_number_of_keys(tmp_path: Path) -> None:
         (tmp_path / name).write_text(name * SHORTEST_KEY)
     with pytest.raises(ValueError, match="more than 16 keys"):
         parse({"allow": [{"signed": names, "publish": "*"}]}, tmp_path)
+
+
+def test_a_peer_that_only_publishes_is_refused_when_its_token_has_ended(tmp_path: Path) -> None:
+    """No timer runs for a peer without subscriptions, so each publish looks at the time."""
+    world = World(tmp_path)
+    peer = world.peer(60)
+    assert peer.publish([Run.of("a", [b"x"], source="test")]).result
+    world.advance(61)
+    refused: list[Any] = []
+    peer.publish([Run.of("a", [b"x"], source="test")]).addErrback(refused.append)
+    assert isinstance(refused[0].value, TokenEnded)

@@ -13,7 +13,6 @@ from twisted.internet.task import Clock
 from zope.interface import implementer
 
 from fyrehose.cli import main
-from fyrehose.cli.printable import escaped, moment
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.commit import InlineWorker
@@ -176,9 +175,3 @@ class TestStats:
         result = run("journal", "stats", data)
         assert result.exit_code == 3
         assert "records" in result.stdout
-
-
-def test_times_and_names_are_formatted_for_a_terminal() -> None:
-    assert escaped("a b\N{SNOWMAN}\x00\x7f\x9b") == "a b\N{SNOWMAN}\\x00\\x7f\\x9b"
-    assert moment(0) == "-"
-    assert moment(1) == "1970-01-01T00:00:00.000001+00:00"

@@ -13,7 +13,7 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from fyrehose.cli.contacts import Contacts
+from fyrehose.cli.connections import ConnectionHistory
 from fyrehose.cli.publish import publish
 from fyrehose.errors import FyrehoseError, PayloadTooLarge
 
@@ -87,8 +87,8 @@ class Run:
     def __init__(self, publisher: Publisher, source: Any, timeout: float = 10.0) -> None:
         self.clock = Clock()
         self.outcome: list[Any] = []
-        self.contacts = Contacts("figg at h:1", "publish")
-        self.deferred = Deferred.fromCoroutine(publish(self.clock, publisher, "notes", source, timeout, self.contacts))
+        self.history = ConnectionHistory("figg at h:1", "publish")
+        self.deferred = Deferred.fromCoroutine(publish(self.clock, publisher, "notes", source, timeout, self.history))
         self.deferred.addCallbacks(self.outcome.append, lambda failure: self.outcome.append(failure.value))
 
 
@@ -164,9 +164,9 @@ def test_silent_server_is_an_error_after_the_timeout() -> None:
 def test_refused_connections_are_an_error() -> None:
     run = Run(Publisher(), Messages(b"a"))
     for _ in range(3):
-        run.contacts.made()
-        run.contacts.lost(0.1, "10.0.0.1", Failure(ConnectionDone()))
-    assert [str(error) for error in run.outcome] == [str(run.contacts.refused)]
+        run.history.made()
+        run.history.lost(0.1, "10.0.0.1", Failure(ConnectionDone()))
+    assert [str(error) for error in run.outcome] == [str(run.history.refused)]
     assert "its access policy may not allow 10.0.0.1 to publish," in str(run.outcome[0])
     assert not run.clock.getDelayedCalls()
 
@@ -174,8 +174,8 @@ def test_refused_connections_are_an_error() -> None:
 def test_connections_refused_after_publishing_are_reported_with_counts(capsys: pytest.CaptureFixture[str]) -> None:
     run = Run(connected(Publisher()), Messages(b"a", b"b"))
     for _ in range(3):
-        run.contacts.made()
-        run.contacts.lost(0.1, "10.0.0.1", Failure(ConnectionDone()))
+        run.history.made()
+        run.history.lost(0.1, "10.0.0.1", Failure(ConnectionDone()))
     assert run.outcome == [1]
     assert "0 acknowledged, 2 not acknowledged: figg at h:1 closes each connection at once" in capsys.readouterr().err
     assert not run.clock.getDelayedCalls()

@@ -14,7 +14,7 @@ from twisted.logger import Logger, LogLevel
 from twisted.python.failure import Failure
 
 from fyrehose.cli import running
-from fyrehose.cli.contacts import Contacts
+from fyrehose.cli.connections import ConnectionHistory
 from fyrehose.errors import FyrehoseError
 
 PROGRAM = """
@@ -84,7 +84,7 @@ class Client:
 
 def outcome_of(client: Client, clock: Clock) -> list[Any]:
     outcome: list[Any] = []
-    connecting = Deferred.fromCoroutine(running.connected(clock, client, 5, Contacts("figg at h:1")))
+    connecting = Deferred.fromCoroutine(running.connected(clock, client, 5, ConnectionHistory("figg at h:1")))
     connecting.addCallbacks(outcome.append, lambda failure: outcome.append(str(failure.value)))
     return outcome
 

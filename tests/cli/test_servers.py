@@ -13,7 +13,7 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.python.failure import Failure
 
 from fyrehose.cli.command import Addresses, main
-from fyrehose.cli.contacts import TIMES
+from fyrehose.cli.connections import TIMES
 from fyrehose.cli.servers import ROUNDS, ServerAddress, protocol_to_tail, server
 from fyrehose.cli.tls import encrypted
 from fyrehose.errors import Closed, ConfigError
@@ -33,8 +33,8 @@ def plugin(publisher: Any = None, tailer: Any = None) -> Any:
 
 
 def test_default_port_is_that_of_the_protocol() -> None:
-    assert str(server("backbone", ("127.0.0.1", None)).contacts) == "backbone at 127.0.0.1:2323"
-    assert str(server("figg", ("::1", 5)).contacts) == "figg at [::1]:5"
+    assert str(server("backbone", ("127.0.0.1", None)).history) == "backbone at 127.0.0.1:2323"
+    assert str(server("figg", ("::1", 5)).history) == "figg at [::1]:5"
 
 
 @pytest.mark.parametrize("tls", ["", ",", "ca.pem,", "ca.pem,,key.pem"])
@@ -56,10 +56,10 @@ def test_missing_publisher_or_subscriber_of_a_protocol_is_reported() -> None:
 def test_clients_are_made_for_the_stream_and_errors_name_it() -> None:
     publisher, tailer = Publisher(), object()
     both = ServerAddress("figg", "h", 1, plugin(publisher, tailer))
-    assert (both.publisher(MemoryReactorClock(), None, 1), both.contacts.wanted) == (publisher, "publish")
-    assert (both.publisher(MemoryReactorClock(), "a", 1), both.contacts.wanted) == (publisher, "publish into 'a'")
+    assert (both.publisher(MemoryReactorClock(), None, 1), both.history.wanted) == (publisher, "publish")
+    assert (both.publisher(MemoryReactorClock(), "a", 1), both.history.wanted) == (publisher, "publish into 'a'")
     assert publisher.streams == [None, "a"]
-    assert (both.tailer(MemoryReactorClock(), "a\x1b"), both.contacts.wanted) == (tailer, r"read 'a\x1b'")
+    assert (both.tailer(MemoryReactorClock(), "a\x1b"), both.history.wanted) == (tailer, r"read 'a\x1b'")
 
 
 @pytest.mark.parametrize("stream", ["", "x" * 256, "\u00e4" * 128])
@@ -120,7 +120,7 @@ def test_a_client_with_several_addresses_goes_to_the_next_one(protocol: str) -> 
     factory.clientConnectionFailed(reactor.connectors[0], Failure(ConnectionRefusedError(111, "refused")))
     reactor.advance(1.0)
     assert [port for _, port, *_ in reactor.tcpClients] == [1, 2]
-    assert "refused" in at.contacts.hint.lower()
+    assert "refused" in at.history.hint.lower()
     client.close()
 
 
@@ -132,9 +132,9 @@ def test_addresses_are_separated_by_commas() -> None:
 
 def test_followers_that_close_connections_do_not_count_as_a_refusal_at_once() -> None:
     at = server("figg", ("10.0.0.1", None), others=[("10.0.0.2", 9), ("::1", None)])
-    assert at.contacts.name == "figg at 10.0.0.1:8119, 10.0.0.2:9, [::1]:8119"
-    assert at.contacts.times == 3 * ROUNDS * TIMES
-    assert server("figg", ("10.0.0.1", None)).contacts.times == TIMES
+    assert at.history.name == "figg at 10.0.0.1:8119, 10.0.0.2:9, [::1]:8119"
+    assert at.history.times == 3 * ROUNDS * TIMES
+    assert server("figg", ("10.0.0.1", None)).history.times == TIMES
 
 
 @pytest.mark.parametrize("protocol", ["backbone", "eventbus"])

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from random import Random
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fyrehose.journal import format as fmt
+from fyrehose.journal.packing import batch
 from fyrehose.kernels.pure import columns as pure
 from fyrehose.kernels.pure import figg
-from fyrehose.records import MAX_NAME
+from fyrehose.records import MAX_NAME, Run
 from tests.doubles.kernels import column, native_kernel
 
 native = native_kernel("columns")
@@ -64,3 +69,141 @@ def test_native_span_equals_pure_span(lengths: list[int], data: st.DataObject) -
 def test_figg_topic_limit_equals_the_stream_name_limit() -> None:
     """Kernels do not import fyrehose.records, so the limit is defined twice."""
     assert figg.MAX_TOPIC == MAX_NAME
+
+
+def body_of(*runs: Run) -> bytes:
+    return batch(fmt.Kind.RECORDS, runs, position=0, durable=0, time=0, clock=0, chain=0)[1][fmt.BATCH_HEADER.size :]
+
+
+class Walk:
+    """The tables of a walk, and what Python does for the kernel when it needs attention."""
+
+    def __init__(self, kernel: ModuleType, **streams: tuple[int, int, int]) -> None:
+        self.kernel, self.known, self.names = kernel, dict[bytes, int](), list(streams)
+        self.kinds = np.zeros((20, 3), np.int64)
+        self.streams = np.array(list(streams.values()), np.int64).reshape(-1, 3)
+        self.found = np.zeros((50, 10), np.int64)
+        self.used = 0
+
+    def learn(self, body: bytes, at: int) -> None:
+        run = fmt.runs(body[at : at + int.from_bytes(body[at : at + 4], "little")], 0)[0]
+        has, *sizes = fmt.RUN_HEADER.unpack_from(body, at)[5:]
+        stream = self.names.index(run.stream) if run.stream in self.names else -1
+        width = 8 * bool(has & fmt.Has.PRODUCER_SEQS) + 16 * bool(has & fmt.Has.EVENT_IDS)
+        width += 8 * bool(has & fmt.Has.EVENT_TIMES)
+        self.kinds[len(self.known)] = stream, 40 + sum(sizes) + -sum(sizes) % 8, width
+        self.known[body[at + 28 : at + 40 + sum(sizes)]] = len(self.known)
+
+    def go(self, body: bytes, at: int = 0, stop: int | None = None) -> int:
+        at, self.used = self.kernel.walk(
+            body,
+            at,
+            len(body) if stop is None else stop,
+            3,
+            77,
+            self.known,
+            self.kinds,
+            self.streams,
+            self.found,
+            self.used,
+        )
+        return int(at)
+
+
+def run_of(stream: str, first: int, count: int, **columns: Any) -> Run:
+    payloads = [b"%d" % n * (n % 3) for n in range(count)]
+    return Run.of(stream, payloads, source="test", **columns).numbered(first, 0)
+
+
+def test_walk_finds_the_columns_of_each_run(kernel: ModuleType) -> None:
+    body = body_of(
+        run_of("a", 1, 3, producer_seq=7, topic="t"),
+        run_of("skipped", 1, 2),
+        run_of("b", 5, 2, event_ids=bytes(range(32)), event_times=bytes(16)),
+        run_of("a", 4, 1, producer_seq=(1 << 64) - 1, topic="t"),
+    )
+    walk, at = Walk(kernel, a=(-1, 1, 1 << 48), b=(4, 1, 1 << 48)), 0
+    while (at := walk.go(body, at)) < len(body):
+        walk.learn(body, at)
+    assert walk.used == 3
+    assert walk.streams[:, 0].tolist() == [4, 6]
+    assert walk.found[: walk.used, :6].tolist() == [
+        [0, 3, 1, 77, 7, 3],
+        [2, 2, 5, 77, 0, 3],
+        [0, 1, 4, 77, -1, 3],
+    ]
+    for row, run in zip(walk.found.tolist(), [fmt.runs(body, 0)[i] for i in (0, 2, 3)], strict=False):
+        optional, lengths, payload, size = row[6:]
+        assert body[lengths : lengths + 4 * row[1]] == bytes(run.lengths)
+        assert body[payload : payload + size] == bytes(run.payload)
+        if run.event_ids is not None:
+            assert body[optional : optional + 32] == bytes(run.event_ids)
+
+
+@pytest.mark.parametrize(
+    ("last", "first_wanted", "last_wanted", "passes"),
+    [(-1, 1, 9, True), (4, 1, 9, True), (3, 1, 9, False), (4, 6, 9, False), (4, 1, 6, False), (4, 5, 7, True)],
+)
+def test_walk_stops_before_gaps_and_parts_of_runs(
+    kernel: ModuleType, last: int, first_wanted: int, last_wanted: int, passes: bool
+) -> None:
+    body, walk = body_of(run_of("a", 5, 3)), Walk(kernel, a=(last, first_wanted, last_wanted))
+    walk.learn(body, 0)
+    assert walk.go(body) == (len(body) if passes else 0)
+    assert (walk.used, walk.streams[0, 0]) == ((1, 7) if passes else (0, last))
+
+
+def test_walk_stops_before_lengths_that_contradict_each_other(kernel: ModuleType) -> None:
+    body = bytearray(body_of(run_of("a", 1, 3)))
+    walk = Walk(kernel, a=(-1, 1, 9))
+    walk.learn(bytes(body), 0)
+    for at, value in ((0, 0), (0, len(body) + 8), (0, 40), (24, 4000), (4, 1 << 31)):
+        wrong = bytearray(body)
+        wrong[at : at + 4] = value.to_bytes(4, "little")
+        assert walk.go(bytes(wrong)) == 0
+    assert walk.go(bytes(body[:-8])) == 0
+    assert walk.used == 0
+
+
+@only_native
+@given(st.integers(0, 1 << 32), st.data())
+@settings(max_examples=200, deadline=None)
+def test_native_walk_equals_pure_walk(seed: int, data: st.DataObject) -> None:
+    dice, ends, runs = Random(seed), {"a": 0, "b": 0, "c": 0}, []
+    for _ in range(dice.randint(1, 12)):
+        stream, count = dice.choice("abc"), dice.randint(1, 4)
+        ids = bytes(16 * count) if dice.random() < 0.3 else None
+        runs.append(run_of(stream, ends[stream] + 1 + (dice.random() < 0.05), count, event_ids=ids))
+        ends[stream] += count
+    body = bytearray(body_of(*runs))
+    for _ in range(data.draw(st.integers(0, 3))):
+        body[data.draw(st.integers(0, len(body) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    walks = [Walk(each, a=(-1, 1, 9), b=(0, 2, 9)) for each in (native, pure)]
+    for walk in walks:
+        for at in (0, *[sum(len(body_of(run)) for run in runs[:i]) for i in range(1, len(runs))]):
+            try:
+                walk.learn(bytes(body), at)
+            except (fmt.Damage, UnicodeDecodeError, IndexError):
+                pass
+    ends_of = [walk.go(bytes(body)) for walk in walks]
+    assert ends_of[0] == ends_of[1]
+    assert walks[0].used == walks[1].used
+    assert walks[0].found.tolist() == walks[1].found.tolist()
+    assert walks[0].streams.tolist() == walks[1].streams.tolist()
+
+
+def test_gather_copies_pieces_in_order(kernel: ModuleType) -> None:
+    chunks = [b"abcdef", memoryview(b"012345"), b""]
+    pieces = np.array([[1, 2, 3], [0, 0, 1], [2, 0, 0], [0, 5, 1]], np.int64)
+    out = bytearray(5)
+    kernel.gather(chunks, pieces, out)
+    assert out == b"234af"
+
+
+@pytest.mark.parametrize(
+    ("piece", "size"),
+    [((0, 0, 7), 7), ((0, -1, 2), 2), ((2, 0, 1), 1), ((0, 3, 3), 2), ((0, 3, 3), 4), ((0, 2, -1), 0)],
+)
+def test_gather_refuses_pieces_that_are_not_there(kernel: ModuleType, piece: tuple[int, int, int], size: int) -> None:
+    with pytest.raises(IndexError):
+        kernel.gather([b"abcdef", b""], np.array([piece], np.int64), bytearray(size))

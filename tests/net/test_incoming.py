@@ -7,7 +7,7 @@ from twisted.internet.task import Clock
 
 from fyrehose.broker.budget import Budget
 from fyrehose.errors import RemoteProtocolError
-from fyrehose.net.incoming import CERTAINTY, PATIENCE, RETRY, SLOWEST, FrameWatch, Reading
+from fyrehose.net.incoming import CERTAINTY, RETRY, SLOW_FRAME_S, SLOWEST, FrameWatch, Reading
 
 
 class World:
@@ -53,13 +53,13 @@ def test_a_link_of_the_slowest_rate_is_not_slow(world: World) -> None:
 
 def test_a_link_that_is_slower_is_slow_sooner_or_later(world: World) -> None:
     slow = world.bring(SLOWEST / 2, 30)
-    assert not any(slow[: int(PATIENCE)])
+    assert not any(slow[: int(SLOW_FRAME_S)])
     assert slow[-1]
 
 
 def test_a_burst_gives_no_credit_for_a_pause_after_it(world: World) -> None:
     world.watch.received(16 << 20, True, False)
-    world.clock.advance(PATIENCE)
+    world.clock.advance(SLOW_FRAME_S)
     assert not world.watch.slow
     world.clock.advance(0.1)
     assert world.is_slow()
@@ -110,7 +110,7 @@ def test_paused_time_does_not_count(world: World) -> None:
     assert not world.watch.slow
     world.reading.resumeProducing()
     assert not world.watch.slow
-    world.clock.advance(PATIENCE / 2)
+    world.clock.advance(SLOW_FRAME_S / 2)
     assert not world.watch.slow, "what the peer sends has to get here first"
     world.clock.advance(0.1)
     assert world.is_slow()

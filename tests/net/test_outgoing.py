@@ -15,7 +15,7 @@ from fyrehose.broker.lending import within
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.outgoing import LargeRecord
-from fyrehose.net.tcp import LINGER, MOST_UNREAD
+from fyrehose.net.tcp import CLOSE_TIMEOUT_S, MOST_UNREAD
 from fyrehose.pieces import PIECE, piece_of
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal, Transport
@@ -156,7 +156,7 @@ def test_closing_does_not_wait_for_a_peer_that_does_not_read(world: World) -> No
     world.send()
     world.read(1)
     world.protocol.finish()
-    world.clock.advance(LINGER)
+    world.clock.advance(CLOSE_TIMEOUT_S)
     assert world.transport.aborted
 
 

@@ -35,7 +35,7 @@ def test_other_files_than_unix_sockets_are_not_removed(tmp_path: Path) -> None:
     assert path.read_text() == "x"
 
 
-def test_inherited_descriptors_are_checked(tmp_path: Path) -> None:
+def test_inherited_descriptor_that_is_no_listening_socket_is_refused(tmp_path: Path) -> None:
     inet, unix = socket.AF_INET, socket.AF_UNIX
     with socket.create_server(("127.0.0.1", 0)) as good, socket.socket() as idle, (tmp_path / "f").open("w") as file:
         check_adopted(good.fileno(), inet)

@@ -33,7 +33,7 @@ from fyrehose.net.endpoints import TCPService
 from fyrehose.net.holding import FIRST, RefusedConnection
 from fyrehose.net.incoming import Reading
 from fyrehose.net.peers import PROOFS
-from fyrehose.net.tcp import FULL_GRACE, LINGER, MOST_UNREAD, SessionProtocol, TCPSettings, on
+from fyrehose.net.tcp import CLOSE_TIMEOUT_S, FULL_GRACE, MOST_UNREAD, SessionProtocol, TCPSettings, on
 from fyrehose.records import Delivery, Publish, Run
 from fyrehose.testing import MemoryJournal, Transport
 from fyrehose.testing.certificates import Authority
@@ -498,7 +498,7 @@ class TestClosing:
         server = make()
         _, transport = server.connect()
         server.factory.drain()
-        server.clock.advance(LINGER + 1)
+        server.clock.advance(CLOSE_TIMEOUT_S + 1)
         assert transport.aborted
 
     def test_a_producer_is_not_left_registered(self) -> None:
@@ -732,5 +732,5 @@ class TestRefusals:
         protocol.dataReceived(b"!\n")
         assert transport.disconnecting
         assert protocol in server.factory.connections, "it has not gone, and keeps its place"
-        server.clock.advance(LINGER)
+        server.clock.advance(CLOSE_TIMEOUT_S)
         assert transport.aborted

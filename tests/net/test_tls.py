@@ -207,7 +207,7 @@ def test_reloaded_certificates_apply_to_new_connections(authority: Authority, tm
     before = listening.tls.context
     other = Authority(tmp_path, "other")
     use(other.issue("server", "localhost"))
-    listening.reload()
+    listening.prepare(listening.tls.settings)()
     assert listening.tls.context is not before
     trusting = ssl.create_default_context(cafile=other.certificate)
     assert meet(listening.tls.settings, trusting).answer == b"hello"
@@ -215,10 +215,10 @@ def test_reloaded_certificates_apply_to_new_connections(authority: Authority, tm
     for content in ("", "nonsense"):
         path.write_text(content)
         with pytest.raises(ConfigError, match="invalid TLS options of toy"):
-            listening.reload()
+            listening.prepare(listening.tls.settings)()
     path.unlink()
     with pytest.raises(ConfigError, match="No such file"):
-        listening.reload()
+        listening.prepare(listening.tls.settings)()
     assert listening.tls.context is good
 
 

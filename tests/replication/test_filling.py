@@ -97,7 +97,7 @@ def test_only_a_server_with_the_longest_journal_begins_a_shared_log() -> None:
     assert "fyrehose cluster reseed" in waits(50, True, others, ALONE)
 
 
-def test_an_empty_server_begins_a_shared_log_when_all_are_empty_or_nobody_is_there() -> None:
+def test_empty_server_begins_a_shared_log_when_it_is_alone_or_all_are_empty() -> None:
     others = peers()
     assert "waiting for them" in waits(0, True, others, ALONE - 1)
     assert waits(0, True, others, ALONE) == ""

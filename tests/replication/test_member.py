@@ -148,6 +148,19 @@ class Cluster:
         (leader,) = self.leaders
         return leader
 
+    def elect_of_two(self) -> Server:
+        """Add the only two members, a and b, and return the leader."""
+        self.members = 2
+        for name in "ab":
+            self.add(name)
+        return self.elect()
+
+    def publish_five(self, leader: Server) -> None:
+        """Publish five messages, each followed by time for a checkpoint."""
+        for number in range(5):
+            leader.publish(b"%d" % number)
+            self.run(3)
+
     def settle(self) -> None:
         """Run until all servers have the same durable bytes."""
 
@@ -522,13 +535,8 @@ def test_an_orderly_stop_hands_over_at_once(cluster: Cluster) -> None:
 
 
 def test_the_shared_log_is_trimmed_and_a_restarted_server_goes_on(cluster: Cluster) -> None:
-    cluster.members = 2
-    for name in "ab":
-        cluster.add(name)
-    leader = cluster.elect()
-    for number in range(5):
-        leader.publish(b"%d" % number)
-        cluster.run(3)
+    leader = cluster.elect_of_two()
+    cluster.publish_five(leader)
     assert cluster.hub.first > 5
     follower = next(server for server in cluster.servers.values() if server is not leader)
     follower.stop()
@@ -540,13 +548,8 @@ def test_the_shared_log_is_trimmed_and_a_restarted_server_goes_on(cluster: Clust
 
 
 def test_a_server_that_is_too_far_behind_says_how_to_fill_it(cluster: Cluster, logged_errors: list[Any]) -> None:
-    cluster.members = 2
-    for name in "ab":
-        cluster.add(name)
-    leader = cluster.elect()
-    for number in range(5):
-        leader.publish(b"%d" % number)
-        cluster.run(3)
+    leader = cluster.elect_of_two()
+    cluster.publish_five(leader)
     new = cluster.add("c")
     cluster.run(3)
     assert new.journal.state is JournalState.FAILED
@@ -555,13 +558,8 @@ def test_a_server_that_is_too_far_behind_says_how_to_fill_it(cluster: Cluster, l
 
 
 def test_a_new_server_follows_after_a_copy_of_anothers_journal(cluster: Cluster) -> None:
-    cluster.members = 2
-    for name in "ab":
-        cluster.add(name)
-    leader = cluster.elect()
-    for number in range(5):
-        leader.publish(b"%d" % number)
-        cluster.run(3)
+    leader = cluster.elect_of_two()
+    cluster.publish_five(leader)
     source, target = leader.journal.directory, cluster.directory / "c"
     copied = CliRunner().invoke(main, ["journal", "backup", str(source), str(target)])
     assert copied.exit_code == 0, copied.output
@@ -580,9 +578,7 @@ def trimmed(cluster: Cluster) -> Server:
     for name in "ab":
         cluster.add(name)
     leader = cluster.elect()
-    for number in range(5):
-        leader.publish(b"%d" % number)
-        cluster.run(3)
+    cluster.publish_five(leader)
     assert cluster.hub.first > 1
     return leader
 

@@ -16,21 +16,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from twisted.application.service import Application, IServiceMaker, MultiService, Service
+from twisted.application.service import Application, IServiceMaker, MultiService
 from twisted.internet import reactor
 from twisted.internet.defer import fail, succeed
 from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import ILogObserver, LogLevel
 from twisted.plugin import IPlugin
 from twisted.python.usage import UsageError
-from zope.interface import implementer
 
 from fyrehose import __version__, plugins
 from fyrehose.broker import policy
 from fyrehose.broker.policy import LOOPBACK
 from fyrehose.errors import ConfigError, FyrehoseError, JournalCorrupt, JournalFailed, JournalLocked, MissingExtra
-from fyrehose.identity import Action, Identity
-from fyrehose.interfaces import IReloading, JournalState
+from fyrehose.interfaces import JournalState
 from fyrehose.server import logs, process, tap
 from fyrehose.server.tap import Options, ServerProcess
 from fyrehose.testing import MemoryJournal
@@ -46,10 +44,10 @@ def parsed(*words: str) -> Options:
 
 def test_defaults_without_options() -> None:
     assert parsed() == {
-        "data-dir": "data",
+        "data-dir": None,
         "config": None,
         "policy": None,
-        "log-format": "text",
+        "log-format": None,
         "durability": None,
         "max-streams": None,
         "quarantine": 0,
@@ -68,7 +66,7 @@ def test_all_options_are_parsed() -> None:
         "data-dir": "/srv/data",
         "config": None,
         "policy": None,
-        "log-format": "text",
+        "log-format": None,
         "durability": "interval:100",
         "max-streams": "7",
         "quarantine": 1,
@@ -91,26 +89,15 @@ def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
         'data-dir = "/srv/data"\n[listen]\nbackbone = "udp:1"\n'
         '[option.backbone]\nstream = "file"\npush-rate = 5\n[option.journal]\ndurability = "never"\n'
     )
-    from_file = {
-        "data-dir": "/srv/data",
-        "config": str(path),
-        "policy": None,
-        "log-format": "text",
-        "durability": None,
-        "max-streams": None,
-        "quarantine": 0,
-        "listen": [("backbone", "udp:1")],
-        "option": {"backbone": {"stream": "file", "push_rate": 5}, "journal": {"durability": "never"}},
-    }
-    assert parsed("--config", str(path)) == from_file
+    config = parsed("--config", str(path)).resolved
+    assert (config.data_dir, config.journal.durability.mode) == (Path("/srv/data"), "never")
+    (listener,) = config.listeners
+    assert (listener.endpoint, listener.settings.stream, listener.settings.push_rate) == ("udp:1", "file", 5)
     words = ["-c", str(path), "-d", "here", "-l", "backbone=udp:2", "-o", "backbone.stream=line"]
-    assert parsed(*words, "--durability", "batch") == {
-        **from_file,
-        "data-dir": "here",
-        "durability": "batch",
-        "listen": [("backbone", "udp:2")],
-        "option": {"backbone": {"stream": "line", "push_rate": 5}, "journal": {"durability": "batch"}},
-    }
+    config = parsed(*words, "--durability", "batch").resolved
+    assert (config.data_dir, config.journal.durability.mode) == (Path("here").absolute(), "batch")
+    (listener,) = config.listeners
+    assert (listener.endpoint, listener.settings.stream, listener.settings.push_rate) == ("udp:2", "line", 5)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +243,7 @@ def test_a_protocol_without_its_extra_is_left_out_unless_configured(
     plugin = plugins.load("backbone")
     monkeypatch.setattr(type(plugin), "make_service", make_service)
     server = ServerProcess(StoppingReactor(), parsed("--data-dir", str(tmp_path)).resolved)
-    assert "starting without backbone: pip install 'fyrehose[eventbus]'" in server.warnings
+    assert "starting without backbone: pip install 'fyrehose[eventbus]'" in server.listeners.warnings
     with pytest.raises(MissingExtra):
         ServerProcess(StoppingReactor(), parsed("--listen", "backbone=udp:0:interface=127.0.0.1").resolved)
 
@@ -275,13 +262,13 @@ def test_max_connections_is_reduced_to_the_available_descriptors(
     server = ServerProcess(StoppingReactor(), config)
     limits = [child.factory.settings.max_connections for child in server.fyrehose if hasattr(child, "factory")]
     assert limits == [807, 5], "what one does not want is for the others"
-    assert server.remarks == [
+    assert server.listeners.remarks == [
         (
             "file-descriptor limit 1000: max-connections of lines reduced to 807; "
             "for the configured maximum, use `ulimit -n 10477`, or LimitNOFILE= in a unit"
         )
     ]
-    assert not server.warnings, "the maximum was not configured"
+    assert not server.listeners.warnings, "the maximum was not configured"
 
 
 def test_listeners_are_described_for_operators(ending: list[Any], tmp_path: Path) -> None:
@@ -331,10 +318,10 @@ def test_reducing_a_configured_maximum_logs_one_warning(
     words = ["--option", "figg.max-connections=20000", "--data-dir", str(tmp_path)]
     words += ["--listen", "figg=tcp:0:interface=127.0.0.1", "--listen", "relink=tcp:0:interface=127.0.0.1"]
     server = ServerProcess(StoppingReactor(), parsed(*words).resolved)
-    (warning,) = server.warnings
+    (warning,) = server.listeners.warnings
     assert warning.startswith("file-descriptor limit 1000: max-connections of figg, relink reduced to 406 each")
     assert "`ulimit -n 31097`" in warning
-    assert not server.remarks
+    assert not server.listeners.remarks
 
 
 @pytest.mark.parametrize(
@@ -361,73 +348,6 @@ def written(tmp_path: Path, publish: str = "*") -> str:
     path = tmp_path / "policy.toml"
     path.write_text(f'[[allow]]\nnetwork = "10.0.0.0/8"\npublish = "{publish}"\nsubscribe = "*"\n')
     return str(path)
-
-
-@implementer(IReloading)
-class Listener(Service):
-    """Says that it was read again, and may be told to fail."""
-
-    name = "listener"
-    fails = False
-    reloads = 0
-
-    def reload(self) -> None:
-        self.reloads += 1
-        if self.fails:
-            raise ConfigError("the key does not fit")
-
-
-class TestReload:
-    """Reloading on SIGHUP."""
-
-    @pytest.fixture
-    def server(self, ending: list[Any], tmp_path: Path) -> ServerProcess:
-        words = ["--data-dir", str(tmp_path / "data"), "--policy", written(tmp_path)]
-        return ServerProcess(StoppingReactor(), parsed(*words, "--listen", "figg=tcp:0").resolved)
-
-    def counted(self, server: ServerProcess) -> dict[str, int]:
-        counts = server.fyrehose.broker.counters.counts
-        return {what: n for (plugin, what), n in counts.items() if plugin == "server"}
-
-    def test_reload_reads_the_policy_and_every_listener_again(
-        self, server: ServerProcess, tmp_path: Path, log_lines: list[str]
-    ) -> None:
-        listener = Listener()
-        listener.setServiceParent(server.fyrehose)  # type: ignore[arg-type]
-        stranger = server.fyrehose.broker.identified(Identity(host="10.1.1.1"))
-        assert stranger.permits(Action.PUBLISH, "x")
-        written(tmp_path, "y")
-        server.reload()
-        assert not stranger.permits(Action.PUBLISH, "x")
-        assert stranger.permits(Action.PUBLISH, "y")
-        assert listener.reloads == 1
-        assert self.counted(server) == {"reloads": 1}
-        assert log_lines == [f"policy {tmp_path / 'policy.toml'}: 0 subscriptions ended", "reloaded"]
-
-    def test_reload_keeps_invalid_parts_and_reads_the_rest(
-        self, server: ServerProcess, tmp_path: Path, log_lines: list[str], logged_errors: Any
-    ) -> None:
-        listener = Listener()
-        listener.setServiceParent(server.fyrehose)  # type: ignore[arg-type]
-        tmp_path.joinpath("policy.toml").write_text("[[allow]")
-        before = server.fyrehose.broker.guard.policy
-        server.reload()
-        assert server.fyrehose.broker.guard.policy is before
-        assert listener.reloads == 1
-        listener.fails = True
-        written(tmp_path)
-        server.reload()
-        assert self.counted(server) == {"reloads": 2, "reload-failures": 2}
-        said = [line for line in log_lines if "was not reloaded" in line]
-        assert len(said) == len(logged_errors.take()) == 2
-        assert said[0].startswith(f"the policy was not reloaded: invalid --policy {tmp_path / 'policy.toml'}: not TOML")
-        assert said[1] == "listener was not reloaded: the key does not fit"
-
-    def test_reload_without_a_policy_file_reads_none(self, ending: list[Any], log_lines: list[str]) -> None:
-        server = ServerProcess(StoppingReactor(), parsed("--listen", "figg=unix:/run/figg").resolved)
-        server.reload()
-        assert server.fyrehose.broker.guard.policy is LOOPBACK
-        assert log_lines == ["reloaded"]
 
 
 class TestLog:

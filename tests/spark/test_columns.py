@@ -12,8 +12,7 @@ from fyrehose.spark.columns import COLUMNS, Pieces, RunKind, arrow_schema
 def pieces(columns: tuple[str, ...], *kinds: RunKind) -> Pieces:
     made = Pieces(arrow_schema(columns), list(kinds))
     for i in range(len(kinds)):
-        made.runs.append((i, 2, 1 + 2 * i, i, 0, bytes([1, 0, 0, 0, 0, 0, 0, 0]), b"x"))
-        made.rows += 2
+        made.add(i, 1 + 2 * i, i, 0, b"", bytes([1, 0, 0, 0, 0, 0, 0, 0]), b"x")
     return made
 
 
@@ -27,10 +26,12 @@ def test_a_schema_is_that_of_the_columns_in_their_order() -> None:
 
 def test_a_single_large_run_is_passed_on_where_it_is() -> None:
     one = pieces(("payload",), RunKind(0, "s", "src", None, None, None))
-    payload = bytearray(b"x")
-    one.runs = [(*one.runs[0][:6], payload)]
+    payload = bytearray(10)
+    one.chunks.append(payload)
+    one.table[0, 5:] = 1, 0, 1, 9, 1
+    payload[:] = bytes([0, 1, 0, 0, 0, 0, 0, 0, 0]) + b"x"
     batch = one.batch()
-    payload[0] = ord("y")
+    payload[9] = ord("y")
     assert batch.to_pylist() == [{"payload": b"y"}, {"payload": b""}]
 
 
@@ -53,11 +54,10 @@ def test_runs_of_each_day_are_sorted_by_stream_and_encoded() -> None:
     names = ("stream", "seq", "topic", "producer_seq", "payload")
     kinds = [RunKind(16, "b", "src", None, None, None), RunKind(2, "a", "src", None, "t", None)]
     made = Pieces(arrow_schema(names, encoded=True), kinds)
-    day = 86_400_000_000
+    day, numbers = 86_400_000_000, iter((7, 8, 9))
     for kind, first, time in ((0, 1, day - 1), (1, 1, day - 1), (0, 2, day - 1), (0, 3, day), (1, 2, day)):
-        made.runs.append((kind, 1, first, time, 0, bytes([1, 0, 0, 0]), b"%d" % first))
-        made.rows += 1
-    made.producer_seqs += [bytes([n] + [0] * 7) for n in (7, 8, 9)]
+        listed = next(numbers).to_bytes(8, "little") if kind == 0 else b""
+        made.add(kind, first, time, 0, listed, bytes([1, 0, 0, 0]), b"%d" % first)
     days = dict(made.by_day())
     batch = days[0].batch()
     batch.validate(full=True)

@@ -26,6 +26,7 @@ def test_help_and_unknown_commands() -> None:
         "archive",
         "table",
         "dedup",
+        "catalog",
         "gaps",
         "lost",
         "rates",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
-from fyrehose.errors import ConfigError, JournalError, JournalLocked
+from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalLocked
 from fyrehose.journal.format import UNKNOWN
 from fyrehose.spark.lake import Lake, Progress
 from fyrehose.spark.selection import Selection, selection
@@ -215,13 +216,44 @@ def test_missing_or_changed_file_is_an_error_with_its_name(tmp_path: Path) -> No
         lake.check(lake.files())
 
 
-def test_damaged_log_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda log: _cut(log / f"{3:020}.json"), f"{3:020}.json is no valid entry"),
+        (lambda log: (log / f"{2:020}.json").unlink(), f"{2:020}.json is missing"),
+        (lambda log: (log / f"{0:020}.json").unlink(), f"{0:020}.json is missing"),
+        (
+            lambda log: (log / "_last_checkpoint").write_text('{"version": 3, "size": 1}'),
+            "checkpoint.parquet is missing",
+        ),
+        (lambda log: _cut(_checkpoint(log)), "checkpoint.parquet is no valid checkpoint"),
+    ],
+    ids=["truncated", "gap", "first", "no-checkpoint", "damaged-checkpoint"],
+)
+def test_damaged_log_is_an_error_that_names_the_file(
+    tmp_path: Path, damage: Callable[[Path], object], words: str
+) -> None:
     lake = opened(tmp_path)
     lake.commit(ONE, None, at(10), [])
-    newest = max((tmp_path / "_delta_log").glob("*.json"))
-    newest.write_bytes(newest.read_bytes()[:20])
-    with pytest.raises(JournalError, match=f"the log of the lake {tmp_path} cannot be read"):
+    lake.commit(ONE, at(10), at(20), [])
+    damage(tmp_path / "_delta_log")
+    with pytest.raises(JournalCorrupt) as raised:
         Lake.existing(tmp_path)
+    said = str(raised.value)
+    assert f"the log of the lake {tmp_path} is damaged: " in said
+    assert words in said
+    assert "put it back from a copy" in said
+    for foreign in ("\n", "ParsedLogPath", "Kernel", "<unknown>"):
+        assert foreign not in said
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:20])
+
+
+def _checkpoint(log: Path) -> Path:
+    DeltaTable(str(log.parent)).create_checkpoint()
+    return next(log.glob("*.checkpoint.parquet"))
 
 
 def test_place_that_is_no_lake(tmp_path: Path) -> None:

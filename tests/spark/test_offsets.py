@@ -18,6 +18,7 @@ from fyrehose.journal.subscriptions import registered
 from fyrehose.records import Run
 from fyrehose.spark.columns import arrow_schema
 from fyrehose.spark.jobs.archive import archive
+from fyrehose.spark.lake import Lake
 from fyrehose.spark.source import RecordReader, SourceOptions, StreamReader
 
 SEQ = arrow_schema(("seq",))
@@ -128,6 +129,26 @@ def test_subscription_of_another_journal_is_not_moved(written: Opener) -> None:
     assert registered(other.directory) == []
     place(str(other.directory)).update_subscription("lake", 100, other.place.view().identity)
     assert [each.position for each in registered(other.directory)] == [100]
+
+
+def test_archive_of_a_server_that_is_behind_waits(written: Opener, tmp_path: Path) -> None:
+    journal, lake = written("one"), tmp_path / "lake"
+    append(journal, 10)
+    behind = copied(journal, "behind")
+    append(journal, 10)
+    archive(None, str(journal.directory), lake, server="one")
+    append(journal, 5)
+    asked: list[float] = []
+
+    def stop() -> bool:
+        asked.append(time.monotonic())
+        if len(asked) == 5:  # It has waited meanwhile; now it catches up.
+            journal.close()
+            shutil.copytree(journal.directory, behind, dirs_exist_ok=True)
+        return Lake.at(lake).table.version() > version or asked[-1] > asked[0] + 20  # type: ignore[union-attr]
+
+    version = Lake.at(lake).table.version()  # type: ignore[union-attr]
+    assert archive(None, str(behind), lake, follow=True, every=0.01, stop=stop).rows == 5
 
 
 def test_archive_ends_when_its_journal_is_replaced(written: Opener, tmp_path: Path) -> None:

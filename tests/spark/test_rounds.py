@@ -30,10 +30,10 @@ COLUMNS = ["stream", "seq", "payload"]
 
 
 def by_duckdb(lake: Path) -> Rows:
-    files = DeltaTable(str(lake)).file_uris()
-    query = "select stream, seq, payload from read_parquet($files, hive_partitioning = true) where date > '2023-01-01'"
+    records = DeltaTable(str(lake)).to_pyarrow_dataset()
     with duckdb.connect() as connection:
-        return connection.execute(query, {"files": files}).fetchall() if files else []
+        connection.register("records", records)
+        return connection.execute("select stream, seq, payload from records").fetchall()
 
 
 def by_polars(lake: Path) -> Rows:

@@ -84,7 +84,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 def test_a_bar_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = io.StringIO()
-    monkeypatch.setattr("fyrehose.cli.progress.Console", lambda stderr: Console(file=drawn, force_terminal=True))
+    monkeypatch.setattr("fyrehose.cli.console.Console", lambda stderr: Console(file=drawn, force_terminal=True))
     with showing.bar("working") as draw:
         draw(1, 2)
     assert "working" in drawn.getvalue()

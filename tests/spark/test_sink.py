@@ -31,6 +31,7 @@ def test_options() -> None:
     )
     for options, columns in (
         ({"stream": "s"}, "payload binary"),
+        ({"to": "h:1", "stream": "s", "rates": "5"}, "payload binary"),
         ({"to": "h:1"}, "payload binary"),
         ({"to": "h:1", "stream": "s"}, "value binary"),
         ({"to": "h:1", "stream": "s"}, "payload integer"),

@@ -14,7 +14,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from pyspark.sql.types import StructType
 
 from fyrehose.errors import ConfigError, JournalCorrupt
+from fyrehose.journal.subscriptions import registered
 from fyrehose.records import Run
+from fyrehose.spark import source
 from fyrehose.spark.columns import arrow_schema
 from fyrehose.spark.showing import own_error
 from fyrehose.spark.source import FyrehoseDataSource, SourceOptions, StreamReader, checked, with_holes
@@ -45,6 +47,11 @@ def test_options() -> None:
     ):
         with pytest.raises(ConfigError):
             SourceOptions.of(wrong)
+    for name in ("maxRowPerBatch", "stream", "filter"):
+        with pytest.raises(ConfigError, match=f"unknown option {name!r} of the source fyrehose; (did you|available)"):
+            SourceOptions.of({"path": "/j", name: "1"})
+    with pytest.raises(ConfigError, match=r"did you mean maxRowsPerBatch\?"):
+        SourceOptions.of({"path": "/j", "maxRowPerBatch": "1"})
     with pytest.raises(ConfigError, match="cannot be read as a stream"):
         FyrehoseDataSource({"path": "/j", "table": "gaps"}).streamReader(None)  # type: ignore[arg-type]
 
@@ -76,6 +83,40 @@ def test_a_checkpoint_of_another_journal_is_no_silence(written: Opener) -> None:
     with pytest.raises(JournalCorrupt, match="it is another journal"):
         StreamReader(options, SEQ).latestOffset(beyond, ReadAllAvailable())
     assert StreamReader(options, SEQ).latestOffset(latest, ReadAllAvailable()) == latest
+
+
+def test_subscription_of_a_stream_follows_its_checkpoint(written: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = written()
+    journal.fill(60)
+    clock = [1000.0]
+    monkeypatch.setattr(source.time, "monotonic", lambda: clock[0])
+    options = {"path": str(journal.directory), "subscription": "etl", "maxRowsPerBatch": "50"}
+
+    def position() -> int:
+        (one,) = registered(journal.directory)
+        assert one.name == "etl"
+        return one.position
+
+    reader = StreamReader(SourceOptions.of(options), SEQ)
+    start = reader.initialOffset()
+    assert position() == start["position"]
+    middle = reader.latestOffset(start, reader.getDefaultReadLimit())
+    assert position() == start["position"], "the batch has not ended"
+    end = reader.latestOffset(middle, reader.getDefaultReadLimit())
+    assert start["position"] < position() == middle["position"] < end["position"]
+    reader.commit(end)
+    assert position() == end["position"]
+    # One that does not move is updated once a minute, so that it does not expire.
+    before = registered(journal.directory)[0].time
+    reader.latestOffset(end, ReadAllAvailable())
+    assert registered(journal.directory)[0].time == before
+    clock[0] += 61
+    reader.latestOffset(end, ReadAllAvailable())
+    assert registered(journal.directory)[0].time > before
+    with pytest.raises(ConfigError, match="invalid name of a subscription"):
+        SourceOptions.of(options | {"subscription": "a/b"})
+    with pytest.raises(ConfigError, match=r"use spark\.readStream"):
+        FyrehoseDataSource(options).reader(StructType())
 
 
 def test_records_behind_the_target_are_left_to_the_next_run(written: Opener) -> None:

@@ -13,7 +13,7 @@ from twisted.logger import Logger
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.net.connections import SessionFactory
-from fyrehose.net.tcp import LINGER, on
+from fyrehose.net.tcp import CLOSE_TIMEOUT_S, on
 from fyrehose.testing import MemoryJournal, Peer
 from fyrehose.web.server import BATCHES, WebProtocol, WebSettings, host_names, token_of
 from fyrehose.web.session import MAX_AHEAD, RequestHead, WebSession
@@ -137,7 +137,7 @@ def test_peer_that_still_sends_a_refused_body_receives_the_answer(connect: Calla
 def test_peer_that_sends_a_refused_body_is_aborted_after_the_linger_time(connect: Callable[..., ToyPeer]) -> None:
     peer = connect()
     peer.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\nabc")
-    peer.clock.advance(LINGER)
+    peer.clock.advance(CLOSE_TIMEOUT_S)
     assert peer.transport.aborted
 
 

@@ -1,8 +1,27 @@
-"""The kernel that finds how many records of a run fit into a number of bytes; every split of a run calls it."""
+"""The kernels of runs: how many records fit into a number of bytes, and which runs are in a batch of the journal.
+
+Tables are arrays of 64-bit integers with two dimensions, such as those of numpy, so that both versions fill them:
+
+    kinds      for each kind of run: index of its stream, or -1 if that is not selected; offset of the columns in a run;
+               bytes of the optional columns for each record
+    streams    for each stream: last number so far, or -1 if it is unknown; first and last number that are selected
+    found      for each run: kind, records, first number, time, first producer_seq, chunk; offsets in the chunk of the
+               optional columns, the lengths and the payloads; size of the payloads
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from struct import Struct
+from typing import Any
+
 from fyrehose.kernels.buffers import Buffer
+
+#: The header of a run (journal/format.py), up to the lengths of its names.
+_RUN = Struct("<IIQQI")
+#: Offset from which the headers of one kind are equal, and the offset and the layout of the lengths of its names.
+_KIND, _NAMES = 28, Struct("<HHHBB")
+_HEADER, _NAMES_AT = 40, 30
 
 
 def span(lengths: Buffer, start: int, stop: int, most: int) -> tuple[int, int]:
@@ -21,3 +40,74 @@ def span(lengths: Buffer, start: int, stop: int, most: int) -> tuple[int, int]:
             return at, total
         total += size
     return stop, total
+
+
+def walk(
+    chunk: Buffer,
+    at: int,
+    stop: int,
+    number: int,
+    time: int,
+    known: dict[bytes, int],
+    kinds: Any,
+    streams: Any,
+    found: Any,
+    used: int,
+) -> tuple[int, int]:
+    """Add the runs of a batch to *found*, and advance their streams.
+
+    The walk ends early before a run that needs attention: its kind is not known, its numbers do not follow on those
+    before, only a part of it is selected, or its lengths contradict each other.
+
+    :param at, stop: where the batch begins and ends in *chunk*
+    :param number: of the chunk, and *time* of the batch: both are stored for each run
+    :param known: the index of each kind, by the bytes of its headers
+    :param used: how many runs *found* has; it has room for all of the batch
+    :return: the offset behind the last run that was processed, and how many runs *found* has then
+    """
+    view = memoryview(chunk)
+    while stop - at >= _HEADER:
+        length, count, first, producer_first, size = _RUN.unpack_from(view, at)
+        names = sum(_NAMES.unpack_from(view, at + _NAMES_AT))
+        kind = known.get(bytes(view[at + _KIND : min(at + _HEADER + names, stop)]))
+        end = at + length
+        if kind is None or not at + _HEADER + names <= end <= stop:
+            break
+        stream = kinds[kind, 0]
+        if stream >= 0:
+            last, final = streams[stream, 0], first + count - 1
+            if (last >= 0 and first > last + 1) or first < streams[stream, 1] or final > streams[stream, 2]:
+                break
+            optional = at + kinds[kind, 1]
+            lengths = optional + kinds[kind, 2] * count
+            payload = lengths + 4 * count + (4 * count & 4)
+            if payload + size > end:
+                break
+            streams[stream, 0] = final
+            signed = producer_first - (producer_first >> 63 << 64)
+            row = (kind, count, first, time, signed, number, optional, lengths, payload, size)
+            for column, value in enumerate(row):
+                found[used, column] = value
+            used += 1
+        at = end
+    return at, used
+
+
+def gather(chunks: Sequence[Buffer], pieces: Any, out: Any) -> None:
+    """Copy pieces of chunks to *out*, one behind the other.
+
+    :param pieces: for each piece: the number of its chunk, its offset there, and its size
+    :param out: a writable buffer of the size of all pieces
+    :raises IndexError: a chunk has no such piece, or *out* has another size
+    """
+    target, at = memoryview(out).cast("B"), 0
+    rows: Any = memoryview(pieces).tolist()
+    for number, begin, size in rows:
+        if not 0 <= number < len(chunks) or begin < 0 or size < 0 or begin + size > len(chunks[number]):
+            raise IndexError(f"chunk {number} has no bytes {begin} to {begin + size}")
+        if at + size > len(target):
+            raise IndexError(f"the pieces have more than {len(target)} bytes")
+        target[at : at + size] = memoryview(chunks[number])[begin : begin + size]
+        at += size
+    if at != len(target):
+        raise IndexError(f"the pieces have {at} bytes, and not {len(target)}")

@@ -56,7 +56,7 @@ class TrainProtocol(DatagramProtocol):
         """Stop sending, except for answers, because trains wait to be sent."""
 
     def relieved(self) -> None:
-        """Continue to send, because no train waits any more."""
+        """Send further datagrams, because the socket has taken all earlier ones."""
 
     @property
     def waiting(self) -> int:

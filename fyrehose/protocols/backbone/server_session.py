@@ -210,7 +210,8 @@ class BackboneServerSession(BackboneSession[Pushed | Replay]):
         if first > last:
             raise RemoteProtocolError("request-of-nothing")
         peer = None
-        # A client that answers knows no rations.
+        # FORWARD lets another client answer, and a client does not know which requesters have a ration: the server
+        # answers those itself.
         if client.credit is None and not client.repeats(first, last, now) and self._forwards.take("all", 1, now):
             peer = self._rotation.next([None, *self.subscribers.journals(now)], requester)
         if peer is None:

@@ -46,11 +46,11 @@ from fyrehose.protocols.eventbus.client_session import (
     Synchronised,
     SyncUnanswered,
 )
+from fyrehose.protocols.eventbus.columns import msgpack_bytes, runs_of
 from fyrehose.protocols.eventbus.confirmations import PubConfirmed, PubTimedOut
-from fyrehose.protocols.eventbus.encoding import msgpack_bytes, runs_of
 from fyrehose.protocols.eventbus.frames import MAX_LABEL, Broadcast, Pub
 from fyrehose.protocols.eventbus.labels import USUAL_TIME, write_time
-from fyrehose.protocols.eventbus.lent import Full
+from fyrehose.protocols.eventbus.queued_memory import Full
 from fyrehose.protocols.eventbus.sockets import Context, Keys, address, client_socket
 from fyrehose.protocols.eventbus.zmqport import CONNECTED, DISCONNECTED, ZMQPort, by_then
 from fyrehose.records import MAX_NAME, Buffer, Run

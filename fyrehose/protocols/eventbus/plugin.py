@@ -16,7 +16,7 @@ from zope.interface import implementer
 from fyrehose.errors import ConfigError
 from fyrehose.extras import EVENTBUS, Extra
 from fyrehose.interfaces import IBroker, IClientPlugin, IExtraPlugin
-from fyrehose.protocols.eventbus.encoding import PROTOCOL
+from fyrehose.protocols.eventbus.columns import PROTOCOL
 from fyrehose.protocols.eventbus.settings import EventBusSettings
 
 if TYPE_CHECKING:

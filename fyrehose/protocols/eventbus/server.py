@@ -1,6 +1,6 @@
 """The server of the event bus: connects the three ports and the session to the broker.
 
-    COLLECTOR  -> session -> drafts of a turn -> broker.publish
+    COLLECTOR  -> session -> runs of a turn -> broker.publish
     SNAPSHOT   -> session -> snapshots -> broker.read, a piece at a time -> SYNC ... SYNCEND -> SNAPSHOT
     broker.subscribe -> deliver -> BROADCAST -> PUBLISHER; ZeroMQ filters by subscription
 
@@ -30,13 +30,12 @@ from fyrehose.errors import (
 )
 from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker, IRelay, ISubscription
+from fyrehose.protocols.eventbus.columns import PROTOCOL, EventBatch, Frames, event_frames
 from fyrehose.protocols.eventbus.connections import Connections
-from fyrehose.protocols.eventbus.drafts import EventBatch
-from fyrehose.protocols.eventbus.encoding import PROTOCOL, Frames, event_frames
-from fyrehose.protocols.eventbus.laggards import Laggards
-from fyrehose.protocols.eventbus.lent import Full, Lent, MemoryFull
+from fyrehose.protocols.eventbus.queued_memory import BroadcastMemory, Full, MemoryFull
 from fyrehose.protocols.eventbus.server_session import EventBusServerSession
 from fyrehose.protocols.eventbus.settings import EventBusSettings
+from fyrehose.protocols.eventbus.slow_subscribers import SlowSubscribers
 from fyrehose.protocols.eventbus.snapshots import SnapshotAnswer
 from fyrehose.protocols.eventbus.zmqport import Gone, ZMQPort, by_then
 from fyrehose.records import Delivery, Publish
@@ -122,8 +121,8 @@ class EventBusServer:
         :param number: the port number of SNAPSHOT; PUBLISHER uses the next one
         """
         self._snapshot, self._publisher, self._collector, self._number = snapshot, publisher, collector, number
-        self._lent = Lent(BROADCAST_MEMORY, publisher.held)
-        self._laggards = Laggards(partial(self._connections.of, number + 1))
+        self._memory = BroadcastMemory(BROADCAST_MEMORY, publisher.held)
+        self._slow_subscribers = SlowSubscribers(partial(self._connections.of, number + 1))
         self._subscription = self._broker.subscribe(self._settings.stream, None, self)
         self._subscription.resumeProducing()
         for port in (snapshot, publisher, collector):
@@ -298,15 +297,15 @@ class EventBusServer:
     def _pump(self) -> None:
         """Broadcast one turn's worth of the delivered records, and schedule the next turn."""
         self._pumping = None
-        outgoing, publisher, lent, audience = self._outgoing, self._publisher, self._lent, self.audience
+        outgoing, publisher, memory, audience = self._outgoing, self._publisher, self._memory, self.audience
         assert outgoing is not None
         publisher.process_commands()
-        if lent.size(audience) <= lent.limit // 2:
-            self._laggards.forget()
+        if memory.size(audience) <= memory.limit // 2:
+            self._slow_subscribers.forget()
         sent = size = 0
         for frames in outgoing:
             length = len(frames[-1])
-            if lent.take(length, audience):
+            if memory.take(length, audience):
                 publisher.lend(frames)
             elif self._wait_for_subscribers():
                 self._outgoing = chain((frames,), outgoing)
@@ -332,7 +331,7 @@ class EventBusServer:
 
     def _wait_for_subscribers(self) -> bool:
         """Close the connections of slow subscribers; return whether to continue to wait."""
-        slow = self._laggards.slow(self._clock.seconds(), self._lent.released)
+        slow = self._slow_subscribers.slow(self._clock.seconds(), self._memory.released)
         for host, descriptor in slow or ():
             detail = "it delays events for other subscribers: connection closed, it can request missed events"
             where = f"{host} at {self._publisher.name}"

@@ -18,10 +18,9 @@ from collections.abc import Sequence
 import attrs
 
 from fyrehose.errors import RemoteProtocolError
-from fyrehose.protocols.eventbus.drafts import Drafts, EventBatch
-from fyrehose.protocols.eventbus.encoding import PROTOCOL
+from fyrehose.protocols.eventbus.columns import PROTOCOL, EventBatch, RunBuilder
 from fyrehose.protocols.eventbus.frames import EVENT_FRAMES, Dialect, SyncStart, check_event, without_delimiter
-from fyrehose.protocols.eventbus.lent import Pool
+from fyrehose.protocols.eventbus.queued_memory import Pool
 from fyrehose.protocols.eventbus.settings import EventBusSettings, Syntax
 from fyrehose.protocols.eventbus.snapshots import SnapshotAnswer, Snapshots
 
@@ -50,7 +49,7 @@ class EventBusServerSession:
 
     def __init__(self, settings: EventBusSettings) -> None:
         self._settings = settings
-        self._drafts = Drafts(settings.stream, PROTOCOL)
+        self._builder = RunBuilder(settings.stream, PROTOCOL)
         #: recent UUIDs and their time; a publisher sends an event again if no BROADCAST has confirmed it
         self._seen: OrderedDict[bytes, float] = OrderedDict()
         self.snapshots = Snapshots(settings.snapshots, settings.snapshots_memory)
@@ -72,7 +71,7 @@ class EventBusServerSession:
                 raise RemoteProtocolError("data-too-large", f"{len(frames[5])} bytes")
             if self._settings.dedup:
                 self._remember(frames, now)
-            self._drafts.add(message[0], frames)
+            self._builder.add(message[0], frames)
         except RemoteProtocolError as error:
             return error
         return None
@@ -117,7 +116,7 @@ class EventBusServerSession:
 
     def take(self) -> EventBatch | None:
         """Return the events since the last call, or None if there are none."""
-        return self._drafts.take()
+        return self._builder.take()
 
     def failed(self, batch: EventBatch) -> None:
         """Forget the UUIDs of *batch*, which was not published."""
@@ -140,7 +139,7 @@ class EventBusServerSession:
             seen.popitem(last=False)
         if repeated:
             raise RemoteProtocolError("duplicate")
-        self._drafts.uuids.append(uuid)
+        self._builder.uuids.append(uuid)
 
 
 def _whole(message: Sequence[bytes], count: int) -> Sequence[bytes]:

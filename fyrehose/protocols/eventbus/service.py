@@ -6,6 +6,7 @@ in: host, port, settings      out: the listening ports; an orderly stop that doe
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -23,8 +24,8 @@ from zope.interface import implementer
 
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, IConnected, IReloading
+from fyrehose.protocols.eventbus.columns import PROTOCOL
 from fyrehose.protocols.eventbus.connections import UNKNOWN, Connections
-from fyrehose.protocols.eventbus.encoding import PROTOCOL
 from fyrehose.protocols.eventbus.handshakes import BAD, LEFT, TIMEOUT, Handshakes
 from fyrehose.protocols.eventbus.server import EventBusServer
 from fyrehose.protocols.eventbus.settings import EventBusSettings
@@ -208,13 +209,20 @@ class EventBusService(Service):
         """Number of open connections of all three ports."""
         return len(self._connections)
 
-    def reload(self) -> None:
-        """Read the clients' keys again, and close connections that have lost their permission.
+    def fixed(self, settings: EventBusSettings) -> Collection[str]:
+        """Return all options: ZeroMQ's sockets were made with them."""
+        return [field.name for field in attrs.fields(type(settings))]
 
-        :raises ConfigError: the keys cannot be read; the previous ones stay in force
+    def prepare(self, settings: EventBusSettings) -> Callable[[], None]:
+        """Read the clients' keys again, and return a function that uses them.
+
+        :raises ConfigError: the keys cannot be read
         """
-        self._authenticator = self._make_authenticator()
-        ended = self._connections.end_forbidden(self._authenticator.may, range(self._port, self._port + 3))
+        return partial(self._use, self._make_authenticator())
+
+    def _use(self, authenticator: Authenticator) -> None:
+        self._authenticator = authenticator
+        ended = self._connections.end_forbidden(authenticator.may, range(self._port, self._port + 3))
         if ended:
             log.info(
                 "{protocol}: closed {count} connections, which have to be admitted again",

@@ -19,9 +19,9 @@ import attrs
 
 from fyrehose.broker.fairness import FairShare
 from fyrehose.errors import RemoteProtocolError
-from fyrehose.protocols.eventbus.encoding import Frames, event_frames
+from fyrehose.protocols.eventbus.columns import Frames, event_frames
 from fyrehose.protocols.eventbus.frames import SYNC, Dialect, SyncEnd, SyncStart
-from fyrehose.protocols.eventbus.lent import LentMessages
+from fyrehose.protocols.eventbus.queued_memory import QueuedMessages
 from fyrehose.records import Run
 
 #: Memory of a request besides its subtrees, and of each byte of the subtrees with their parsed form, in bytes.
@@ -54,7 +54,7 @@ class SnapshotAnswer:
     request: SyncStart
     delimiter: bool
     dialect: Dialect
-    account: LentMessages
+    account: QueuedMessages
     host: str = ""
     descriptor: int = -1
     next: int = attrs.field(init=False)

@@ -23,8 +23,8 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.protocols.eventbus.lent import Full, LentMessages
 from fyrehose.protocols.eventbus.messages import NOWHERE, Fastest, Origin
+from fyrehose.protocols.eventbus.queued_memory import Full, QueuedMessages
 from fyrehose.records import Buffer
 
 log = Logger()
@@ -122,28 +122,28 @@ class ZMQPort:
         if self._again is None and self._reading:
             self._again = self._reactor.callLater(0, self.doRead)
 
-    def send(self, frames: Sequence[Buffer], lent: LentMessages | None = None) -> None:
+    def send(self, frames: Sequence[Buffer], account: QueuedMessages | None = None) -> None:
         """Send one message, completely or not at all.
 
-        :param lent: accounts for the memory of some messages, which are tracked; None: of none
-        :raises MemoryFull: *lent* has no room for the message
+        :param account: accounts for the memory of some messages, which are tracked; None: of none
+        :raises MemoryFull: *account* has no room for the message
         :raises Full: the queue of the peer (ROUTER), or the queues of all peers (DEALER), are full
         :raises Gone: no such peer is connected to the ROUTER
         """
         data = frames[-1]
         size = len(data)
         # Most messages are small: comparing here saves a call.
-        tracked = lent is not None and size >= lent.free and lent.tracks(size)
+        tracked = account is not None and size >= account.free and account.tracks(size)
         try:
-            if lent is not None and tracked:
+            if account is not None and tracked:
                 self._messages.send(frames[:-1], True)
                 # A copy of the data: a view would keep its whole piece of the journal in memory.
                 frame = zmq.Frame(bytes(data), track=True, copy=False, copy_threshold=0)
-                lent.add(self.socket.send(frame, zmq.NOBLOCK, copy=False, track=True), size)
+                account.add(self.socket.send(frame, zmq.NOBLOCK, copy=False, track=True), size)
             else:
                 self._messages.send(frames)
-                if lent is not None:
-                    lent.skip(size)
+                if account is not None:
+                    account.skip(size)
         except zmq.Again:
             self._check_events()
             raise Full from None
@@ -160,7 +160,7 @@ class ZMQPort:
         self._messages.lend(frames)
 
     def held(self) -> tuple[int, int]:
-        """Return the number of lent messages that the socket has not released, and the bytes of their frames."""
+        """Return the number of messages that the socket has not released, and the bytes of their frames."""
         return self._messages.held()
 
     def process_commands(self) -> None:
@@ -271,7 +271,7 @@ class Monitor(ZMQPort):
 
 
 def by_then(clock: Any, call: IDelayedCall | None, delay: float, function: Callable[[], object]) -> IDelayedCall:
-    """Return a call of *function* after *delay* seconds or sooner: *call*, if it is pending, otherwise a new one."""
+    """Schedule *function* for at most *delay* seconds from now; return *call* if it is pending, or a new one."""
     if call is None or not call.active():
         return cast("IDelayedCall", clock.callLater(delay, function))
     if call.getTime() > clock.seconds() + delay:

@@ -212,7 +212,7 @@ class HttpProtocol(WebProtocol):
             self.session.end()
             self._end_consumption()
             return
-        self._streamed = ReadAnswer(self, event.stream, first, last, event.limit)
+        self._streamed = ReadAnswer(self, event.stream, first, last, event.limit, joins=event.joins)
         self.attach(self._streamed)
 
     def read_all(self, event: Read, parts: list[tuple[str, int, int]], headers: Mapping[str, str]) -> None:
@@ -562,6 +562,11 @@ class HttpFactory(SessionFactory):
     ) -> None:
         super().__init__(broker, settings, reactor)
         self.ends, self.now, self.labels = Ends(broker), time.time, count(1)
-        self.limits = RequestLimits(message=self.settings.max_payload, body=self.settings.max_body)
-        self.hosts = hosts_of(endpoint, self.settings.hosts)
-        self.origins = Origins(self.settings.origins)
+        self._endpoint = endpoint
+        self.configure(self.settings)
+
+    def configure(self, settings: HttpSettings) -> None:
+        super().configure(settings)
+        self.limits = RequestLimits(message=settings.max_payload, body=settings.max_body)
+        self.hosts = hosts_of(self._endpoint, settings.hosts)
+        self.origins = Origins(settings.origins)

@@ -66,7 +66,7 @@ class RefusedFrames:
     def add(self, network: str, digest: bytes, reason: str, *, hopeless: bool) -> None:
         """Remember a frame.
 
-        :param hopeless: True if another attempt brings nothing, because no part of the frame can be acknowledged
+        :param hopeless: True if a repetition would be refused again, because no part of it can be acknowledged
         """
         key = (network, digest)
         before = self._frames.get(key)

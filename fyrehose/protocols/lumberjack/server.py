@@ -342,6 +342,10 @@ class LumberjackFactory(SessionFactory):
     def __init__(self, broker: IBroker, settings: LumberjackSettings | None = None, reactor: Any = None) -> None:
         super().__init__(broker, settings, reactor)
         self.turns = Turns(self.clock, broker.budget)
-        self.limits = self.settings.limits
-        self.routes = Routes(self.settings.routes) if self.settings.routes else None
+        self.configure(self.settings)
         self.refused = RefusedFrames(self.clock.seconds)
+
+    def configure(self, settings: LumberjackSettings) -> None:
+        super().configure(settings)
+        self.limits = settings.limits
+        self.routes = Routes(settings.routes) if settings.routes else None

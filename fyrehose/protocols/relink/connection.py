@@ -26,7 +26,7 @@ PING_AFTER = 15.0
 #: The connection is aborted after this much silence of the peer, in seconds.
 DROP_AFTER = 45.0
 #: How long the last bytes of an ended link may take to be sent before the connection is aborted, in seconds.
-LINGER = 5.0
+CLOSE_TIMEOUT_S = 5.0
 
 
 class ConnectionOwner(Structural):
@@ -92,7 +92,7 @@ class ConnectorConnection(Protocol):
         self._over = True
         self._timers.clear()
         self.transport.loseConnection()
-        self._timers.start(LINGER, self.transport.abortConnection)
+        self._timers.start(CLOSE_TIMEOUT_S, self.transport.abortConnection)
 
     def abort(self) -> None:
         """Abort the connection; nothing that it still receives has an effect."""

@@ -51,7 +51,7 @@ class Link(Outbound, Inbound):
                 for id_, run in packet.runs:
                     found += self.accept(id_, run, len(run.payload), run.sizes)
             case Message():
-                # A multicast's payload is held, and charged, once.
+                # A multicast's payload is one object, whatever the number of its channels: charge each a part of it.
                 size = sum(map(len, packet.parts)) // max(1, len(packet.channels))
                 for id_ in packet.channels:
                     found += self.accept(id_, (packet.parts,), size, (size,))

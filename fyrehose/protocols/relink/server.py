@@ -216,7 +216,7 @@ class RelinkProtocol(SessionProtocol):
         self._link_ready(entry, place, resumed=False)
 
     def _link_ready(self, entry: LinkEntry, place: EndpointName, *, resumed: bool) -> None:
-        """Continue after the link was written, or after its earlier writes are finished."""
+        """Answer the handshake once the link is durable, or once its earlier writes are finished."""
         if not self.writable:
             return
         self.reading.resumeProducing()
@@ -453,6 +453,10 @@ class RelinkFactory(SessionFactory):
     ) -> None:
         super().__init__(broker, settings, reactor)
         self.registry = Registry(broker, self.clock, self.settings) if registry is None else registry
+
+    def configure(self, settings: RelinkSettings) -> None:
+        super().configure(settings)
+        self.registry.settings = settings
 
     def startFactory(self) -> None:
         if self.registry.closed:

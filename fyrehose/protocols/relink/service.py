@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from twisted.application.service import Service
@@ -28,6 +29,10 @@ class RelinkService(TCPService):
         super().__init__(reactor, PROTOCOL, endpoint, factory, around)
         self.registry = factory.registry
         self._retry_timer: IDelayedCall | None = None
+
+    def fixed(self, settings: Any) -> Collection[str]:
+        """Return the options that need another listener: the table of links was read when this one opened."""
+        return {"links", *super().fixed(settings)}
 
     def startService(self) -> Deferred[Any]:
         """Recover the links, then listen.  While the disk is full, only this listener stays closed."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,8 @@ ROUND = 1 << 30
 MONITORED = 5.0
 #: How often the subscription is updated, in seconds, while there is nothing to copy.
 HEARTBEAT = 60.0
+#: The first and the longest pause after the journal or the lake could not be reached, in seconds.
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
 
 
 @attrs.define
@@ -164,6 +167,12 @@ class _Run:
     _monitored: float = attrs.field(default=float("-inf"), init=False)
     _reported: float = attrs.field(default=float("-inf"), init=False)
     _optimized: float = attrs.field(factory=time.monotonic, init=False)
+    #: When the last round began.
+    _began: float = attrs.field(default=float("-inf"), init=False)
+    #: How many attempts have failed since the last one that did not.
+    _failures: int = attrs.field(default=0, init=False)
+    #: A round of which it is not known whether it was committed.
+    _unsure: tuple[Progress, list[rounds.Written], RangeCounts] | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._ahead = Ahead(self.source, self.round_bytes)
@@ -173,57 +182,90 @@ class _Run:
     def loop(
         self, follow: bool, every: float, progress: Callable[[Archived, View], object], stop: Callable[[], bool]
     ) -> Archived:
-        began = float("-inf")
         progress(self.done, self.source.view())
         while not stop():
-            view = self.source.view()
-            check_identity(self.source, self.identity, view)
-            self.observe(view, MONITORED)
-            behind = view.mark - self.done.position
-            waited = time.monotonic() - began
-            if behind > 0 and (not follow or behind >= self.round_bytes or waited >= every):
-                began = time.monotonic()
-                self.round(view)
-                self.done.last_seconds = time.monotonic() - began
-                self.done.seconds += self.done.last_seconds
-                progress(self.done, view)
-                self._files = None
-                self.observe(view, 0)
-            elif behind < 0:
-                raise JournalUnreachable(
-                    f"{self.journal} ends at position {view.mark}, and the lake {self.lake} has it up to "
-                    f"{self.done.position}: it is behind, such as a server of a cluster that has not caught up, or was "
-                    "put back from an older copy; put the newer journal back, or give this one a lake of its own"
-                )
-            elif follow:
-                self.report(HEARTBEAT)
-                self.optimize()
-                time.sleep(min(1.0, max(0.05, every - waited)) if behind else min(0.5, max(0.05, every / 4)))
+            try:
+                pause = self.step(every if follow else None, progress)
+            except JournalUnreachable as error:
+                if not follow:
+                    raise
+                self._failures += 1
+                if self._failures == 1:
+                    log.warning("%s; trying again until that is over", error)
+                pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._failures - 1, 16))
             else:
+                if self._failures:
+                    log.info("the archive of %s continues after %d failed attempts", self.journal, self._failures)
+                self._failures = 0
+            if pause is None:
                 break
-        self.report(0)
-        self.observe(self.source.view(), 0)
+            until = time.monotonic() + pause
+            while (left := until - time.monotonic()) > 0 and not stop():
+                time.sleep(min(0.5, left))
+        with suppress(JournalUnreachable):  # What was committed is durable all the same.
+            self.report(0)
+            self.observe(self.source.view(), 0)
         return self.done
+
+    def step(self, every: float | None, progress: Callable[[Archived, View], object]) -> float | None:
+        """Archive a round if one is due; return the pause before the next step in seconds, or None at the end.
+
+        :param every: interval of rounds, in seconds; None: do not wait for new records
+        :raises JournalUnreachable: the journal or the lake is not available at present
+        """
+        view = self.source.view()
+        check_identity(self.source, self.identity, view)
+        self.observe(view, MONITORED)
+        behind, waited = view.mark - self.done.position, time.monotonic() - self._began
+        if behind < 0:
+            raise JournalUnreachable(
+                f"{self.journal} ends at position {view.mark}, and the lake {self.lake} has it up to "
+                f"{self.done.position}: it is behind, such as a server of a cluster that has not caught up, or was "
+                "put back from an older copy; put the newer journal back, or give this one a lake of its own"
+            )
+        if behind and (every is None or behind >= self.round_bytes or waited >= every):
+            self._began = time.monotonic()
+            self.round(view)
+            self.done.last_seconds = time.monotonic() - self._began
+            self.done.seconds += self.done.last_seconds
+            progress(self.done, view)
+            self._files = None
+            self.observe(view, 0)
+            return 0.0
+        if every is None:
+            return None
+        self.report(HEARTBEAT)
+        self.optimize()
+        return min(1.0, max(0.05, every - waited)) if behind else min(0.5, max(0.05, every / 4))
 
     def round(self, view: View) -> None:
         """Archive one round, completely or not at all."""
+        if self._unsure is not None:
+            after, files, account = self._unsure
+            if self.lake.committed(self.identity, after, [file.action for file in files]):
+                self._committed(after, files, account)
+                return
         before, start = self.lake.progress(self.identity), self.done.position
         check(self.source, view, start, view.mark)
         account = self._ahead.next(view, start)
-        end = account.end
         if before is not None and None not in (before.chain, account.continued) and before.chain != account.continued:
             raise JournalCorrupt(
                 f"{self.journal} does not continue at position {start}, where the lake {self.lake} ends: it is another "
                 "journal, or was put back from another copy; use a lake of its own"
             )
-        files = self._written(start, end, account)
+        files = self._written(start, account.end, account)
+        after = Progress(server=self.server, position=account.end, chain=account.chain)
+        about = {"server": self.server, "start": start, "end": account.end, "rows": account.rows}
         ends: dict[str, int] = {}
         for stream, last in (*(pair for file in files for pair in file.ends.items()), *_ends(account.gaps)):
             ends[stream] = max(last, ends.get(stream, 0))
-        after = Progress(server=self.server, position=end, chain=account.chain)
-        about = {"server": self.server, "start": start, "end": end, "rows": account.rows}
+        self._unsure = after, files, account  # A store may fail when the commit has reached it.
         self.lake.commit(self.identity, before, after, [file.action for file in files], account.gaps, about, ends)
-        self.done.position = end
+        self._committed(after, files, account)
+
+    def _committed(self, after: Progress, files: list[rounds.Written], account: RangeCounts) -> None:
+        self._unsure = None
+        self.done.position = after.position
         self.done.rounds += 1
         self.done.rows += account.rows
         self.done.size += sum(file.action.size for file in files)
@@ -283,8 +325,7 @@ class _Run:
         if self.monitor is None or time.monotonic() - self._monitored < at_least or view.mark < self.done.position:
             return
         if self._files is None:
-            files = self.lake.files()
-            self._files = len(files), sum(file.size for file in files)
+            self._files = self.lake.totals()
         count, size = self._files
         behind, name = self._ahead.behind(view, self.done.position), str(self.lake)
         self.monitor(ArchiveState(server=self.server, lake=name, done=self.done, behind=behind, files=count, size=size))

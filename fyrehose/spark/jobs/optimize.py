@@ -2,25 +2,26 @@
 
     many small files of a day -> a few large ones      days that are not kept -> deleted      old files -> removed
 
+Files are merged stream by stream (merging.py), because delta-rs would mix the streams again.
+
 Files that no version of the table names any more are removed when they are older than a day, so that a query that has
 begun can end.  These are also the files of rounds that were killed.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import attrs
-from deltalake import DeltaTable, WriterProperties
+from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from fyrehose.errors import JournalError
-from fyrehose.spark.lake import PARTITION, Lake, delete_rows
-from fyrehose.spark.rounds import GROUP
+from fyrehose.spark.lake import PARTITION, File, Lake, delete_rows
+from fyrehose.spark.merging import merged, together
 from fyrehose.spark.stores import plain
 
 #: Size of a file that is not compacted any more, in bytes.
@@ -29,8 +30,6 @@ FILE = 128 << 20
 MANY = 32
 #: Age at which a file that is not used any more is removed, in hours.
 AGE = 24
-
-_WRITER = WriterProperties(compression="ZSTD", compression_level=1, max_row_group_size=GROUP)
 
 
 @attrs.frozen(kw_only=True)
@@ -47,13 +46,10 @@ class Optimized:
     removed: int
 
 
-def optimize(
-    lake: str | Path, *, keep: float | None = None, sort: bool = False, now: datetime | None = None
-) -> Optimized:
+def optimize(lake: str | Path, *, keep: float | None = None, now: datetime | None = None) -> Optimized:
     """Merge small files, delete days that are not kept, and remove files that are not used any more.
 
     :param keep: delete records of days that ended longer ago, in seconds; None: keep all
-    :param sort: also sort the compacted files of finished days by stream and number, which takes several times as long
     :param now: the time by which a day has finished, for tests
     :raises JournalError: another process did the same in the meantime
     """
@@ -64,13 +60,9 @@ def optimize(
             table.delete(f"{PARTITION} < DATE '{today - timedelta(seconds=keep)}'")
             target.refresh()
         days = list(_due(target, today))
-        for day in days:
-            filters = [(PARTITION, "=", day)]
-            if sort and day != str(today):
-                columns = ["server", "stream", "seq"]
-                table.optimize.z_order(columns, partition_filters=filters, target_size=FILE, writer_properties=_WRITER)
-            else:
-                table.optimize.compact(partition_filters=filters, target_size=FILE, writer_properties=_WRITER)
+        for day, files in days:
+            for some in together(target.store, [file.path for file in files]):
+                target.replace([file for file in files if file.path in some], merged(target.store, day, some, FILE))
         removed = table.vacuum(retention_hours=AGE, dry_run=False, full=True)
     target.refresh()
     return Optimized(days=len(days), files=len(target.files()), removed=len(removed))
@@ -86,12 +78,19 @@ def delete(lake: str | Path, where: str) -> int:
     return delete_rows(target.store, _table(target), where)
 
 
-def _due(lake: Lake, today: date) -> Iterator[str]:
-    """Yield the days that have small files to merge."""
-    small = Counter(file.path.rpartition(f"{PARTITION}=")[2][:10] for file in lake.files() if file.size < FILE // 2)
-    for day, count in sorted(small.items()):
-        if count >= (2 if day < str(today) else MANY):
-            yield day
+def _due(lake: Lake, today: date) -> Iterator[tuple[str, list[File]]]:
+    """Yield the days that have small files to merge, and these files.
+
+    A file with a deletion vector is left as it is: only the program that wrote the vector can remove it.
+    """
+    small: dict[str, list[File]] = {}
+    deleted = lake.vectors()
+    for file in lake.files():
+        if file.size < FILE // 2 and file.path not in deleted:
+            small.setdefault(file.path.rpartition(f"{PARTITION}=")[2][:10], []).append(file)
+    for day, files in sorted(small.items()):
+        if len(files) >= (2 if day < str(today) else MANY):
+            yield day, sorted(files, key=lambda file: file.path)
 
 
 def _table(lake: Lake) -> DeltaTable:

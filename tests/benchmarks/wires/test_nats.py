@@ -41,7 +41,7 @@ def test_acknowledgements_are_counted_however_they_are_cut() -> None:
         assert (publisher.done, bytes(publisher.answers)) == (3, b"PONG\r\n")
 
 
-def test_a_refusal_is_noticed() -> None:
+def test_refused_publish_fails_the_run() -> None:
     said = bytearray(b'MSG x 2 70\r\n{"error":{"code":503,"description":"resource"},"stream":"news","seq":0}\r\n')
     with pytest.raises(Wrong, match="503"):
         Publisher(JOB).scan(said, len(said))

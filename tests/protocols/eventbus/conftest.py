@@ -15,7 +15,7 @@ from twisted.internet.task import Clock
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
-from fyrehose.protocols.eventbus.lent import Full, LentMessages
+from fyrehose.protocols.eventbus.queued_memory import Full, QueuedMessages
 from fyrehose.protocols.eventbus.server import EventBusServer
 from fyrehose.protocols.eventbus.settings import EventBusSettings
 from fyrehose.protocols.eventbus.zmqport import Gone
@@ -89,19 +89,19 @@ class FakePort:
     def drained(self) -> bool:
         return self.empty
 
-    def send(self, frames: Sequence[Buffer], lent: LentMessages | None = None) -> None:
+    def send(self, frames: Sequence[Buffer], account: QueuedMessages | None = None) -> None:
         client, size = bytes(frames[0]), len(frames[-1])
         if client in self.gone:
             raise Gone
-        tracked = lent is not None and lent.tracks(size)
+        tracked = account is not None and account.tracks(size)
         if client in self.room:
             if not self.room[client]:
                 raise Full
             self.room[client] -= 1
-        if lent is not None and tracked:
-            lent.add(Parcel(self, client), size)
-        elif lent is not None:
-            lent.skip(size)
+        if account is not None and tracked:
+            account.add(Parcel(self, client), size)
+        elif account is not None:
+            account.skip(size)
         self.sent.append([bytes(frame) for frame in frames])
 
     def lend(self, frames: Sequence[Buffer]) -> None:
@@ -323,7 +323,7 @@ class FakeZMQPort:
     def drained(self) -> bool:
         return True
 
-    def send(self, frames: Sequence[Buffer], lent: LentMessages | None = None) -> None:
+    def send(self, frames: Sequence[Buffer], account: QueuedMessages | None = None) -> None:
         if self.full:
             raise Full
         self.sent.append([bytes(frame) for frame in frames])

@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import JournalCorrupt
 from fyrehose.interfaces import JournalState
-from fyrehose.protocols.eventbus import laggards
+from fyrehose.protocols.eventbus import slow_subscribers
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal
 
@@ -158,11 +158,11 @@ class TestBroadcasting:
     def test_slow_subscriber_is_disconnected_and_others_miss_nothing(
         self, world: World, make_event: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(world.server._lent, "limit", 42_000)
+        monkeypatch.setattr(world.server._memory, "limit", 42_000)
         world.subscribers = [("10.0.0.1", 1), ("10.0.0.2", 2), ("10.0.0.3", 3)]
         unsent = {1: 0, 2: 5_000, 3: 5_000}
-        monkeypatch.setattr(laggards, "_queued", unsent.__getitem__)
-        monkeypatch.setattr(laggards, "_acknowledged", lambda descriptor: 0)
+        monkeypatch.setattr(slow_subscribers, "_queued", unsent.__getitem__)
+        monkeypatch.setattr(slow_subscribers, "_acknowledged", lambda descriptor: 0)
         world.publisher.done = False
         for n in range(4):
             world.publish(*make_event(n, data=bytes(20_000)))
@@ -184,8 +184,8 @@ class TestBroadcasting:
     ) -> None:
         """ZeroMQ queues 64 bytes for each of the six frames of an event and each subscriber."""
         world.subscribers = [("10.0.0.1", n) for n in range(250)]
-        monkeypatch.setattr(laggards, "_queued", lambda descriptor: 5_000)
-        monkeypatch.setattr(laggards, "_acknowledged", lambda descriptor: 0)
+        monkeypatch.setattr(slow_subscribers, "_queued", lambda descriptor: 5_000)
+        monkeypatch.setattr(slow_subscribers, "_acknowledged", lambda descriptor: 0)
         world.publisher.done = False
         for first in range(0, 5_000, 500):
             world.publish_all([make_event(n, data=bytes(100)) for n in range(first, first + 500)])
@@ -202,7 +202,7 @@ class TestBroadcasting:
     def test_unread_events_are_dropped_only_where_memory_is_used_up(
         self, world: World, make_event: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(world.server._lent, "limit", 42_000)
+        monkeypatch.setattr(world.server._memory, "limit", 42_000)
         world.publisher.done = False
         for n in range(10):
             world.publish(*make_event(n, data=bytes(20_000)))

@@ -340,10 +340,10 @@ def test_policy_change_closes_forbidden_connections(make_service: Any, monkeypat
     running.start()
     running.fake.monitors[0].happened(ACCEPTED, 77)
     assert running.ask() == b"200"
-    running.service.reload()
+    running.service.prepare(running.service._settings)()
     assert closed == []
     running.broker.guard.change(parse({"allow": [{"network": "127.0.0.1", "subscribe": "*"}]}))
-    running.service.reload()
+    running.service.prepare(running.service._settings)()
     assert closed == [(77, {"127.0.0.1"}, range(5556, 5559))]
     assert running.ask() == b"400"
     running.service.stopService()
@@ -357,10 +357,10 @@ def test_reload_reads_client_keys_again(make_service: Any, tmp_path: Path) -> No
     running = make_service(server_key=secret, client_keys=str(clients))
     assert len(running.service._authenticator.clients) == 1
     create_certificates(clients, "two")
-    running.service.reload()
+    running.service.prepare(running.service._settings)()
     assert len(running.service._authenticator.clients) == 2
     for path in clients.iterdir():
         path.unlink()
     with pytest.raises(ConfigError, match="no client key in"):
-        running.service.reload()
+        running.service.prepare(running.service._settings)()
     assert len(running.service._authenticator.clients) == 2

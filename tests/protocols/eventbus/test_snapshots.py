@@ -6,7 +6,7 @@ import pytest
 
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.eventbus.frames import Dialect, Subtrees, SyncStart
-from fyrehose.protocols.eventbus.lent import Pool
+from fyrehose.protocols.eventbus.queued_memory import Pool
 from fyrehose.protocols.eventbus.snapshots import COST, COST_BYTE, SnapshotAnswer, Snapshots
 from fyrehose.records import Run
 

@@ -16,7 +16,7 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface.verify import verifyObject
 
-from fyrehose.protocols.eventbus.lent import Full
+from fyrehose.protocols.eventbus.queued_memory import Full
 from fyrehose.protocols.eventbus.zmqport import (
     ACCEPTED,
     BYTES_TURN,

@@ -22,7 +22,7 @@ from fyrehose.broker.streams import StreamRule, StreamRules
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import JournalState
 from fyrehose.net.connections import READS
-from fyrehose.net.tcp import FULL_GRACE, LINGER
+from fyrehose.net.tcp import CLOSE_TIMEOUT_S, FULL_GRACE
 from fyrehose.options import build
 from fyrehose.protocols.lumberjack.frames import Compressed, Data, Json, Window
 from fyrehose.protocols.lumberjack.limits import LumberjackLimits
@@ -398,7 +398,7 @@ def test_closed_connection_is_aborted_if_the_peer_keeps_it_open(server: Make) ->
     made = server()
     peer = made.connect()
     peer.send(b"?")
-    made.clock.advance(LINGER + 1)
+    made.clock.advance(CLOSE_TIMEOUT_S + 1)
     assert peer.transport.aborted
 
 

@@ -322,6 +322,13 @@ class Server:
         peer.talk()
         return peer
 
+    def linked_durably(self, name: str = "publish:s", **more: Any) -> Peer:
+        """Return a connector whose handshake is complete, where the test commits: the reply waits for the link."""
+        peer = self.linked(name, **more)
+        self.journal.commit()
+        peer.talk()
+        return peer
+
     def publish(self, stream: str, *payloads: bytes, **more: Any) -> None:
         self.broker.publish([Run.of(stream, payloads, source="test", **more)])
 

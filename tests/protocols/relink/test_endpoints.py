@@ -47,10 +47,7 @@ def test_subscriber_gets_records_behind_its_position(make_server: Any, name: str
 
 def test_records_are_delivered_only_when_durable(make_server: Any) -> None:
     server = make_server(auto=False)
-    peer = server.connect("subscribe:s@0")
-    peer.talk()
-    server.journal.commit()
-    peer.talk()
+    peer = server.linked_durably("subscribe:s@0")
     server.publish("s", b"1")
     peer.talk()
     assert bodies(peer) == []
@@ -109,7 +106,7 @@ def test_subscriber_resumes_without_loss_or_repeat(make_server: Any, restarted: 
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_gap_keeps_its_position_over_reconnections(make_server: Any, restarted: bool) -> None:
+def test_gap_stays_between_the_same_records_over_reconnections(make_server: Any, restarted: bool) -> None:
     """Retention deletes records that were not sent; later connections still map channel to stream numbers."""
     server = make_server(window="2")
     for i in range(8):

@@ -59,10 +59,7 @@ def test_threat_counts_and_sizes(make_server: Any, header: bytes, cause: str) ->
 def test_threat_multicast_payload_is_held_once(make_server: Any) -> None:
     """A multicast's payload is held once, whatever the number of channels; without channels it is not held."""
     server = make_server(auto=False)
-    peer = server.connect(connector_size=2)
-    peer.talk()
-    server.journal.commit()
-    peer.talk()
+    peer = server.linked_durably(connector_size=2)
     peer.say(Message(channels=(), parts=(b"x" * 60_000,), multicast=True).serialize(2))
     (entry,) = server.registry.entries.values()
     assert not entry.link.receiving
@@ -96,10 +93,7 @@ def test_threat_flood_of_channels(make_server: Any) -> None:
 def test_threat_backlog(make_server: Any, channels: int) -> None:
     """A journal that does not commit: at 1,024 messages of a channel reading stops."""
     server = make_server(auto=False)
-    peer = server.connect(connector_size=2)
-    peer.talk()
-    server.journal.commit()
-    peer.talk()
+    peer = server.linked_durably(connector_size=2)
     peer.say(b"".join(message(number % channels) for number in range(3_000 * channels)))
     (entry,) = server.registry.entries.values()
     assert entry.link.blocked
@@ -114,10 +108,7 @@ def test_threat_backlog(make_server: Any, channels: int) -> None:
 def test_threat_backlog_bytes(make_server: Any) -> None:
     """Reading also stops at 16 MiB of a link."""
     server = make_server(auto=False)
-    peer = server.connect(connector_size=2)
-    peer.talk()
-    server.journal.commit()
-    peer.talk()
+    peer = server.linked_durably(connector_size=2)
     for number in range(40):
         peer.say(message(number, parts=(b"x" * (1 << 20),)))
     (entry,) = server.registry.entries.values()

@@ -355,10 +355,7 @@ def test_refused_checkpoint_is_retried(make_server: Any, monkeypatch: pytest.Mon
 
 def test_refused_write_is_rewound_before_the_next_checkpoint(make_server: Any) -> None:
     server = make_server(auto=False)
-    peer = server.connect()
-    peer.talk()
-    server.journal.commit()
-    peer.talk()
+    peer = server.linked_durably()
     peer.link.send((0,), (b"x",))
     peer.talk()
     (entry,) = server.registry.entries.values()

@@ -76,10 +76,7 @@ def test_records_have_source_producer_and_topic(make_server: Any) -> None:
 
 def test_commit_is_one_batch_and_rollback_writes_nothing(make_server: Any) -> None:
     server = make_server(auto=False)
-    peer = server.connect(connector_transactions=True)
-    peer.talk()
-    server.journal.commit()
-    peer.talk()
+    peer = server.linked_durably(connector_transactions=True)
     send(peer, b"1", b"2", b"3")
     peer.link.decide(0, Op.COMMIT, 1)
     peer.link.decide(0, Op.ROLLBACK, 2)
@@ -95,10 +92,7 @@ def test_commit_is_one_batch_and_rollback_writes_nothing(make_server: Any) -> No
 def test_one_read_is_one_write(make_server: Any) -> None:
     """The write has the messages of all commits in order, and the cursors of each channel once."""
     server = make_server(auto=False)
-    peer = server.connect(connector_transactions=True)
-    peer.talk()
-    server.journal.commit()
-    peer.talk()
+    peer = server.linked_durably(connector_transactions=True)
     links = len(server.records(".relink/x"))
     for first, channel in ((0, 0), (2, 0), (4, 1), (6, 0)):
         send(peer, b"%d" % first, b"%d" % (first + 1), channel=channel)
@@ -121,10 +115,7 @@ def test_one_read_is_one_write(make_server: Any) -> None:
 def test_durable_writes_are_acknowledged_at_once_in_one_write(make_server: Any) -> None:
     """In the same turn of the reactor, and once for all writes that one commit makes durable."""
     server = make_server(auto=False)
-    peer = server.connect()
-    peer.talk()
-    server.journal.commit()
-    peer.talk()
+    peer = server.linked_durably()
     send(peer, b"one")
     peer.talk()
     server.journal.commit()
@@ -205,10 +196,7 @@ def test_messages_before_a_refused_one_are_acknowledged(make_server: Any, togeth
     """A publisher that sends unacknowledged messages again stores none of them twice."""
     server = make_server(auto=False)
     server.broker.restrict("s", 3)
-    peer = server.connect()
-    peer.talk()
-    server.journal.commit()
-    peer.talk()
+    peer = server.linked_durably()
     for payload in (b"1", b"2", b"3", b"too large", b"4"):
         send(peer, payload)
         if not together:
@@ -232,10 +220,7 @@ def test_messages_before_a_refused_one_are_acknowledged(make_server: Any, togeth
 
 def test_messages_before_a_policy_change_are_acknowledged(make_server: Any) -> None:
     server = make_server(auto=False)
-    peer = server.connect()
-    peer.talk()
-    server.journal.commit()
-    peer.talk()
+    peer = server.linked_durably()
     send(peer, b"1")
     peer.talk()
     server.broker.guard.change(parse({"allow": [{"network": "0.0.0.0/0", "subscribe": "s"}]}))
@@ -273,10 +258,7 @@ def test_received_is_not_sent_for_plain_or_decided_messages(make_server: Any) ->
     """``consumed`` implies ``received``, so a commit that arrives with its messages needs no other packet."""
     server = make_server(auto=False)
     for transactional in (False, True):
-        peer = server.connect(connector_transactions=transactional)
-        peer.talk()
-        server.journal.commit()
-        peer.talk()
+        peer = server.linked_durably(connector_transactions=transactional)
         send(peer, b"1", b"2")
         if transactional:
             peer.link.decide(0, Op.COMMIT)
@@ -321,10 +303,7 @@ def test_messages_lost_by_a_crash_are_sent_again(make_server: Any) -> None:
 
 def test_full_disk_ends_the_connection_but_keeps_the_link(make_server: Any) -> None:
     server = make_server(auto=False)
-    peer = server.connect()
-    peer.talk()
-    server.journal.commit()
-    peer.talk()
+    peer = server.linked_durably()
     send(peer, b"one")
     peer.talk()
     server.journal.enter(JournalState.READ_ONLY, "full")
@@ -359,10 +338,7 @@ def test_reopened_channel_has_another_producer(make_server: Any) -> None:
 
 def test_link_resumes_without_loss_or_repeat(make_server: Any) -> None:
     server = make_server(auto=False)
-    peer = server.connect()
-    peer.talk()
-    server.journal.commit()
-    peer.talk()
+    peer = server.linked_durably()
     send(peer, b"one", b"two")
     peer.protocol.dataReceived(b"".join(peer.session.data_to_send())[:-4])  # The second message is cut.
     peer.leave()
@@ -397,10 +373,7 @@ def test_half_open_connection_is_fenced(make_server: Any) -> None:
 @pytest.mark.parametrize("transactional", [False, True])
 def test_link_survives_a_server_crash(make_server: Any, transactional: bool) -> None:
     server = make_server(auto=False)
-    peer = server.connect(connector_transactions=transactional)
-    peer.talk()
-    server.journal.commit()
-    peer.talk()
+    peer = server.linked_durably(connector_transactions=transactional)
     send(peer, b"1", b"2", b"3")
     if transactional:
         peer.link.decide(0, Op.COMMIT, 0)
@@ -734,10 +707,7 @@ def test_too_many_channels_end_the_link(make_server: Any) -> None:
 
 def test_full_backlog_stops_reading_until_durable(make_server: Any) -> None:
     server = make_server(auto=False, backlog="3")
-    peer = server.connect()
-    peer.talk()
-    server.journal.commit()
-    peer.talk()
+    peer = server.linked_durably()
     for number in range(10):
         send(peer, b"%d" % number)
     peer.talk()
@@ -864,10 +834,7 @@ def test_links_survive_an_orderly_stop(make_server: Any) -> None:
 
 def test_newest_connection_gets_the_link(make_server: Any) -> None:
     server = make_server(auto=False)
-    peer = server.connect()
-    peer.talk()
-    server.journal.commit()
-    peer.talk()
+    peer = server.linked_durably()
     send(peer, b"x")
     peer.talk()
     peer.session.receive_eof()
@@ -902,10 +869,7 @@ def test_link_of_a_lost_connection_is_written_and_expires(make_server: Any) -> N
 def test_channel_is_forgotten_after_its_connection_is_lost(make_server: Any) -> None:
     """The closure of a channel becomes durable without a connection, and is acknowledged on the next one."""
     server = make_server(auto=False)
-    peer = server.connect()
-    peer.talk()
-    server.journal.commit()
-    peer.talk()
+    peer = server.linked_durably()
     send(peer, b"x")
     peer.talk()
     server.journal.commit()

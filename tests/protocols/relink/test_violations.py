@@ -116,10 +116,7 @@ def violate(
 ) -> tuple[Any, Any]:
     """Send *good* and *bad*, cut into *chunks*; return the server, and the peer with everything that it received."""
     server = make_server(auto=auto)
-    peer = server.connect(**terms)
-    peer.talk()
-    server.journal.commit()
-    peer.talk()
+    peer = server.linked_durably(**terms)
     for sent in (b"0", b"1", b"2"):
         peer.link.send((0,), (sent,))
         if terms:
@@ -290,10 +287,7 @@ def test_a_client_that_sends_the_lost_messages_again_doubles_none(
 
 def test_link_ends_although_its_connection_is_lost_before_the_messages_are_durable(make_server: Any) -> None:
     server = make_server(auto=False)
-    peer = server.connect()
-    peer.talk()
-    server.journal.commit()
-    peer.talk()
+    peer = server.linked_durably()
     peer.say(message(0) + b"\xa0" + bytes(7))
     assert not peer.closed
     peer.leave()
@@ -304,15 +298,9 @@ def test_link_ends_although_its_connection_is_lost_before_the_messages_are_durab
 
 def test_link_that_is_ending_cannot_be_resumed(make_server: Any) -> None:
     server = make_server(auto=False)
-    peer = server.connect()
-    peer.talk()
-    server.journal.commit()
-    peer.talk()
+    peer = server.linked_durably()
     peer.say(message(0) + b"\xa0" + bytes(7))
-    again = server.connect(old=peer.link)
-    again.talk()
-    server.journal.commit()
-    again.talk()
+    again = server.linked_durably(old=peer.link)
     assert again.link.id != peer.link.id
     assert not again.closed
     assert server.payloads() == [b"x"]

@@ -9,14 +9,18 @@ from pathlib import Path
 from struct import pack
 from typing import Any
 
+import polars
 import pytest
 from deltalake import DeltaTable
+from pyarrow import parquet
 
-from fyrehose.errors import ConfigError
+from fyrehose.errors import ConfigError, JournalError
 from fyrehose.records import Run
+from fyrehose.spark import layout
 from fyrehose.spark.jobs.archive import archive
 from fyrehose.spark.jobs.optimize import MANY, delete, optimize
 from fyrehose.spark.lake import Lake
+from tests.doubles.deltavectors import delete_rows
 
 Opener = Callable[..., Any]
 #: The day of the records, and the one after it.
@@ -35,12 +39,11 @@ def rounds(journal: Any, lake: Path, count: int) -> None:
         archive(None, str(journal.directory), lake)
 
 
-@pytest.mark.parametrize("sort", [False, True])
-def test_small_files_of_a_finished_day_are_merged(written: Opener, tmp_path: Path, sort: bool) -> None:
+def test_small_files_of_a_finished_day_are_merged(written: Opener, tmp_path: Path) -> None:
     journal, lake = written(), tmp_path / "lake"
     rounds(journal, lake, 5)
     assert optimize(lake, now=TODAY).files == 5
-    done = optimize(lake, sort=sort, now=LATER)
+    done = optimize(lake, now=LATER)
     assert (done.days, done.files) == (1, 1)
     assert stored(lake) == journal.rows()
     rounds(journal, lake, 1)
@@ -57,16 +60,72 @@ def test_many_small_files_of_the_current_day_are_merged(written: Opener, tmp_pat
 def test_archive_commits_while_files_are_merged(written: Opener, tmp_path: Path) -> None:
     journal, lake = written(), tmp_path / "lake"
     rounds(journal, lake, 3)
-    original = DeltaTable.optimize.fget
+    original = Lake.replace
 
-    def meanwhile(table: DeltaTable) -> Any:
+    def meanwhile(*args: Any) -> None:
         rounds(journal, lake, 1)
-        return original(table)
+        original(*args)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(DeltaTable, "optimize", property(meanwhile))
+        patched.setattr(Lake, "replace", meanwhile)
         optimize(lake, now=LATER)
     assert stored(lake) == journal.rows()
+
+
+@pytest.mark.parametrize("change", ["delete", "optimize", "vector"])
+def test_files_that_another_program_changes_meanwhile_are_not_merged(
+    written: Opener, tmp_path: Path, change: str
+) -> None:
+    journal, lake = written(), tmp_path / "lake"
+    rounds(journal, lake, 3)
+    original = Lake.replace
+
+    def meanwhile(*args: Any) -> None:
+        patched.undo()
+        if change == "delete":
+            assert delete(lake, "stream = 's1'")
+        elif change == "optimize":
+            optimize(lake, now=LATER)
+        else:
+            delete_rows(lake, Lake.at(lake).files()[0].path, [0])
+        left.extend(polars.scan_delta(str(lake)).select("stream", "seq").collect().iter_rows())
+        original(*args)
+
+    left: list[tuple[str, int]] = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Lake, "replace", meanwhile)
+        with pytest.raises(JournalError, match="could not be changed"):
+            optimize(lake, now=LATER)
+    assert sorted(polars.scan_delta(str(lake)).select("stream", "seq").collect().iter_rows()) == sorted(left)
+    gone = {"delete": len(journal.rows(lambda r: r.stream == "s1")), "vector": 1, "optimize": 0}
+    assert len(left) == len(journal.records) - gone[change]
+
+
+def test_files_of_several_servers_and_other_programs_are_merged_stream_by_stream(
+    written: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "GROUP", 16)
+    monkeypatch.setattr(layout, "SMALL", 8)
+    one, other, lake = written("one"), written("other"), tmp_path / "lake"
+    for _ in range(3):
+        for journal in (one, other):
+            for stream, count in (("large", 50), ("tiny", 1), ("b", 3), ("a", 7)):
+                journal.append(Run.of(stream, [b"%d" % n for n in range(count)], source="test", topic=stream))
+            archive(None, str(journal.directory), lake, server=journal.directory.name)
+    delete(lake, "stream = 'a' and seq = 3")  # delta-rs rewrites files in its own way
+    before = sorted(polars.scan_delta(str(lake)).collect().iter_rows())
+    optimize(lake, now=LATER)
+    assert sorted(polars.scan_delta(str(lake)).collect().iter_rows()) == before
+    found = [(row["server"], row["stream"], row["seq"]) for row in DeltaTable(str(lake)).to_pyarrow_table().to_pylist()]
+    assert found == sorted(found)
+    (file,) = Lake.at(lake).files()
+    groups = parquet.read_metadata(lake / file.path)
+    sizes = [groups.row_group(number).num_rows for number in range(groups.num_row_groups)]
+    assert max(sizes) <= 16
+    assert len(sizes) < 30
+    for number in range(groups.num_row_groups):
+        streams = {groups.row_group(number).column(1).statistics.min, groups.row_group(number).column(1).statistics.max}
+        assert groups.row_group(number).num_rows <= 8 or len(streams) == 1
 
 
 def test_extreme_values_survive(written: Opener, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import harness
 with harness.instrumented("fyrehose.protocols.eventbus"):
     from fyrehose.errors import RemoteProtocolError
     from fyrehose.protocols.eventbus.client_session import EventBusClientSession, EventBusOptions
-    from fyrehose.protocols.eventbus.encoding import PROTOCOL, event_frames
+    from fyrehose.protocols.eventbus.columns import PROTOCOL, event_frames
     from fyrehose.protocols.eventbus.frames import (
         MAX_LABEL,
         MAX_SUBTREE,

@@ -19,7 +19,7 @@ from zeromq import ClientPort
 
 from fyrehose.protocols.backbone.frames import Flags, KeepAlive, Request
 from fyrehose.protocols.eventbus.frames import Dialect, Subtrees, SyncStart
-from fyrehose.protocols.eventbus.lent import Full
+from fyrehose.protocols.eventbus.queued_memory import Full
 from fyrehose.protocols.figg.frames import HEADER, Attach, Publish
 
 ADDRESS = "10.9.9.9"

@@ -17,7 +17,7 @@ import attrs
 from twisted.internet.error import ConnectionLost
 from world import Host, World
 
-from fyrehose.protocols.eventbus.lent import Full, LentMessages
+from fyrehose.protocols.eventbus.queued_memory import Full, QueuedMessages
 from fyrehose.protocols.eventbus.zmqport import CONNECTED, DISCONNECTED, Gone
 
 Message = list[bytes]
@@ -171,15 +171,15 @@ class ServerPort(Port):
     def drained(self) -> bool:
         return not self.heard
 
-    def send(self, frames: Sequence[Any], lent: LentMessages | None = None) -> None:
+    def send(self, frames: Sequence[Any], account: QueuedMessages | None = None) -> None:
         parcel = Parcel([bytes(frame) for frame in frames])
         size = len(parcel.frames[-1])
-        tracked = lent is not None and lent.tracks(size)
+        tracked = account is not None and account.tracks(size)
         self._route(parcel)
-        if lent is not None and tracked:
-            lent.add(parcel, size)
-        elif lent is not None:
-            lent.skip(size)
+        if account is not None and tracked:
+            account.add(parcel, size)
+        elif account is not None:
+            account.skip(size)
 
     def lend(self, frames: Sequence[Any]) -> None:
         parcel = Parcel([bytes(frame) for frame in frames])

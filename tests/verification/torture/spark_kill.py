@@ -6,8 +6,9 @@
 A journal is being written and rolled all the time.  ``fyrehose-spark archive --follow`` starts, and after a random time
 one of its processes is killed: the driver (Python), the JVM, or one of the workers that write.  If the archive lives on
 after that, it is killed as a whole before the next one starts.  With --engine local there is only the driver.  In the
-end it runs once undisturbed, and the lake is read with delta-rs, without Spark: every record that is durable, once, and
-as it was written.  The journal is read by a reader of its own (plain_reader.py), not by the one that writes the lake.
+end it runs once undisturbed, and the lake is read with Polars, without Spark and pyarrow: every record that is durable,
+once, and as it was written.  The journal is read by a reader of its own (plain_reader.py), not by the one that writes
+the lake.
 
 The status is 1 if anything is missing, doubled or different; the directory is kept then.
 """
@@ -25,7 +26,7 @@ from collections import Counter
 from hashlib import sha256
 from pathlib import Path
 
-from deltalake import DeltaTable
+import polars
 from plain_reader import Record, records
 from spark_lives import descendants, kind_of, lives, parser_of, report, writing
 
@@ -85,8 +86,7 @@ def disturb(archive: subprocess.Popen[bytes], dice: random.Random, engine: str) 
 
 def archived(lake: Path) -> list[Record]:
     """Every record of the lake."""
-    rows = DeltaTable(str(lake)).to_pyarrow_table(columns=list(COLUMNS)).to_pylist()
-    return [Record(row["stream"], row["seq"], row["payload"]) for row in rows]
+    return [Record(*row) for row in polars.scan_delta(str(lake)).select(COLUMNS).collect().iter_rows()]
 
 
 def compare(journal: Path, lake: Path) -> list[str]:

@@ -38,7 +38,7 @@ Subscriber = tuple[str, int]
 
 
 @attrs.define(eq=False)
-class Laggards:
+class SlowSubscribers:
     """The subscribers whose send queue has not been empty since others wait for them.
 
     :ivar connected: returns all connected subscribers

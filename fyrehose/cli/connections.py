@@ -1,7 +1,7 @@
 """Record how the connections of a command end, so that the command can explain a failure instead of retrying forever.
 
     command -> client -> WatchedEndpoint, an endpoint -> the endpoint of the server
-                            \\-> Contacts: how the connections ended, and the likely cause
+                            \\-> ConnectionHistory: how the connections ended, and the likely cause
 
 Most protocols have no message for a refusal: the server just closes the connection.  If the first connections are all
 closed at once, the server refuses the client, and the command ends with the likely causes.  Once a connection has
@@ -43,7 +43,7 @@ _OWN = "streams whose names begin with a dot belong to the server; use another n
 
 
 @attrs.define(eq=False)
-class Contacts:
+class ConnectionHistory:
     """History of the connections to one server.
 
     :ivar name: the server's name in messages, such as ``figg at 127.0.0.1:8119``
@@ -154,25 +154,25 @@ class Contacts:
 @implementer(IStreamClientEndpoint)
 @attrs.frozen
 class WatchedEndpoint:
-    """An endpoint that reports its connections to ``contacts``."""
+    """An endpoint that reports its connections to ``history``."""
 
     endpoint: IStreamClientEndpoint
-    contacts: Contacts
+    history: ConnectionHistory
     clock: IReactorTime
 
     def connect(self, factory: Any) -> Deferred[Any]:
         """Connect to the endpoint, and return the protocol that *factory* made."""
-        connecting = self.endpoint.connect(_Factory(factory, self.contacts, self.clock.seconds))
+        connecting = self.endpoint.connect(_Factory(factory, self.history, self.clock.seconds))
         return connecting.addCallbacks(lambda connection: connection.wrappedProtocol, self._failed)
 
     def _failed(self, reason: Failure) -> Failure:
         if not reason.check(CancelledError):
-            self.contacts.failed(reason)
+            self.history.failed(reason)
         return reason
 
 
 class _Connection(ProtocolWrapper):
-    """A connection that reports its beginning and end to the factory's contacts."""
+    """A connection that reports its beginning and end to the factory's history."""
 
     factory: _Factory
     _since = 0.0
@@ -180,7 +180,7 @@ class _Connection(ProtocolWrapper):
     _heard = False
 
     def connectionMade(self) -> None:
-        self.factory.contacts.made()
+        self.factory.history.made()
         self._since = self.factory.seconds()
         self._ours = host_of(self.transport.getHost())  # type: ignore[union-attr]
         super().connectionMade()  # type: ignore[no-untyped-call]
@@ -188,23 +188,23 @@ class _Connection(ProtocolWrapper):
     def dataReceived(self, data: bytes) -> None:
         if not self._heard:
             self._heard = True
-            self.factory.contacts.received(data)
+            self.factory.history.received(data)
         super().dataReceived(data)  # type: ignore[no-untyped-call]
 
     def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]
         super().connectionLost(reason)  # type: ignore[no-untyped-call]
-        self.factory.contacts.lost(self.factory.seconds() - self._since, self._ours, reason)
+        self.factory.history.lost(self.factory.seconds() - self._since, self._ours, reason)
 
 
 class _Factory(WrappingFactory):
-    """A client factory that reports its connections to ``contacts`` and leaves all else to the wrapped factory."""
+    """A client factory that reports its connections to ``history`` and leaves all else to the wrapped factory."""
 
     protocol = _Connection
     noisy = False
 
-    def __init__(self, factory: Any, contacts: Contacts, seconds: Callable[[], float]) -> None:
+    def __init__(self, factory: Any, history: ConnectionHistory, seconds: Callable[[], float]) -> None:
         super().__init__(factory)  # type: ignore[no-untyped-call]
-        self.contacts = contacts
+        self.history = history
         self.seconds = seconds
 
 

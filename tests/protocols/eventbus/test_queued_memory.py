@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import attrs
 
-from fyrehose.protocols.eventbus.lent import (
+from fyrehose.protocols.eventbus.queued_memory import (
     LEAST_EVENTS,
     OVERHEAD,
     PART,
     REFERENCES,
     TRACKED,
-    Lent,
-    LentMessages,
+    BroadcastMemory,
     Pool,
+    QueuedMessages,
 )
 
 
@@ -23,40 +23,40 @@ class Message:
     done: bool = False
 
 
-def sent(lent: Lent, held: list[int], subscribers: int, size: int = 100) -> int:
+def sent(memory: BroadcastMemory, held: list[int], subscribers: int, size: int = 100) -> int:
     """Send events that the socket does not release until there is no room; return how many it holds."""
-    while lent.take(size, subscribers):
+    while memory.take(size, subscribers):
         held.append(size)
     return len(held)
 
 
 def test_events_count_until_released_and_for_each_subscriber() -> None:
     held: list[int] = []
-    lent = Lent(1 << 20, lambda: (len(held), sum(held)))
-    assert lent.take(8 << 20, 9), "the first event may have any size"
+    memory = BroadcastMemory(1 << 20, lambda: (len(held), sum(held)))
+    assert memory.take(8 << 20, 9), "the first event may have any size"
     held.append(8 << 20)
-    assert not lent.take(1, 9)
+    assert not memory.take(1, 9)
     held.clear()
     for subscribers in (0, 10, 100):
         each = 100 + OVERHEAD + REFERENCES * subscribers
         most = LEAST_EVENTS + ((1 << 20) - LEAST_EVENTS * 100) // each
-        assert most - 1 <= sent(lent, held, subscribers) <= most, "the first cost their bytes only"
-        assert lent.size(subscribers) <= 1 << 20
+        assert most - 1 <= sent(memory, held, subscribers) <= most, "the first cost their bytes only"
+        assert memory.size(subscribers) <= 1 << 20
         held.clear()
-    assert lent.released == lent._taken
+    assert memory.released == memory._taken
 
 
 def test_a_released_event_makes_room_for_one() -> None:
     held: list[int] = []
-    lent = Lent(1 << 20, lambda: (len(held), sum(held)))
-    most = sent(lent, held, 100)
-    before = lent.released
+    memory = BroadcastMemory(1 << 20, lambda: (len(held), sum(held)))
+    most = sent(memory, held, 100)
+    before = memory.released
     held.pop(0)
-    assert sent(lent, held, 100) == most
-    assert lent.released == before + 1
+    assert sent(memory, held, 100) == most
+    assert memory.released == before + 1
 
 
-def take(account: LentMessages, size: int) -> Message | None:
+def take(account: QueuedMessages, size: int) -> Message | None:
     """Send *size* bytes; return the tracker if the message is tracked."""
     if not account.tracks(size):
         account.skip(size)

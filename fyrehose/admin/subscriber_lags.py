@@ -79,7 +79,7 @@ class Lags:
 
 
 @attrs.define(eq=False)
-class Census:
+class SubscriberLags:
     """Examines the subscribers of *broker*, a batch on each call of :meth:`step`.
 
     :ivar seconds: the monotonic clock

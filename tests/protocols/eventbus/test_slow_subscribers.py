@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import pytest
 
-from fyrehose.protocols.eventbus import laggards
-from fyrehose.protocols.eventbus.laggards import LEAST_RATE, LONGEST, SOON, Laggards
+from fyrehose.protocols.eventbus import slow_subscribers
+from fyrehose.protocols.eventbus.slow_subscribers import LEAST_RATE, LONGEST, SOON, SlowSubscribers
 
 A, B, C = ("10.0.0.1", 1), ("10.0.0.2", 2), ("10.0.0.3", 3)
 FAST, SLOW = 10 * LEAST_RATE, LEAST_RATE // 2
@@ -39,9 +39,9 @@ def test_slow_subscribers_are_found(
 ) -> None:
     """Equally slow subscribers are not disconnected, because none of them delays another."""
     now = dict.fromkeys((1, 2, 3), 0)
-    monkeypatch.setattr(laggards, "_queued", lambda descriptor: descriptor in [each for _, each in behind])
-    monkeypatch.setattr(laggards, "_acknowledged", now.__getitem__)
-    found = Laggards(lambda: [A, B, C])
+    monkeypatch.setattr(slow_subscribers, "_queued", lambda descriptor: descriptor in [each for _, each in behind])
+    monkeypatch.setattr(slow_subscribers, "_acknowledged", now.__getitem__)
+    found = SlowSubscribers(lambda: [A, B, C])
     assert found.slow(5.0 - SOON) == found.slow(5.0) == []
     now.update({descriptor: size for (_, descriptor), size in zip(behind, taken, strict=True)})
     assert found.slow(5.9) == [], "not yet"
@@ -49,8 +49,8 @@ def test_slow_subscribers_are_found(
 
 
 def test_waiting_goes_on_while_all_read_and_zeromq_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(laggards, "_queued", lambda descriptor: 0)
-    found = Laggards(lambda: [A, B])
+    monkeypatch.setattr(slow_subscribers, "_queued", lambda descriptor: 0)
+    found = SlowSubscribers(lambda: [A, B])
     assert [found.slow(now, released) for now, released in ((0.0, 7), (0.5, 8), (1.5, 8))] == [[], [], []]
     assert [found.slow(now, released) for now, released in ((2.0, 8), (2.5, 8), (3.5, 9))] == [[], [], []]
     assert [found.slow(now, 9) for now in (4.0, 4.5, 5.5)] == [[], [], None], "nothing was released meanwhile"
@@ -58,8 +58,8 @@ def test_waiting_goes_on_while_all_read_and_zeromq_is_busy(monkeypatch: pytest.M
 
 def test_send_queues_are_not_looked_at_for_a_short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
-    monkeypatch.setattr(laggards, "_queued", looked.append)  # which returns nothing, as for an empty queue
-    found = Laggards(lambda: [A, B])
+    monkeypatch.setattr(slow_subscribers, "_queued", looked.append)  # which returns nothing, as for an empty queue
+    found = SlowSubscribers(lambda: [A, B])
     for now in (0.0, SOON / 2, SOON, 1.5 * SOON):
         if now == SOON:
             found.forget()
@@ -73,7 +73,7 @@ def test_send_queue_shows_the_subscriber_that_does_not_read() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         reader, stopped = (socket.create_connection(listening.getsockname()) for _ in range(2))
         ours = [listening.accept()[0] for _ in range(2)]
-    found = Laggards(lambda: [("127.0.0.1", each.fileno()) for each in ours])
+    found = SlowSubscribers(lambda: [("127.0.0.1", each.fileno()) for each in ours])
     for each in ours:
         each.setblocking(False)
         while True:
@@ -83,11 +83,11 @@ def test_send_queue_shows_the_subscriber_that_does_not_read() -> None:
                 break
     assert found.slow(-SOON) == found.slow(0.0) == []
     reader.settimeout(0.01)
-    while laggards._queued(ours[0].fileno()):
+    while slow_subscribers._queued(ours[0].fileno()):
         with suppress(TimeoutError):
             reader.recv(1 << 20)
     assert found.slow(1.0) == [("127.0.0.1", ours[1].fileno())]
-    assert laggards._acknowledged(ours[0].fileno()) > 1 << 16
+    assert slow_subscribers._acknowledged(ours[0].fileno()) > 1 << 16
     for each in (reader, stopped, *ours):
         each.close()
-    assert (laggards._queued(100_000), laggards._acknowledged(100_000)) == (0, 0)
+    assert (slow_subscribers._queued(100_000), slow_subscribers._acknowledged(100_000)) == (0, 0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "tools" / "changed_tests.py"
+SCRIPT = Path(__file__).parents[2] / "tools" / "changed_tests.py"
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 from zope.interface.verify import verifyObject
 
-from fyrehose.cli.contacts import SHORT, Contacts, WatchedEndpoint
+from fyrehose.cli.connections import SHORT, ConnectionHistory, WatchedEndpoint
 
 DONE = ConnectionDone()
 
@@ -26,15 +26,15 @@ class Server:
 
     def __init__(self, **options: Any) -> None:
         self.reactor = MemoryReactorClock()
-        self.contacts = Contacts("figg at h:1", "read 's'", **options)
+        self.history = ConnectionHistory("figg at h:1", "read 's'", **options)
         self.told: list[str] = []
-        self.contacts.watch(lambda: self.told.append(str(self.contacts.refused)))
+        self.history.watch(lambda: self.told.append(str(self.history.refused)))
         self.lost: list[Failure] = []
         self.failed: list[Failure] = []
         self.factory = ClientFactory.forProtocol(Protocol)
         self.dialed: list[Any] = []
         self.connecting: Deferred[Any] = Deferred()
-        self.watched = WatchedEndpoint(self, self.contacts, self.reactor)
+        self.watched = WatchedEndpoint(self, self.history, self.reactor)
 
     def connect(self, factory: Any) -> Deferred[Any]:
         """The endpoint of the server: it remembers what is to make the connection."""
@@ -82,16 +82,16 @@ def test_endpoint_returns_the_protocol_of_the_client() -> None:
 def test_attempt_that_the_client_gives_up_is_no_failure() -> None:
     server = Server()
     server.fails(CancelledError())
-    assert server.contacts.hint.startswith("is the server running and reachable")
+    assert server.history.hint.startswith("is the server running and reachable")
 
 
 @pytest.mark.parametrize("reason", [ConnectionDone(), ConnectionLost()])
 def test_three_connections_closed_at_once_are_a_refusal(reason: Exception) -> None:
     server = Server()
     server.closes(reason=reason)
-    assert server.contacts.hint == "the server closed 1 connection at once; check the port, and see its log"
+    assert server.history.hint == "the server closed 1 connection at once; check the port, and see its log"
     server.closes(reason=reason)
-    assert (server.told, server.contacts.refused) == ([], None)
+    assert (server.told, server.history.refused) == ([], None)
     server.closes(reason=reason)
     server.closes(reason=reason)
     (said,) = server.told
@@ -100,7 +100,7 @@ def test_three_connections_closed_at_once_are_a_refusal(reason: Exception) -> No
         "(--tls)? See its log: its access policy may not allow 10.0.0.1 to read 's', or its max-connections is reached"
     )
     late: list[str] = []
-    server.contacts.watch(lambda: late.append("told"))
+    server.history.watch(lambda: late.append("told"))
     assert late == ["told"]
 
 
@@ -134,7 +134,7 @@ def test_server_of_another_protocol_is_recognised_by_its_first_bytes(beginning: 
 
 def test_an_http_server_is_expected_where_http_is_spoken() -> None:
     server = Server()
-    server.contacts.name = "http at h:1"
+    server.history.name = "http at h:1"
     server.closes(SHORT, sends=b"HTTP/1.1 200 OK")
     assert server.told == []
 
@@ -144,11 +144,11 @@ def test_client_keeps_retrying_once_a_connection_has_lasted(log_lines: list[str]
     server.closes(SHORT)
     for _ in range(5):
         server.closes(SHORT - 0.1)
-    assert (server.told, server.contacts.refused) == ([], None)
+    assert (server.told, server.history.refused) == ([], None)
     assert log_lines == ["figg at h:1 closes each connection at once; see its log; retrying"]
     server.closes(SHORT)
     server.closes()
-    assert server.contacts.hint.startswith("the server closed 1 connection at once")
+    assert server.history.hint.startswith("the server closed 1 connection at once")
 
 
 @pytest.mark.parametrize(
@@ -169,19 +169,19 @@ def test_failed_tls_handshake_is_reported_at_once(reason: Exception, said: str) 
 
 def test_hint_has_the_reason_of_the_last_failed_attempt() -> None:
     server = Server()
-    assert server.contacts.hint == "is the server running and reachable, and does its access policy allow this client?"
+    assert server.history.hint == "is the server running and reachable, and does its access policy allow this client?"
     for error, said in ((ConnectError(111), "Connection refused"), (ValueError("x"), "x")):
         server.fails(error)
         ended = f"the last attempt failed: {said}; is the server running, and listening there?"
-        assert server.contacts.hint == ended
+        assert server.history.hint == ended
     server.closes(SHORT)
-    assert server.contacts.hint.startswith("is the server running and reachable")
+    assert server.history.hint.startswith("is the server running and reachable")
 
 
 def test_hint_says_that_a_silent_connection_is_open() -> None:
     server = Server()
     server.dial().buildProtocol(None).makeConnection(StringTransport())
-    assert server.contacts.hint == (
+    assert server.history.hint == (
         "the connection is open, and nothing has arrived on it: is that a port of protocol figg?"
     )
 
@@ -191,7 +191,7 @@ def test_hint_says_where_to_look_when_a_server_that_has_answered_is_silent() -> 
     protocol = server.dial().buildProtocol(None)
     protocol.makeConnection(StringTransport())
     protocol.dataReceived(b"a word")
-    assert server.contacts.hint.startswith("the connection is open; see the server's log")
+    assert server.history.hint.startswith("the connection is open; see the server's log")
 
 
 def test_refusal_of_a_stream_of_the_server_does_not_blame_the_network() -> None:
@@ -206,15 +206,15 @@ def test_hint_for_a_stream_of_the_server_names_it_while_a_refused_connection_is_
     server = Server(servers_own=True)
     server.dial().buildProtocol(None).makeConnection(StringTransport())
     own = "streams whose names begin with a dot belong to the server; use another name"
-    assert server.contacts.hint == own
+    assert server.history.hint == own
     server = Server(servers_own=True)
     server.closes(SHORT)
-    assert server.contacts.hint == own
+    assert server.history.hint == own
 
 
 def test_hint_says_that_the_host_name_has_no_address() -> None:
     server = Server()
     server.fails(DNSLookupError("no results for hostname lookup: h"))
-    assert server.contacts.hint == "the host name has no address"
+    assert server.history.hint == "the host name has no address"
     server.closes(SHORT)
-    assert server.contacts.hint.startswith("is the server running and reachable")
+    assert server.history.hint.startswith("is the server running and reachable")

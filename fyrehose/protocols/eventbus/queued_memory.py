@@ -1,8 +1,8 @@
 """Account for the memory of messages that ZeroMQ queues, because its own limits count messages and not bytes.
 
-:class:`Lent` bounds the events of PUBLISHER, which all subscribers share.  :class:`Pool` bounds the messages that
-SNAPSHOT queues for its clients: the more memory is in use, the less one client may have, so that clients that do not
-read leave memory for the others; one network never has more than half.
+:class:`BroadcastMemory` bounds the events of PUBLISHER, which all subscribers share.  :class:`Pool` bounds the messages
+that SNAPSHOT queues for its clients: the more memory is in use, the less one client may have, so that clients that do
+not read leave memory for the others; one network never has more than half.
 
 in: what sockets hold      out: whether another message may be sent
 """
@@ -46,7 +46,7 @@ class Tracker(Protocol):
 
 
 @attrs.define(eq=False)
-class Lent:
+class BroadcastMemory:
     """Events that a PUB socket holds for its subscribers: their bytes once, and a reference for each subscriber.
 
     :ivar limit: upper bound of their memory, in bytes; a single event may exceed it
@@ -87,7 +87,7 @@ class Lent:
 
 
 @attrs.define(eq=False)
-class LentMessages:
+class QueuedMessages:
     """Messages that a ROUTER socket holds for one client.
 
     Only some messages are tracked: messages are sent in order, so a released message implies the release of all before
@@ -152,22 +152,22 @@ class Pool:
     """
 
     limit: int
-    memory: FairShare[LentMessages] = attrs.field(init=False)
-    _holding: dict[tuple[str, bytes], LentMessages] = attrs.field(factory=dict, init=False)
+    memory: FairShare[QueuedMessages] = attrs.field(init=False)
+    _holding: dict[tuple[str, bytes], QueuedMessages] = attrs.field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.memory = FairShare(self.limit, each=self.limit // 2)
 
-    def account(self, identity: bytes, network: str) -> LentMessages:
+    def account(self, identity: bytes, network: str) -> QueuedMessages:
         """Return the account of a client; a new one, unless the socket still holds messages for the client."""
-        return self._holding.get((network, identity)) or LentMessages(self, identity, network)
+        return self._holding.get((network, identity)) or QueuedMessages(self, identity, network)
 
     def settle(self) -> None:
         """Subtract the messages that the socket has released."""
         for account in list(self._holding.values()):
             account.settle()
 
-    def update(self, account: LentMessages, size: int) -> None:
+    def update(self, account: QueuedMessages, size: int) -> None:
         """Add *size* bytes, which may be negative and which *account* has added to its own size already."""
         self.memory.take(account.network, size)
         if account.size:

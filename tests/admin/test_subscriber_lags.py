@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from fyrehose.admin import census
-from fyrehose.admin.census import Census
+from fyrehose.admin import subscriber_lags
+from fyrehose.admin.subscriber_lags import SubscriberLags
 
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set batches of four subscribers, and lists of two."""
-    monkeypatch.setattr(census, "BATCH", 4)
-    monkeypatch.setattr(census, "LISTED", 2)
+    monkeypatch.setattr(subscriber_lags, "BATCH", 4)
+    monkeypatch.setattr(subscriber_lags, "LISTED", 2)
 
 
-def made(watched: Any) -> Census:
-    return Census(watched.broker, watched.clock.seconds)
+def made(watched: Any) -> SubscriberLags:
+    return SubscriberLags(watched.broker, watched.clock.seconds)
 
 
 def test_lags_of_few_subscribers_are_computed_on_request(watched: Any, few: None) -> None:
@@ -61,7 +61,7 @@ def test_subscribers_furthest_behind_are_found_in_any_order(watched: Any, few: N
     for _ in range(13):
         counted.step()
     assert [cursor.lag for cursor in counted.lags().furthest_behind(2)] == [49, 48]
-    assert len(counted.lags().furthest) <= 4 + census.BATCH
+    assert len(counted.lags().furthest) <= 4 + subscriber_lags.BATCH
 
 
 def test_lags_are_exact_again_when_few_subscribers_are_left(watched: Any, few: None) -> None:
@@ -91,9 +91,9 @@ def test_round_is_complete_when_the_last_batch_is_full(watched: Any, few: None) 
 
 def test_sampler_examines_at_most_one_batch_per_turn(watched: Any, few: None, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
-    look = census.Lags.include
+    look = subscriber_lags.Lags.include
     monkeypatch.setattr(
-        census.Lags, "include", lambda lags, cursors: (looked.append(len(cursors)), look(lags, cursors))[1]
+        subscriber_lags.Lags, "include", lambda lags, cursors: (looked.append(len(cursors)), look(lags, cursors))[1]
     )
     watched.publish(b"x", b"y")
     for _ in range(10):

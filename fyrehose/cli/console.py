@@ -1,15 +1,46 @@
-"""Progress bars of commands that take long."""
+"""Write to a terminal: texts and times that it can show, tables, and progress bars."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime
 
-from rich.console import Console
+import rich.console
 from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from fyrehose.options import shown_size
+
+#: Width from which `stats` shows the times of each stream, in columns.
+WIDE = 100
+#: Width of a table that is written to a file or a pipe, in columns.
+WIDTH = 160
+
+
+def escaped(text: str) -> str:
+    """Return ``text`` with every character escaped that is not printable, so that a terminal does not interpret it."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
+
+
+def moment(time: int) -> str:
+    """Format a time in microseconds since 1970 as ISO 8601 in UTC; ``-`` for 0."""
+    return datetime.fromtimestamp(time / 1_000_000, UTC).isoformat(timespec="microseconds") if time else "-"
+
+
+class Console(rich.console.Console):
+    """A console that leaves a closed pipe to :class:`fyrehose.cli.program.Program`, where Rich would exit with 1."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise the :class:`BrokenPipeError` that is being handled."""
+        raise  # Rich calls this in its handler of the error.
+
+
+def terminal() -> Console:
+    """Return the console for tables; a file or a pipe gets :data:`WIDTH`, so that nothing is cut off."""
+    console = Console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=WIDTH)
 
 
 class SpeedColumn(ProgressColumn):

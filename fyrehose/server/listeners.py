@@ -1,0 +1,158 @@
+"""The listeners of a server: make their services, describe them to operators, and know what a reload changes.
+
+ListenerConfig -> service, within the file descriptors of the process -> a child of Fyrehose, a Listener to show
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import attrs
+from twisted.application.service import IService
+
+from fyrehose.errors import ConfigError, MissingExtra
+from fyrehose.interfaces import IConnected, IGuardingPlugin, ILeadingPlugin
+from fyrehose.net import connections
+from fyrehose.observe.listeners import Listener, encryption
+from fyrehose.options import counted
+from fyrehose.server import process
+from fyrehose.server.config import Config, ListenerConfig
+from fyrehose.server.service import Fyrehose
+from fyrehose.web.hosts import is_local
+
+#: A listener by its name and endpoint.
+Key = tuple[str, str]
+
+
+def key_of(listener: ListenerConfig) -> Key:
+    """Return what a listener keeps as long as it is open."""
+    return listener.name, listener.endpoint
+
+
+@attrs.define(eq=False)
+class Open:
+    """An open listener: its configuration, its service, and what operators see of it."""
+
+    config: ListenerConfig
+    service: Any
+    shown: Listener
+
+
+@attrs.define(eq=False)
+class Listeners:
+    """The open listeners of a server.
+
+    :ivar reactor: for new services
+    :ivar warnings: log lines about deviations from the configuration
+    :ivar remarks: log lines about reduced defaults
+    """
+
+    reactor: Any
+    fyrehose: Fyrehose
+    warnings: list[str] = attrs.field(factory=list)
+    remarks: list[str] = attrs.field(factory=list)
+    open: dict[Key, Open] = attrs.field(factory=dict, init=False)
+
+    def make(self, listener: ListenerConfig, config: Config) -> Any | None:
+        """Return the service of *listener*; None: its package is not installed, and no option asks for it.
+
+        :raises ConfigError: its options are invalid, or the access policy does not protect it
+        """
+        check_guarded(listener, config)
+        try:
+            service = listener.plugin.make_service(
+                self.reactor, self.fyrehose.broker, listener.endpoint, listener.settings
+            )
+        except MissingExtra as missing:
+            if config.explicit:
+                raise
+            self.warnings.append(f"starting without {listener.name}: {missing}")
+            return None
+        service.setName(f"{listener.name} ({listener.endpoint})")
+        return service
+
+    def add(self, listener: ListenerConfig, service: Any) -> None:
+        """Add *service*, which the server starts when it starts itself."""
+        if ILeadingPlugin.providedBy(listener.plugin):
+            self.fyrehose.add_for_leader(service)
+        else:
+            service.setServiceParent(IService(self.fyrehose))
+        self.show(listener, service)
+
+    def show(self, listener: ListenerConfig, service: Any) -> None:
+        """Show a listener to operators, in place of what was shown of it before."""
+        shown = Listener(
+            name=listener.name,
+            protocol=listener.plugin.name,
+            endpoint=listener.endpoint,
+            encryption=encryption(listener.endpoint, listener.settings),
+            access=partial(self._access, listener),
+            connections=lambda: service.connections if IConnected.providedBy(service) else None,
+            stream=attrs.asdict(listener.settings, recurse=False).get("stream"),
+        )
+        all_shown, before = self.fyrehose.broker.listeners, self.open.get(key_of(listener))
+        if before is None:
+            all_shown.append(shown)
+        else:
+            all_shown[all_shown.index(before.shown)] = shown
+        self.open[key_of(listener)] = Open(listener, service, shown)
+
+    def forget(self, key: Key) -> Any:
+        """Return the service of a listener that is to be closed, and show it no longer."""
+        removed = self.open.pop(key)
+        self.fyrehose.broker.listeners.remove(removed.shown)
+        return removed.service
+
+    def within_descriptors(self, listeners: Sequence[ListenerConfig]) -> list[ListenerConfig]:
+        """Return the listeners, with max_connections reduced to the available file descriptors."""
+        limited = [each for each in listeners if "max_connections" in attrs.fields_dict(type(each.settings))]
+        available = process.raise_descriptor_limit()
+        share = left = connections.connections_within(available, len(limited))
+        for n, wanted in enumerate(sorted(listener.settings.max_connections for listener in limited)):
+            share = max(1, left // (len(limited) - n))
+            if wanted > share:
+                break
+            left -= wanted  # the others share the rest
+        cut = [listener for listener in limited if listener.settings.max_connections > share]
+        if cut:
+            defaults = [type(listener.settings)().max_connections for listener in cut]
+            configured = defaults != [listener.settings.max_connections for listener in cut]
+            wanted = sum(connections.descriptors_for(listener.settings.max_connections) for listener in limited)
+            names, each = ", ".join(listener.name for listener in cut), " each" if len(cut) > 1 else ""
+            (self.warnings if configured else self.remarks).append(
+                f"file-descriptor limit {available + process.RESERVED}: max-connections of {names} reduced to {share}"
+                f"{each}; for the configured maximum, use `ulimit -n {wanted + process.RESERVED}`, or LimitNOFILE= in "
+                "a unit"
+            )
+        return [_with_connections(listener, share) if listener in cut else listener for listener in listeners]
+
+    def _access(self, listener: ListenerConfig) -> str:
+        """Return which clients have access to a listener, for people."""
+        if IGuardingPlugin.providedBy(listener.plugin):
+            token = attrs.asdict(listener.settings, recurse=False).get("token_file")
+            return "clients with the token" if token else "this machine"
+        policy = self.fyrehose.broker.guard.policy
+        if policy.advice:
+            return "this machine"
+        return f"by policy ({counted(len(policy.rules), 'rule')})"
+
+
+def check_guarded(listener: ListenerConfig, config: Config) -> None:
+    """Check that others than this machine reach *listener* only if something controls their access.
+
+    :raises ConfigError: nothing does
+    """
+    # The address of a systemd socket is known only later; there, too, the policy checks the address of each peer.
+    local = is_local(listener.endpoint) or listener.endpoint.startswith("systemd:")
+    guarded = config.policy_file is not None or IGuardingPlugin.providedBy(listener.plugin)
+    if not local and not guarded:
+        raise ConfigError(
+            f"--listen {listener.name}={listener.endpoint}: refusing to listen on a public address without an "
+            "access policy; pass --policy FILE or add interface=127.0.0.1"
+        )
+
+
+def _with_connections(listener: ListenerConfig, most: int) -> ListenerConfig:
+    return attrs.evolve(listener, settings=attrs.evolve(listener.settings, max_connections=most))

@@ -1,0 +1,245 @@
+"""Change the configuration of a server while it runs: all of it that needs no new socket or journal, or nothing.
+
+    the configuration of the start, the files now -> differences
+    -> read every file, open new listeners (each may fail: then nothing has changed)
+    -> apply the rest (cannot fail), close listeners -> an ReloadAnswer
+
+An option that needs a restart keeps its value, and the answer names it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+
+from fyrehose.broker.guard import Guard
+from fyrehose.errors import ConfigError, FyrehoseError
+from fyrehose.interfaces import ILeadingPlugin, IReloading
+from fyrehose.journal.journal import FileJournal
+from fyrehose.options import counted, shown_value, typed
+from fyrehose.server.config import Config, ListenerConfig
+from fyrehose.server.listeners import Listeners, Open, check_guarded, key_of
+from fyrehose.server.service import Fyrehose
+
+log = Logger()
+
+#: The file in the journal's directory that holds the answer to the last reload, for `fyrehose reload`.
+ANSWER = "reload.json"
+#: Options that change while the server runs, by scope; the others need a restart.
+CHANGEABLE: dict[str, tuple[str, ...]] = {
+    "journal": ("keep_bytes", "keep_age", "subscription_timeout", "subscription_bytes", "min_free"),
+    "server": (
+        "max_streams",
+        "streams_per_address",
+        "subscriptions_per_address",
+        "named_subscriptions",
+        "keys_kept",
+        "retire_idle",
+        "memory_per_connection",
+        "drain",
+    ),
+}
+#: Parts of a configuration that need a restart.
+FIXED_PARTS = ("data_dir", "log_format", "replication")
+
+
+@attrs.frozen(kw_only=True)
+class ReloadAnswer:
+    """What a reload has done.
+
+    :ivar error: why nothing was changed; empty: it was
+    :ivar changed: what is different now, one line for each option or listener
+    :ivar restart: what differs in the files but needs a restart
+    """
+
+    error: str = ""
+    changed: tuple[str, ...] = ()
+    restart: tuple[str, ...] = ()
+
+    def lines(self) -> Iterator[str]:
+        """Return the answer as lines for people."""
+        if self.error:
+            yield f"nothing was changed: {self.error}"
+            return
+        yield from self.changed
+        yield from self.restart
+        if not self.changed:
+            yield "nothing has changed" if not self.restart else "nothing else has changed"
+
+
+@attrs.define(eq=False)
+class _Plan:
+    """What one reload will do."""
+
+    changed: list[str] = attrs.field(factory=list)
+    restart: list[str] = attrs.field(factory=list)
+    #: functions that apply a part of it and cannot fail
+    apply: list[Callable[[], object]] = attrs.field(factory=list)
+    opening: list[tuple[ListenerConfig, Any]] = attrs.field(factory=list)
+    closing: list[Open] = attrs.field(factory=list)
+
+
+@attrs.define(eq=False)
+class Reloading:
+    """Reloads the configuration of a server.
+
+    :ivar config: the configuration in force
+    :ivar reread: returns the configuration as the files are now; raises ConfigError
+    :ivar retire_idle: called with the new value of ``server.retire-idle``
+    """
+
+    config: Config
+    reread: Callable[[], Config]
+    fyrehose: Fyrehose
+    journal: FileJournal
+    listeners: Listeners
+    retire_idle: Callable[[float], object]
+
+    async def reload(self) -> ReloadAnswer:
+        """Read the files, and change what differs."""
+        plan = _Plan()
+        opened: list[Any] = []
+        try:
+            config = self.reread()
+            self._plan(plan, config)
+            for listener, service in plan.opening:
+                only_leading = ILeadingPlugin.providedBy(listener.plugin)
+                await self.fyrehose.open(service, only_leading)
+                opened.append(service)
+        except FyrehoseError as error:
+            for service in opened:
+                await self.fyrehose.close(service)
+            return ReloadAnswer(error=str(error))
+        for apply in plan.apply:
+            apply()
+        for listener, service in plan.opening:
+            self.listeners.show(listener, service)
+        for closing in plan.closing:
+            service = self.listeners.forget(key_of(closing.config))
+            Deferred.fromCoroutine(self.fyrehose.close(service)).addErrback(
+                lambda failure: log.failure("a listener did not close in good order", failure)
+            )
+        return ReloadAnswer(changed=tuple(plan.changed), restart=tuple(plan.restart))
+
+    def _plan(self, plan: _Plan, config: Config) -> None:
+        """Find out what differs, and prepare everything that may fail.
+
+        :raises ConfigError: a part cannot be used
+        """
+        now = self.config
+        for name in FIXED_PARTS:
+            if getattr(config, name) != getattr(now, name):
+                plan.restart.append(f"{typed(name)} needs a restart")
+                config = attrs.evolve(config, **{name: getattr(now, name)})
+        journal = self._settings(plan, "journal", now.journal, config.journal)
+        server = self._settings(plan, "server", now.server, config.server)
+        config = attrs.evolve(config, journal=journal, server=server)
+        if config.policy != now.policy:
+            rules = f"{counted(len(config.policy.rules), 'rule')}, changed"
+            plan.changed.append(f"policy: {rules if config.policy_file else 'none, only this machine has access'}")
+        if config.streams != now.streams:
+            plan.changed.append(f"[[stream]]: {counted(len(config.streams.rules), 'table')}, changed")
+        plan.apply.append(lambda: self._apply(config))
+        self._plan_listeners(plan, config)
+
+    def _settings(self, plan: _Plan, scope: str, now: Any, then: Any) -> Any:
+        """Note the options of *scope* that differ; return *then*, but with the present values of fixed ones."""
+        changeable = CHANGEABLE[scope]
+        fixed = _others(now, changeable)
+        kept = {name: getattr(now, name) for name in fixed}
+        plan.restart += [f"{line.partition(':')[0]} needs a restart" for line in _differences(scope, now, then, fixed)]
+        plan.changed += _differences(scope, now, then, changeable)
+        return attrs.evolve(then, **kept)
+
+    def _plan_listeners(self, plan: _Plan, config: Config) -> None:
+        wanted = {key_of(each): each for each in config.listeners}
+        reduced = {key_of(each): each for each in self.listeners.within_descriptors(config.listeners)}
+        plan.closing = [each for key, each in self.listeners.open.items() if key not in wanted]
+        plan.changed += [f"closed {each.config.name}={each.config.endpoint}" for each in plan.closing]
+        for key, listener in wanted.items():
+            check_guarded(listener, config)
+            opened = self.listeners.open.get(key)
+            if opened is not None:
+                self._plan_change(plan, opened, listener, reduced[key].settings)
+            elif config.explicit and (service := self.listeners.make(reduced[key], config)) is not None:
+                plan.opening.append((listener, service))
+                plan.changed.append(f"opened {listener.name}={listener.endpoint}")
+
+    def _plan_change(self, plan: _Plan, opened: Open, listener: ListenerConfig, reduced: Any) -> None:
+        """Prepare the new settings of a listener that stays open; its files are read again in any case.
+
+        :param reduced: the settings of *listener*, within the file descriptors
+        """
+        now, then, service = opened.config.settings, listener.settings, opened.service
+        every = tuple(field.name for field in attrs.fields(type(then)))
+        changing = IReloading.providedBy(service)
+        fixed = tuple(service.fixed(then)) if changing else every
+        restart = _differences(listener.name, now, then, fixed)
+        plan.restart += [f"{line.partition(':')[0]} needs a restart" for line in restart]
+        plan.changed += _differences(listener.name, now, then, _others(then, fixed))
+        if changing:
+            kept = {name: getattr(now, name) for name in fixed}
+            plan.apply.append(service.prepare(attrs.evolve(reduced, **kept)))
+            used = attrs.evolve(listener, settings=attrs.evolve(then, **kept))
+            plan.apply.append(lambda: self.listeners.show(used, service))
+
+    def _apply(self, config: Config) -> None:
+        """Use *config* for everything but the listeners."""
+        broker, server = self.fyrehose.broker, config.server
+        if config.server.retire_idle != self.config.server.retire_idle:
+            self.retire_idle(server.retire_idle)
+        self.config = config
+        broker.change_limits(config.streams, server.peer_limits, server.max_streams, server.named_subscriptions)
+        broker.once.kept, broker.budget.each = server.keys_kept, server.memory_per_connection
+        self.journal.change(config.journal, config.streams.keep_age if config.streams.expire else None)
+        guard: Guard = broker.guard
+        ended = guard.change(config.policy)
+        if ended:
+            log.info("the policy has ended {ended}", ended=counted(ended, "subscription"))
+
+
+def _others(settings: Any, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the options of *settings* that are not among *names*."""
+    return tuple(field.name for field in attrs.fields(type(settings)) if field.name not in names)
+
+
+def _differences(scope: str, now: Any, then: Any, names: tuple[str, ...]) -> list[str]:
+    """Return the options of *names* that differ between two settings: ``http.max-payload: 16MiB -> 1MiB``."""
+    lines = []
+    for field in attrs.fields(type(then)):
+        before, after = getattr(now, field.name), getattr(then, field.name)
+        if field.name in names and before != after:
+            values = " -> ".join(shown_value(field, value) or "none" for value in (before, after))
+            lines.append(f"{scope}.{typed(field.name)}: {values}")
+    return lines
+
+
+def write_answer(directory: Path, answer: ReloadAnswer) -> None:
+    """Write *answer* into the directory of the journal, where `fyrehose reload` waits for it.
+
+    :raises OSError: it cannot be written
+    """
+    content = {"time": time.time_ns(), "pid": os.getpid(), **attrs.asdict(answer)}
+    part = directory / f"{ANSWER}.part"
+    part.write_text(json.dumps(content))
+    part.replace(directory / ANSWER)
+
+
+def read_answer(directory: Path) -> tuple[int, ReloadAnswer] | None:
+    """Return the time of the last answer (nanoseconds since 1970 UTC) and the answer; None if there is none."""
+    try:
+        content = json.loads((directory / ANSWER).read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ConfigError(f"{directory / ANSWER} is damaged: {error}; delete it") from error
+    changed, restart = tuple(content["changed"]), tuple(content["restart"])
+    return int(content["time"]), ReloadAnswer(error=content["error"], changed=changed, restart=restart)

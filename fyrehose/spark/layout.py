@@ -1,0 +1,175 @@
+"""The layout of Parquet files in a lake: row groups are cut at streams, so that a reader of one stream reads little.
+
+in: record batches in the order of server, stream and number      out: a Parquet file, and its AddAction
+
+A large stream has row groups of its own, of at most GROUP records.  Small ones share a group of at most SMALL records.
+All readers skip row groups by the statistics in the footer: DuckDB, Polars, pyarrow and Spark read a few percent of the
+bytes for a stream of two percent.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from itertools import pairwise
+from typing import Any
+
+import attrs
+import numpy as np
+import pyarrow as pa
+from deltalake.transaction import AddAction
+from pyarrow import compute, parquet
+
+from fyrehose.spark.columns import COLUMNS, ENCODED, arrow_schema
+from fyrehose.spark.lake import PARTITION
+from fyrehose.spark.stores import LakeStore
+
+#: Most records of a row group.
+GROUP = 1 << 16
+#: Most records of a row group that several streams share.
+SMALL = 1 << 12
+
+#: Columns of a file, without the day, which is in the name of its directory.
+SCHEMA = pa.schema([pa.field("server", ENCODED), *arrow_schema(tuple(COLUMNS), encoded=True)])
+STRINGS = [field.name for field in SCHEMA if field.type == ENCODED]
+#: Statistics help to skip; those of payloads would only make files larger.
+_MEASURED = ["server", "stream", "seq", "time", "source", "topic", "event_time"]
+
+
+def groups(sizes: Iterable[int]) -> Iterator[int]:
+    """Yield the number of records of each row group, for streams that have so many records in this order."""
+    joined = 0
+    for size in sizes:
+        if joined and joined + size > SMALL:
+            yield joined
+            joined = 0
+        if size <= SMALL:
+            joined += size
+        else:
+            count = -(-size // GROUP)
+            for number in range(count):
+                yield size * (number + 1) // count - size * number // count
+    if joined:
+        yield joined
+
+
+def spans(*keys: pa.DictionaryArray) -> list[tuple[int, int]]:
+    """Return where each stream begins and ends in columns that are sorted by them."""
+    changed = np.zeros(max(0, len(keys[0]) - 1), bool)
+    for key in keys:
+        codes = key.indices.to_numpy()
+        changed |= codes[1:] != codes[:-1]
+    return list(pairwise([0, *(np.flatnonzero(changed) + 1).tolist(), len(keys[0])])) if len(keys[0]) else []
+
+
+@attrs.define(eq=False)
+class LakeFile:
+    """A Parquet file of the lake that is being written, one row group after the other; use it as a context.
+
+    A task that runs again, while it is not known to have ended, must not touch the file of the first run: the name of
+    each file is unique.
+
+    :ivar day: the day of its records, as in 2026-01-31
+    :ivar name: the beginning of its name
+    """
+
+    store: LakeStore
+    day: str
+    name: str
+    path: str = attrs.field(init=False)
+    rows: int = attrs.field(default=0, init=False)
+    size: int = attrs.field(default=0, init=False)
+    _least: dict[str, Any] = attrs.field(factory=dict, init=False)
+    _most: dict[str, Any] = attrs.field(factory=dict, init=False)
+    _stack: ExitStack = attrs.field(factory=ExitStack, init=False)
+    _file: Any = attrs.field(default=None, init=False)
+    _writer: Any = attrs.field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.path = f"{PARTITION}={self.day}/{self.name}-{uuid.uuid4().hex[:12]}.parquet"
+
+    def __enter__(self) -> LakeFile:
+        self._file = self._stack.enter_context(self.store.writing(self.path))
+        self._writer = parquet.ParquetWriter(
+            self._file,
+            SCHEMA,
+            compression="zstd",
+            use_dictionary=STRINGS,
+            column_encoding={"seq": "DELTA_BINARY_PACKED", "time": "DELTA_BINARY_PACKED"},
+            write_statistics=_MEASURED,
+            write_page_checksum=True,
+            store_schema=False,
+        )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self._writer.close()
+            self.size = self._file.tell()
+        finally:
+            self._stack.close()  # The file is durable then.
+
+    def write(self, records: pa.Table) -> None:
+        """Add a row group."""
+        self._measure(records)
+        columns = [
+            _compacted(column) if field.type == ENCODED else column
+            for field, column in zip(SCHEMA, records.itercolumns(), strict=True)
+        ]
+        self._writer.write_table(pa.Table.from_arrays(columns, schema=SCHEMA), row_group_size=records.num_rows)
+        self.rows += records.num_rows
+        self.size = self._file.tell()
+
+    def _measure(self, records: pa.Table) -> None:
+        for name in ("server", "stream", "seq", "time"):
+            column = records[name]
+            # Statistics of dictionaries are not computed by Arrow; those of their values are.
+            values = column.unique() if SCHEMA.field(name).type == ENCODED else column
+            found = compute.min_max(values.dictionary_decode() if values is not column else values)
+            least, most = found["min"].as_py(), found["max"].as_py()
+            self._least[name] = min(self._least.get(name, least), least)
+            self._most[name] = max(self._most.get(name, most), most)
+
+    def action(self, data_change: bool) -> AddAction:
+        """Return the action that makes the file a part of the lake, with the statistics by which readers skip files."""
+        stats = {
+            "numRecords": self.rows,
+            "minValues": {name: _shown(value) for name, value in self._least.items()},
+            "maxValues": {name: _shown(value) for name, value in self._most.items()},
+            "nullCount": dict.fromkeys(self._least, 0),
+        }
+        return AddAction(
+            path=self.path,
+            size=self.size,
+            partition_values={PARTITION: self.day},
+            modification_time=time.time_ns() // 1_000_000,
+            data_change=data_change,
+            stats=json.dumps(stats, ensure_ascii=False),
+        )
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, int | str):
+        return value
+    return str(value.isoformat(timespec="microseconds").replace("+00:00", "Z"))
+
+
+def _compacted(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column whose dictionary has only the values that occur, because a row group stores all of them."""
+    whole = column.unify_dictionaries().combine_chunks()
+    found = whole if isinstance(whole, pa.DictionaryArray) else whole.chunk(0)
+    values = found.dictionary
+    if len(values) <= 1:
+        return found
+    indices = found.indices
+    codes = indices.fill_null(0).to_numpy()
+    used = np.zeros(len(values), bool)
+    used[codes] = True
+    if used.all():
+        return found
+    renamed = (np.cumsum(used) - 1).astype(np.int32)[codes]
+    mask = None if not indices.null_count else indices.is_null().to_numpy(zero_copy_only=False)
+    return pa.DictionaryArray.from_arrays(pa.array(renamed, pa.int32(), mask=mask), values.filter(pa.array(used)))

@@ -1,0 +1,152 @@
+"""Merge Parquet files of a lake stream by stream, so that the layout of layout.py stays and files hold few streams.
+
+    in: files of a day, each in the order of streams      out: larger files, each with streams of its own
+
+Row groups of one stream are read when that stream is written.  Only those that several streams share are kept in
+memory, and at most SHARED bytes of them: more files are merged in several steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from itertools import groupby
+
+import attrs
+import pyarrow as pa
+from deltalake.transaction import AddAction
+from pyarrow import compute, parquet
+
+from fyrehose.spark.layout import SCHEMA, STRINGS, LakeFile, groups, spans
+from fyrehose.spark.stores import LakeStore
+
+#: Most bytes of shared row groups that are in memory at a time, uncompressed.
+SHARED = 128 << 20
+#: The columns by which files are sorted, and their types.
+_ORDER = {"server": pa.string(), "stream": pa.string(), "seq": pa.int64()}
+
+
+@attrs.frozen(slots=True)
+class _Piece:
+    """Records of one stream in one row group.
+
+    :ivar records: None: the whole row group, which is read when it is due
+    """
+
+    server: str
+    stream: str
+    first: int
+    rows: int
+    file: int
+    group: int
+    records: pa.Table | None
+
+
+def together(store: LakeStore, paths: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the files in lots that are merged together, because their shared row groups fit into memory."""
+    lot: list[str] = []
+    total = 0
+    for path in paths:
+        with store.files().open_input_file(path) as opened:
+            found = parquet.read_metadata(opened)
+            every = [found.row_group(number) for number in range(found.num_row_groups)]
+            size = sum(group.total_byte_size for group in every if _stream_of(group) is None)
+        if lot and total + size > SHARED:
+            if len(lot) > 1:
+                yield lot
+            lot, total = [], 0
+        lot.append(path)
+        total += size
+    if len(lot) > 1:
+        yield lot
+
+
+def merged(store: LakeStore, day: str, paths: Sequence[str], largest: int) -> list[AddAction]:
+    """Write the records of files of one day into new files, and return their actions.
+
+    :param largest: a file is full with so many bytes
+    """
+    actions: list[AddAction] = []
+    with ExitStack() as stack, store.explained():
+        inputs = [
+            stack.enter_context(parquet.ParquetFile(stack.enter_context(opened), read_dictionary=STRINGS))
+            for opened in (store.files().open_input_file(path) for path in paths)
+        ]
+        pieces = sorted(
+            (piece for number, file in enumerate(inputs) for piece in _pieces(number, file)),
+            key=lambda piece: (piece.server, piece.stream, piece.first, piece.file, piece.group),
+        )
+        keyed = groupby(pieces, key=lambda piece: (piece.server, piece.stream))
+        sizes = [sum(piece.rows for piece in of_stream) for _, of_stream in keyed]
+        rest = _records(inputs, pieces)
+        file: LakeFile | None = None
+        for records in _cut(rest, groups(sizes)):
+            if file is None:
+                file = LakeFile(store, day, "part-merged").__enter__()
+            file.write(records)
+            if file.size >= largest:
+                file.__exit__()
+                actions.append(file.action(data_change=False))
+                file = None
+        if file is not None:
+            file.__exit__()
+            actions.append(file.action(data_change=False))
+    return actions
+
+
+def _stream_of(group: parquet.RowGroupMetaData) -> tuple[str, str, int] | None:
+    """Return the server, the stream and the first number of a row group; None if it has several streams."""
+    known = {}
+    for number in range(group.num_columns):
+        column = group.column(number)
+        if column.path_in_schema in ("server", "stream", "seq"):
+            statistics = column.statistics
+            if statistics is None or not statistics.has_min_max:
+                return None
+            known[column.path_in_schema] = statistics.min, statistics.max
+    server, stream, seq = (known.get(name, (None, "")) for name in ("server", "stream", "seq"))
+    return (server[0], stream[0], seq[0]) if server[0] == server[1] and stream[0] == stream[1] else None
+
+
+def _pieces(number: int, file: parquet.ParquetFile) -> Iterator[_Piece]:
+    """Yield the pieces of one file; those of shared row groups have their records."""
+    for at in range(file.num_row_groups):
+        group = file.metadata.row_group(at)
+        one = _stream_of(group)
+        if one is not None:
+            yield _Piece(*one, group.num_rows, number, at, None)
+            continue
+        records = file.read_row_group(at).select(SCHEMA.names).cast(SCHEMA).unify_dictionaries().combine_chunks()
+        keys = [records[name].combine_chunks() for name in ("server", "stream")]
+        found = spans(*keys)
+        names = [(keys[0][begin].as_py(), keys[1][begin].as_py()) for begin, _ in found]
+        if names != sorted(set(names)):  # Another program wrote it, in another order.
+            plain = pa.table({name: records[name].cast(kind) for name, kind in _ORDER.items()})
+            records = records.take(compute.sort_indices(plain, [(name, "ascending") for name in _ORDER]))
+            keys = [records[name].combine_chunks() for name in ("server", "stream")]
+            found = spans(*keys)
+            names = [(keys[0][begin].as_py(), keys[1][begin].as_py()) for begin, _ in found]
+        for (server, stream), (begin, end) in zip(names, found, strict=True):
+            some = records.slice(begin, end - begin)
+            yield _Piece(server, stream, some["seq"][0].as_py(), end - begin, number, at, some)
+
+
+def _records(inputs: Sequence[parquet.ParquetFile], pieces: Sequence[_Piece]) -> Iterator[pa.Table]:
+    for piece in pieces:
+        if piece.records is not None:
+            yield piece.records
+        else:
+            yield inputs[piece.file].read_row_group(piece.group).select(SCHEMA.names).cast(SCHEMA)
+
+
+def _cut(tables: Iterator[pa.Table], counts: Iterator[int]) -> Iterator[pa.Table]:
+    """Yield tables of so many rows each; those that are given have as many together."""
+    rest: pa.Table | None = None
+    for count in counts:
+        parts, missing = [], count
+        while missing:
+            table = next(tables) if rest is None else rest
+            parts.append(table.slice(0, missing))
+            rest = table.slice(missing) if table.num_rows > missing else None
+            missing -= parts[-1].num_rows
+        yield pa.concat_tables(parts)

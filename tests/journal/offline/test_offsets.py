@@ -1,0 +1,32 @@
+"""Offsets as texts and objects (with journals: tests/spark/test_offsets.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fyrehose.journal.offline.offsets import Offset
+
+
+def test_offset_survives_json() -> None:
+    for chain in (None, 0, (1 << 32) - 1):
+        offset = Offset(77, bytes(range(16)), chain)
+        assert Offset.parse(offset.fields) == offset
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *(None, [], "x", {}, {"position": 1}),
+        {"position": -1, "identity": "00", "chain": 1},
+        {"position": "1", "identity": "00", "chain": 1},
+        {"position": 1, "identity": "0", "chain": 1},
+        {"position": 1, "identity": 5, "chain": 1},
+        {"position": 1, "identity": "00", "chain": "1"},
+    ],
+    ids=repr,
+)
+def test_anything_else_is_no_offset(fields: Any) -> None:
+    with pytest.raises(ValueError, match=r"has|hex"):
+        Offset.parse(fields)

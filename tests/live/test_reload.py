@@ -1,0 +1,101 @@
+"""A real server that changes while it runs, and the command that has it do so."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FYREHOSE = Path(sys.executable).with_name("fyrehose")
+PATIENCE = 60.0
+
+pytestmark = pytest.mark.live
+
+
+def reload(directory: Path) -> subprocess.CompletedProcess[str]:
+    words = [str(FYREHOSE), "reload", "--data-dir", str(directory / "data"), "--timeout", "60s"]
+    return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
+
+
+def post(port: int, size: int) -> int:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/streams/s", b"x" * size, method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def refuses(port: int) -> bool:
+    """Return whether nothing listens at *port*, as soon as that is so."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(("127.0.0.1", port), PATIENCE).close()
+        except ConnectionRefusedError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_server_changes_while_it_runs(start: Any, tmp_path: Path) -> None:
+    file = tmp_path / "fyrehose.toml"
+    http, figg = '[listen]\nhttp = "tcp:0:interface=127.0.0.1"\n', 'figg = "tcp:0:interface=127.0.0.1"\n'
+    file.write_text(http)
+    server = start("--config", str(file))
+    port = server.port("http")
+    assert post(port, 2_000) == 200
+    file.write_text(f'{http}{figg}[option.http]\nmax-payload = "1KiB"\n[option.journal]\ndurability = "never"\n')
+    done = reload(tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "http.max-payload: 16MiB -> 1KiB",
+        "opened figg=tcp:0:interface=127.0.0.1",
+        "journal.durability needs a restart",
+    ]
+    assert (post(port, 2_000), post(port, 1_000)) == (413, 200)
+    opened = server.port("figg")
+    words = [str(FYREHOSE), "publish", "--to", f"127.0.0.1:{opened}", "--stream", "s", "by figg"]
+    assert subprocess.run(words, capture_output=True, timeout=PATIENCE).returncode == 0
+    file.write_text(http + "[option.http]\nmax-payload = 0\n")
+    broken = reload(tmp_path)
+    assert (broken.returncode, broken.stdout) == (1, "")
+    assert broken.stderr.startswith("fyrehose: nothing was changed: invalid options of http: max-payload")
+    assert post(port, 2_000) == 413
+    file.write_text(http)
+    assert reload(tmp_path).stdout.splitlines() == [
+        "closed figg=tcp:0:interface=127.0.0.1",
+        "http.max-payload: 1KiB -> 16MiB",
+    ]
+    assert refuses(opened)
+    assert post(port, 2_000) == 200
+    assert server.stop() == 0
+
+
+def test_limits_of_streams_and_their_ages_change(start: Any, tmp_path: Path) -> None:
+    file = tmp_path / "fyrehose.toml"
+    listen = '[listen]\nhttp = "tcp:0:interface=127.0.0.1"\n'
+    file.write_text(listen)
+    server = start("--config", str(file))
+    port = server.port("http")
+    assert post(port, 100) == 200
+    file.write_text(f'{listen}[[stream]]\nname = "s"\nmax-payload = 10\nkeep-age = "1ms"\n')
+    assert reload(tmp_path).stdout == "[[stream]]: 1 table, changed\n"
+    assert post(port, 100) == 413
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/streams/s", timeout=PATIENCE) as answer:
+            records = [json.loads(line) for line in answer.read().splitlines()]
+        if not records:
+            break
+        assert time.monotonic() < deadline, records
+        time.sleep(0.05)
+    assert server.stop() == 0

@@ -1,0 +1,266 @@
+"""Reloading: what changes while the server runs, what needs a restart, and that nothing changes after an error."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from twisted.internet.defer import maybeDeferred
+from twisted.internet.error import CannotListenError
+from twisted.internet.testing import MemoryReactorClock
+
+from fyrehose.broker.policy import LOOPBACK
+from fyrehose.errors import TooManyNamedSubscriptions, TooManySubscriptions
+from fyrehose.identity import Action, Identity
+from fyrehose.journal.settings import JournalSettings
+from fyrehose.server import process
+from fyrehose.server.config import ServerSettings
+from fyrehose.server.reloading import ANSWER, CHANGEABLE, ReloadAnswer, read_answer
+from fyrehose.server.tap import Options, ServerProcess
+from fyrehose.testing import MemoryJournal, RecordingSink
+
+PAGE = '[listen]\nhttp = "tcp:8117:interface=127.0.0.1"\nfigg = "tcp:8119:interface=127.0.0.1"\n'
+
+
+class Journal(MemoryJournal):
+    """A journal that notes its retention."""
+
+    report: Any = type("Report", (), {"lines": lambda self: []})()
+    settings: Any = None
+    stream_age: Any = None
+
+    def change(self, settings: Any, stream_age: Any) -> None:
+        self.settings, self.stream_age = settings, stream_age
+
+
+class Reactor(MemoryReactorClock):
+    """A reactor whose ports may be taken."""
+
+    taken: tuple[int, ...] = ()
+    running = True
+
+    def listenTCP(self, port: int, *args: Any, **more: Any) -> Any:
+        if port in self.taken:
+            raise CannotListenError("127.0.0.1", port, OSError(98, "Address already in use"))
+        return super().listenTCP(port, *args, **more)
+
+
+class World:
+    """A server with a configuration file, without sockets."""
+
+    def __init__(self, folder: Path, logged_errors: Any) -> None:
+        self.folder, self.logged_errors = folder, logged_errors
+        self.write(PAGE)
+        self.reactor = Reactor()
+        options = Options()
+        options.parseOptions(["--config", str(folder / "fyrehose.toml"), "--data-dir", str(folder / "data")])
+        self.server = ServerProcess(self.reactor, options.resolved, reread=options.resolve)
+        (folder / "data").mkdir()
+        self.server.fyrehose.startService()
+
+    def write(self, text: str, name: str = "fyrehose.toml") -> None:
+        (self.folder / name).write_text(text)
+
+    def reload(self, text: str | None = None) -> ReloadAnswer:
+        if text is not None:
+            self.write(text)
+        answers: list[ReloadAnswer] = []
+        self.server.reload().addCallback(answers.append)
+        assert answers, "it has not answered"
+        assert bool(self.logged_errors.take()) == bool(answers[0].error), "only a refusal is logged as an error"
+        found = read_answer(self.folder / "data")
+        assert found is not None
+        assert found[1] == answers[0], "the file has the same answer"
+        return answers[0]
+
+    @property
+    def ports(self) -> list[int]:
+        return sorted(port for port, *_ in self.reactor.tcpServers)
+
+    def settings(self, name: str) -> Any:
+        return next(each for key, each in self.server.listeners.open.items() if key[0] == name).service.factory.settings
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged_errors: Any) -> Iterator[World]:
+    monkeypatch.setattr(process, "raise_descriptor_limit", lambda: 200_000)
+    monkeypatch.setattr("fyrehose.server.tap.FileJournal", lambda *_, **__: Journal())
+    made = World(tmp_path, logged_errors)
+    yield made
+    made.server.fyrehose.stopService()
+
+
+def test_a_reload_of_the_same_files_changes_nothing(world: World) -> None:
+    assert world.reload() == ReloadAnswer()
+    assert list(world.reload().lines()) == ["nothing has changed"]
+
+
+def test_limits_and_origins_of_a_listener_change_for_new_connections(world: World) -> None:
+    answer = world.reload(PAGE + '[option.http]\nmax-payload = "1MiB"\norigins = "https://dash.example"\n')
+    assert answer == ReloadAnswer(
+        changed=("http.max-payload: 16MiB -> 1MiB", "http.origins: none -> https://dash.example")
+    )
+    service = world.server.listeners.open["http", "tcp:8117:interface=127.0.0.1"].service
+    assert service.factory.limits.message == 1 << 20
+    assert service.factory.origins.allowed == ("https://dash.example",)
+    assert world.reload(PAGE).changed[0] == "http.max-payload: 1MiB -> 16MiB"
+
+
+def test_limits_of_the_server_and_retention_change_at_once(world: World) -> None:
+    answer = world.reload(
+        PAGE + '[option.server]\nmax-streams = 7\nsubscriptions-per-address = 3\n[option.journal]\nkeep-age = "7d"\n'
+        '[[stream]]\nname = "debug.*"\nkeep-age = "1d"\nmax-payload = 10\n'
+    )
+    assert answer.changed == (
+        "journal.keep-age: 0 -> 7d",
+        "server.max-streams: 100000 -> 7",
+        "server.subscriptions-per-address: 50000 -> 3",
+        "[[stream]]: 1 table, changed",
+    )
+    broker, journal = world.server.fyrehose.broker, world.server.journal
+    assert (broker.max_streams, broker.subscriptions.most) == (7, 3)
+    assert broker.rules.max_payload("debug.x") == 10
+    assert journal.settings.keep_age == 7 * 86400
+    assert journal.stream_age is not None
+    assert journal.stream_age("debug.x") == 86400
+
+
+def test_limits_of_peers_apply_to_what_comes_next(world: World) -> None:
+    peer = world.server.fyrehose.broker.identified(Identity())
+    peer.subscribe("a", 0, RecordingSink())
+    world.reload(PAGE + "[option.server]\nsubscriptions-per-address = 1\nnamed-subscriptions = 1\n")
+    with pytest.raises(TooManySubscriptions, match="limit of 1 subscriptions"):
+        peer.subscribe("a", 0, RecordingSink())
+    assert peer.named.open("one", "a", 0).called
+    refused: list[Any] = []
+    maybeDeferred(peer.named.open, "two", "a", 0).addErrback(refused.append)
+    assert isinstance(refused[0].value, TooManyNamedSubscriptions)
+    world.reload(PAGE)
+    peer.subscribe("a", 0, RecordingSink())
+
+
+def test_every_changeable_option_exists() -> None:
+    for scope, settings in (("journal", JournalSettings), ("server", ServerSettings)):
+        assert set(CHANGEABLE[scope]) <= {field.name for field in attrs.fields(settings)}
+
+
+def test_options_that_need_a_restart_are_named_and_the_rest_changes(world: World) -> None:
+    answer = world.reload(
+        'log-format = "json"\n' + PAGE + '[option.journal]\ndurability = "never"\nkeep-bytes = "1GiB"\n'
+        "[option.server]\nmemory = 4194304\n"
+    )
+    assert answer.restart == (
+        "log-format needs a restart",
+        "journal.durability needs a restart",
+        "server.memory needs a restart",
+    )
+    assert answer.changed == ("journal.keep-bytes: 0 -> 1GiB",)
+    assert world.server.config.log_format == "text"
+    assert world.server.config.journal.durability.mode == "batch"
+    assert world.reload().restart == answer.restart, "it is still so"
+    assert world.reload().changed == ()
+
+
+def test_listeners_open_and_close(world: World) -> None:
+    assert world.ports == [8117, 8119]
+    answer = world.reload(
+        '[listen]\nhttp = "tcp:8117:interface=127.0.0.1"\n"lumberjack/b" = "tcp:5044:interface=127.0.0.1"\n'
+    )
+    assert answer.changed == (
+        "closed figg=tcp:8119:interface=127.0.0.1",
+        "opened lumberjack/b=tcp:5044:interface=127.0.0.1",
+    )
+    assert [each.name for each in world.server.fyrehose.broker.listeners] == ["http", "lumberjack/b"]
+    assert 5044 in world.ports
+    assert len(list(world.server.fyrehose)) == 2
+
+
+def test_nothing_changes_if_a_port_is_taken(world: World) -> None:
+    world.reactor.taken = (5045,)
+    answer = world.reload(
+        '[listen]\n"lumberjack/a" = "tcp:5044:interface=127.0.0.1"\n"lumberjack/b" = "tcp:5045:interface=127.0.0.1"\n'
+        '[option.journal]\nkeep-age = "7d"\n'
+    )
+    at = "127.0.0.1 port 5045: Address already in use"
+    assert answer.error == f"lumberjack/b (tcp:5045:interface=127.0.0.1) cannot listen: {at}"
+    assert [each.name for each in world.server.fyrehose.broker.listeners] == ["http", "figg"]
+    assert len(list(world.server.fyrehose)) == 2, "the first one that was opened is closed again"
+    assert world.server.journal.settings is None
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("[listen", "not TOML"),
+        (PAGE + '[option.http]\nmax-payload = "0"\n', "max-payload must be from 1"),
+        (PAGE.replace(":interface=127.0.0.1", "", 1), "refusing to listen on a public address"),
+        (PAGE + '[option.http]\ntls-certificate = "none.pem"\n[option.figg]\nmax-connections = 1\n', None),
+        ('policy = "none.toml"\n' + PAGE, "cannot read --policy"),
+        (PAGE + "[[stream]]\nname = 7\nkeep-age = 1\n", "expected a pattern"),
+    ],
+)
+def test_a_broken_file_changes_nothing(world: World, text: str, error: str | None) -> None:
+    text = text.replace("[listen]\n", '[listen]\n"lumberjack/b" = "tcp:5044:interface=127.0.0.1"\n')
+    answer = world.reload(text)
+    if error is None:
+        assert "http.tls-certificate needs a restart" in answer.restart
+        return
+    assert error in answer.error
+    assert not answer.changed
+    assert next(answer.lines()).startswith("nothing was changed: ")
+    assert world.ports == [8117, 8119]
+    assert world.server.journal.settings is None
+    assert world.reload(PAGE) == ReloadAnswer()
+
+
+def test_the_policy_is_read_again_and_ends_what_it_forbids(world: World) -> None:
+    rule = '[[allow]]\nnetwork = "10.0.0.0/8"\npublish = "{}"\n'
+    world.write(rule.format("x"), "policy.toml")
+    answer = world.reload('policy = "policy.toml"\n' + PAGE)
+    assert answer.changed == ("policy: 1 rule, changed",)
+    stranger = world.server.fyrehose.broker.identified(Identity(host="10.1.1.1"))
+    assert stranger.permits(Action.PUBLISH, "x")
+    world.write(rule.format("y"), "policy.toml")
+    assert world.reload().changed == ("policy: 1 rule, changed",)
+    assert not stranger.permits(Action.PUBLISH, "x")
+    assert world.server.fyrehose.broker.listeners[0].access() == "by policy (1 rule)"
+    assert world.reload(PAGE).changed == ("policy: none, only this machine has access",)
+    assert world.server.fyrehose.broker.guard.policy is LOOPBACK
+
+
+def test_streams_are_retired_from_a_reload_on(world: World) -> None:
+    world.reload(PAGE + '[option.server]\nretire-idle = "1d"\n')
+    names = [service.name for service in world.server.fyrehose]
+    assert "idle streams" in names
+    world.reload(PAGE)
+    assert "idle streams" not in [service.name for service in world.server.fyrehose]
+
+
+def test_reloads_are_counted_and_logged(world: World, log_lines: list[str]) -> None:
+    world.reload(PAGE + '[option.journal]\nkeep-age = "7d"\n')
+    assert log_lines == ["reload: journal.keep-age: 0 -> 7d", "reloaded"]
+    world.reload("[listen")
+    counts = world.server.fyrehose.broker.counters.counts
+    assert (counts["server", "reloads"], counts["server", "reload-failures"]) == (2, 1)
+
+
+def test_an_unexpected_error_is_an_answer_too(world: World) -> None:
+    def broken() -> Any:
+        raise RuntimeError("a bug")
+
+    world.server.reloading.reread = broken
+    assert world.reload().error.startswith("unexpected error: a bug")
+
+
+def test_a_damaged_answer_is_named(world: World) -> None:
+    (world.folder / "data" / ANSWER).write_text("{")
+    with pytest.raises(Exception, match="is damaged"):
+        read_answer(world.folder / "data")
+    world.reload()
+    content = json.loads((world.folder / "data" / ANSWER).read_text())
+    assert content["pid"] == os.getpid()

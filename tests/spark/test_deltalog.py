@@ -1,0 +1,30 @@
+"""What is read of a Delta log without delta-rs: transactions, and what is damaged (more: test_lake.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+
+from fyrehose.spark.deltalog import damage_of, transactions
+from fyrehose.spark.stores import LakeStore
+
+
+def append(lake: Path, **versions: int) -> None:
+    done = CommitProperties(app_transactions=[Transaction(name, version) for name, version in versions.items()])
+    write_deltalake(str(lake), pa.table({"a": [1]}), mode="append", commit_properties=done)
+
+
+@pytest.mark.parametrize("checkpoint", [None, 0, 2, 3])
+def test_transactions_are_the_last_ones_of_checkpoint_and_entries(tmp_path: Path, checkpoint: int | None) -> None:
+    store = LakeStore.at(tmp_path)
+    for number in range(4):
+        append(tmp_path, every=number, **{f"only{number}": 100 + number})
+        if number == checkpoint:
+            DeltaTable(str(tmp_path)).create_checkpoint()
+    if checkpoint:
+        (tmp_path / "_delta_log" / f"{0:020}.json").unlink()
+    assert transactions(store) == {"every": 3, **{f"only{number}": 100 + number for number in range(4)}}
+    assert damage_of(store) is None

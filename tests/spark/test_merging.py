@@ -1,0 +1,31 @@
+"""Merging with a bounded memory (what is in the merged files: jobs/test_optimize.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fyrehose.records import Run
+from fyrehose.spark import merging
+from fyrehose.spark.jobs.archive import archive
+from fyrehose.spark.lake import Lake
+from fyrehose.spark.merging import together
+
+
+def test_files_whose_shared_groups_do_not_fit_are_merged_apart(
+    written: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, lake = written(), tmp_path / "lake"
+    for _ in range(4):
+        for stream in "ab":
+            journal.append(Run.of(stream, [bytes(1000)] * 10, source="test"))
+        archive(None, str(journal.directory), lake)
+    store, paths = Lake.at(lake).store, sorted(file.path for file in Lake.at(lake).files())
+    assert list(together(store, paths)) == [paths]
+    monkeypatch.setattr(merging, "SHARED", 50_000)
+    assert list(together(store, paths)) == [paths[:2], paths[2:]]
+    monkeypatch.setattr(merging, "SHARED", 1)
+    assert list(together(store, paths)) == []

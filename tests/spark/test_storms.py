@@ -1,0 +1,132 @@
+"""An object store that loses answers, fails for a while, or is slow: each record is archived once all the same."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import polars
+import pytest
+from deltalake.transaction import AddAction
+
+from fyrehose.errors import JournalLocked, JournalUnreachable
+from fyrehose.spark.jobs.archive import archive
+from fyrehose.spark.lake import Lake, Progress
+from tests.doubles.storeproxy import StoreProxy, store_proxy
+
+Opener = Callable[..., Any]
+
+
+@pytest.fixture
+def proxy(object_store: str, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreProxy]:
+    """A proxy before the S3 server, which everything in this test goes through."""
+    with store_proxy(object_store, tmp_path) as made:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", made.url)
+        yield made
+
+
+def stored(lake: str) -> list[tuple[str, int, bytes]]:
+    """Read the lake by a reader that is not ours."""
+    return sorted(polars.scan_delta(lake).select("stream", "seq", "payload").collect().iter_rows())
+
+
+def entry(lake: str) -> str:
+    """Return what is in the requests that commit to a lake."""
+    return f"PUT /{lake.removeprefix('s3://')}/_delta_log/0"
+
+
+def test_commit_whose_answer_was_lost_has_succeeded(written: Opener, bucket: str, proxy: StoreProxy) -> None:
+    journal, lake = written(), f"{bucket}/lake"
+    journal.fill(10)
+    archive(None, str(journal.directory), lake)
+    for _ in range(2):
+        journal.fill(10)
+        before = proxy.fates["lose"]
+        proxy.set(only=entry(lake), most=1, lose=1.0)
+        assert archive(None, str(journal.directory), lake).rounds == 1
+        assert proxy.fates["lose"] == before + 1
+    assert stored(lake) == journal.rows()
+
+
+def test_rival_that_reached_the_same_position_is_no_lost_answer(written: Opener, tmp_path: Path) -> None:
+    lake, identity = tmp_path / "lake", bytes(range(16))
+    targets = [Lake.at(lake), Lake.at(lake)]
+    for target in targets:
+        target.admit(identity, "one", "one")
+    after = Progress(server="one", position=100, chain=7)
+    actions = [AddAction(f"date=2026-01-01/{name}", 1, {"date": "2026-01-01"}, 1, True, "{}") for name in "ab"]
+    targets[0].commit(identity, None, after, actions[:1])
+    with pytest.raises(JournalLocked, match="another archive of this journal has committed"):
+        targets[1].commit(identity, None, after, actions[1:])
+    assert [file.path for file in Lake.at(lake).files()] == ["date=2026-01-01/a"]
+
+
+def test_archive_that_follows_outlives_a_store_that_fails(
+    written: Opener, bucket: str, proxy: StoreProxy, caplog: pytest.LogCaptureFixture, ladder: Callable[[int, int], int]
+) -> None:
+    """A few seconds of 503 and resets in ``make test``, a minute in ``make torture``."""
+    journal, lake = written(), f"{bucket}/lake"
+    journal.fill(10)
+    told: list[int] = []
+
+    def fail(done: Any, view: Any) -> None:
+        if done.rounds == 1 and 1 not in told:
+            journal.fill(10)
+            proxy.set(until=time.time() + ladder(5, 60), refuse=0.5, reset=0.5)
+        told.append(done.rounds)
+
+    with caplog.at_level(logging.INFO, "fyrehose"):
+        archive(
+            None,
+            str(journal.directory),
+            lake,
+            follow=True,
+            every=0.01,
+            progress=fail,
+            stop=lambda: told[-1] >= 2,
+        )
+    assert stored(lake) == journal.rows()
+    assert proxy.fates["refuse"]
+    assert proxy.fates["reset"]
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(said) == 1, said
+    assert "trying again" in said[0]
+
+
+def test_archive_that_does_not_follow_ends_with_one_line(written: Opener, bucket: str, proxy: StoreProxy) -> None:
+    journal, lake = written(), f"{bucket}/lake"
+    journal.fill(10)
+    archive(None, str(journal.directory), lake)
+    journal.fill(1)
+    proxy.set(only="PUT", refuse=1.0)
+    with pytest.raises(JournalUnreachable, match=r"the object store of .* failed") as raised:
+        archive(None, str(journal.directory), lake)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_rounds_in_a_storm_have_every_record_once(
+    written: Opener, bucket: str, proxy: StoreProxy, ladder: Callable[[int, int], int]
+) -> None:
+    """Six rounds in ``make test``, 100 in ``make torture``."""
+    journal, lake = written(), f"{bucket}/lake"
+    journal.fill(5)
+    archive(None, str(journal.directory), lake)
+    proxy.set(lose=0.05, refuse=0.05, reset=0.05, delay=0.05)
+    told: list[int] = []
+
+    def write(done: Any, view: Any) -> None:
+        told.append(done.rounds)
+        journal.fill(2)
+
+    wanted = ladder(6, 100)
+    place = str(journal.directory)
+    archive(None, place, lake, follow=True, every=0.01, progress=write, stop=lambda: told[-1] >= wanted)
+    proxy.set()
+    archive(None, place, lake)
+    assert stored(lake) == journal.rows()
+    assert proxy.fates["lose"] > 0
