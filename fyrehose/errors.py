@@ -19,6 +19,7 @@
     │   │   └── Unreplicated             this server of a cluster may not lead any more: try again, or another one
     │   └── Closed                   the journal or the server is closing, or has failed
     ├── Forbidden                  the access policy does not allow the peer this action on this stream
+    │   ├── TokenEnded               the token that the peer showed has ended, and so have its rights
     │   └── TooManySubscriptions     the peer's address, or the memory budget, has no room for another subscription
     ├── StreamError                a stream cannot be administered
     │   ├── NoSuchStream             the stream does not exist
@@ -26,6 +27,7 @@
     ├── InvalidPattern             a peer's pattern is empty, too long, or has too many stars
     ├── SubscriptionError          a named subscription cannot be used
     │   ├── NoSuchSubscription       the subscription does not exist
+    │   │   └── SubscriptionGone         it was deleted while a request waited
     │   ├── SubscriptionInUse        another consumer has the subscription, or had it last
     │   ├── SubscriptionConflict     the subscription is one of another stream
     │   ├── InvalidPosition          the number cannot be acknowledged, or not by this consumer

@@ -77,6 +77,7 @@ class Commits:
 
     :ivar now: the wall clock, in microseconds since 1970 UTC
     :ivar pace: decides in which thread commits run
+    :ivar may_write: returns whether so many bytes may be written now; called in the thread that writes
     :ivar at_turn_end: calls a function when the reactor has read what is readable in this turn
     :ivar process: called in the reactor's thread with each commit, in order
     :ivar failed: set after a failed commit: later publishes must not be written without it
@@ -88,6 +89,7 @@ class Commits:
     worker: Worker
     pace: Pace
     now: Callable[[], int]
+    may_write: Callable[[int], bool]
     at_turn_end: Callable[[Callable[[], object]], object]
     process: Callable[[Commit], None]
     failed: bool = attrs.field(default=False, init=False)
@@ -148,7 +150,7 @@ class Commits:
             items.append(self.waiting.popleft())
             size += items[-1].size
         began = time.monotonic()
-        if items and not self.failed and not self.writer.may_commit(size + len(items) * fmt.BATCH_HEADER.size):
+        if items and not self.failed and not self.may_write(size + len(items) * fmt.BATCH_HEADER.size):
             self.waiting.extendleft(reversed(items))
             items, size = [], 0
         result = None if self.failed or not items else self._write(items)

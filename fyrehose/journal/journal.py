@@ -1,6 +1,10 @@
 """The journal on disk: group commit, and the states of the journal.
 
-submit -> a commit (one at a time, see commit.py) -> durable -> the observer, then the owners of the publishes
+    submit -> a commit (one at a time, see commit.py) -> synced -> the gate (see gate.py)
+           -> release -> the observer, then the owners of the publishes
+
+In a cluster, :meth:`FileJournal.apply` writes the bytes of another server instead, and what this server writes may be
+cut off again (:meth:`FileJournal.truncate`).
 """
 
 from __future__ import annotations
@@ -19,9 +23,17 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.errors import Closed, JournalError, JournalFailed, JournalFull, JournalLocked, PublishError, ReadOnly
+from fyrehose.errors import (
+    Closed,
+    JournalError,
+    JournalFailed,
+    JournalFull,
+    JournalLocked,
+    PublishError,
+    ReadOnly,
+    Unreplicated,
+)
 from fyrehose.interfaces import IJournal, IJournalObserver, JournalState
-from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.clock import RecordClock, monotonic_clock, wall_clock
 from fyrehose.journal.commit import (
@@ -38,15 +50,18 @@ from fyrehose.journal.commit import (
 from fyrehose.journal.copies import refuse_half_restored
 from fyrehose.journal.files import NO_ROOM, Files, lock, owns_lock
 from fyrehose.journal.floors import Floors
+from fyrehose.journal.gate import IGate, LocalGate
 from fyrehose.journal.index import SegmentIndex
 from fyrehose.journal.keeper import Keeper
+from fyrehose.journal.packing import grouped
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.recovery import Recovered, recover
+from fyrehose.journal.replica import set_aside_beyond
 from fyrehose.journal.retention import Deletion
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Store
 from fyrehose.journal.streams import Streams
-from fyrehose.journal.writer import Committed, NoRoom, Rolled, SyncFailed, Writer
+from fyrehose.journal.writer import Applied, Committed, NoRoom, Rolled, SyncFailed, Writer
 from fyrehose.observe.meters import ClusterStatus, JournalMeters, JournalStatus
 from fyrehose.records import Publish, Run, room_of
 
@@ -71,6 +86,7 @@ class FileJournal:
     :ivar at_turn_end: calls a function when the reactor has read what is readable in this turn; None: a delayed call
     :ivar stream_age: returns the maximum age of a stream's records, in seconds, 0: no limit; older records are not
         served; None: no stream has a limit
+    :ivar gate: decides when what is synced is released, and whether publishes are accepted
     :ivar report: the result of recovery
     """
 
@@ -84,6 +100,7 @@ class FileJournal:
     pace: Pace | None = attrs.field(default=None, kw_only=True)
     at_turn_end: Callable[[Callable[[], object]], object] | None = attrs.field(default=None, kw_only=True)
     stream_age: Callable[[str], float] | None = attrs.field(default=None, kw_only=True)
+    gate: IGate = attrs.field(factory=LocalGate, kw_only=True)
     state: JournalState = attrs.field(default=JournalState.CLOSED, init=False)
     report: Recovered = attrs.field(init=False)
     meters: JournalMeters = attrs.field(factory=JournalMeters, init=False)
@@ -110,6 +127,8 @@ class FileJournal:
     _disk_error: str = attrs.field(default="", init=False)
     #: The reason of a change of state; the observer is notified when everything that was accepted is settled.
     _announcement: str | None = attrs.field(default=None, init=False)
+    #: Whether MARK is about to be written in the writer thread.
+    _marking: bool = attrs.field(default=False, init=False)
     #: Fires when nothing is unsettled any more; set while the journal is being closed.
     _idle: Deferred[None] | None = attrs.field(default=None, init=False)
 
@@ -120,6 +139,7 @@ class FileJournal:
         self._floors = None if self.stream_age is None else Floors(self._store, self.stream_age)
         deletion = Deletion(self.directory, self.files)
         self.keeper = Keeper(self.directory, self.settings, self._store, self._clock, deletion, self._call)
+        self.gate.attach(self)
 
     def change(self, settings: JournalSettings, stream_age: Callable[[str], float] | None) -> None:
         """Use another retention, and other limits of ages, from now on.
@@ -136,21 +156,32 @@ class FileJournal:
     @property
     def refusal(self) -> str:
         """Return why appends are refused although the disk has room; empty: they are not."""
-        return ""
+        return str(self.gate.refusal)
 
     @property
     def leader(self) -> str | None:
-        """Return None: this server is alone, so publishers use it."""
-        return None
+        """Return the address of the server that publishers have to use; empty: unknown; None: this server is alone."""
+        leader: str | None = self.gate.leader
+        return leader
 
     @property
     def caught_up(self) -> bool:
         """Return whether readers find here what was acknowledged."""
-        return self.state is not JournalState.FAILED
+        return self.state is not JournalState.FAILED and bool(self.gate.caught_up)
+
+    @property
+    def writer(self) -> Writer:
+        """Return the writer of an open journal."""
+        return self._writer
+
+    @property
+    def idle(self) -> bool:
+        """Return whether the writer thread has no job."""
+        return self._worker is None or self._worker.idle
 
     def cluster_status(self) -> ClusterStatus | None:
-        """Return None: this server is alone."""
-        return None
+        """Return the figures of this server as a member of a cluster; None: it is alone, or not open."""
+        return self.gate.cluster_status()
 
     @property
     def floor(self) -> int:
@@ -163,6 +194,9 @@ class FileJournal:
         if self._worker is not None:
             return fail(JournalLocked(f"the journal {self.directory} is already open in this process"))
         self._observer = observer
+        return self.gate.prepare().addCallback(lambda _: self._open())
+
+    def _open(self) -> Deferred[Mapping[str, int]]:
         self._opening = True
         self._worker = self.worker or ThreadWorker(self.reactor.callFromThread, "fyrehose journal")
         opened = self._worker.call(self._recover).addCallbacks(self._opened, self._not_opened)
@@ -170,6 +204,8 @@ class FileJournal:
 
     def _settled_open(self, result: Any) -> Any:
         self._opening = False
+        if not isinstance(result, Failure) and not self._closers:
+            self.gate.opened()
         if self._closers:
             self._begin_close()
         return result
@@ -178,7 +214,9 @@ class FileJournal:
         """Lock and recover the journal (called in the writer thread)."""
         try:
             self._lock = lock(self.directory)
-            return self._start_writing(self._recover_files())
+            writer = self._start_writing(self._recover_files())
+            self.gate.recovered()
+            return writer
         except (NoRoom, OSError) as error:
             full = isinstance(error, NoRoom) or error.errno in NO_ROOM
             kind = JournalFull if full else JournalError
@@ -191,8 +229,9 @@ class FileJournal:
             raise JournalFailed(f"the journal {self.directory} cannot be opened, its disk failed: {error}") from error
 
     def _recover_files(self) -> Recovered:
+        notes = self.gate.before_recovery()
         refuse_half_restored(self.directory)
-        notes = set_aside(self.directory, self.files) if self.settings.quarantine else []
+        notes += set_aside(self.directory, self.files) if self.settings.quarantine else []
         found = recover(self.directory, self.files, self.settings.verify)
         found.notes += notes
         self.report = found
@@ -201,7 +240,9 @@ class FileJournal:
     def _start_writing(self, found: Recovered) -> Writer:
         settings, sync_seconds = self.settings, self.meters.sync_seconds
         sync_each = settings.durability.mode == "batch"
-        writer = Writer(self.directory, found, settings.segment_size, sync_each, self.files, sync_seconds)
+        writer = Writer(
+            self.directory, found, settings.segment_size, sync_each, self.files, sync_seconds, self.gate.handover
+        )
         try:
             writer.open(self._clock.start(found.time))
         except Exception:
@@ -215,7 +256,9 @@ class FileJournal:
         # Without a sync, or a thread, the duration of a commit says nothing of the disk.
         pace = self.pace or (Measured() if self.worker is None and writer.sync_each else Far())
         at_turn_end = self.at_turn_end or partial(self.reactor.callLater, 0)
-        self._commits = Commits(writer, self._worker, pace, self._clock.now, at_turn_end, self._settle_commit)
+        self._commits = Commits(
+            writer, self._worker, pace, self._clock.now, self.gate.may_write, at_turn_end, self._settle_commit
+        )
         self._streams = writer.streams.copy()
         rolled = writer.take_rolled()
         index = self.report.index or SegmentIndex(writer.base)
@@ -226,7 +269,7 @@ class FileJournal:
             self._floors.now = min(self.now(), self.report.time)
         if rolled is not None:
             self._rolled(rolled)
-        self.state = JournalState.WRITABLE
+        self.state = JournalState.WRITABLE if self.gate.accepts else JournalState.READ_ONLY
         self._checking = LoopingCall(self._check)
         self._checking.clock = self.reactor
         self._checking.start(CHECK_INTERVAL).addErrback(lambda f: log.failure("the check of the disk failed", f))
@@ -240,7 +283,7 @@ class FileJournal:
 
     def append(self, runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
         if self.state is not JournalState.WRITABLE:
-            return fail(self._refusal())
+            return fail(self.refused())
         numbered = [run.numbered(first, 0) for run, first in zip(runs, first_seqs, strict=True)]
         done: Deferred[None] = Deferred()
         self.submit(Publish(numbered, sum(map(room_of, runs)), DEFERREDS, done))
@@ -256,20 +299,153 @@ class FileJournal:
         return self._worker.call(job)
 
     def _settle_commit(self, commit: Commit) -> None:
-        """Process the result of a commit: notify the observer, and settle its publishes."""
-        self._unsettled -= len(commit.items)
+        """Pass the result of a commit to the gate."""
         if isinstance(commit.result, Committed) and self.state is not JournalState.FAILED:
+            self.gate.synced(commit)
+            return
+        if isinstance(commit.result, Failure):
+            self._break(commit.result)
+        self.gate.failed(commit, self.refused())
+
+    # Called by the gate.
+
+    def release(self, commit: Commit, rest: Sequence[Publish] | None = None) -> None:
+        """Let readers see what *commit* has written, notify the observer, and settle its publishes.
+
+        :param rest: those of its publishes that are not settled yet; None: all
+        """
+        assert isinstance(commit.result, Committed), "only what is on disk is released"
+        self._unsettled -= len(commit.items)
+        if commit.result.batches:
             self.meters.commit_seconds.observe(time.monotonic() - commit.began)
-            self._committed(commit.result)
-            settle(commit.items, None)
-        else:
-            if isinstance(commit.result, Failure):
-                self._break(commit.result)
-            settle(commit.items, self._refusal())
-            self._commits.schedule()
+        self.show(commit.result)
+        settle(commit.items if rest is None else rest, None)
         self._settle()
 
-    def _committed(self, committed: Committed) -> None:
+    def refuse(self, commit: Commit, error: Exception, rest: Sequence[Publish] | None = None) -> None:
+        """Settle the publishes of *commit*, or the *rest* of them, with *error*."""
+        self._unsettled -= len(commit.items)
+        settle(commit.items if rest is None else rest, error)
+        self._commits.schedule()
+        self._settle()
+
+    def schedule(self) -> None:
+        """Schedule a commit of what waits."""
+        self._commits.schedule()
+
+    def mark(self) -> None:
+        """Write MARK soon, because more was released."""
+        if not self._marking and self._worker is not None:
+            self._marking = True
+            self._call(self._write_mark).addErrback(self._broke)
+
+    def _write_mark(self) -> None:
+        self._marking = False
+        self._writer.write_mark()
+
+    def note(self) -> Deferred[int]:
+        """Sync MARK; fires with the position that it has."""
+        return self._call(lambda: self._writer.note())
+
+    def accept(self, reason: str) -> None:
+        """Accept publishes, unless the disk is full.
+
+        :param reason: for people
+        """
+        if self.state is JournalState.READ_ONLY and not self._commits.failed:
+            self.state, self._announcement = JournalState.WRITABLE, reason
+        self._settle()
+
+    def forbid(self, reason: str) -> None:
+        """Accept no publishes; those that were accepted are still written.
+
+        :param reason: for people
+        """
+        if self.state is not JournalState.FAILED:
+            self.state, self._announcement = JournalState.READ_ONLY, reason
+        self._settle()
+
+    def halt(self) -> None:
+        """Write nothing that waits: it fails."""
+        self._commits.failed = True
+
+    def break_off(self, reason: str) -> None:
+        """Fail for good: this journal must not be written any more."""
+        self._broke(Failure(JournalFailed(reason)))
+
+    # In a cluster.
+
+    def lead(self) -> Deferred[None]:
+        """Prepare for commits of this server; fires when :meth:`accept` may be called."""
+        return self._call(lambda: self._writer.lead(self._clock.now())).addCallback(self._led)
+
+    def _led(self, _: None) -> None:
+        self._commits.failed = False
+
+    def apply(self, position: int, data: bytes) -> Deferred[int]:
+        """Write batches of the leader at the end of the log, sync them, and deliver them.
+
+        :return: fires with the position behind them; fails with :class:`~fyrehose.journal.format.Damage` if they do not
+            continue this log, and with :class:`~fyrehose.journal.writer.NoRoom` if the disk is full, after which the
+            same call is repeated
+        """
+        return self._call(lambda: self._writer.apply(position, data)).addCallback(self._applied)
+
+    def _applied(self, applied: Applied) -> int:
+        if applied.rolled is not None:
+            self._rolled(applied.rolled)
+        ends: dict[str, int] = {}
+        for header, runs, entries in applied.batches:
+            self._store.wrote(header, grouped(runs))
+            for run in runs:
+                self._streams.wrote(run.stream, run.first_seq, run.last_seq)
+                ends[run.stream] = run.last_seq
+            if entries:
+                self._streams.replay(header.kind, entries)
+        if ends:
+            self._observer.durable(ends)
+        return self._writer.position
+
+    def differs(self, position: int, data: bytes) -> Deferred[bool]:
+        """Return whether the log differs from *data* at *position*, as far as both reach and the log was kept."""
+        return self._call(lambda: self._differs(position, data))
+
+    def _differs(self, position: int, data: bytes) -> bool:
+        for segment in reversed(scan.segments(self.directory)):
+            if segment.base <= position:
+                size = min(len(data), min(self._writer.position, segment.end) - position)
+                reader = scan.SegmentReader(segment.path, segment.base, self.files)
+                try:
+                    return reader.read(position, size) != data[:size]
+                finally:
+                    reader.close()
+        return False  # retention has deleted it
+
+    def truncate(self, position: int) -> Deferred[None]:
+        """Fail what waits after :meth:`halt`, and set aside what the log has beyond *position*.
+
+        :return: fires when the log ends at *position*
+        """
+        self._commits.schedule()
+        return self._call(lambda: self._cut(position)).addCallback(lambda _: self._settle())
+
+    def _cut(self, position: int) -> None:
+        """Set aside what lies beyond *position*, and start again there (called in the writer thread)."""
+        old = self._writer
+        old.sync()
+        if old.position == position:
+            return
+        old.released = min(old.released, position)
+        old.note()
+        old.close(in_order=False)
+        for note in set_aside_beyond(self.directory, position, self.files):
+            self.report.notes.append(note)
+        self._writer = self._commits.writer = self._start_writing(recover(self.directory, self.files))
+
+    # Released.
+
+    def show(self, committed: Committed) -> None:
+        """Let readers see what was committed, and notify the observer."""
         if committed.rolled is not None:
             self._rolled(committed.rolled)
         ends: dict[str, int] = {}
@@ -280,7 +456,10 @@ class FileJournal:
             for stream, runs in streams.items():
                 last = ends[stream] = runs[-1].last_seq
                 self._streams.wrote(stream, runs[0].first_seq, last)
-        self.meters.commit_bytes.observe(size)
+        if committed.retired:
+            self._streams.apply(committed.retired)
+        if committed.batches:
+            self.meters.commit_bytes.observe(size)
         if self.settings.durability.mode == "interval" and self._sync_later is None:
             self._sync_later = self.reactor.callLater(self.settings.durability.seconds, self._sync)
         if committed.bare:
@@ -288,7 +467,8 @@ class FileJournal:
         if committed.many:
             self._take_snapshot()
         self._commits.schedule()  # before the observer runs, so that the disk stays busy meanwhile
-        self._observer.durable(ends)
+        if ends:
+            self._observer.durable(ends)
 
     def _rolled(self, rolled: Rolled) -> None:
         index = SegmentIndex(rolled.base, rolled.base)
@@ -329,20 +509,25 @@ class FileJournal:
 
     def retire(self, streams: Sequence[str]) -> Deferred[None]:
         if self.state is not JournalState.WRITABLE:
-            return fail(self._refusal())
+            return fail(self.refused())
         self._unsettled += 1
-        return self._call(lambda: self._writer.retire(streams)).addBoth(self._settle_retired)
+        done: Deferred[None] = Deferred()
+        publish = Publish([], 0, DEFERREDS, done)
+        self._call(lambda: self._retire(publish, streams)).addCallback(self._settle_commit).addErrback(
+            lambda f: log.failure("processing a retirement failed; please report this bug", f)
+        )
+        return done
 
-    def _settle_retired(self, result: list[fmt.Entry] | Failure) -> Failure | None:
-        self._unsettled -= 1
-        refused = None
-        if isinstance(result, Failure):
-            self._break(result)
-            refused = Failure(self._refusal())
-        else:
-            self._streams.apply(result)
-        self._settle()
-        return refused
+    def _retire(self, publish: Publish, streams: Sequence[str]) -> Commit:
+        """Retire *streams* by a commit without records (called in the writer thread)."""
+        writer, began = self._writer, time.monotonic()
+        result: Committed | Failure
+        try:
+            retired = writer.retire(streams)
+            result = Committed([], writer.position, writer.durable, None, retired=retired)
+        except Exception:
+            result = Failure()
+        return Commit([publish], 0, began, time.monotonic(), result)
 
     def retired(self) -> Mapping[str, int]:
         return self._streams.retired
@@ -368,6 +553,8 @@ class FileJournal:
         else:
             what = f"{'the journal' if failure.check(JournalFailed) else 'the disk of'} {self.directory} failed"
         self._announcement = f"{what}: {failure.getErrorMessage()}"
+        if self.state is JournalState.FAILED:
+            self.gate.broke()
 
     def _settle(self) -> None:
         """If no append is under way, announce the change of state, and continue closing."""
@@ -380,7 +567,10 @@ class FileJournal:
             idle, self._idle = self._idle, None
             idle.callback(None)
 
-    def _refusal(self) -> PublishError:
+    def refused(self) -> PublishError:
+        """Return why publishes are refused now."""
+        if self.state is JournalState.READ_ONLY and not self.gate.accepts:
+            return Unreplicated(self.refusal)
         if self.state is JournalState.READ_ONLY:
             return ReadOnly(f"the disk of {self.directory} is full; messages are refused until there is free space")
         return Closed(f"the journal is {self.state.value}")
@@ -418,7 +608,7 @@ class FileJournal:
         self.keeper.check(self._writer.keep_from)
 
     def _writable(self, _: None) -> None:
-        if self.state is JournalState.READ_ONLY and not self._unsettled:
+        if self.state is JournalState.READ_ONLY and not self._unsettled and self.gate.accepts:
             self.state = JournalState.WRITABLE
             self._commits.failed = False
             self._announcement = f"the disk of {self.directory} has free space again"
@@ -469,7 +659,7 @@ class FileJournal:
             directory=str(self.directory),
             durability=str(self.settings.durability),
             position=position,
-            durable=self._writer.durable,
+            durable=self._writer.marked,
             segments=len(bases),
             size=position - bases[0],
             free=self._free,
@@ -497,6 +687,9 @@ class FileJournal:
         if self._worker is None:  # it did not open
             self._closed(None)
             return
+        self.gate.stop().addErrback(self._broke).addCallback(lambda _: self._finish())
+
+    def _finish(self) -> None:
         if self._checking is not None and self._checking.running:
             self._checking.stop()
         in_order = self.state is not JournalState.FAILED

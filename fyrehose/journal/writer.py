@@ -13,12 +13,12 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar
 
 import attrs
 
 from fyrehose.journal import format as fmt
 from fyrehose.journal import packing, scan, snapshots
+from fyrehose.journal.exchange import Handover, parsed, start_of
 from fyrehose.journal.files import NO_ROOM, Files
 from fyrehose.journal.recovery import Recovered
 from fyrehose.journal.streams import Streams
@@ -69,6 +69,7 @@ class Committed:
     :ivar rolled: the roll-over before this commit, if any
     :ivar bare: whether :meth:`Writer.prepare` should be called before the next commit
     :ivar many: whether :meth:`Writer.snapshot` should be called now
+    :ivar retired: the entries of the streams that were retired, which is a commit of its own
     """
 
     batches: list[tuple[fmt.BatchHeader, dict[str, list[Run]]]]
@@ -77,33 +78,51 @@ class Committed:
     rolled: Rolled | None
     bare: bool = False
     many: bool = False
+    retired: Sequence[fmt.Entry] = ()
+
+
+@attrs.frozen(slots=True)
+class Applied:
+    """Another server's batches, as they were written.
+
+    :ivar batches: the header of each batch, its runs, and its entries
+    :ivar rolled: the roll-over before them, if any
+    """
+
+    batches: list[tuple[fmt.BatchHeader, list[Run], list[fmt.Entry]]]
+    rolled: Rolled | None
 
 
 @attrs.define(eq=False)
 class Writer:
     """Appends to the journal in *directory*, from the position at which *recovered* ends.
 
+    The journals of the servers of a cluster have the same bytes, so a server adds none of its own unless it leads: with
+    a *handover*, the log is opened and closed without a batch, and :meth:`apply` writes the bytes of another server.
+
     :ivar segment_size: size at which a segment is sealed and the next begins, in bytes
-    :cvar whole: whether small commits are written and synced by one call, which also writes MARK
     :ivar sync_each: whether :meth:`commit` syncs; if not, the owner calls :meth:`sync`, and numbers are reserved on
         disk before they are used
     :ivar sync_seconds: durations of the syncs of segments
+    :ivar handover: collects what is written for the other servers of a cluster; None: this server is alone
     :ivar position: where the next batch goes
     :ivar durable: everything below this position is on disk
+    :ivar released: in a cluster, everything below this position may leave the server; MARK never goes beyond it
     :ivar base: position at which the active segment begins
     :ivar time: of the last commit, in microseconds since 1970 UTC; never goes back
     :ivar streams: all streams, with their last numbers
     """
 
-    whole: ClassVar[bool] = True
     directory: Path
     recovered: Recovered
     segment_size: int
     sync_each: bool = True
     files: Files = attrs.field(factory=Files)
     sync_seconds: Histogram = attrs.field(factory=lambda: Histogram(SECONDS))
+    handover: Handover | None = None
     position: int = attrs.field(init=False)
     durable: int = attrs.field(init=False)
+    released: int = attrs.field(default=0, init=False)
     base: int = attrs.field(default=0, init=False)
     _chain: int = attrs.field(init=False)
     time: int = attrs.field(init=False)
@@ -132,7 +151,7 @@ class Writer:
         self._identity = found.identity
 
     def open(self, time: int) -> None:
-        """Open the active segment, or create the first one, and write gaps for numbers that were lost.
+        """Open the active segment; unless others have the same bytes, create the first one, and write lost numbers.
 
         :param time: earliest time of the next record, in microseconds since 1970 UTC
         :raises NoRoom: the disk is full
@@ -141,26 +160,50 @@ class Writer:
         try:
             self._mark_fd = self.files.open(self.directory / scan.MARK_NAME, os.O_RDWR | os.O_CREAT)
             self._mark_identity = self.files.identity(self._mark_fd)
-            named = self._identity != fmt.UNKNOWN
-            if not named:
-                self._identity = self.files.random(len(fmt.UNKNOWN))
-            self._open_segment()
-            if self.recovered.gaps:
-                self._control(fmt.Kind.GAP, self.recovered.gaps)
-                self.streams.skip(self.recovered.gaps)
-            if not named and self.recovered.index is not None:
-                # An older version created the journal: the header of the next segment gets its identity.
-                self._roll()
-            self.sync()
+            if self.recovered.index is not None:
+                self.base = self.recovered.index.base
+                self._fd = self.files.open(scan.path_of(self.directory, self.base), os.O_RDWR)
+            if self.handover is None:
+                self._open_alone()
+            else:
+                self.durable = self.released = self.position  # recovery has synced it
+                self.note()
         except OSError as error:
             raise _no_room(error) from error
 
-    def _open_segment(self) -> None:
-        if self.recovered.index is None:
+    def _open_alone(self) -> None:
+        named = self._identity != fmt.UNKNOWN
+        self._begin_log()
+        if self.recovered.gaps:
+            self._control(fmt.Kind.GAP, self.recovered.gaps)
+            self.streams.skip(self.recovered.gaps)
+        if not named and self.recovered.index is not None:
+            # An older version created the journal: the header of the next segment gets its identity.
+            self._roll()
+        self.sync()
+
+    def _begin_log(self) -> None:
+        """Give the log an identity, and its first segment, if it has none."""
+        if self._identity == fmt.UNKNOWN:
+            self._identity = self.files.random(len(fmt.UNKNOWN))
+        if self._fd < 0:
             self._begin_segment()
-            return
-        self.base = self.recovered.index.base
-        self._fd = self.files.open(scan.path_of(self.directory, self.base), os.O_RDWR)
+
+    def lead(self, time: int) -> None:
+        """Prepare for commits in a cluster: begin the first segment if there is none.
+
+        :param time: earliest time of the next record, in microseconds since 1970 UTC
+        :raises NoRoom: the disk is full
+        """
+        assert self.handover is not None, "only a server of a cluster leads"
+        self.time = max(self.time, time)
+        self.handover.take()
+        self.streams.snapshot, self.streams.changed = 0, None  # other servers do not have the snapshot's file
+        try:
+            self._begin_log()
+            self.make_room()
+        except OSError as error:
+            raise _no_room(error) from error
 
     def take_rolled(self) -> Rolled | None:
         """Return the roll-over that was not reported yet, if any; it then counts as reported."""
@@ -175,15 +218,11 @@ class Writer:
         """
         self._check()
         left = self.segment_size - (self.position - self.base)
-        if left > 0:
+        if left > 0 and self._fd >= 0:  # a follower may have no segment yet
             try:
                 self.files.allocate(self._fd, self.position - self.base, left)
             except OSError as error:
                 raise _no_room(error) from error
-
-    def may_commit(self, size: int) -> bool:
-        """Return whether :meth:`commit` may be called now with *size* bytes; a replica sometimes waits."""
-        return True
 
     def commit(self, batches: Sequence[Sequence[Run]], time: int, clock: int) -> Committed:
         """Append runs, and sync them if :attr:`sync_each` is set.
@@ -206,7 +245,7 @@ class Writer:
                 self._reserve(batches)
         except OSError as error:
             raise _no_room(error) from error
-        if self.whole and self.sync_each and len(batches) == 1 and size <= SMALL:
+        if self.handover is None and self.sync_each and len(batches) == 1 and size <= SMALL:
             written = [self._write_whole(self._grouped(batches[0]))]
         else:
             written = self._write_pieces(batches)
@@ -302,6 +341,48 @@ class Writer:
         for stream, of in grouped.items():
             self.streams.wrote(stream, of[0].first_seq, of[-1].last_seq)
 
+    def apply(self, position: int, data: bytes) -> Applied:
+        """Write and sync batches that another server has written, at the end of the log; they count as released.
+
+        :param data: whole batches; the header of a segment, with its first batch, can only be at the beginning
+        :raises Damage: they do not continue this log, and nothing was written
+        :raises NoRoom: the disk is full; calling again with the same arguments goes on
+        :raises SyncFailed: a sync failed
+        """
+        self._check()
+        identity = self._identity if self._fd >= 0 else fmt.UNKNOWN
+        begun = self.position - position  # a call that failed may have begun the segment
+        start, chain = start_of(position, data, identity, self._chain, begun != 0)
+        if begun not in (0, start):
+            raise fmt.Damage(f"the log ends at position {self.position}, and the next batch belongs at {position}")
+        view = memoryview(data)
+        batches = parsed(position + start, view[start:], chain)
+        try:
+            if start and not begun:
+                self._follow_segment(data[:start])
+            if len(view) > start:
+                self._write([view[start:]])
+        except OSError as error:
+            raise _no_room(error) from error
+        for header, runs, entries in batches:
+            self.position, self._chain = header.end, header.checksum
+            self.time = max(self.time, header.time)
+            for run in runs:
+                self.streams.wrote(run.stream, run.first_seq, run.last_seq)
+            if entries or header.kind is fmt.Kind.CLOSED:
+                self.streams.replay(header.kind, entries)
+        self.released = self.position
+        self.sync()
+        return Applied(batches, self.take_rolled())
+
+    def _follow_segment(self, start: bytes) -> None:
+        """Begin a segment with the header and the first batch of another server."""
+        self._identity = fmt.SegmentHeader.unpack(start).identity
+        if self._fd < 0:
+            self._begin_segment(foreign=start)
+        else:
+            self._roll(start)
+
     def has_room(self, size: int) -> bool:
         """Return whether a batch with runs of *size* bytes fits into the segment, so that a commit does not roll."""
         return self.position - self.base + size + fmt.BATCH_HEADER.size <= self.segment_size
@@ -324,8 +405,15 @@ class Writer:
         return entries
 
     def _is_due(self) -> bool:
-        """Return whether a snapshot should be taken: the segment is nearly full, and many streams have changed."""
-        if self._snapshot_base == self.base or self.position - self.base < self.segment_size // 8 * 7:
+        """Return whether a snapshot should be taken: the segment is nearly full, and many streams have changed.
+
+        Never in a cluster: the other servers would not have it.
+        """
+        if (
+            self.handover is not None
+            or self._snapshot_base == self.base
+            or self.position - self.base < self.segment_size // 8 * 7
+        ):
             return False
         if self.streams.many:
             self._snapshot_base = self.base
@@ -391,6 +479,23 @@ class Writer:
         self._write_mark()
         return self.durable
 
+    @property
+    def marked(self) -> int:
+        """Return the position that MARK says: what lies below is on disk and may leave the server."""
+        return self.durable if self.handover is None else min(self.durable, self.released)
+
+    def write_mark(self) -> None:
+        """Write MARK, so that other processes read up to :attr:`marked`."""
+        self._check()
+        self._write_mark()
+
+    def note(self) -> int:
+        """Write MARK, and sync it; return the position that it has."""
+        self._check()
+        self._write_mark()
+        self._sync(self._mark_fd)
+        return self.marked
+
     def keep_from(self, begin: int) -> None:
         """Store durably that the log begins at *begin*, so that the segments before can be deleted.
 
@@ -402,7 +507,7 @@ class Writer:
         self.files.sync(self._mark_fd)
 
     def _write_mark(self) -> None:
-        self.files.write(self._mark_fd, scan.pack_mark(self.durable, self._begin, self._mark_identity), 0)
+        self.files.write(self._mark_fd, scan.pack_mark(self.marked, self._begin, self._mark_identity), 0)
 
     def _sync(self, fd: int) -> None:
         began = time.monotonic()
@@ -427,13 +532,16 @@ class Writer:
     def close(self, in_order: bool, time: int = 0) -> None:
         """Close the files.
 
-        :param in_order: whether to append a batch of kind CLOSED, and free the space that was allocated ahead
+        :param in_order: whether to append a batch of kind CLOSED, and free the space that was allocated ahead; in a
+            cluster nothing is appended, and MARK is synced
         :param time: of that batch, in microseconds since 1970 UTC, which tells the next start how long ago this was
         :raises NoRoom: the disk is too full for that batch, which does no harm
         :raises SyncFailed: a sync failed
         """
         try:
-            if in_order:
+            if in_order and self.handover is not None:
+                self.note()
+            elif in_order:
                 self._check()
                 self.time = max(self.time, time)
                 try:
@@ -450,6 +558,12 @@ class Writer:
             self._fd = self._mark_fd = -1
 
     def _append(self, pieces: Sequence[Buffer]) -> None:
+        """Write *pieces*, batches of this server, at the end of the log."""
+        self._write(pieces)
+        if self.handover is not None:
+            self.handover.add(self.position, b"".join(pieces))
+
+    def _write(self, pieces: Sequence[Buffer]) -> None:
         """Write *pieces* at the end of the log; after an error, truncate the file to its previous end."""
         at = self.position - self.base
         try:
@@ -484,18 +598,19 @@ class Writer:
             chain=self._chain,
         )
 
-    def _roll(self) -> None:
-        """Seal the segment and begin the next; after an OSError nothing has changed."""
+    def _roll(self, foreign: bytes = b"") -> None:
+        """Seal the segment and begin the next, with *foreign* if given; after an OSError nothing has changed."""
         old_fd, sealed = self._fd, (self.base, self.position)
         self.sync()
-        entries = self._begin_segment(sealing=old_fd)
+        entries = self._begin_segment(old_fd, foreign)
         self.files.close(old_fd)
         self._rolled = Rolled(sealed, self.base, entries)
 
-    def _begin_segment(self, sealing: int | None = None) -> list[fmt.Entry]:
+    def _begin_segment(self, sealing: int | None = None, foreign: bytes = b"") -> list[fmt.Entry]:
         """Begin a segment at the end of the log; return the entries of its first batch.
 
         :param sealing: the descriptor of the previous segment, which is truncated and synced
+        :param foreign: the header and the first batch of the segment, if another server has written them
         """
         base = self.position
         path = scan.path_of(self.directory, base)
@@ -503,7 +618,8 @@ class Writer:
         fd = self.files.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
             kind, entries = self.streams.beginning()
-            end, chain = self._write_start(fd, base, kind, entries)
+            start = foreign or self._start_of(base, kind, entries)
+            end, chain = self._write_start(fd, base, start)
             if sealing is not None:
                 self.files.truncate(sealing, base - self.base)
                 self._sync(sealing)
@@ -520,16 +636,24 @@ class Writer:
         self._fd, self.base, self._zeroed = fd, base, 0
         self.position = self.durable = self._start = end
         self._chain = chain
+        if self.handover is not None and not foreign:
+            self.handover.add(base, start)
         return entries
 
-    def _write_start(self, fd: int, base: int, kind: fmt.Kind, entries: list[fmt.Entry]) -> tuple[int, int]:
-        """Write the header and the first batch of a segment; return the position behind them, and the chain."""
+    def _start_of(self, base: int, kind: fmt.Kind, entries: list[fmt.Entry]) -> bytes:
+        """Return the header and the first batch of a new segment of this server."""
         start = fmt.SegmentHeader(base, self.time, self._chain, self._identity).pack()
-        header, ends = self._batch(kind, entries, base + len(start))
-        self.files.allocate(fd, 0, max(self.segment_size, header.end - base))
-        self.files.write(fd, b"".join((start, *ends)), 0)
+        _, ends = self._batch(kind, entries, base + len(start))
+        return b"".join((start, *ends))
+
+    def _write_start(self, fd: int, base: int, data: bytes) -> tuple[int, int]:
+        """Write the header and the first batch of a segment; return the position behind them, and the chain."""
+        first = fmt.BatchHeader.unpack(data[fmt.SEGMENT_HEADER.size :], base + fmt.SEGMENT_HEADER.size)
+        self.files.allocate(fd, 0, max(self.segment_size, len(data)))
+        self.files.write(fd, data, 0)
         self._sync(fd)
-        return header.end, header.checksum
+        self.time = max(self.time, first.time)
+        return first.end, first.checksum
 
     def _reserve(self, batches: Sequence[Sequence[Run]]) -> None:
         """Reserve numbers on disk before the first of them is given out."""

@@ -17,13 +17,15 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.errors import ConfigError
-from fyrehose.journal.following import ReplicaJournal
 from fyrehose.journal.format import Damage
+from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.writer import NoRoom
 from fyrehose.observe.meters import ClusterStatus
+from fyrehose.options import shown_size
 from fyrehose.records import Buffer
 from fyrehose.replication.entries import EntryWriter, LogEntry
 from fyrehose.replication.filling import too_far_behind, waits
+from fyrehose.replication.gate import ReplicatedGate
 from fyrehose.replication.peers import ClusterPeer, Peers
 from fyrehose.replication.role import Action, Append, Changed, Compare, Cut, Fill, LookAt, Purge, Role, State, Write
 from fyrehose.replication.settings import ReplicationSettings
@@ -58,7 +60,8 @@ class Member:
     """
 
     reactor: Any
-    journal: ReplicaJournal
+    journal: FileJournal
+    gate: ReplicatedGate
     log: ISharedLog
     settings: ReplicationSettings
     incarnation: int
@@ -97,9 +100,15 @@ class Member:
 
     def start(self) -> None:
         """Follow the shared log from where the open journal ends."""
+        if self.settings.ahead:
+            log.warn(
+                'replication: acknowledge = "local": messages are acknowledged when they are on the disk of the leader '
+                "alone, and the loss of the leader may lose up to {most} of them",
+                most=shown_size(self.settings.ahead),
+            )
         writer = EntryWriter(self.settings.name, self.incarnation)
-        self.role = Role(writer, self.journal.replica.position, ahead=self.settings.ahead)
-        self.journal.hand_over, self.journal.synced = self._hand_over, self._synced
+        self.role = Role(writer, self.journal.writer.position, ahead=self.settings.ahead)
+        self.gate.hand_over, self.gate.on_synced = self._hand_over, self._synced
         self._heard_leader = self._answered = self.reactor.seconds()
         self._ticking = LoopingCall(self._tick)
         self._ticking.clock = self.reactor
@@ -110,7 +119,7 @@ class Member:
         if self._ticking is None:
             return
         deadline = self.reactor.seconds() + PATIENCE
-        self.journal.suspend("this server is stopping")
+        self.gate.suspend("this server is stopping")
         while self.running and self.role.pending and self.reactor.seconds() < deadline:
             await deferLater(self.reactor, 0.05)
         ticking, self._ticking = self._ticking, None
@@ -120,8 +129,8 @@ class Member:
             self._say(leaving=True)
             log.info("replication: {name} hands over", name=self.settings.name)
         self._actions.clear()
-        if self.journal.leading:
-            await self.journal.follow(self.role.position, "this server is stopping")
+        if self.gate.leading:
+            await self.gate.follow(self.role.position, "this server is stopping")
         await self.log.close()
 
     @property
@@ -260,9 +269,9 @@ class Member:
 
     def _name_leader(self) -> None:
         leader = self.role.leader
-        if leader is not None and not self.journal.leading:
+        if leader is not None and not self.gate.leading:
             where = f" at {self.leader_address}" if self.leader_address else ""
-            self.journal.refusal = f"this server follows {leader.name}{where}; publish there"
+            self.gate.refusal = f"this server follows {leader.name}{where}; publish there"
 
     async def _take_over(self) -> None:
         extent = await self.log.extent()
@@ -278,9 +287,9 @@ class Member:
     def _may_begin(self) -> bool:
         """Return whether this server may write the first entry of an empty shared log."""
         listened = self.reactor.seconds() - (self._opened_at or 0.0)
-        why = waits(self.role.position, self.journal.returning, self.peers, listened)
-        if why and self.journal.refusal != why:
-            self.journal.refusal = why
+        why = waits(self.role.position, self.gate.returning, self.peers, listened)
+        if why and self.gate.refusal != why:
+            self.gate.refusal = why
             log.warn("replication: {why}", why=why)
         return not why
 
@@ -295,7 +304,7 @@ class Member:
             self._answered = now
         if role.state is not State.LEADER:
             return
-        if now - self._answered > QUIET and self.journal.suspend("the shared log does not answer"):
+        if now - self._answered > QUIET and self.gate.suspend("the shared log does not answer"):
             log.warn("replication: the shared log does not answer; messages are refused until it does")
         self._trimmer.trim(role, now)
         if self._trimmer.is_due(now):
@@ -306,7 +315,7 @@ class Member:
         extent = await self.log.extent()
         why = self._trimmer.measured(self.role, extent.size)
         was, self._overfull = self._overfull, bool(why)
-        if why and self.journal.suspend(why):
+        if why and self.gate.suspend(why):
             log.warn("replication: {why}; messages are refused until another server confirms", why=why)
         elif was and not why:
             self._heard_answer()
@@ -386,13 +395,13 @@ class Member:
             self._release()
 
     def _release(self) -> None:
-        if self.role.state is not State.LEADER or not self.journal.leading:
+        if self.role.state is not State.LEADER or not self.gate.leading:
             return
         if self.role.ahead:
-            self.journal.acknowledge(self.role.acknowledged)
+            self.gate.acknowledge(self.role.acknowledged)
         if self.role.mark > self._released:
             self._released = self.role.mark
-            self.journal.release(self._released)
+            self.gate.release(self._released)
             self._once("announce", self._announce)
 
     async def _announce(self) -> None:
@@ -413,7 +422,7 @@ class Member:
                 if await self.journal.differs(position, data):
                     role.contradicted(position)
             case Cut(position, reason):
-                await self.journal.follow(position, reason)
+                await self.gate.follow(position, reason)
                 role.was_cut()
                 role.was_synced(position)
             case Purge(number):
@@ -438,7 +447,7 @@ class Member:
             self._trimmer.start(self.role, self.reactor.seconds())
             self._overfull = False
             self._say()
-            await self.journal.lead()
+            await self.gate.lead()
             self._led_once = True
         elif state is State.FOLLOWER:
             self._heard_leader = self.reactor.seconds()
@@ -486,7 +495,7 @@ class Member:
 
     def _heard_answer(self) -> None:
         self._answered = self.reactor.seconds()
-        if not self._overfull and self.journal.resume():
+        if not self._overfull and self.gate.resume():
             log.info("replication: the shared log answers again")
 
     async def _look_at(self, number: int) -> None:

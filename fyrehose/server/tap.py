@@ -32,7 +32,7 @@ from fyrehose.journal.journal import FileJournal
 from fyrehose.net.turns import TurnEnds
 from fyrehose.options import counted, suggestion
 from fyrehose.replication.jetstream import JetStreamLog
-from fyrehose.replication.replicated import ReplicatedJournal
+from fyrehose.replication.replicated import replicated
 from fyrehose.server import logs, process
 from fyrehose.server.config import (
     Config,
@@ -290,7 +290,7 @@ class ServerProcess(Service):
             raise MissingExtra("replication needs nats-py; install it with: pip install 'fyrehose[replication]'")
         options = cluster.connect_options()
         shared_log = JetStreamLog(self.reactor, cluster.servers, cluster.cluster, cluster.replicas, options=options)
-        return ReplicatedJournal(
+        return replicated(
             self.reactor,
             config.data_dir,
             config.journal,

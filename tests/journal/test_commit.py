@@ -303,9 +303,6 @@ class FakeWriter:
     error: Exception | None = None
     meanwhile: Callable[[], object] = lambda: None
 
-    def may_commit(self, size: int) -> bool:
-        return self.may
-
     def commit(self, batches: list[list[Run]], time: int, clock: int) -> Committed:
         if self.error is not None:
             raise self.error
@@ -351,7 +348,9 @@ class Rig:
     def __init__(self) -> None:
         self.writer, self.worker, self.done = FakeWriter(), HeldWorker(), list[Commit]()
         writer: Any = self.writer
-        self.commits = Commits(writer, self.worker, Far(), lambda: 50, lambda call: call(), self.done.append)
+        self.commits = Commits(
+            writer, self.worker, Far(), lambda: 50, lambda size: self.writer.may, lambda call: call(), self.done.append
+        )
 
     def submit(self, payload: bytes, size: int = 1) -> None:
         run = Run.of("s", [payload], source="t", first_seq=1)

@@ -13,9 +13,10 @@ import pytest
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
+from fyrehose.journal.exchange import Handover
 from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import recover
-from fyrehose.journal.replica import REPLICA, ReplicaWriter, cut_at_mark, set_aside_beyond
+from fyrehose.journal.replica import REPLICA, cut_at_mark, set_aside_beyond
 from fyrehose.journal.writer import NoRoom, Writer
 from fyrehose.records import Buffer, Run
 from tests.doubles.disk import RecordingFiles, images
@@ -24,11 +25,11 @@ from tests.doubles.files import FaultyFiles
 SEGMENT = 1 << 14
 
 
-def replica(directory: Path, files: Files | None = None) -> ReplicaWriter:
+def replica(directory: Path, files: Files | None = None) -> Writer:
     directory.mkdir(exist_ok=True)
     files = files or Files()
     cut_at_mark(directory, files)
-    made = ReplicaWriter(directory, recover(directory, files), SEGMENT, True, files)
+    made = Writer(directory, recover(directory, files), SEGMENT, True, files, handover=Handover())
     made.open(1)
     (directory / REPLICA).touch()
     return made
@@ -38,9 +39,9 @@ def commit(of: Writer, number: int, size: int = 1000, stream: str = "s") -> None
     of.commit([[Run.of(stream, [b"%d" % number + bytes(size)], source="t").numbered(number, number)]], number, number)
 
 
-def follow(leader: ReplicaWriter, *followers: ReplicaWriter) -> list[tuple[int, list[Buffer]]]:
+def follow(leader: Writer, *followers: Writer) -> list[tuple[int, list[Buffer]]]:
     """Release what the leader has written, and apply it to the followers."""
-    outgoing = leader.take_outgoing()
+    outgoing = leader.handover.take()
     leader.released = leader.position
     for position, batches in outgoing:
         for follower in followers:
@@ -58,7 +59,7 @@ def log_of(directory: Path) -> bytes:
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> tuple[ReplicaWriter, ReplicaWriter]:
+def pair(tmp_path: Path) -> tuple[Writer, Writer]:
     """Return a leader and a follower."""
     leader, follower = replica(tmp_path / "leader"), replica(tmp_path / "follower")
     leader.lead(1)
@@ -71,7 +72,7 @@ def test_opening_a_replica_writes_nothing(tmp_path: Path) -> None:
     replica(tmp_path).close(True)
 
 
-def test_a_follower_has_the_same_bytes(pair: tuple[ReplicaWriter, ReplicaWriter]) -> None:
+def test_a_follower_has_the_same_bytes(pair: tuple[Writer, Writer]) -> None:
     leader, follower = pair
     for number in range(1, 60):
         commit(leader, number)
@@ -88,7 +89,7 @@ def test_a_follower_has_the_same_bytes(pair: tuple[ReplicaWriter, ReplicaWriter]
     assert recovered.identity == recover(leader.directory, Files()).identity != fmt.UNKNOWN
 
 
-def test_a_follower_goes_on_as_the_leader(pair: tuple[ReplicaWriter, ReplicaWriter]) -> None:
+def test_a_follower_goes_on_as_the_leader(pair: tuple[Writer, Writer]) -> None:
     leader, follower = pair
     for number in range(1, 30):
         commit(leader, number)
@@ -100,7 +101,7 @@ def test_a_follower_goes_on_as_the_leader(pair: tuple[ReplicaWriter, ReplicaWrit
     assert log_of(follower.directory) == log_of(leader.directory)
 
 
-def test_reopening_and_closing_add_no_bytes(pair: tuple[ReplicaWriter, ReplicaWriter]) -> None:
+def test_reopening_and_closing_add_no_bytes(pair: tuple[Writer, Writer]) -> None:
     leader, follower = pair
     commit(leader, 1)
     follow(leader, follower)
@@ -114,7 +115,7 @@ def test_reopening_and_closing_add_no_bytes(pair: tuple[ReplicaWriter, ReplicaWr
     assert log_of(follower.directory) == log_of(leader.directory)
 
 
-def test_mark_never_goes_beyond_what_is_released(pair: tuple[ReplicaWriter, ReplicaWriter]) -> None:
+def test_mark_never_goes_beyond_what_is_released(pair: tuple[Writer, Writer]) -> None:
     leader, _ = pair
     commit(leader, 1)
     leader.released = leader.position
@@ -125,7 +126,7 @@ def test_mark_never_goes_beyond_what_is_released(pair: tuple[ReplicaWriter, Repl
     assert leader.note() == released == scan.read_mark(leader.directory)
 
 
-def test_unreleased_batches_are_set_aside_at_the_next_start(pair: tuple[ReplicaWriter, ReplicaWriter]) -> None:
+def test_unreleased_batches_are_set_aside_at_the_next_start(pair: tuple[Writer, Writer]) -> None:
     leader, follower = pair
     commit(leader, 1)
     follow(leader, follower)
@@ -159,7 +160,7 @@ def test_nothing_is_set_aside_when_a_journal_becomes_a_replica(tmp_path: Path) -
     assert scan.read_mark(tmp_path) == alone.position
 
 
-def test_a_replica_without_a_known_mark_does_not_open(pair: tuple[ReplicaWriter, ReplicaWriter]) -> None:
+def test_a_replica_without_a_known_mark_does_not_open(pair: tuple[Writer, Writer]) -> None:
     leader, _ = pair
     commit(leader, 1)
     leader.close(True)
@@ -169,27 +170,18 @@ def test_a_replica_without_a_known_mark_does_not_open(pair: tuple[ReplicaWriter,
     assert scan.segments(leader.directory)
 
 
-def test_a_log_that_ends_before_its_mark_is_reported(pair: tuple[ReplicaWriter, ReplicaWriter]) -> None:
+def test_a_log_that_ends_before_its_mark_is_reported(pair: tuple[Writer, Writer]) -> None:
     leader, _ = pair
     leader.close(True)
     with pytest.raises(JournalCorrupt, match="ends before position"):
         set_aside_beyond(leader.directory, 1 << 30, Files())
 
 
-def test_a_segment_begins_behind_released_batches_only(pair: tuple[ReplicaWriter, ReplicaWriter]) -> None:
-    leader, _ = pair
-    commit(leader, 1)
-    assert leader.may_commit(1000)
-    assert not leader.may_commit(SEGMENT)
-    leader.released = leader.position
-    assert leader.may_commit(SEGMENT)
-
-
 @pytest.mark.parametrize("at", [0, 70, 150, -1])
-def test_damaged_batches_are_refused_and_nothing_is_written(pair: tuple[ReplicaWriter, ReplicaWriter], at: int) -> None:
+def test_damaged_batches_are_refused_and_nothing_is_written(pair: tuple[Writer, Writer], at: int) -> None:
     leader, follower = pair
     commit(leader, 1)
-    first, second = leader.take_outgoing()
+    first, second = leader.handover.take()
     for position, batches in (first, second):
         data = bytearray(b"".join(batches))
         data[at if at < len(data) else 0] ^= 4
@@ -206,18 +198,18 @@ def test_batches_that_do_not_continue_the_log_are_refused(tmp_path: Path) -> Non
     for of, stream in ((one, "s"), (other, "t")):
         of.lead(1)
         commit(of, 1, stream=stream)
-    start, batch = other.take_outgoing()
+    start, batch = other.handover.take()
     follower = replica(tmp_path / "follower")
     with pytest.raises(fmt.Damage, match="belongs at"):
         follower.apply(batch[0], b"".join(batch[1]))
     follow(one, follower)
     commit(one, 2)
     commit(one, 3)
-    _, (position, batches) = one.take_outgoing()
+    _, (position, batches) = one.handover.take()
     with pytest.raises(fmt.Damage, match="belongs at"):
         follower.apply(position, b"".join(batches))
     commit(other, 2, size=990)
-    position, batches = other.take_outgoing()[-1]
+    position, batches = other.handover.take()[-1]
     with pytest.raises(fmt.Damage, match="does not continue this log"):
         follower.apply(position, b"".join(batches))
     with pytest.raises(fmt.Damage, match="another journal"):
@@ -225,16 +217,14 @@ def test_batches_that_do_not_continue_the_log_are_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["write", "allocate", "rename", "open", "truncate"])
-def test_applying_is_repeated_after_a_full_disk(
-    pair: tuple[ReplicaWriter, ReplicaWriter], name: str, tmp_path: Path
-) -> None:
+def test_applying_is_repeated_after_a_full_disk(pair: tuple[Writer, Writer], name: str, tmp_path: Path) -> None:
     leader, _ = pair
     failed = 0
     files = FaultyFiles()
     follower = replica(tmp_path / "full", files)
     for number in range(1, 40):
         commit(leader, number)
-        for position, batches in leader.take_outgoing():
+        for position, batches in leader.handover.take():
             files.name, files.nth, files.error = name, files.calls[name] + 1, errno.ENOSPC
             try:
                 follower.apply(position, b"".join(batches))
@@ -282,20 +272,20 @@ def test_a_follower_recovers_from_every_power_cut(tmp_path: Path) -> None:
 
 
 def test_the_time_of_records_does_not_go_back_when_a_follower_with_a_slow_clock_leads(
-    pair: tuple[ReplicaWriter, ReplicaWriter],
+    pair: tuple[Writer, Writer],
 ) -> None:
     leader, follower = pair
     leader.commit([[Run.of("s", [b"x"], source="t").numbered(1, 5000)]], 5000, 5000)
     follow(leader, follower)
     follower.lead(1)
     commit(follower, 2)
-    position, batches = follower.take_outgoing()[-1]
+    position, batches = follower.handover.take()[-1]
     assert fmt.BatchHeader.unpack(batches[0], position).time == 5000
 
 
-def test_a_segment_of_another_position_is_refused(pair: tuple[ReplicaWriter, ReplicaWriter]) -> None:
+def test_a_segment_of_another_position_is_refused(pair: tuple[Writer, Writer]) -> None:
     leader, follower = pair
-    position, batches = leader.take_outgoing()[0]
+    position, batches = leader.handover.take()[0]
     data = b"".join(batches)
     head = fmt.SegmentHeader.unpack(data[: fmt.SEGMENT_HEADER.size])
     with pytest.raises(fmt.Damage, match="the segment does not continue this log"):
@@ -324,15 +314,15 @@ def test_bytes_that_were_set_aside_stay_away_after_a_power_cut(tmp_path: Path) -
 
 
 def test_small_batches_of_a_commit_are_handed_over_together_and_large_ones_one_by_one(tmp_path: Path) -> None:
-    leader = ReplicaWriter(tmp_path, recover(tmp_path, Files()), 1 << 22, True, Files())
+    leader = Writer(tmp_path, recover(tmp_path, Files()), 1 << 22, True, Files(), handover=Handover())
     leader.open(1)
     leader.lead(1)
-    leader.take_outgoing()
+    leader.handover.take()
     number = 0
     for size, pieces in ((100, 1), (1 << 18, 3)):
         runs = [Run.of("s", [bytes(size)], source="t").numbered(number + i, 1) for i in (1, 2, 3)]
         leader.commit([[run] for run in runs], 1, 1)
-        ((_, batches),) = leader.take_outgoing()
+        ((_, batches),) = leader.handover.take()
         assert len(batches) == pieces
         number += 3
     leader.close(False)
@@ -345,7 +335,7 @@ def test_a_copy_of_a_replica_is_known_by_its_mark(tmp_path: Path) -> None:
 
 
 def test_space_is_reserved_for_the_rest_of_a_segment_when_a_server_leads(
-    pair: tuple[ReplicaWriter, ReplicaWriter],
+    pair: tuple[Writer, Writer],
 ) -> None:
     leader, follower = pair
     commit(leader, 1)

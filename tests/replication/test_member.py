@@ -25,12 +25,12 @@ from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.files import Files
+from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.offline.verify import verify
-from fyrehose.journal.replica import ReplicaWriter
 from fyrehose.journal.settings import Durability, JournalSettings
-from fyrehose.journal.writer import SyncFailed
+from fyrehose.journal.writer import SyncFailed, Writer
 from fyrehose.records import Run
-from fyrehose.replication.replicated import ReplicatedJournal
+from fyrehose.replication.replicated import replicated
 from fyrehose.replication.role import State
 from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.replication.shared_log import EntryRange
@@ -46,7 +46,7 @@ class Server:
     cluster: Cluster
     name: str
     broker: Broker = attrs.field(init=False)
-    journal: ReplicatedJournal = attrs.field(init=False)
+    journal: FileJournal = attrs.field(init=False)
     acknowledged: list[bytes] = attrs.field(factory=list)
     refused: list[Any] = attrs.field(factory=list)
     starts: int = 0
@@ -56,7 +56,7 @@ class Server:
     def start(self) -> Server:
         self.starts += 1
         cluster = self.cluster
-        self.journal = ReplicatedJournal(
+        self.journal = replicated(
             cluster.clock,
             cluster.directory / self.name,
             JournalSettings(segment_size=1 << 14, min_free=0),
@@ -87,7 +87,7 @@ class Server:
 
     @property
     def role(self) -> State:
-        return self.journal.cluster.role.state
+        return self.journal.gate.cluster.role.state
 
     def publish(self, payload: bytes) -> None:
         published = self.broker.publish([Run.of("s", [payload], source="t")])
@@ -165,7 +165,7 @@ class Cluster:
         """Run until all servers have the same durable bytes."""
 
         def same() -> bool:
-            writers = [server.journal.replica for server in self.servers.values() if server.up]
+            writers = [server.journal.writer for server in self.servers.values() if server.up]
             ends = {writer.released for writer in writers} | {writer.position for writer in writers}
             return len(ends) == 1 == len({server.log() for server in self.servers.values() if server.up})
 
@@ -404,7 +404,7 @@ def test_a_leader_whose_messages_are_late_is_known_by_what_it_appends(
         leader.publish(b"%d" % number)
         cluster.run(1)
     assert cluster.leaders == [leader]
-    assert leader.journal.cluster.role.validity.epoch == 1
+    assert leader.journal.gate.cluster.role.validity.epoch == 1
     leader.stop()
     cluster.run(20, until=lambda: bool(cluster.leaders))
     assert cluster.leaders
@@ -448,13 +448,13 @@ def test_a_server_that_takes_over_has_nothing_to_read(cluster: Cluster, monkeypa
     cluster.hub.away.add(old.name)
     cluster.run(2)
     read: list[str] = []
-    original = ReplicatedJournal.read
+    original = FileJournal.read
 
-    def reading(journal: ReplicatedJournal, stream: str, start: int, size: int) -> Any:
+    def reading(journal: FileJournal, stream: str, start: int, size: int) -> Any:
         read.append(stream)
         return original(journal, stream, start, size)
 
-    monkeypatch.setattr(ReplicatedJournal, "read", reading)
+    monkeypatch.setattr(FileJournal, "read", reading)
     cluster.run(30, until=lambda: len(cluster.leaders) == 2)
     (new,) = [server for server in cluster.leaders if server is not old]
     cluster.run(1)
@@ -506,10 +506,10 @@ def test_a_leader_whose_disk_fails_while_it_stops_is_closed(
     cluster.elect()
     cluster.run(1)
 
-    def fails(writer: ReplicaWriter) -> int:
+    def fails(writer: Writer) -> int:
         raise SyncFailed("simulated")
 
-    monkeypatch.setattr(ReplicaWriter, "sync", fails)
+    monkeypatch.setattr(Writer, "sync", fails)
     leader.stop()
     assert leader.journal.state is JournalState.FAILED
     with leader.journal.directory.joinpath("LOCK").open() as file:
@@ -763,7 +763,7 @@ def test_a_deposed_leader_tells_its_process(cluster: Cluster) -> None:
         cluster.add(name)
     old = cluster.elect()
     told: list[str] = []
-    old.journal.cluster.on_deposed = told.append
+    old.journal.gate.cluster.on_deposed = told.append
     cluster.hub.away.add(old.name)
     cluster.run(30, until=lambda: len(cluster.leaders) == 2)
     cluster.hub.away.clear()
@@ -806,7 +806,7 @@ def test_a_late_message_of_the_previous_start_is_not_taken_for_another_server(cl
 
 @pytest.mark.parametrize("settings", [{"durability": Durability("never")}, {"quarantine": True}])
 def test_settings_that_cannot_be_replicated_are_refused(cluster: Cluster, settings: dict[str, Any]) -> None:
-    journal = ReplicatedJournal(
+    journal = replicated(
         cluster.clock,
         cluster.directory,
         JournalSettings(**settings),

@@ -16,6 +16,7 @@ from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.interfaces import JournalState
 from fyrehose.journal.commit import InlineWorker
+from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.protocols.relink.client_session import ConnectorSession
 from fyrehose.protocols.relink.frames import Op
@@ -25,7 +26,7 @@ from fyrehose.protocols.relink.registry import Registry
 from fyrehose.protocols.relink.server import RelinkFactory
 from fyrehose.protocols.relink.settings import RelinkSettings
 from fyrehose.records import Run
-from fyrehose.replication.replicated import ReplicatedJournal
+from fyrehose.replication.replicated import replicated
 from fyrehose.replication.role import State
 from fyrehose.replication.settings import ReplicationSettings
 from tests.doubles.shared_log import Hub
@@ -41,14 +42,14 @@ class Server:
     hub: Hub
     directory: Path
     incarnation: int
-    journal: ReplicatedJournal = attrs.field(init=False)
+    journal: FileJournal = attrs.field(init=False)
     broker: Broker = attrs.field(init=False)
     registry: Registry = attrs.field(init=False)
     factory: RelinkFactory | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         name = self.directory.name
-        self.journal = ReplicatedJournal(
+        self.journal = replicated(
             self.clock,
             self.directory,
             JournalSettings(segment_size=1 << 16, min_free=0),
@@ -172,5 +173,5 @@ def test_a_server_that_may_not_lead_any_more_makes_no_links(servers: list[Server
     talk(old.clock, *peer)
     pass_time(old.clock, 5)
     talk(old.clock, *peer)
-    assert old.journal.cluster.role.state is State.FOLLOWER
+    assert old.journal.gate.cluster.role.state is State.FOLLOWER
     assert peer[0].link is None

@@ -157,9 +157,9 @@ class Cluster:
         if leader is None or leader.journal.state is not JournalState.WRITABLE:
             return "no server leads"
         for member in self.members:
-            replica = member.journal.replica
-            if not replica.position == replica.released == replica.durable == len(self.log.truth):
-                return f"{member.name} has {replica.released} of {len(self.log.truth)} bytes"
+            writer = member.journal.writer
+            if not writer.position == writer.released == writer.durable == len(self.log.truth):
+                return f"{member.name} has {writer.released} of {len(self.log.truth)} bytes"
             if sum(view for view in self.history.views[member.name].seen.values()) != self._records():
                 return f"{member.name} has not delivered everything"
         return ""

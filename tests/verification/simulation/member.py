@@ -29,7 +29,7 @@ from fyrehose.journal.offline.backup import Backup
 from fyrehose.journal.offline.places import place
 from fyrehose.journal.offline.replica import Replica
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.replication.replicated import ReplicatedJournal
+from fyrehose.replication.replicated import replicated
 from fyrehose.replication.role import State
 from fyrehose.replication.settings import ReplicationSettings
 from tests.doubles.disk import Kept, RecordingFiles, Tree, what_stays
@@ -85,7 +85,7 @@ class Member(Server):
     def _make_journal(self, directory: Path) -> FileJournal:
         self.is_ending, self.faulted, self.mark = False, False, 0
         cluster = self.cluster
-        return ReplicatedJournal(
+        return replicated(
             self.host,
             directory,
             self.settings,
@@ -259,7 +259,7 @@ class Member(Server):
 
     @property
     def role(self) -> Any:
-        return self.journal.cluster.role if self.open and self.journal.cluster.running else None
+        return self.journal.gate.cluster.role if self.open and self.journal.gate.cluster.running else None
 
     @property
     def leads(self) -> bool:
@@ -283,8 +283,7 @@ class Member(Server):
 
     def _check_bytes(self) -> None:
         """Compare the bytes that were released since the last look with those that count."""
-        replica, truth = self.journal.replica, self.cluster.log.truth
-        mark = min(replica.durable, replica.released)
+        mark, truth = self.journal.writer.marked, self.cluster.log.truth
         if mark <= self.mark:
             return
         if mark > len(truth):
@@ -301,6 +300,6 @@ class Member(Server):
         self.pending_since = (self.pending_since or now) if waits else None
         if self.pending_since is None or self.journal.state is not JournalState.WRITABLE or self.is_ending:
             return
-        silent = now - max(self.journal.cluster.log.answered, self.thawed, self.pending_since)
+        silent = now - max(self.journal.gate.cluster.log.answered, self.thawed, self.pending_since)
         if silent > UNANSWERED:
             raise Violation(f"{self.name} accepts messages, and has had no answer for {silent:.1f} s")

@@ -16,24 +16,25 @@ from bugs import Bug
 from synced import batch_at
 
 from fyrehose.errors import ReadOnly
-from fyrehose.journal import following, scan
-from fyrehose.journal.following import ReplicaJournal
+from fyrehose.journal import scan
+from fyrehose.journal.commit import settle
+from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.offline import places
 from fyrehose.journal.offline.view import Extent, View, look
-from fyrehose.journal.replica import ReplicaWriter
+from fyrehose.journal.writer import Writer
 from fyrehose.protocols.relink import server as relink
-from fyrehose.replication import member
+from fyrehose.replication import gate, member
 from fyrehose.replication.entries import LogEntry, Validity
+from fyrehose.replication.gate import ReplicatedGate
 from fyrehose.replication.member import Member
-from fyrehose.replication.replicated import ReplicatedJournal
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "torture"))
 
 import replication as torture
 
-_counts, _cut = Validity.counts, ReplicaJournal._cut
+_counts, _cut = Validity.counts, FileJournal._cut
 _look = look
-_note, _purge = ReplicaWriter._write_mark, Member._purge
+_note, _purge = Writer._write_mark, Member._purge
 
 
 def _counts_void(self: Validity, entry: LogEntry) -> bool:
@@ -43,29 +44,29 @@ def _counts_void(self: Validity, entry: LogEntry) -> bool:
     return True
 
 
-def _marks_what_is_synced(self: ReplicaWriter) -> None:
+def _marks_what_is_synced(self: Writer) -> None:
     released, self.released = self.released, max(self.released, self.durable)
     _note(self)
     self.released = released
 
 
-def _keeps_what_was_not_confirmed(self: ReplicaJournal, position: int) -> None:
-    _cut(self, max(position, self.replica.position))
+def _keeps_what_was_not_confirmed(self: FileJournal, position: int) -> None:
+    _cut(self, max(position, self.writer.position))
 
 
 async def _purges_one_too_many(self: Member, number: int) -> None:
     await _purge(self, number + 1)
 
 
-def _drops_nothing(self: ReplicaJournal) -> None:
+def _drops_nothing(self: ReplicatedGate, error: Exception) -> None:
     self._waiting = deque()
 
 
-def _acknowledges_everything(self: ReplicaJournal, position: int) -> None:
+def _acknowledges_everything(self: ReplicatedGate, position: int) -> None:
     for waiting in self._waiting:
-        for append in waiting.appends:
-            if waiting.end <= position and not append.done.called:
-                append.done.callback(None)
+        if waiting.end <= position:
+            new, waiting.acknowledged = waiting.rest(), list(waiting.commit.items)
+            settle(new, None)
 
 
 def _looks_beyond_the_mark(directory: Path) -> View:
@@ -91,30 +92,28 @@ BUGS = {
     "cluster, rule 4: takes over without having everything": _role("blind-takeover"),
     "cluster, rule 5: a deposed leader keeps its position": _role("no-step-down"),
     "cluster, rule 5: a deposed leader's journal is not cut": Bug(
-        "figg", (ReplicaJournal, "_cut", _keeps_what_was_not_confirmed), 3
+        "figg", (FileJournal, "_cut", _keeps_what_was_not_confirmed), 3
     ),
     "cluster, rule 6: acknowledged when it is synced here": _role("ack-local"),
     "cluster, rule 6: acknowledged when the shared log has it": _role("ack-remote"),
-    "cluster, rule 6: the mark on disk runs ahead": Bug(
-        "figg", (ReplicaWriter, "_write_mark", _marks_what_is_synced), 3
-    ),
-    "cluster, rule 6: nothing is cut at the start": Bug("figg", (following, "cut_at_mark", lambda *_: []), 3),
+    "cluster, rule 6: the mark on disk runs ahead": Bug("figg", (Writer, "_write_mark", _marks_what_is_synced), 3),
+    "cluster, rule 6: nothing is cut at the start": Bug("figg", (gate, "cut_at_mark", lambda *_: []), 3),
     "cluster, rule 8: accepts messages without an answer": Bug(
-        "figg", (ReplicatedJournal, "suspend", lambda journal, reason: False), 3
+        "figg", (ReplicatedGate, "suspend", lambda gate, reason: False), 3
     ),
     "cluster, rule 9: trims alone": _role("trim-alone"),
     "cluster, rule 9: trims one entry too many": Bug("figg", (Member, "_purge", _purges_one_too_many), 3),
     "cluster, rule 10: copies what is not confirmed": Bug(
-        "figg", (servers.Member, "durable_end", lambda server: server.journal.replica.position), 3
+        "figg", (servers.Member, "durable_end", lambda server: server.journal.writer.position), 3
     ),
     "cluster, rule 10: fills itself with what is not confirmed": Bug(
         "figg", (places, "look", _looks_beyond_the_mark), 3
     ),
     "cluster, local: delivered when it is synced here": _role("ack-local", "local"),
     "cluster, local: links are acknowledged by the leader alone": Bug(
-        "relink", (ReplicaJournal, "acknowledge", _acknowledges_everything), 3, "local"
+        "relink", (ReplicatedGate, "acknowledge", _acknowledges_everything), 3, "local"
     ),
-    "cluster: a failed disk is not told of": Bug("figg", (ReplicaJournal, "_drop_waiting", _drops_nothing), 3),
+    "cluster: a failed disk is not told of": Bug("figg", (ReplicatedGate, "_drop_waiting", _drops_nothing), 3),
     "cluster: links of servers that do not lead": Bug(
         "relink", (relink, "Unreplicated", type("Never", (ReadOnly,), {})), 3
     ),

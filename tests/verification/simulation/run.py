@@ -45,6 +45,8 @@ PATIENCE = 60.0
 #: What is printed of those that were wrong.
 SHOWN = 20
 ALL = bugs.BUGS | rules.BUGS
+#: Errors of a bug, or of the simulation, that does not fit the code any more: nothing was noticed then.
+UNFIT = ("AttributeError: ", "NameError: ")
 
 
 class Endless(BaseException):
@@ -241,6 +243,8 @@ def hunt(name: str, first: int, count: int) -> Tally:
             if tally.problems:
                 break
     said = tally.problems[0][:200] if tally.problems else "NOT NOTICED"
+    if any(error in said for error in UNFIT):
+        said, tally.problems = f"NOT NOTICED, because it does not fit the code: {said}", []
     print(f"{name}: {tally.simulations} simulations, {time.process_time() - began:.1f} s: {said}", flush=True)
     return tally
 

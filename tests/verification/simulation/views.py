@@ -103,7 +103,7 @@ class ClusterHistory(History):
     def _find_unconfirmed(self) -> None:
         """Take in what leaders have acknowledged alone; each of these messages is synced on the leader's disk."""
         for view in self.views.values():
-            for run in view.journal.unconfirmed:
+            for run in view.journal.gate.unconfirmed:
                 if run.last_seq > view.disk.ends().get(run.stream, 0):
                     self.wrong(f"{view.name}: {run.stream} {run.last_seq} is acknowledged and not synced")
                 if run.stream.startswith("."):
@@ -120,7 +120,7 @@ class ClusterHistory(History):
         waiting = {
             (run.stream, bytes(payload))
             for view in self.views.values()
-            for run in view.journal.unconfirmed
+            for run in view.journal.gate.unconfirmed
             for payload in run.payloads()
         }
         for (stream, payload), journal in list(self.owed.items()):
@@ -129,7 +129,7 @@ class ClusterHistory(History):
             if not self.stored.get(stream, Counter())[payload]:
                 self.given_up += 1
                 if (
-                    journal.leading
+                    journal.gate.leading
                     and journal.state is not JournalState.FAILED
                     and any(view.journal is journal for view in self.views.values())
                 ):

@@ -66,8 +66,8 @@ MUTANTS = (
     Mutant(
         "the new segment is not synced",
         _WRITER,
-        '        self.files.write(fd, b"".join((start, *ends)), 0)\n        self._sync(fd)',
-        '        self.files.write(fd, b"".join((start, *ends)), 0)',
+        "        self.files.write(fd, data, 0)\n        self._sync(fd)",
+        "        self.files.write(fd, data, 0)",
         _TESTS_JOURNAL + " tests/verification/simulation",
     ),
     Mutant(
@@ -94,8 +94,8 @@ MUTANTS = (
     Mutant(
         "the mark is ahead",
         _WRITER,
-        "scan.pack_mark(self.durable, self._begin",
-        "scan.pack_mark(self.durable + 64, self._begin",
+        "scan.pack_mark(self.marked, self._begin",
+        "scan.pack_mark(self.marked + 64, self._begin",
         _TESTS_JOURNAL,
     ),
     Mutant(
@@ -130,8 +130,8 @@ MUTANTS = (
     Mutant(
         "the publisher hears before the readers",
         _JOURNAL,
-        "            self._committed(commit.result)\n            settle(commit.items, None)\n",
-        "            settle(commit.items, None)\n            self._committed(commit.result)\n",
+        "        self.show(commit.result)\n        settle(commit.items if rest is None else rest, None)\n",
+        "        settle(commit.items if rest is None else rest, None)\n        self.show(commit.result)\n",
         _TESTS_JOURNAL + " " + _TESTS_BROKER,
     ),
     Mutant(
@@ -151,7 +151,7 @@ MUTANTS = (
     Mutant(
         "appends are taken when read-only",
         _JOURNAL,
-        "            return fail(self._refusal())\n        numbered = [",
+        "            return fail(self.refused())\n        numbered = [",
         "            pass\n        numbered = [",
         _TESTS_JOURNAL,
     ),
@@ -279,8 +279,8 @@ MUTANTS = (
     Mutant(
         "a refused publish leaves its streams",
         _BROKER,
-        "            del self.largest[stream]\n",
-        "            pass\n",
+        "that is refused.\"\"\"\n        for stream in streams:\n",
+        "that is refused.\"\"\"\n        for stream in ():\n",
         _TESTS_BROKER,
     ),
     Mutant(

@@ -17,11 +17,12 @@ from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.commit import InlineWorker, Worker
 from fyrehose.journal.files import Files, SteppedFiles
-from fyrehose.journal.following import ReplicaJournal
 from fyrehose.journal.format import BatchHeader
-from fyrehose.journal.replica import ReplicaWriter
+from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
+from fyrehose.journal.writer import Writer
 from fyrehose.records import Buffer, Run
+from fyrehose.replication.gate import ReplicatedGate
 from tests.doubles.files import FaultyFiles
 
 
@@ -90,21 +91,22 @@ class Member:
     worker: Worker = attrs.field(factory=InlineWorker)
     files: Files = attrs.field(factory=Files)
     clock: ThreadedClock = attrs.field(factory=ThreadedClock)
-    journal: ReplicaJournal = attrs.field(init=False)
+    gate: ReplicatedGate = attrs.field(init=False)
+    journal: FileJournal = attrs.field(init=False)
     handed: list[tuple[int, bytes]] = attrs.field(factory=list)
     ends: dict[str, int] = attrs.field(factory=dict)
     states: list[tuple[JournalState, str]] = attrs.field(factory=list)
     next: int = 1
 
     def __attrs_post_init__(self) -> None:
-        self.journal = ReplicaJournal(
+        self.gate = ReplicatedGate(self.directory.name, hand_over=self.take)
+        self.journal = FileJournal(
             self.clock,
             self.directory,
             JournalSettings(segment_size=1 << 16, min_free=0),
             files=self.files,
             worker=self.worker,
-            member=self.directory.name,
-            hand_over=self.take,
+            gate=self.gate,
         )
         self.ends = dict(now(self.journal.open(self)))
 
@@ -124,7 +126,7 @@ class Member:
         return self.journal.append([run], [self.next - len(run)])
 
     def position(self) -> int:
-        return self.journal.replica.position
+        return self.journal.writer.position
 
     def read(self) -> list[bytes]:
         runs = self.journal.read("s", 1, 1 << 20)
@@ -156,8 +158,8 @@ def member(tmp_path: Path) -> Iterator[Callable[[str], Member]]:
 
     yield make
     for each in made:
-        if each.journal.leading:
-            now(each.journal.follow(each.position(), "the test is over"))
+        if each.gate.leading:
+            now(each.gate.follow(each.position(), "the test is over"))
         now(each.journal.close())
 
 
@@ -173,40 +175,40 @@ def test_a_follower_refuses_appends_and_says_why(member: Callable[[str], Member]
 
 def test_an_append_is_acknowledged_and_served_when_it_is_released(member: Callable[[str], Member]) -> None:
     leader = member("a")
-    now(leader.journal.lead())
+    now(leader.gate.lead())
     assert leader.journal.state is JournalState.WRITABLE
     acknowledged: list[Any] = []
     leader.append(b"one").addCallback(acknowledged.append)
     assert len(leader.handed) == 2  # the beginning of the segment, and the batch
     assert (acknowledged, leader.read(), leader.ends) == ([], [], {})
-    leader.journal.release(leader.position() - 1)
+    leader.gate.release(leader.position() - 1)
     assert acknowledged == []
     assert scan.read_mark(leader.directory) < leader.position()
-    leader.journal.release(leader.position())
+    leader.gate.release(leader.position())
     assert (acknowledged, leader.read(), leader.ends) == ([None], [b"one"], {"s": 1})
     assert scan.read_mark(leader.directory) == leader.position() == leader.journal.status().durable
 
 
 def test_later_appends_are_committed_while_earlier_ones_are_not_released(member: Callable[[str], Member]) -> None:
     leader = member("a")
-    now(leader.journal.lead())
+    now(leader.gate.lead())
     results: list[int] = []
     for number in range(3):
         leader.append(b"%d" % number).addCallback(lambda _, number=number: results.append(number))
     assert len(leader.handed) == 4
     end = leader.handed[2][0]
-    leader.journal.release(end)
+    leader.gate.release(end)
     assert results == [0]
-    leader.journal.release(leader.position())
+    leader.gate.release(leader.position())
     assert results == [0, 1, 2]
 
 
 def test_a_follower_serves_what_it_has_applied(member: Callable[[str], Member]) -> None:
     leader, follower = member("a"), member("b")
-    now(leader.journal.lead())
+    now(leader.gate.lead())
     for number in range(300):
         leader.append(b"%d" % number * 400)
-        leader.journal.release(leader.position())
+        leader.gate.release(leader.position())
         leader.send(follower)
     assert len(scan.segments(follower.directory)) > 2
     assert follower.journal.bounds("s") == leader.journal.bounds("s") == (1, 300)
@@ -220,15 +222,15 @@ def test_a_follower_serves_what_it_has_applied(member: Callable[[str], Member]) 
 
 def test_a_follower_takes_over_and_continues_the_numbers(member: Callable[[str], Member]) -> None:
     old, new = member("a"), member("b")
-    now(old.journal.lead())
+    now(old.gate.lead())
     old.append(b"one", b"two")
-    old.journal.release(old.position())
+    old.gate.release(old.position())
     old.send(new)
-    now(new.journal.lead())
+    now(new.gate.lead())
     assert new.states == [(JournalState.WRITABLE, "this server leads")]
     new.append(b"three")
-    now(old.journal.follow(old.position(), "b leads"))
-    new.journal.release(new.position())
+    now(old.gate.follow(old.position(), "b leads"))
+    new.gate.release(new.position())
     new.send(old)
     assert old.read() == new.read() == [b"one", b"two", b"three"]
     for each in (old, new):
@@ -237,20 +239,20 @@ def test_a_follower_takes_over_and_continues_the_numbers(member: Callable[[str],
 
 def test_stepping_down_fails_and_sets_aside_what_is_not_released(member: Callable[[str], Member]) -> None:
     old, new = member("a"), member("b")
-    now(old.journal.lead())
+    now(old.gate.lead())
     old.append(b"kept")
     kept = old.position()
-    old.journal.release(kept)
+    old.gate.release(kept)
     old.send(new)
     results: list[Any] = []
     for payload in (b"lost", b"lost, too"):
         old.append(payload).addBoth(results.append)
-    now(old.journal.follow(kept, "b has taken over"))
+    now(old.gate.follow(kept, "b has taken over"))
     assert [str(failure.value) for failure in results] == ["b has taken over"] * 2
     assert old.states[-1] == (JournalState.READ_ONLY, "b has taken over")
     assert old.position() == kept
     assert b"lost" in old.directory.joinpath(f"torn-{kept:016x}.bytes").read_bytes()
-    now(new.journal.lead())
+    now(new.gate.lead())
     new.append(b"mine")
     new.send(old)
     assert old.read() == [b"kept", b"mine"]
@@ -258,40 +260,40 @@ def test_stepping_down_fails_and_sets_aside_what_is_not_released(member: Callabl
 
 def test_stepping_down_acknowledges_what_was_confirmed(member: Callable[[str], Member]) -> None:
     leader = member("a")
-    now(leader.journal.lead())
+    now(leader.gate.lead())
     results: list[Any] = []
     leader.append(b"one").addBoth(results.append)
     confirmed = leader.position()
     leader.append(b"two").addBoth(results.append)
-    now(leader.journal.follow(confirmed, "b leads"))
+    now(leader.gate.follow(confirmed, "b leads"))
     assert results[0] is None
     assert leader.read() == [b"one"]
 
 
 def test_an_early_acknowledgement_delivers_nothing(member: Callable[[str], Member]) -> None:
     leader = member("a")
-    now(leader.journal.lead())
+    now(leader.gate.lead())
     results: list[Any] = []
     for payload in (b"one", b"two"):
         leader.append(payload).addBoth(results.append)
     between = leader.handed[-1][0]
-    leader.journal.acknowledge(between)
+    leader.gate.acknowledge(between)
     assert (results, leader.read(), leader.ends) == ([None], [], {})
-    assert [(run.first_seq, bytes(run.payload)) for run in leader.journal.unconfirmed] == [(1, b"one")]
-    leader.journal.release(leader.position())
+    assert [(run.first_seq, bytes(run.payload)) for run in leader.gate.unconfirmed] == [(1, b"one")]
+    leader.gate.release(leader.position())
     assert (results, leader.read(), leader.ends) == ([None, None], [b"one", b"two"], {"s": 2})
-    assert leader.journal.unconfirmed == []
+    assert leader.gate.unconfirmed == []
 
 
 def test_records_of_the_server_itself_are_not_acknowledged_early(member: Callable[[str], Member]) -> None:
     leader = member("a")
-    now(leader.journal.lead())
+    now(leader.gate.lead())
     results: list[Any] = []
     own = [Run.of("s", [b"one"], source="test"), Run.of(".relink/x", [b"a link"], source="test")]
     leader.journal.append(own, [1, 1]).addBoth(results.append)
-    leader.journal.acknowledge(leader.position())
+    leader.gate.acknowledge(leader.position())
     assert results == []
-    leader.journal.release(leader.position())
+    leader.gate.release(leader.position())
     assert results == [None]
 
 
@@ -299,15 +301,15 @@ def test_stepping_down_says_how_many_acknowledged_messages_it_drops(
     member: Callable[[str], Member], log_lines: list[str]
 ) -> None:
     leader = member("a")
-    now(leader.journal.lead())
+    now(leader.gate.lead())
     results: list[Any] = []
     leader.append(b"kept").addBoth(results.append)
     kept = leader.position()
     leader.append(b"lost", b"lost, too").addBoth(results.append)
     told = leader.position()
     leader.append(b"never told").addErrback(lambda failure: results.append(failure.type))
-    leader.journal.acknowledge(told)
-    now(leader.journal.follow(kept, "b has taken over"))
+    leader.gate.acknowledge(told)
+    now(leader.gate.follow(kept, "b has taken over"))
     assert results == [None, None, Unreplicated]
     assert leader.read() == [b"kept"]
     assert sum("not confirmed 2 of the messages" in line for line in log_lines) == 1
@@ -319,29 +321,29 @@ def test_refusing_messages_is_announced_when_what_was_acknowledged_early_is_rele
 ) -> None:
     """The broker takes the numbers of streams from the journal then, and no number may be given twice."""
     leader = member("a")
-    now(leader.journal.lead())
+    now(leader.gate.lead())
     leader.append(b"one")
-    leader.journal.acknowledge(leader.position())
-    leader.journal.suspend("the shared log does not answer")
+    leader.gate.acknowledge(leader.position())
+    leader.gate.suspend("the shared log does not answer")
     assert leader.states == [(JournalState.WRITABLE, "this server leads")]
-    leader.journal.release(leader.position())
+    leader.gate.release(leader.position())
     assert leader.states[1:] == [(JournalState.READ_ONLY, "the shared log does not answer")]
     assert leader.next == 2
 
 
 def test_stepping_down_where_a_segment_began_keeps_that_segment(member: Callable[[str], Member]) -> None:
     old, new = member("a"), member("b")
-    now(old.journal.lead())
+    now(old.gate.lead())
     for _ in range(3):
         old.append(bytes(30_000)).addErrback(lambda _: None)
-    old.journal.release(old.position())
+    old.gate.release(old.position())
     lost = old.handed.pop()  # the shared log has the beginning of the second segment, and not what follows
     old.send(new)
-    now(old.journal.follow(lost[0], "b leads"))
-    now(new.journal.lead())
+    now(old.gate.follow(lost[0], "b leads"))
+    now(new.gate.lead())
     for number in range(4):
         new.append(b"%d" % number * 30_000)
-        new.journal.release(new.position())
+        new.gate.release(new.position())
         new.send(old)
     assert old.journal.status().segments == new.journal.status().segments == 3
     assert old.read() == new.read()
@@ -352,8 +354,8 @@ def test_stepping_down_within_a_commit_keeps_its_batches_that_were_confirmed(
 ) -> None:
     worker = SteppedWorker()
     old, new = Member(tmp_path / "a", worker=worker), member("b")
-    now(old.journal.lead())
-    old.journal.release(old.position())
+    now(old.gate.lead())
+    old.gate.release(old.position())
     worker.held = True
     results: list[Any] = []
     for number in range(3):  # one commit with a batch each, because they are too large to share one
@@ -363,14 +365,14 @@ def test_stepping_down_within_a_commit_keeps_its_batches_that_were_confirmed(
     first = BatchHeader.unpack(data, position).end
     old.handed.append((position, data[: first - position]))
     old.send(new)
-    followed = old.journal.follow(first, "b leads")
+    followed = old.gate.follow(first, "b leads")
     worker.held = False
     worker.settle()
     now(followed)
     assert [failure.type for failure in results] == [Unreplicated] * 3
-    now(new.journal.lead())
+    now(new.gate.lead())
     new.append(b"next")
-    new.journal.release(new.position())
+    new.gate.release(new.position())
     new.send(old)
     assert old.read() == new.read() == [b"0" * 2_500_000]
     assert [bytes(run.payload) for run in old.journal.read("s", 2, 1 << 20)] == [b"next"]
@@ -380,40 +382,40 @@ def test_stepping_down_within_a_commit_keeps_its_batches_that_were_confirmed(
 
 def test_leading_again_after_stepping_down(member: Callable[[str], Member]) -> None:
     leader = member("a")
-    now(leader.journal.lead())
+    now(leader.gate.lead())
     leader.append(b"one").addErrback(lambda _: None)
-    now(leader.journal.follow(0, "b leads"))
+    now(leader.gate.follow(0, "b leads"))
     assert scan.segments(leader.directory) == []
     leader.handed.clear()
-    now(leader.journal.lead())
+    now(leader.gate.lead())
     leader.append(b"two")
-    leader.journal.release(leader.position())
+    leader.gate.release(leader.position())
     assert leader.handed[0][0] == 0
     assert leader.read() == [b"two"]
 
 
 def test_a_segment_begins_when_everything_before_it_is_released(member: Callable[[str], Member]) -> None:
     leader = member("a")
-    now(leader.journal.lead())
+    now(leader.gate.lead())
     results: list[Any] = []
     for _ in range(3):
         leader.append(bytes(30_000)).addBoth(results.append)
     assert len(scan.segments(leader.directory)) == 1
-    leader.journal.release(leader.position())
+    leader.gate.release(leader.position())
     assert len(scan.segments(leader.directory)) == 2
-    leader.journal.release(leader.position())
+    leader.gate.release(leader.position())
     assert results == [None] * 3
 
 
 def test_a_retirement_waits_for_its_release(member: Callable[[str], Member]) -> None:
     leader, follower = member("a"), member("b")
-    now(leader.journal.lead())
+    now(leader.gate.lead())
     leader.append(b"one")
-    leader.journal.release(leader.position())
+    leader.gate.release(leader.position())
     results: list[Any] = []
     leader.journal.retire(["s"]).addBoth(results.append)
     assert (results, leader.journal.ends()) == ([], {"s": 1})
-    leader.journal.release(leader.position())
+    leader.gate.release(leader.position())
     assert results == [None]
     leader.send(follower)
     for each in (leader, follower):
@@ -422,25 +424,25 @@ def test_a_retirement_waits_for_its_release(member: Callable[[str], Member]) -> 
 
 def test_a_retirement_that_is_not_released_fails(member: Callable[[str], Member]) -> None:
     leader = member("a")
-    now(leader.journal.lead())
+    now(leader.gate.lead())
     leader.append(b"one")
-    leader.journal.release(leader.position())
+    leader.gate.release(leader.position())
     position = leader.position()
     results: list[Any] = []
     leader.journal.retire(["s"]).addBoth(results.append)
-    now(leader.journal.follow(position, "b leads"))
+    now(leader.gate.follow(position, "b leads"))
     assert results[0].check(ReadOnly)
     assert leader.journal.ends() == {"s": 1}
 
 
 def test_a_restarted_server_continues_where_everything_was_released(member: Callable[[str], Member]) -> None:
     leader = member("a")
-    now(leader.journal.lead())
+    now(leader.gate.lead())
     leader.append(b"kept")
-    leader.journal.release(leader.position())
+    leader.gate.release(leader.position())
     released = leader.position()
     leader.append(b"lost").addErrback(lambda _: None)
-    now(leader.journal.follow(released, "it stops"))
+    now(leader.gate.follow(released, "it stops"))
     now(leader.journal.close())
     again = member("a")
     assert (again.position(), again.ends) == (released, {"s": 1})
@@ -449,7 +451,7 @@ def test_a_restarted_server_continues_where_everything_was_released(member: Call
 
 def test_a_difference_from_the_shared_log_is_found(member: Callable[[str], Member]) -> None:
     leader = member("a")
-    now(leader.journal.lead())
+    now(leader.gate.lead())
     leader.append(b"one")
     position, data = leader.handed[1]
     changed = data[:-1] + bytes([data[-1] ^ 1])
@@ -469,13 +471,13 @@ def test_a_follower_does_not_become_writable_by_itself(member: Callable[[str], M
 def test_batches_of_the_writer_thread_are_handed_over_before_they_are_synced(tmp_path: Path) -> None:
     files = WatchedFiles()
     leader = Member(tmp_path / "a", SteppedWorker(), files)
-    now(leader.journal.lead())
+    now(leader.gate.lead())
     leader.handed.clear()
     handed: list[bool] = []
     files.synced = lambda: handed.append(bool(leader.handed))
     leader.append(b"x")
     assert handed[0]
-    now(leader.journal.follow(leader.position(), "the test is over"))
+    now(leader.gate.follow(leader.position(), "the test is over"))
     now(leader.journal.close())
 
 
@@ -486,11 +488,11 @@ def deposed_before_its_commit_settled(directory: Path, idle: bool = False) -> Me
     """
     worker = SteppedWorker(idle=idle)
     leader = Member(directory, worker)
-    now(leader.journal.lead())
+    now(leader.gate.lead())
     worker.held = True
     accepted = leader.append(b"accepted")
     worker.work()
-    followed = leader.journal.follow(leader.position(), "another server leads")
+    followed = leader.gate.follow(leader.position(), "another server leads")
     worker.held = False
     worker.settle()
     now(followed)
@@ -507,16 +509,16 @@ def test_a_commit_that_is_accepted_before_it_is_settled_counts_when_another_serv
 
 def test_a_retirement_of_nothing_waits_for_no_release(member: Callable[[str], Member]) -> None:
     leader = member("a")
-    now(leader.journal.lead())
+    now(leader.gate.lead())
     assert now(leader.journal.retire(["there is no such stream"])) is None
 
 
 def test_a_retirement_that_the_disk_refuses_fails(tmp_path: Path, logged_errors: Any) -> None:
     files = FaultyFiles()
     leader = Member(tmp_path / "a", files=files)
-    now(leader.journal.lead())
+    now(leader.gate.lead())
     leader.append(b"one")
-    leader.journal.release(leader.position())
+    leader.gate.release(leader.position())
     files.name, files.nth = "write", files.calls["write"] + 1
     results: list[Any] = []
     leader.journal.retire(["s"]).addBoth(results.append)
@@ -528,12 +530,12 @@ def test_a_retirement_that_the_disk_refuses_fails(tmp_path: Path, logged_errors:
 
 def test_suspending_and_resuming_say_whether_anything_changed(member: Callable[[str], Member]) -> None:
     leader = member("a")
-    assert not leader.journal.suspend("it follows anyway")
-    now(leader.journal.lead())
-    assert not leader.journal.resume()
-    assert [leader.journal.suspend("the shared log is silent") for _ in range(2)] == [True, False]
+    assert not leader.gate.suspend("it follows anyway")
+    now(leader.gate.lead())
+    assert not leader.gate.resume()
+    assert [leader.gate.suspend("the shared log is silent") for _ in range(2)] == [True, False]
     assert leader.append(b"x").addErrback(lambda failure: failure.value.args).result == ("the shared log is silent",)
-    assert [leader.journal.resume() for _ in range(2)] == [True, False]
+    assert [leader.gate.resume() for _ in range(2)] == [True, False]
     assert leader.journal.state is JournalState.WRITABLE
 
 
@@ -543,10 +545,10 @@ def test_a_journal_that_has_failed_says_so_whether_it_follows_or_was_suspended(
     follower = member("a")
     follower.journal.break_off("the shared log differs")
     leader = member("b")
-    now(leader.journal.lead())
-    assert leader.journal.suspend("the shared log is silent")
+    now(leader.gate.lead())
+    assert leader.gate.suspend("the shared log is silent")
     leader.journal.break_off("the shared log differs")
-    assert leader.journal.resume()
+    assert leader.gate.resume()
     for each in (follower, leader):
         assert each.journal.state is JournalState.FAILED
         failures: list[Any] = []
@@ -557,42 +559,42 @@ def test_a_journal_that_has_failed_says_so_whether_it_follows_or_was_suspended(
 
 def test_following_another_leader_is_no_change_of_state(member: Callable[[str], Member]) -> None:
     follower = member("a")
-    now(follower.journal.follow(0, "c leads"))
+    now(follower.gate.follow(0, "c leads"))
     assert follower.states == []
     assert now(follower.append(b"x").addErrback(lambda failure: failure.value.args)) == ("c leads",)
 
 
 def test_releases_while_the_disk_is_slow_share_one_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[int] = []
-    monkeypatch.setattr(ReplicaWriter, "write_mark", lambda self: written.append(self.released))
+    monkeypatch.setattr(Writer, "write_mark", lambda self: written.append(self.released))
     worker = SteppedWorker()
     leader = Member(tmp_path / "a", worker)
-    now(leader.journal.lead())
+    now(leader.gate.lead())
     for payload in (b"one", b"two"):
         leader.append(payload)
     written.clear()
     worker.held = True
     for _ in range(3):
-        leader.journal.release(leader.position())
+        leader.gate.release(leader.position())
     worker.work()
     assert written == [leader.position()]
-    leader.journal.release(leader.position())
+    leader.gate.release(leader.position())
     worker.held = False
     worker.settle()
     assert len(written) == 2, "the next release is noted again"
-    now(leader.journal.follow(leader.position(), "the test is over"))
+    now(leader.gate.follow(leader.position(), "the test is over"))
     now(leader.journal.close())
 
 
 def test_an_append_that_was_not_committed_when_another_server_leads_is_never_written(tmp_path: Path) -> None:
     worker = SteppedWorker()
     leader = Member(tmp_path / "a", worker)
-    now(leader.journal.lead())
+    now(leader.gate.lead())
     kept = leader.position()
     worker.held = True
     failures: list[Any] = []
     leader.append(b"too late").addErrback(failures.append)
-    followed = leader.journal.follow(kept, "b leads")
+    followed = leader.gate.follow(kept, "b leads")
     worker.held = False
     worker.settle()
     now(followed)
@@ -604,12 +606,12 @@ def test_an_append_that_was_not_committed_when_another_server_leads_is_never_wri
 
 def test_a_start_says_what_it_has_set_aside(tmp_path: Path) -> None:
     leader = Member(tmp_path / "a")
-    now(leader.journal.lead())
+    now(leader.gate.lead())
     leader.append(b"kept")
-    leader.journal.release(leader.position())
+    leader.gate.release(leader.position())
     now(leader.journal.note())
     leader.append(b"lost").addErrback(lambda _: None)
-    leader.journal.replica.close(in_order=False)
+    leader.journal.writer.close(in_order=False)
     leader.journal._unlock()
     again = Member(tmp_path / "a")
     (note,) = again.journal.report.notes
@@ -621,14 +623,13 @@ def test_a_journal_that_cannot_be_opened_leaves_no_file_open(tmp_path: Path) -> 
     first = Member(tmp_path / "a")
     now(first.journal.close())
     files = FaultyFiles(name="write", nth=1)
-    journal = ReplicaJournal(
+    journal = FileJournal(
         ThreadedClock(),
         tmp_path / "a",
         JournalSettings(min_free=0),
         files=files,
         worker=InlineWorker(),
-        member="a",
-        hand_over=lambda *_: None,
+        gate=ReplicatedGate("a"),
     )
     before = sorted(path.name for path in Path("/proc/self/fd").iterdir())
     failures: list[Any] = []
@@ -647,55 +648,55 @@ def test_an_append_that_the_disk_refuses_fails_once(
 ) -> None:
     files = FaultyFiles(error=error)
     leader = Member(tmp_path / "a", files=files)
-    now(leader.journal.lead())
+    now(leader.gate.lead())
     files.name, files.nth = "write", files.calls["write"] + 1
     failures: list[Any] = []
     leader.append(b"x").addErrback(failures.append)
     assert failures[0].check(refused)
     assert [each for each, _ in leader.states[1:]] == [state]
     assert len(logged_errors.take()) == logged
-    now(leader.journal.follow(leader.position(), "the test is over"))
+    now(leader.gate.follow(leader.position(), "the test is over"))
     now(leader.journal.close())
 
 
 def test_where_a_retirement_is_on_the_disk_is_told_at_once(member: Callable[[str], Member]) -> None:
     leader = member("a")
-    now(leader.journal.lead())
+    now(leader.gate.lead())
     leader.append(b"one")
-    leader.journal.release(leader.position())
+    leader.gate.release(leader.position())
     told: list[int] = []
-    leader.journal.synced = told.append
+    leader.gate.on_synced = told.append
     leader.journal.retire(["s"]).addErrback(lambda _: None)
     assert told == [leader.position()]
 
 
 def test_a_server_that_steps_down_keeps_nothing_that_it_has_not_handed_over(tmp_path: Path) -> None:
     leader = deposed_before_its_commit_settled(tmp_path / "a", idle=True)
-    assert leader.journal.replica.take_outgoing() == []
+    assert leader.journal.writer.handover.take() == []
     now(leader.journal.close())
 
 
 def test_a_server_whose_mark_is_ahead_of_the_shared_log_goes_back_to_it(member: Callable[[str], Member]) -> None:
     server = member("a")
-    now(server.journal.lead())
+    now(server.gate.lead())
     for payload in (b"kept", b"of another life of the shared log"):
         server.append(payload)
-        server.journal.release(server.position())
+        server.gate.release(server.position())
     assert now(server.journal.note()) == server.position()
     kept = server.handed[-1][0]
-    now(server.journal.follow(kept, "b leads"))
+    now(server.gate.follow(kept, "b leads"))
     assert (server.position(), scan.read_mark(server.directory)) == (kept, kept)
 
 
 def test_stepping_down_leaves_no_file_open(member: Callable[[str], Member]) -> None:
     leader = member("a")
-    now(leader.journal.lead())
+    now(leader.gate.lead())
     leader.append(b"kept")
     kept = leader.position()
-    leader.journal.release(kept)
+    leader.gate.release(kept)
     before = sorted(path.name for path in Path("/proc/self/fd").iterdir())
     leader.append(b"lost").addErrback(lambda _: None)
-    now(leader.journal.follow(kept, "b leads"))
+    now(leader.gate.follow(kept, "b leads"))
     assert sorted(path.name for path in Path("/proc/self/fd").iterdir()) == before
 
 
@@ -703,13 +704,23 @@ def test_a_server_that_leads_again_writes_an_append_before_earlier_ones_are_rele
     member: Callable[[str], Member],
 ) -> None:
     leader = member("a")
-    now(leader.journal.lead())
+    now(leader.gate.lead())
     leader.append(b"lost").addErrback(lambda _: None)
-    now(leader.journal.follow(0, "b leads"))
-    now(leader.journal.lead())
+    now(leader.gate.follow(0, "b leads"))
+    now(leader.gate.lead())
     for payload in (b"a long message", b"a short"):
         leader.append(payload).addErrback(lambda _: None)
         assert payload in leader.handed[-1][1]
+
+
+def test_a_segment_begins_behind_released_batches_only(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    now(leader.gate.lead())
+    leader.append(bytes(1000))
+    assert leader.gate.may_write(1000)
+    assert not leader.gate.may_write(1 << 16)
+    leader.gate.release(leader.position())
+    assert leader.gate.may_write(1 << 16)
 
 
 def test_a_segment_begins_when_the_release_comes_while_the_writer_thread_gives_up(
@@ -717,17 +728,17 @@ def test_a_segment_begins_when_the_release_comes_while_the_writer_thread_gives_u
 ) -> None:
     worker = SteppedWorker()
     leader = Member(tmp_path / "a", worker)
-    now(leader.journal.lead())
+    now(leader.gate.lead())
     for _ in range(2):
         leader.append(bytes(30_000))
-    may_commit = ReplicaWriter.may_commit
+    commits = leader.journal._commits
 
-    def released_too_late(self: ReplicaWriter, size: int) -> bool:
-        may = may_commit(self, size)
-        leader.journal.release(leader.position())
+    def released_too_late(size: int) -> bool:
+        may = leader.gate.may_write(size)
+        leader.gate.release(leader.position())
         return may
 
-    monkeypatch.setattr(ReplicaWriter, "may_commit", released_too_late)
+    monkeypatch.setattr(commits, "may_write", released_too_late)
     worker.held = True
     leader.append(bytes(30_000))
     worker.work()
@@ -736,7 +747,7 @@ def test_a_segment_begins_when_the_release_comes_while_the_writer_thread_gives_u
     worker.held = False
     worker.settle()
     assert len(scan.segments(leader.directory)) == 2
-    now(leader.journal.follow(leader.position(), "the test is over"))
+    now(leader.gate.follow(leader.position(), "the test is over"))
     now(leader.journal.close())
 
 
@@ -747,9 +758,9 @@ def test_what_ends_after_the_journal_of_a_leader_has_failed_fails(
     """It is on the disk, but nothing releases it any more; and the failure is announced when nothing waits."""
     worker = SteppedWorker()
     leader = Member(tmp_path / "a", worker)
-    now(leader.journal.lead())
+    now(leader.gate.lead())
     leader.append(b"one")
-    leader.journal.release(leader.position())
+    leader.gate.release(leader.position())
     worker.held = True
     results: list[Any] = []
     under_way = leader.journal.retire(["s"]) if retires else leader.append(b"two")
@@ -759,7 +770,7 @@ def test_what_ends_after_the_journal_of_a_leader_has_failed_fails(
     assert results == []
     worker.held = False
     worker.settle()
-    assert [result.type for result in results] == [Unreplicated if retires else Closed]
+    assert [result.type for result in results] == [Closed]
     assert leader.states[-1][0] is JournalState.FAILED
     assert len(logged_errors.take()) == 1
     now(leader.journal.close())

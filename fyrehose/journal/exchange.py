@@ -1,0 +1,103 @@
+"""The bytes that the servers of a cluster exchange: whole batches at a position, as a journal has them.
+
+A writer adds what it has written to a :class:`Handover`, before it is synced, and another thread takes it.  A follower
+checks that what it has received continues its own log (:func:`start_of`, :func:`parsed`) before it writes a byte.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+import attrs
+
+from fyrehose.journal import format as fmt
+from fyrehose.records import Buffer, Run
+
+#: Batches of a commit of at most this many bytes are handed over together, without a copy for each.
+TOGETHER = 512 << 10
+
+
+@attrs.define(eq=False)
+class Handover:
+    """Collects what this server has written, for the other servers of its cluster.
+
+    :ivar wrote: called in the thread that writes when there is something to :meth:`take`
+    """
+
+    wrote: Callable[[], object] = attrs.field(default=lambda: None)
+    _written: deque[tuple[int, list[Buffer]]] = attrs.field(factory=deque, init=False)
+
+    def add(self, position: int, data: bytes) -> None:
+        """Add whole batches that were written at *position*, or the header of a segment with its first batch."""
+        together = len(data) <= TOGETHER or data.startswith(fmt.SEGMENT_MAGIC)
+        self._written.append((position, [data] if together else _separated(data, position)))
+        self.wrote()
+
+    def take(self) -> list[tuple[int, list[Buffer]]]:
+        """Return what was written since the last call: positions, and the bytes of whole batches there.
+
+        An item has several batches if they are small.  The header of a segment and the segment's first batch are one
+        item.  Any thread may call it.
+        """
+        found = []
+        with suppress(IndexError):
+            while True:
+                found.append(self._written.popleft())
+        return found
+
+
+def _separated(data: bytes, position: int) -> list[Buffer]:
+    """Return the batches in *data*, which are at *position*."""
+    view, at, found = memoryview(data), 0, list[Buffer]()
+    while at < len(data):
+        size = fmt.BatchHeader.unpack(view[at:], position + at).length + fmt.BATCH_HEADER.size
+        found.append(view[at : at + size])
+        at += size
+    return found
+
+
+def start_of(position: int, data: bytes, identity: bytes, chain: int, begun: bool) -> tuple[int, int]:
+    """Check the segment's header and first batch at the beginning of *data*, if they are there.
+
+    :param identity: of this journal; UNKNOWN: it is empty
+    :param chain: the checksum from which the next batch of this log continues
+    :param begun: whether this log has the segment already
+    :return: their size, 0 without them; and the checksum from which the batch behind them continues
+    :raises Damage: they are damaged, or do not continue this log
+    """
+    if not data.startswith(fmt.SEGMENT_MAGIC):
+        return 0, chain
+    head = fmt.SegmentHeader.unpack(data[: fmt.SEGMENT_HEADER.size])
+    at = fmt.SEGMENT_HEADER.size
+    first = fmt.BatchHeader.unpack(data[at:], position + at)
+    end = first.end - position
+    first.check(memoryview(data)[at + fmt.BATCH_HEADER.size : end])
+    empty = identity == fmt.UNKNOWN
+    if not empty and head.identity != identity:
+        raise fmt.Damage(f"it is of another journal ({head.identity.hex()}) than this one ({identity.hex()})")
+    if not begun and (head.base != position or (not empty and head.chain != chain)):
+        raise fmt.Damage("the segment does not continue this log")
+    return end, first.checksum
+
+
+def parsed(position: int, view: memoryview, chain: int) -> list[tuple[fmt.BatchHeader, list[Run], list[fmt.Entry]]]:
+    """Decode and check batches that continue from the checksum *chain*.
+
+    :return: the header of each batch, its runs, and its entries
+    :raises Damage: one of them is damaged, or does not continue from the one before
+    """
+    found = []
+    while view:
+        header = fmt.BatchHeader.unpack(view, position)
+        body = view[fmt.BATCH_HEADER.size : header.end - position]
+        header.check(body)
+        if header.chain != chain:
+            raise fmt.Damage(f"the batch at position {position} does not continue this log")
+        records = header.kind is fmt.Kind.RECORDS
+        runs = fmt.runs(body, header.time) if records else []
+        found.append((header, runs, [] if records else fmt.entries(body, header.parts)))
+        view = view[header.end - position :]
+        position, chain = header.end, header.checksum
+    return found

@@ -1,0 +1,125 @@
+"""The gate between what is on disk and what leaves: acknowledgements, deliveries, and the positions that readers see.
+
+`FileJournal.submit` ends at "synced"; a gate alone decides when what is synced is released.  :class:`LocalGate` does it
+at once.  The gate of a cluster (:mod:`fyrehose.replication.gate`) waits until the shared log has it.
+
+    commit -> synced -> Gate.synced(commit) -> IReleases.release(commit): readers see it, its publishers know
+           -> failed -> Gate.failed(commit) -> IReleases.refuse(commit)
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import attrs
+from twisted.internet.defer import Deferred, succeed
+from zope.interface import Attribute, Interface, implementer
+
+from fyrehose.journal.commit import Commit
+from fyrehose.journal.exchange import Handover
+from fyrehose.observe.meters import ClusterStatus
+
+
+class IGate(Interface):
+    """Decides when what the journal has synced is released, and whether the journal accepts publishes."""
+
+    accepts = Attribute("Whether the journal accepts publishes; it may be read-only nevertheless.")
+    handover = Attribute("The Handover that the writer fills; None: nobody else has this journal's bytes.")
+    refusal = Attribute("See IJournal.refusal.")
+    leader = Attribute("See IJournal.leader.")
+    caught_up = Attribute("See IJournal.caught_up, for a journal that has not failed.")
+
+    def attach(journal: Any) -> None:
+        """Become the gate of *journal*, which calls this once."""
+
+    def prepare() -> Deferred[None]:
+        """Do what has to be done before the journal is opened; fails if it must not be opened."""
+
+    def before_recovery() -> list[str]:
+        """Prepare the directory, which is locked; return notes for the log (called in the writer thread)."""
+
+    def recovered() -> None:
+        """Note that recovery has succeeded (called in the writer thread)."""
+
+    def opened() -> None:
+        """Note that the journal is open."""
+
+    def may_write(size: int) -> bool:
+        """Return whether *size* bytes may be written now; if not, the gate schedules commits again later.
+
+        It is called in the thread that writes.
+        """
+
+    def synced(commit: Commit) -> None:
+        """Release *commit*, which is on disk, now or later, in order."""
+
+    def failed(commit: Commit, error: Exception) -> None:
+        """Refuse *commit*, which was not written, or which the journal must not release any more.
+
+        :param error: why, for the publishers
+        """
+
+    def broke() -> None:
+        """Refuse everything that waits, because the journal has failed."""
+
+    def stop() -> Deferred[None]:
+        """Prepare for the end of the journal, which accepts publishes until this fires."""
+
+    def cluster_status() -> ClusterStatus | None:
+        """See :meth:`fyrehose.interfaces.IJournal.cluster_status`."""
+
+
+class Releases(Protocol):
+    """What a gate needs of its journal."""
+
+    def release(self, commit: Commit) -> None:
+        """Let readers see *commit*, and tell its publishers."""
+
+    def refuse(self, commit: Commit, error: Exception) -> None:
+        """Tell the publishers of *commit* that it failed with *error*."""
+
+
+@implementer(IGate)
+@attrs.define(eq=False)
+class LocalGate:
+    """The gate of a server that is alone: what is synced is released at once."""
+
+    accepts = True
+    handover: Handover | None = None
+    refusal = ""
+    leader: str | None = None
+    caught_up = True
+    _journal: Releases = attrs.field(init=False)
+
+    def attach(self, journal: Releases) -> None:
+        self._journal = journal
+
+    def prepare(self) -> Deferred[None]:
+        return succeed(None)
+
+    def before_recovery(self) -> list[str]:
+        return []
+
+    def recovered(self) -> None:
+        """Nothing depends on it."""
+
+    def opened(self) -> None:
+        """Nothing depends on it."""
+
+    def may_write(self, size: int) -> bool:
+        return True
+
+    def synced(self, commit: Commit) -> None:
+        self._journal.release(commit)
+
+    def failed(self, commit: Commit, error: Exception) -> None:
+        self._journal.refuse(commit, error)
+
+    def broke(self) -> None:
+        """Nothing waits here."""
+
+    def stop(self) -> Deferred[None]:
+        return succeed(None)
+
+    def cluster_status(self) -> ClusterStatus | None:
+        return None

@@ -1,0 +1,318 @@
+"""The gate of a cluster: what is synced here waits until the shared log has it.
+
+    follow:  the shared log -> FileJournal.apply -> the observer
+    lead:    submit -> written here -> hand_over(position, batches) \
+                                    -> synced(position)             -> release(position) -> readers, publishers, MARK
+
+Who leads, and what may be released, is decided by the :class:`~fyrehose.replication.member.Member`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import attrs
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.logger import Logger
+from zope.interface import implementer
+
+from fyrehose.errors import ConfigError
+from fyrehose.interfaces import JournalState
+from fyrehose.journal.commit import Commit, settle
+from fyrehose.journal.exchange import Handover
+from fyrehose.journal.gate import IGate
+from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.replica import REPLICA, cut_at_mark
+from fyrehose.journal.writer import Committed
+from fyrehose.observe.meters import ClusterStatus
+from fyrehose.records import Buffer, Publish, Run
+from fyrehose.replication.filling import Filler
+
+log = Logger()
+
+
+class ClusterMember(Protocol):
+    """The server as a member of its cluster; see :class:`fyrehose.replication.member.Member`."""
+
+    @property
+    def running(self) -> bool: ...
+
+    @property
+    def caught_up(self) -> bool: ...
+
+    @property
+    def leader_address(self) -> str: ...
+
+    def status(self) -> ClusterStatus: ...
+
+    def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+@attrs.define(eq=False)
+class _Waiting:
+    """A commit that is on disk here, and is not released.
+
+    :ivar end: the position behind it
+    :ivar acknowledged: those of its publishes that :meth:`ReplicatedGate.acknowledge` has settled
+    """
+
+    end: int
+    commit: Commit
+    acknowledged: list[Publish] = attrs.field(factory=list)
+
+    def rest(self) -> list[Publish]:
+        """Return its publishes that are not settled yet."""
+        settled = set(self.acknowledged)
+        return [item for item in self.commit.items if item not in settled] if settled else self.commit.items
+
+
+@implementer(IGate)
+@attrs.define(eq=False)
+class ReplicatedGate:
+    """The gate of the journal of one server of a cluster.
+
+    :ivar name: of this server, which is kept in the file REPLICA
+    :ivar hand_over: called while this server leads, with what it has written: a position, and the bytes of whole
+        batches; they may not be on disk yet
+    :ivar on_synced: called while this server leads, with the position up to which the log is on disk
+    :ivar cluster: this server as a member of its cluster; None in tests of the gate alone
+    :ivar refusal: why publishing is refused, for people; empty while this server accepts it
+    :ivar leading: whether the journal accepts publishes of its own
+    :ivar returning: whether the directory has been that of a server of a cluster before it was opened
+    """
+
+    name: str
+    hand_over: Callable[[int, Sequence[Buffer]], object] = lambda position, batches: None
+    on_synced: Callable[[int], object] = lambda position: None
+    cluster: ClusterMember | None = None
+    filler: Filler | None = None
+    handover: Handover = attrs.field(factory=Handover, init=False)
+    refusal: str = attrs.field(default="this server follows, and accepts nothing", init=False)
+    leading: bool = attrs.field(default=False, init=False)
+    returning: bool = attrs.field(default=False, init=False)
+    _journal: FileJournal = attrs.field(init=False)
+    _waiting: deque[_Waiting] = attrs.field(factory=deque, init=False)
+    #: Number of commits, counted from the oldest that is not released, whose publishers were told already.
+    _acknowledged: int = attrs.field(default=0, init=False)
+    #: Whether publishes are refused although this server leads.
+    _suspended: bool = attrs.field(default=False, init=False)
+    #: Where the log was cut when this server led last: what was committed before counts, although it leads no more.
+    _kept: int = attrs.field(default=0, init=False)
+
+    # The journal's side.
+
+    def attach(self, journal: FileJournal) -> None:
+        self._journal = journal
+        self.handover.wrote = self._wrote
+
+    @property
+    def accepts(self) -> bool:
+        """Return whether this server leads, and the shared log answers."""
+        return self.leading and not self._suspended
+
+    @property
+    def leader(self) -> str | None:
+        """Return the address of the server that leads, as its configuration has it; empty if it is unknown."""
+        return self.cluster.leader_address if self.cluster is not None and self.cluster.running else ""
+
+    @property
+    def caught_up(self) -> bool:
+        """Return whether readers find here what the leader has acknowledged, except for the last moment."""
+        return self.leading or (self.cluster is not None and self.cluster.caught_up)
+
+    def cluster_status(self) -> ClusterStatus | None:
+        """Return the figures of this server as a member; None while the journal is not open."""
+        return self.cluster.status() if self.cluster is not None and self.cluster.running else None
+
+    def prepare(self) -> Deferred[None]:
+        """Refuse settings that differ between servers, and fill the journal if it ends before the shared log begins."""
+        settings = self._journal.settings
+        if settings.durability.mode != "batch":
+            return fail(ConfigError("a replicated journal needs the durability batch; remove the option durability"))
+        if settings.quarantine:
+            return fail(
+                ConfigError(
+                    "a replicated journal cannot be quarantined, because it has to be identical on every server; empty "
+                    "the data directory, and copy the journal of another server with `fyrehose journal backup`"
+                )
+            )
+        return succeed(None) if self.filler is None else Deferred.fromCoroutine(self.filler.fill())
+
+    def before_recovery(self) -> list[str]:
+        directory = self._journal.directory
+        self.returning = (directory / REPLICA).exists()
+        return cut_at_mark(directory, self._journal.files)
+
+    def recovered(self) -> None:
+        self._journal.files.store(self._journal.directory / REPLICA, f"{self.name}\n".encode())
+
+    def opened(self) -> None:
+        if self.cluster is not None:
+            self.cluster.start()
+
+    def stop(self) -> Deferred[None]:
+        return succeed(None) if self.cluster is None else Deferred.fromCoroutine(self.cluster.stop())
+
+    def may_write(self, size: int) -> bool:
+        """Return False while a commit of *size* bytes would begin a segment before everything is released.
+
+        Readers in other processes rely on it that a segment begins behind durable records.
+        """
+        writer = self._journal.writer
+        return writer.position - writer.base + size <= writer.segment_size or writer.released >= writer.position
+
+    def _wrote(self) -> None:
+        """Hand over what is being synced in the writer thread; after a commit in the reactor's, that follows anyway."""
+        if self.leading and not self._journal.idle:
+            self._journal.reactor.callFromThread(self._hand_over)
+
+    def _hand_over(self) -> None:
+        if not self.leading:
+            return
+        for position, batches in self.handover.take():
+            self.hand_over(position, batches)
+
+    def synced(self, commit: Commit) -> None:
+        assert isinstance(commit.result, Committed), "only what is on disk waits for the shared log"
+        wrote = commit.result.batches or commit.result.retired
+        if not self.leading or not wrote:
+            if commit.result.end <= self._kept or not wrote:
+                self._journal.release(commit)
+            else:
+                self.failed(commit, self._journal.refused())
+            return
+        self._hand_over()
+        self._journal.schedule()
+        self._waiting.append(_Waiting(commit.result.end, commit))
+        self.on_synced(commit.result.durable)
+
+    def failed(self, commit: Commit, error: Exception, rest: Sequence[Publish] | None = None) -> None:
+        if isinstance(commit.result, Committed):
+            self._keep_confirmed(commit.result)
+        if commit.items or not self.leading:
+            self._journal.refuse(commit, error, rest)
+        else:
+            self._go_on()
+
+    def broke(self) -> None:
+        """Refuse what waits: nothing releases it any more, and the failure is announced when nothing waits."""
+        self._drop_waiting(self._journal.refused())
+
+    def _keep_confirmed(self, committed: Committed) -> None:
+        """Show the part of a commit in front of the position where the log was cut: it stays, and counts."""
+        rolled = committed.rolled if committed.rolled is not None and committed.rolled.base < self._kept else None
+        batches = [(header, runs) for header, runs in committed.batches if header.end <= self._kept]
+        if rolled is not None or batches:
+            self._journal.show(attrs.evolve(committed, batches=batches, rolled=rolled, bare=False, many=False))
+
+    # The member's side: lead.
+
+    def lead(self) -> Deferred[None]:
+        """Accept publishes from now on; each is handed over, and waits for :meth:`release`."""
+        return self._journal.lead().addCallback(self._leads)
+
+    def _leads(self, _: None) -> None:
+        self.leading, self.refusal = True, ""
+        self._hand_over()
+        self.on_synced(self._journal.writer.durable)
+        self._journal.accept("this server leads")
+
+    @property
+    def unconfirmed(self) -> list[Run]:
+        """Return what :meth:`acknowledge` has acknowledged, and is not released, with its numbers."""
+        return [run for each in self._waiting for item in each.acknowledged for run in item.runs]
+
+    def acknowledge(self, position: int) -> None:
+        """Tell publishers that everything below *position* is on disk here, before it is released; deliver nothing.
+
+        Publishes with records of the server itself still wait for :meth:`release`: links, keys and the positions of
+        subscriptions promise "exactly once", which no later leader could keep.
+        """
+        while self._acknowledged < len(self._waiting) and self._waiting[self._acknowledged].end <= position:
+            waiting = self._waiting[self._acknowledged]
+            self._acknowledged += 1
+            for item in waiting.commit.items:
+                if item.runs and not any(run.stream.startswith(".") for run in item.runs):
+                    waiting.acknowledged.append(item)
+            settle(waiting.acknowledged[:], None)
+
+    def release(self, position: int) -> None:
+        """Acknowledge and deliver everything below *position*: it is accepted by the shared log, too."""
+        writer = self._journal.writer
+        assert position <= writer.durable, (
+            f"{position} is to be released, and the log is on disk up to {writer.durable}"
+        )
+        writer.released = max(writer.released, position)
+        self._release_waiting(position)
+        self._journal.mark()
+        self._go_on()
+
+    def _release_waiting(self, position: int) -> None:
+        while self._waiting and self._waiting[0].end <= position:
+            self._acknowledged = max(0, self._acknowledged - 1)
+            waiting = self._waiting.popleft()
+            self._journal.release(waiting.commit, waiting.rest())
+
+    def _go_on(self) -> None:
+        """Schedule the commit that waits because it begins a segment, once everything before it is released."""
+        writer = self._journal.writer
+        if self.leading and writer.released >= writer.position:
+            self._journal.schedule()
+
+    def suspend(self, reason: str) -> bool:
+        """Refuse further publishes for a while; those that were accepted are still released.
+
+        :return: whether publishes were accepted until now
+        """
+        suspends = self.leading and self._journal.state is JournalState.WRITABLE
+        if suspends:
+            self.refusal, self._suspended = reason, True
+            self._journal.forbid(reason)
+        return suspends
+
+    def resume(self) -> bool:
+        """Accept publishes again after :meth:`suspend`; return whether anything has changed."""
+        if not self._suspended:
+            return False
+        self._suspended, self.refusal = False, ""
+        if self.leading:
+            self._journal.accept("the shared log answers again")
+        return True
+
+    # The member's side: step down.
+
+    def follow(self, position: int, reason: str) -> Deferred[None]:
+        """Accept nothing any more, and set aside what the log has beyond *position*.
+
+        Publishes that are not released fail.
+
+        :param reason: for people
+        :return: fires when the log ends at *position*
+        """
+        led, self.leading, self.refusal, self._kept = self.leading, False, reason, position
+        self._suspended = False
+        self._journal.halt()
+        self._release_waiting(position)
+        if led:
+            self._journal.forbid(reason)
+        self._drop_waiting(self._journal.refused())
+        return self._journal.truncate(position).addBoth(self._truncated)
+
+    def _truncated(self, result: Any) -> Any:
+        self.handover.take()
+        return result
+
+    def _drop_waiting(self, error: Exception) -> None:
+        if lost := sum(map(len, self.unconfirmed)):
+            log.warn(
+                "replication: the shared log has not confirmed {lost} of the messages that this server "
+                'has acknowledged alone (acknowledge = "local"); those that it has not accepted are lost to readers',
+                lost=lost,
+            )
+        waiting, self._waiting, self._acknowledged = self._waiting, deque(), 0
+        for each in waiting:
+            self.failed(each.commit, error, each.rest())

@@ -1,0 +1,110 @@
+"""The gate of a server that is alone, and the journal in front of any gate: nothing leaves before it is released."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.internet.task import Clock
+
+from fyrehose.errors import Closed, Unreplicated
+from fyrehose.interfaces import JournalState
+from fyrehose.journal import scan
+from fyrehose.journal.commit import Commit, InlineWorker
+from fyrehose.journal.gate import LocalGate
+from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.settings import JournalSettings
+from fyrehose.records import Run
+
+
+@attrs.define(eq=False)
+class HeldGate(LocalGate):
+    """A gate that releases nothing by itself."""
+
+    held: list[Commit] = attrs.field(factory=list)
+    failures: list[Exception] = attrs.field(factory=list)
+    accepts: bool = True
+    refusal: str = ""
+
+    def synced(self, commit: Commit) -> None:
+        self.held.append(commit)
+
+    def failed(self, commit: Commit, error: Exception) -> None:
+        self.failures.append(error)
+        super().failed(commit, error)
+
+
+@attrs.define(eq=False)
+class Observer:
+    ends: list[dict[str, int]] = attrs.field(factory=list)
+
+    def durable(self, ends: dict[str, int]) -> None:
+        self.ends.append(dict(ends))
+
+    def state_changed(self, state: JournalState, reason: str) -> None:
+        pass
+
+
+def opened(directory: Path, gate: LocalGate) -> tuple[FileJournal, Observer]:
+    journal = FileJournal(Clock(), directory, JournalSettings(min_free=0), worker=InlineWorker(), gate=gate)
+    observer = Observer()
+    results: list[Any] = []
+    journal.open(observer).addBoth(results.append)
+    assert results == [{}]
+    return journal, observer
+
+
+def append(journal: FileJournal, payload: bytes, seq: int) -> list[Any]:
+    results: list[Any] = []
+    journal.append([Run.of("s", [payload], source="t")], [seq]).addBoth(results.append)
+    return results
+
+
+def test_what_is_synced_leaves_only_when_the_gate_releases_it(tmp_path: Path) -> None:
+    gate = HeldGate()
+    journal, observer = opened(tmp_path, gate)
+    results = append(journal, b"one", 1)
+    (commit,) = gate.held
+    assert (results, observer.ends, journal.ends(), journal.read("s", 1, 100)) == ([], [], {}, ())
+    journal.release(commit)
+    assert (results, observer.ends, dict(journal.ends())) == ([None], [{"s": 1}], {"s": 1})
+    assert scan.read_mark(tmp_path) == journal.status().durable == journal.writer.position
+
+
+def test_a_retirement_is_seen_only_when_the_gate_releases_it(tmp_path: Path) -> None:
+    gate = HeldGate()
+    journal, _ = opened(tmp_path, gate)
+    append(journal, b"one", 1)
+    journal.release(gate.held.pop())
+    results: list[Any] = []
+    journal.retire(["s"]).addBoth(results.append)
+    assert (results, dict(journal.ends()), dict(journal.retired())) == ([], {"s": 1}, {})
+    journal.release(gate.held.pop())
+    assert (results, dict(journal.ends()), dict(journal.retired())) == ([None], {}, {"s": 1})
+
+
+def test_the_gate_of_a_single_server_releases_at_once(tmp_path: Path) -> None:
+    journal, observer = opened(tmp_path, LocalGate())
+    assert append(journal, b"one", 1) == [None]
+    assert observer.ends == [{"s": 1}]
+
+
+def test_the_gate_hears_of_commits_that_were_not_written(tmp_path: Path, logged_errors: Any) -> None:
+    gate = HeldGate()
+    journal, _ = opened(tmp_path, gate)
+    journal.halt()
+    (failure,) = append(journal, b"one", 1)
+    assert failure.value is gate.failures[0]
+    journal.break_off("the test says so")
+    (failure,) = append(journal, b"two", 1)
+    assert failure.check(Closed)
+    assert len(logged_errors.take()) == 1
+
+
+def test_a_journal_whose_gate_accepts_nothing_says_why(tmp_path: Path) -> None:
+    journal, _ = opened(tmp_path, HeldGate(accepts=False, refusal="another server leads"))
+    assert (journal.state, journal.refusal) == (JournalState.READ_ONLY, "another server leads")
+    (failure,) = append(journal, b"one", 1)
+    assert failure.check(Unreplicated)
+    assert str(failure.value) == "another server leads"
