@@ -210,6 +210,10 @@ class SubscriptionGone(NoSuchSubscription):
     """The named subscription was deleted while a request waited."""
 
 
+class LeaseLost(SubscriptionError):
+    """A record cannot be settled or returned: its lease has ended, or somebody else has settled it."""
+
+
 class SubscriptionInUse(SubscriptionError):
     """Another consumer has the named subscription at present, or has taken it over."""
 

@@ -629,3 +629,14 @@ class IConsumingPlugin(IClientPlugin):
 
 class IPatternPlugin(IClientPlugin):
     """A plugin whose tailer follows all streams that match a pattern."""
+
+
+class IWorkPlugin(IClientPlugin):
+    """A plugin whose client leases the records of shared subscriptions."""
+
+    def worker(reactor: Any, endpoint: Any, authority: str, token: str | None) -> Any:
+        """Return a client of the server at *endpoint*, whose ``share`` returns the work of one worker.
+
+        :param authority: host and port of the server
+        :param token: the bearer token that it sends; None: none
+        """

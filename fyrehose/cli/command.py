@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -17,11 +18,12 @@ from fyrehose.cli.dead import dead
 from fyrehose.cli.journal import journal
 from fyrehose.cli.program import Program
 from fyrehose.cli.reload import reload
+from fyrehose.cli.remote import HTTP_URL, RemoteServer
 from fyrehose.cli.stats import stats, top
 from fyrehose.cli.streams import streams
 from fyrehose.cli.subscriptions import subscriptions
 from fyrehose.cli.token import token
-from fyrehose.cli.values import DURATION, PARTS, Since, WholeNumber
+from fyrehose.cli.values import DURATION, PARTS, Since, WholeNumber, remote_options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -235,6 +237,46 @@ def tail(
         )
     )
     sys.exit(status)
+
+
+@main.command("work", short_help="Run a command for each record of a stream.")
+@remote_options(HTTP_URL, "http")
+@click.option("--stream", required=True, metavar="NAME", help="Stream, or pattern.")
+@click.option("--subscription", required=True, metavar="NAME", help="Shared subscription; created if there is none.")
+@click.option("--jobs", type=WholeNumber(1, 100), default=1, show_default=True, help="Processes at once.")
+@click.option("--idle", type=DURATION, help="Stop when no record comes for this long.")
+@click.argument("program", nargs=-1, required=True, metavar="-- COMMAND")
+def work(
+    url: str,
+    token_file: Path | None,
+    ca: Path | None,
+    stream: str,
+    subscription: str,
+    jobs: int,
+    idle: float | None,
+    program: tuple[str, ...],
+) -> None:
+    """Run COMMAND for each record, with the payload as its standard input.
+
+    Exit status 0 settles the record, 75 returns it without counting a failure, any other is a failure: the record comes
+    again later, and is a dead letter after the last failure. The environment has FYREHOSE_STREAM, _SEQ and _FAILURES,
+    and _TOPIC and _PRODUCER if the record has them.
+
+    \b
+        fyrehose work --stream orders --subscription billing -- ./handle
+        fyrehose work --stream images --subscription thumbs --jobs 4 -- ./resize
+    """
+    from fyrehose.cli import running
+    from fyrehose.cli.work import client
+    from fyrehose.cli.work import work as run_work
+
+    server = RemoteServer.of(url, token_file, ca, HTTP_URL)
+
+    async def run(reactor: Any) -> int:
+        at = client(reactor, server, None if ca is None else str(ca))
+        return await run_work(reactor, [at.share(stream, subscription, idle=idle) for _ in range(jobs)], program)
+
+    sys.exit(running.run(run))
 
 
 @main.command("protocols")

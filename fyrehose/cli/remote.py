@@ -113,6 +113,33 @@ class RemoteServer:
         body = json.dumps({"seq": seq} if stream is None else {"positions": {stream: seq}}).encode()
         return self._parsed("lag", self._send("POST", f"{_subscription_path(name)}/rewind", body))
 
+    def create_shared(self, name: str, fields: dict[str, Any]) -> dict[str, Any]:
+        """Create the shared subscription *name*, and return it.
+
+        :param fields: see docs/protocols/http.md
+        :raises FyrehoseError: the server refuses, or does not answer
+        """
+        body = json.dumps({**fields, "shared": True}).encode()
+        return self._parsed("lag", self._send("PUT", _subscription_path(name), body))
+
+    def pause(self, name: str, paused: bool) -> dict[str, Any]:
+        """Lease no more records of the shared subscription *name*, or lease them again; return the subscription.
+
+        :raises FyrehoseError: the server refuses, or does not answer
+        """
+        return self._parsed("lag", self._post(name, "pause", {"paused": paused}))
+
+    def redrive(self, name: str) -> tuple[int, int]:
+        """Publish dead letters of the shared subscription *name* again, and return how many, and how many are left.
+
+        :raises FyrehoseError: the server refuses, or does not answer
+        """
+        answer = self._parsed("redriven", self._post(name, "redrive", {}))
+        return answer["redriven"], answer["left"]
+
+    def _post(self, name: str, action: str, fields: dict[str, Any]) -> bytes:
+        return self._send("POST", f"{_subscription_path(name)}/{action}", json.dumps(fields).encode())
+
     def delete_subscription(self, name: str) -> None:
         """Delete the subscription *name*.
 

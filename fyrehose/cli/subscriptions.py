@@ -13,15 +13,16 @@ from rich.text import Text
 from fyrehose.cli.console import escaped, moment, terminal
 from fyrehose.cli.remote import HTTP_URL, RemoteServer
 from fyrehose.cli.streams import ListByDefault
-from fyrehose.cli.values import FORMAT, Since, remote_options
+from fyrehose.cli.values import DURATION, FORMAT, Since, WholeNumber, remote_options
 from fyrehose.options import counted
+from fyrehose.records import LAST_SEQ
 
 _of_a_server = remote_options(HTTP_URL, "http")
 
 
 @click.group(cls=ListByDefault, short_help="Show or rewind positions of consumers that the server keeps.")
 def subscriptions() -> None:
-    """List, show, rewind or delete the named subscriptions of a running server.
+    """List, show, create, rewind, pause or delete the named subscriptions of a running server.
 
     Without a command, `list` is used: see `fyrehose subscriptions list --help`.
 
@@ -62,6 +63,68 @@ def show_one(url: str, token_file: Path | None, ca: Path | None, name: str) -> N
     )
 
 
+@subscriptions.command(short_help="Create a shared subscription.")
+@_of_a_server
+@click.option("--stream", required=True, metavar="NAME", help="Stream, or pattern.")
+@click.option("--lease", type=DURATION, help="How long a worker has a record.  [default: 30s]")
+@click.option("--limit", type=WholeNumber(0, 1_000), help="Failures until a dead letter; 0: no limit.  [default: 5]")
+@click.option("--dead", metavar="STREAM", help="Stream of the dead letters.  [default: they are only counted]")
+@click.option("--window", type=WholeNumber(1, 100_000), help="Most open records.  [default: 1000]")
+@click.option("--key", metavar="KEY", help="Handle records in order that have the same topic, producer or JSON member.")
+@click.option("--since", type=Since(), default="start", show_default=True, help="First record.")
+@click.argument("name")
+def create(
+    url: str, token_file: Path | None, ca: Path | None, stream: str, since: int | None, name: str, **options: Any
+) -> None:
+    """Create a shared subscription, whose records several workers share.
+
+    The same command again changes nothing; other options for the same name are refused.
+
+    \b
+        fyrehose subscriptions create billing --stream orders --dead orders.dead
+        fyrehose subscriptions create by-user --stream events --key user --lease 5m
+    """
+    fields: dict[str, Any] = {each: value for each, value in options.items() if value is not None}
+    if "lease" in fields:
+        fields["lease"] = round(fields["lease"])
+    fields |= {"match" if "*" in stream else "stream": stream, "from": LAST_SEQ if since is None else since + 1}
+    RemoteServer.of(url, token_file, ca, HTTP_URL).create_shared(name, fields)
+    click.echo(f"shared subscription {escaped(name)} of {escaped(stream)} is there")
+
+
+@subscriptions.command(short_help="Lease no more records, or lease them again.")
+@_of_a_server
+@click.option("--resume", is_flag=True, help="Lease records again.")
+@click.argument("name")
+def pause(url: str, token_file: Path | None, ca: Path | None, resume: bool, name: str) -> None:
+    """Lease no more records of a shared subscription, for example while a database is down.
+
+    Records that workers have can still be settled.
+
+    \b
+        fyrehose subscriptions pause billing
+        fyrehose subscriptions pause billing --resume
+    """
+    RemoteServer.of(url, token_file, ca, HTTP_URL).pause(name, not resume)
+    click.echo(f"subscription {escaped(name)} {'leases records again' if resume else 'is paused'}")
+
+
+@subscriptions.command(short_help="Publish dead letters to their streams again.")
+@_of_a_server
+@click.argument("name")
+def redrive(url: str, token_file: Path | None, ca: Path | None, name: str) -> None:
+    """Publish the dead letters of a shared subscription to their streams again, each once.
+
+    \b
+        fyrehose subscriptions redrive billing
+    """
+    server, total, left = RemoteServer.of(url, token_file, ca, HTTP_URL), 0, 1
+    while left:
+        redriven, left = server.redrive(name)
+        total += redriven
+    click.echo(f"{counted(total, 'dead letter')} of subscription {escaped(name)} published again")
+
+
 @subscriptions.command()
 @_of_a_server
 @click.option("--since", type=Since(), required=True, help="First record to deliver again: latest, start, or a number.")
@@ -81,7 +144,9 @@ def rewind(
         raise click.UsageError("--stream needs --since with a number, or start")
     server = RemoteServer.of(url, token_file, ca, HTTP_URL)
     shown = server.rewind(name, "latest" if since is None else since, stream)
-    if shown.get("kind") == "pattern":
+    if shown.get("kind") == "shared":
+        click.echo(f"subscription {escaped(name)} continues with {counted(shown['lag'], 'record')} to lease")
+    elif shown.get("kind") == "pattern":
         behind, streams = counted(shown["lag"], "record"), counted(shown["streams"], "stream")
         click.echo(f"subscription {escaped(name)} continues {behind} behind in {streams}")
     else:

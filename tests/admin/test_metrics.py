@@ -192,7 +192,7 @@ def test_metrics_of_shared_subscriptions(watched: Any) -> None:
     watched.publish(b"a", b"b", b"c")
     sharing = watched.broker.named.sharing
     shared = sharing.create("work", ShareOptions(stream="s"), 1).result
-    leased = sharing.lease(shared, "w", None, 2, 0).result[0][0]
+    leased = sharing.lease(shared, "w", None, 2, 0).result[0].leases[0]
     sharing.act(shared, [Item("reject", leased.seq, leased.token)], "w")
     samples = scraped(watched.status)
     assert labelled(samples, "fyrehose_subscriptions") == {(): 1}

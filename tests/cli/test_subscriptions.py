@@ -155,3 +155,35 @@ def test_a_refusal_is_an_error(server: Server) -> None:
     result = run("delete", "a")
     assert result.exit_code == 1
     assert "there is no subscription 'a'" in result.output
+
+
+def test_a_shared_subscription_is_created_with_the_options_that_are_given(server: Server) -> None:
+    server.answer = WORK
+    result = run("create", "work", "--stream", "jobs", "--lease", "5m", "--dead", "jobs.dead", "--since", "7")
+    assert result.output == "shared subscription work of jobs is there\n"
+    ((method, url, body),) = server.asked
+    assert (method, url) == ("PUT", "http://127.0.0.1:8117/subscriptions/work")
+    fields = {"stream": "jobs", "lease": 300, "dead": "jobs.dead", "from": 7, "shared": True}
+    assert json.loads(body or b"") == fields
+    run("create", "work", "--stream", "logs.*")
+    assert json.loads(server.asked[-1][2] or b"") == {"match": "logs.*", "from": 1, "shared": True}
+
+
+def test_a_shared_subscription_is_paused_and_resumed(server: Server) -> None:
+    server.answer = WORK
+    assert run("pause", "work").output == "subscription work is paused\n"
+    assert run("pause", "work", "--resume").output == "subscription work leases records again\n"
+    assert [json.loads(body or b"") for _, _, body in server.asked] == [{"paused": True}, {"paused": False}]
+
+
+def test_a_redrive_asks_until_nothing_is_left(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [{"redriven": 1000, "left": 200}, {"redriven": 200, "left": 0}]
+    ask = server.urlopen
+
+    def urlopen(*words: Any, **named: Any) -> io.BytesIO:
+        server.answer = answers.pop(0)
+        return ask(*words, **named)
+
+    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    assert run("redrive", "work").output == "1,200 dead letters of subscription work published again\n"
+    assert len(server.asked) == 2

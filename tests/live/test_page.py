@@ -237,7 +237,9 @@ def test_forecast_beyond_a_year_is_given_no_days(page: Page) -> None:
 def test_a_subscription_of_a_pattern_says_how_many_streams_it_reads(page: Page) -> None:
     for count, text in ((1, "in 1 stream"), (2, "in 2 streams")):
         page.post(f"logs.{count}", b"x")
-        with urllib.request.urlopen(f"{page.http}/streams/*?match=logs.*&subscription=s3", timeout=PATIENCE) as answer:
+        with urllib.request.urlopen(
+            f"{page.http}/streams/*?match=logs.*&subscription=s3&consumer=p", timeout=PATIENCE
+        ) as answer:
             assert answer.status == 200
         page.until(lambda text=text: page.cell("#subscriptions", "s3", "at number") == text)
     assert page.errors() == []
@@ -295,3 +297,23 @@ def test_a_token_is_a_password_in_a_browser(start: Any, browser: Any, tmp_path: 
     page.until(lambda: page.find("#connection").text == "live")
     page.until(lambda: page.find("#journal-state").text == "writable")
     browser.get("about:blank")
+
+
+def test_a_shared_subscription_shows_its_leases_and_dead_letters(page: Page) -> None:
+    for number in range(3):
+        page.post("shared-jobs", f"job {number}".encode())
+
+    def ask(method: str, path: str, fields: dict[str, Any]) -> Any:
+        request = urllib.request.Request(f"{page.http}{path}", data=json.dumps(fields).encode(), method=method)
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            return json.loads(answer.read())
+
+    ask("PUT", "/subscriptions/jobs", {"stream": "shared-jobs", "shared": True, "lease": 600})
+    leased = ask("POST", "/subscriptions/jobs/lease", {"consumer": "worker one", "most": 2})["records"]
+    ask("POST", "/subscriptions/jobs/settle", {"reject": [[1, leased[0]["token"], {"why": "no address"}]]})
+    page.until(lambda: page.cell("#subscriptions", "jobs", "dead") == "1")
+    assert page.cell("#subscriptions", "jobs", "leased") == "1"
+    page.find("#subscriptions button[data-subscription=jobs]").click()
+    page.until(lambda: page.cell("#leases", "2", "worker") == "worker one")
+    assert page.cell("#leases", "1", "dead because of") == "no address"
+    assert page.errors() == []

@@ -5,7 +5,7 @@ import { age, bytes, count, forecast, plural, seconds, visible, whole, within } 
 import { Table } from "./tables.js";
 import { beginTail, follow, offer } from "./tail.js";
 
-const state = { span: "5min", samples: { "5min": [], "1h": [], "24h": [] }, fetching: 0 };
+const state = { span: "5min", samples: { "5min": [], "1h": [], "24h": [] }, fetching: 0, subscription: "" };
 const number = (label, key, show = count, more = {}) => (
   { label, number: true, value: (item) => item[key], show: (item) => show(item[key]), ...more });
 
@@ -59,18 +59,66 @@ const COLUMNS = {
     { label: "cause", value: (each) => each.cause },
     number("count", "count"),
   ],
-  // Retention waits for both kinds: consumers of a stream, and programs that read the journal's files.
+  // Retention waits for all kinds: consumers of a stream, workers that share one, and programs that read the journal's files.
   subscriptions: [
-    { label: "subscription", value: (each) => visible(each.name) },
+    { label: "subscription", value: (each) => visible(each.name), show: (each) => (each.kind === "shared" ? leasesButton(each.name) : visible(each.name)) },
     { label: "reads", value: (each) => (each.kind === "files" ? "the journal's files" : visible(each.stream)) },
-    { label: "at number", number: true, value: (each) => each.position ?? -1, show: atNumber },
+    { label: "at number", number: true, value: (each) => each.position ?? each.settled_total ?? -1, show: atNumber },
     { label: "behind", number: true, value: (each) => each.lag ?? each.behind_bytes, show: (each) => (each.kind === "files" ? bytes(each.behind_bytes) : count(each.lag)),
       kind: (each) => (each.lag > 10000 ? "bad" : "") },
-    { label: "oldest", number: true, title: "Age of the oldest message that is not acknowledged", value: (each) => each.lag_seconds ?? -1,
-      show: (each) => (each.lag && each.lag_seconds !== null ? seconds(each.lag_seconds) : "") },
+    { label: "oldest", number: true, title: "Age of the oldest message that is not acknowledged, or not settled", value: (each) => oldest(each) ?? -1,
+      show: (each) => (oldest(each) ? seconds(oldest(each)) : "") },
+    { label: "leased", number: true, title: "Messages that workers of a shared subscription have", value: (each) => each.in_flight ?? -1,
+      show: (each) => (each.kind === "shared" ? leased(each) : ""), kind: (each) => (each.window_full || each.paused ? "bad" : "") },
+    { label: "leased again", number: true, title: "Since the server started", value: (each) => each.redelivered_total ?? -1, show: (each) => (each.kind === "shared" ? count(each.redelivered_total) : "") },
+    { label: "dead", number: true, title: "Messages that became dead letters", value: (each) => each.dead_total ?? -1, show: (each) => (each.kind === "shared" ? count(each.dead_total) : ""),
+      kind: (each) => (each.dead_total ? "bad" : "") },
     { label: "last used", number: true, value: (each) => -each.active, show: (each) => (each.consumer ? "now" : age(Math.max(0, Date.now() / 1000 - each.active / 1e6))) },
   ],
+  leases: [
+    { label: "number", number: true, value: (each) => each.seq, show: (each) => whole(each.seq) },
+    { label: "stream", value: (each) => visible(each.stream) },
+    { label: "worker", value: (each) => visible(each.consumer || "") },
+    number("failures", "failures"),
+    { label: "lease ends in", number: true, value: (each) => each.ends_in ?? -1, show: (each) => (each.why === undefined ? seconds(Math.max(0, each.ends_in)) : "") },
+    { label: "dead because of", value: (each) => visible(each.why || ""), kind: () => "bad" },
+  ],
 };
+
+function leasesButton(name) {
+  const button = element("button", visible(name));
+  button.type = "button";
+  button.title = "Show its leases and its last dead letters";
+  button.dataset.subscription = name;
+  return button;
+}
+
+// The age of the oldest message that is not acknowledged, or not settled; undefined or 0 if there is none.
+function oldest(each) {
+  return each.kind === "shared" ? each.oldest_unsettled_seconds : each.lag ? each.lag_seconds : undefined;
+}
+
+function leased(each) {
+  if (each.paused) return `${count(each.in_flight)}, paused`;
+  return each.window_full ? `${count(each.in_flight)}, window full` : count(each.in_flight);
+}
+
+// Show the leases and the last dead letters of the chosen shared subscription.
+async function showLeases() {
+  const name = state.subscription;
+  if (!name) return;
+  try {
+    const answer = await fetch(`api/subscriptions/${encodeURIComponent(name)}`);
+    if (state.subscription !== name) return;
+    const found = answer.ok ? await answer.json() : { leases: [], dead_letters: [] };
+    setText("leases-name", visible(name));
+    $("leases-card").hidden = false;
+    tables.leases.show([...found.leases, ...found.dead_letters]);
+  } catch (error) {
+    // The server does not answer, which the page says already; the next status asks again.
+  }
+}
+
 // What a subscriber is doing, and when the server closes its connection if it does not read.
 function subscriberState(each) {
   if (!each.paused) return "up to date";
@@ -84,6 +132,7 @@ const KEYS = {
   listeners: (each) => `${each.name} ${each.endpoint}`,
   refusals: (each) => `${each.protocol} ${each.cause}`,
   subscriptions: (each) => each.name,
+  leases: (each) => `${each.stream} ${each.seq}`,
 };
 const tables = {};
 let charts = [];
@@ -110,12 +159,14 @@ function showStatus(status) {
   tables.refusals.show(status.refusals);
   setText("subscriptions-count", count(status.subscriptions.total));
   tables.subscriptions.show(status.subscriptions.listed);
+  showLeases();
   showJournal(journal, status);
 }
 
 // One connection may subscribe to a stream twice; rows need keys of their own.
 function atNumber(each) {
   if (each.kind === "files") return "";
+  if (each.kind === "shared") return `${count(each.settled_total)} settled`;
   return each.kind === "pattern" ? `in ${plural(each.streams, "stream")}` : whole(each.position);
 }
 
@@ -272,6 +323,10 @@ function begin() {
   $("streams").addEventListener("click", (event) => {
     const button = event.target.closest("td button");
     if (button) { follow(button.dataset.stream); $("tail").scrollIntoView({ block: "nearest" }); }
+  });
+  $("subscriptions").addEventListener("click", (event) => {
+    const button = event.target.closest("td button");
+    if (button) { state.subscription = button.dataset.subscription; showLeases(); }
   });
   for (const input of document.getElementsByName("span")) input.addEventListener("change", () => showSpan(input.value));
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawCharts);

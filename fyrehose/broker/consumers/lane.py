@@ -241,9 +241,9 @@ class Lane:
         if not self.group.may_lease() or self.group.paused or unknown:
             return []
         picked: list[OpenRecord] = []
-        returned = (most + 1) // 2
+        returned, last = (most + 1) // 2, self.bounds()[1]
         while len(picked) < most:
-            entry = (self._next_ready() if len(picked) < returned else None) or self._next_new()
+            entry = (self._next_ready() if len(picked) < returned else None) or self._next_new(last)
             if entry is None and returned < most:
                 returned = most  # There are no new ones.
                 continue
@@ -284,9 +284,8 @@ class Lane:
                 return entry
         return None
 
-    def _next_new(self) -> OpenRecord | None:
-        """Return the next record that nobody has had, if the window and the reach allow it (rules 1, 11 and 16)."""
-        last = self.bounds()[1]
+    def _next_new(self, last: int) -> OpenRecord | None:
+        """Return the next record up to *last* that nobody has had, if window and reach allow it (rules 1, 11, 16)."""
         while self.seen < last and self.group.has_room():
             if not self._is_reached(self.seen + 1):
                 self._raise_reach()
@@ -584,7 +583,7 @@ class Lane:
             found.expired += found.final.add(first, last)
         for entry in self.entries.values():
             if entry.closing:
-                setattr(found, entry.closing, getattr(found, entry.closing) + found.final.add(entry.seq, entry.seq))
+                found.end(entry.closing, entry.seq, entry.seq)
             elif entry.ending or entry.ended != (0, 0):
                 found.ends[entry.seq] = entry.ending or entry.ended
         return found

@@ -131,7 +131,7 @@ class StreamProgress:
             self.final, self.reach, self.ends = FinalNumbers(change["rewind"]), change["rewind"], {}
         for kind, name in (("final", "settled"), ("dead", "dead"), ("expired", "expired")):
             for first, last in _pairs(change.get(kind, ())):
-                setattr(self, name, getattr(self, name) + self.final.add(first, last))
+                self.end(name, first, last)
         self.reach = max(self.reach, change.get("reach", 0))
         if "letters" in change:
             self.letters = [*self.letters, *map(_letter, change["letters"])][-KEPT_LETTERS:]
@@ -140,6 +140,19 @@ class StreamProgress:
                 self.ends[int(seq)] = deliveries, failures
         if change.get("final") or change.get("dead") or change.get("expired"):
             self.ends = {seq: end for seq, end in self.ends.items() if seq not in self.final}
+
+    def end(self, how: str, first: int, last: int) -> None:
+        """Make the records from *first* to *last* final, and count those that were not.
+
+        :param how: ``settled``, ``dead`` or ``expired``
+        """
+        count = self.final.add(first, last)
+        if how == "settled":
+            self.settled += count
+        elif how == "dead":
+            self.dead += count
+        else:
+            self.expired += count
 
     def packed(self) -> dict[str, Any]:
         """Return everything as an object for JSON, for a checkpoint."""

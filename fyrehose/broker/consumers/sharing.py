@@ -16,8 +16,8 @@ import attrs
 from twisted.internet.defer import Deferred, fail
 
 from fyrehose.broker.consumers.progress import ShareOptions
-from fyrehose.broker.consumers.table import SharedSubscription, SharedSubscriptions
-from fyrehose.broker.consumers.work import Item, Leased, WorkerAction
+from fyrehose.broker.consumers.table import LeasedRun, SharedSubscription, SharedSubscriptions
+from fyrehose.broker.consumers.work import Item, WorkerAction
 from fyrehose.errors import Forbidden, FyrehoseError, InvalidPosition, NoSuchSubscription
 from fyrehose.identity import Action as Right
 from fyrehose.patterns import Pattern
@@ -100,7 +100,7 @@ class Sharing:
 
     def lease(
         self, shared: SharedSubscription, consumer: str, request: int | None, most: int, wait: float
-    ) -> Deferred[list[tuple[Leased, Run]]]:
+    ) -> Deferred[list[LeasedRun]]:
         """Lease records; see :meth:`SharedSubscriptions.lease`."""
         for right in (Right.SUBSCRIBE, Right.CONSUME):
             self.peer.check(right, shared.options.stream)

@@ -65,6 +65,17 @@ REDRIVE_BYTES = 1 << 20
 Publish = Callable[[Sequence[Run], Sequence[Run]], Deferred[Any]]
 
 
+@attrs.frozen
+class LeasedRun:
+    """Leased records that follow each other.
+
+    :ivar leases: the lease of each record of *run*
+    """
+
+    leases: list[Leased]
+    run: Run
+
+
 @attrs.define(eq=False)
 class Waiting:
     """A request for records that waits."""
@@ -72,7 +83,7 @@ class Waiting:
     consumer: str
     request: int | None
     most: int
-    answer: Deferred[list[tuple[Leased, Run]]]
+    answer: Deferred[list[LeasedRun]]
     deadline: float
     timer: IDelayedCall | None = None
 
@@ -142,7 +153,8 @@ class SharedSubscriptions:
     #: changes of whole subscriptions that are being written, which a checkpoint would not have
     _changing: int = attrs.field(default=0, init=False)
     _lanes: int = attrs.field(default=0, init=False)
-    _creating: set[str] = attrs.field(factory=set, init=False)
+    #: by the name of a subscription that is being written: the requests for the same name, which wait
+    _creating: dict[str, list[Deferred[None]]] = attrs.field(factory=dict, init=False)
     _loop: LoopingCall | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -217,8 +229,11 @@ class SharedSubscriptions:
                     )
                 return self._settled(present)
             self._check_alone()
-            if self.taken(name) or name in self._creating:
-                raise SubscriptionConflict(f"subscription {name!r} exists and is exclusive, or is being created")
+            if name in self._creating:
+                self._creating[name].append(Deferred())
+                return self._creating[name][-1].addCallback(lambda _: self.create(name, options, floors))
+            if self.taken(name):
+                raise SubscriptionConflict(f"subscription {name!r} exists and is exclusive")
             if len(self.entries) + len(self._creating) >= self.most:
                 raise TooManyNamedSubscriptions(
                     f"the server has its {self.most} shared subscriptions; delete some, or raise "
@@ -232,19 +247,19 @@ class SharedSubscriptions:
         except FyrehoseError as refusal:
             return fail(refusal)
         self.budget.forget(ENTRY_BYTES * options.window)  # _add keeps it.
-        self._creating.add(name)
+        self._creating[name] = []
         payload = progress.pack(name, self.stream.checkpoint, set=attrs.asdict(options), floors=dict(floors))
         streams = {stream: StreamProgress(FinalNumbers(seq), seq) for stream, seq in floors.items()}
 
         def created(_: Any) -> SharedSubscription:
-            self._creating.discard(name)
             return self._add(name, SavedShare(options, 0, False, streams), new=True)
 
-        def refused(failure: Failure) -> Failure:
-            self._creating.discard(name)
-            return failure
+        def ended(result: Any) -> Any:
+            for waiting in self._creating.pop(name):
+                waiting.callback(None)
+            return result
 
-        return self._change(payload).addCallbacks(created, refused)
+        return self._change(payload).addCallback(created).addBoth(ended)
 
     def _check_alone(self) -> None:
         """Check that no other server can take over.
@@ -447,10 +462,10 @@ class SharedSubscriptions:
 
     def lease(
         self, shared: SharedSubscription, consumer: str, request: int | None, most: int, wait: float
-    ) -> Deferred[list[tuple[Leased, Run]]]:
+    ) -> Deferred[list[LeasedRun]]:
         """Lease up to *most* records, waiting up to *wait* seconds for the first one.
 
-        :return: fires with the leases and their records; cancelling it takes the request back
+        :return: fires with the leased records; cancelling it takes the request back
         """
         try:
             self._check_alone()
@@ -459,7 +474,7 @@ class SharedSubscriptions:
         refusal = self.refusal()
         if refusal is not None:
             return fail(refusal)
-        found: Deferred[list[tuple[Leased, Run]]] = Deferred(lambda _: self._answer(shared, waiting, []))
+        found: Deferred[list[LeasedRun]] = Deferred(lambda _: self._answer(shared, waiting, []))
         waiting = Waiting(consumer, request, most, found, self.clock.seconds() + wait)
         if wait:
             waiting.timer = self.clock.callLater(wait, self.wake, shared)
@@ -492,24 +507,37 @@ class SharedSubscriptions:
             elif held < shared.options.most:
                 empty = True  # Others would find nothing either.
 
-    def _take(self, shared: SharedSubscription, waiting: Waiting, most: int) -> list[tuple[Leased, Run]]:
+    def _take(self, shared: SharedSubscription, waiting: Waiting, most: int) -> list[LeasedRun]:
         leased = shared.work.lease(waiting.consumer, waiting.request, most)
-        found: list[tuple[Leased, Run]] = []
-        size = 0
-        read = SingleRecords(self.journal)
-        for each in leased:
-            run = read.record(each.lane.stream, each.seq)
+        found: list[LeasedRun] = []
+        at, left, read = 0, ANSWER_BYTES, RunReader(self.journal)
+        while at < len(leased):
+            first = leased[at]
+            run = read.holding(first.lane.stream, first.seq)
             if run is None:
-                each.lane.missing([each.seq])
+                first.lane.missing([first.seq])
+                at += 1
                 continue
-            size += len(run.payload)
-            if found and size > ANSWER_BYTES:
-                each.lane.withdraw(each.seq)
-            else:
-                found.append((each, run))
+            end = at + 1
+            while end < len(leased) and leased[end].lane is first.lane and leased[end].seq == first.seq + end - at:
+                if leased[end].seq > run.last_seq:
+                    break
+                end += 1
+            begin = first.seq - run.first_seq
+            part = run.slice(begin, begin + end - at)
+            if len(part.payload) > left:
+                end = at + max(not found, _fitting(part, left))
+                part = part.slice(0, end - at)
+                for each in leased[end:]:
+                    each.lane.withdraw(each.seq)
+                del leased[end:]
+            if end > at:
+                found.append(LeasedRun(leased[at:end], part))
+            left -= len(part.payload)
+            at = end
         return found
 
-    def _answer(self, shared: SharedSubscription, waiting: Waiting, found: list[tuple[Leased, Run]]) -> None:
+    def _answer(self, shared: SharedSubscription, waiting: Waiting, found: list[LeasedRun]) -> None:
         self._remove(shared, waiting)
         waiting.answer.callback(found)
 
@@ -590,10 +618,10 @@ class SharedSubscriptions:
 
     def _letter(self, dead: str, stream: str, seq: int) -> list[Run]:
         """Return a copy of the record *seq* for the stream of dead letters; its producer is where it comes from."""
-        run = SingleRecords(self.journal).record(stream, seq)
+        run = RunReader(self.journal).holding(stream, seq)
         if run is None:
             return []  # Retention was faster; the record ends all the same.
-        record = next(iter(run.records()))
+        record = next(iter(run.slice(seq - run.first_seq, seq - run.first_seq + 1).records()))
         fields = {"producer": f"{stream}/{seq}"[-255:], "topic": record.topic, "content_type": record.content_type}
         return [Run.of(dead, [record.payload], source=SOURCE, **fields)]
 
@@ -645,15 +673,15 @@ class SharedSubscriptions:
 
 
 @attrs.define
-class SingleRecords:
-    """Reads single records, those that follow each other from one read."""
+class RunReader:
+    """Reads the runs that hold records; records that follow each other come from one read."""
 
     journal: IJournal
     _stream: str = ""
     _runs: tuple[Run, ...] = ()
 
-    def record(self, stream: str, seq: int) -> Run | None:
-        """Return record *seq* as a run; None if the journal does not have it."""
+    def holding(self, stream: str, seq: int) -> Run | None:
+        """Return the run that holds record *seq*; None if the journal does not have it."""
         found = self._found(seq) if stream == self._stream else None
         if found is None:
             self._stream, self._runs = stream, self.journal.read(stream, seq, READ_BYTES)
@@ -661,10 +689,18 @@ class SingleRecords:
         return found
 
     def _found(self, seq: int) -> Run | None:
-        for run in self._runs:
-            if run.first_seq <= seq <= run.last_seq:
-                return run.slice(seq - run.first_seq, seq - run.first_seq + 1)
-        return None
+        return next((run for run in self._runs if run.first_seq <= seq <= run.last_seq), None)
+
+
+def _fitting(run: Run, size: int) -> int:
+    """Return how many records of *run* have at most *size* bytes together."""
+    fitting = 0
+    for each in run.sizes:
+        size -= each
+        if size < 0:
+            break
+        fitting += 1
+    return fitting
 
 
 def keys_of(journal: IJournal, stream: str, key: str, first: int, last: int) -> dict[int, str]:
@@ -674,7 +710,8 @@ def keys_of(journal: IJournal, stream: str, key: str, first: int, last: int) -> 
         for record in run.records():
             if record.seq > last:
                 return found
-            value = getattr(record, key) if key in ("topic", "producer") else _member(record.payload, key)
+            labels = {"topic": record.topic, "producer": record.producer}
+            value = labels[key] if key in labels else _member(record.payload, key)
             found[record.seq] = f"#{record.seq}" if value is None else f"={value}"
     return found
 

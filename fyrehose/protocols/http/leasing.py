@@ -13,7 +13,8 @@ from twisted.internet.defer import Deferred
 
 from fyrehose import ndjson
 from fyrehose.broker.consumers.progress import ranges_of
-from fyrehose.broker.consumers.work import Leased, WorkerAction
+from fyrehose.broker.consumers.table import LeasedRun
+from fyrehose.broker.consumers.work import WorkerAction
 from fyrehose.errors import NoSuchSubscription, SubscriptionConflict
 from fyrehose.interfaces import IBroker
 from fyrehose.protocols.http.managing import Manage
@@ -95,13 +96,13 @@ class Leasing:
         return done.addCallback(lambda answer: _settled(work, bool(shared.options.pattern), bool(runs), *answer))
 
 
-def _leased(lease: int, found: Sequence[tuple[Leased, Run]]) -> bytes:
+def _leased(lease: int, found: Sequence[LeasedRun]) -> bytes:
     """Return the answer to a request for records."""
     records = []
-    for leased, run in found:
-        epoch, number = leased.token
-        text = next(iter(ndjson.objects(run)))
-        records.append(b'{"token": "%d.%d", "failures": %d, %b' % (epoch, number, leased.failures, bytes(text)[1:]))
+    for part in found:
+        for leased, text in zip(part.leases, ndjson.objects(part.run), strict=True):
+            epoch, number = leased.token
+            records.append(b'{"token": "%d.%d", "failures": %d, %b' % (epoch, number, leased.failures, text[1:]))
     return b'{"lease": %d, "records": [%b]}\n' % (lease, b", ".join(records))
 
 

@@ -8,7 +8,7 @@ import attrs
 from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
-from fyrehose.interfaces import IBroker, IConsumingPlugin, IPatternPlugin
+from fyrehose.interfaces import IBroker, IConsumingPlugin, IPatternPlugin, IWorkPlugin
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.several import client_endpoint, place_text
 from fyrehose.net.tls import add_tls
@@ -16,9 +16,10 @@ from fyrehose.protocols.http.client import HttpTailer
 from fyrehose.protocols.http.publisher import HttpPublisher
 from fyrehose.protocols.http.server import HttpFactory, HttpSettings
 from fyrehose.protocols.http.session import PROTOCOL
+from fyrehose.protocols.http.workers import WorkClient
 
 
-@implementer(IConsumingPlugin, IPatternPlugin)
+@implementer(IConsumingPlugin, IPatternPlugin, IWorkPlugin)
 @attrs.frozen
 class HttpPlugin:
     """The protocol plugin of HTTP."""
@@ -40,6 +41,9 @@ class HttpPlugin:
 
     def tailer(self, reactor: Any, host: str, port: int, endpoint: IStreamClientEndpoint | None = None) -> HttpTailer:
         return HttpTailer(reactor, client_endpoint(reactor, host, port, endpoint), place_text(host, port))
+
+    def worker(self, reactor: Any, endpoint: IStreamClientEndpoint, authority: str, token: str | None) -> WorkClient:
+        return WorkClient(reactor, endpoint, authority, token)
 
 
 plugin = HttpPlugin()

@@ -11,8 +11,8 @@ from twisted.python.failure import Failure
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.budget import Budget
 from fyrehose.broker.consumers.progress import STREAM, ShareOptions
-from fyrehose.broker.consumers.table import ANSWER_BYTES, CHECK, ENTRY_BYTES, SharedSubscription, SingleRecords
-from fyrehose.broker.consumers.work import Leased, WorkerAction
+from fyrehose.broker.consumers.table import ANSWER_BYTES, CHECK, ENTRY_BYTES, LeasedRun, RunReader, SharedSubscription
+from fyrehose.broker.consumers.work import WorkerAction
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import NoRoomForSubscription, SubscriptionConflict, SubscriptionError
 from fyrehose.interfaces import JournalState
@@ -41,13 +41,13 @@ class World:
     def lease(self, shared: SharedSubscription, most: int = 1, consumer: str = "w", wait: float = 0) -> Any:
         return self.table.lease(shared, consumer, None, most, wait)
 
-    def settle(self, shared: SharedSubscription, found: list[tuple[Leased, Run]], **how: Any) -> Any:
-        actions = [WorkerAction("done", each.lane, each.seq, each.token) for each, _ in found]
+    def settle(self, shared: SharedSubscription, found: list[LeasedRun], **how: Any) -> Any:
+        actions = [WorkerAction("done", each.lane, each.seq, each.token) for part in found for each in part.leases]
         return self.table.act(shared, actions, "w", **how)
 
 
 def seqs(answer: Any) -> list[int]:
-    return [each.seq for each, _ in answer.result]
+    return [each.seq for part in answer.result for each in part.leases]
 
 
 def failure(deferred: Any) -> Any:
@@ -86,9 +86,11 @@ def test_a_large_answer_is_cut_and_the_rest_is_leased_again() -> None:
 def test_a_record_that_the_journal_has_lost_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     shared = world.create()
-    real = SingleRecords.record
+    real = RunReader.holding
     monkeypatch.setattr(
-        SingleRecords, "record", lambda self, stream, seq: None if seq == 2 else real(self, stream, seq)
+        RunReader,
+        "holding",
+        lambda self, *at: None if at[1] == 2 else real(self, *at).slice(at[1] - 1, at[1]),  # type: ignore[union-attr]
     )
     assert seqs(world.lease(shared, 3)) == [1, 3]
     assert shared.work.lanes["s"].progress.expired == 1
@@ -140,6 +142,17 @@ def test_a_name_belongs_to_one_subscription() -> None:
     assert isinstance(failure(world.broker.named.open("work", "s", 0)), SubscriptionConflict)
 
 
+def test_workers_that_create_a_subscription_at_the_same_time_share_it() -> None:
+    world = World()
+    world.journal.auto = False
+    first, same, other = (
+        world.table.create("work", ShareOptions(stream="s", lease=lease), {"s": 0}) for lease in (30, 30, 7)
+    )
+    world.journal.commit()
+    assert same.result is first.result
+    assert isinstance(failure(other), SubscriptionConflict)
+
+
 def test_a_cluster_has_no_shared_subscriptions_yet() -> None:
     world = World()
     shared = world.create()
@@ -181,8 +194,8 @@ def test_what_is_settled_while_a_rewind_is_written_is_refused() -> None:
 def test_a_start_knows_the_same_as_the_server_before() -> None:
     world = World()
     shared = world.create()
-    found = world.lease(shared, 4).result
-    world.settle(shared, found[1:3])
+    (found,) = world.lease(shared, 4).result
+    world.settle(shared, [LeasedRun(found.leases[1:3], found.run)])
     world.table.close()
     again = World(world.journal).table.entries["work"]
     lane = again.work.lanes["s"]

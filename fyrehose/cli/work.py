@@ -1,0 +1,155 @@
+"""``fyrehose work``: run a command for each record of a shared subscription.
+
+record -> a process: the payload is its standard input -> exit status -> the record is settled, returned, or has failed
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import attrs
+import click
+from twisted.internet.defer import Deferred, DeferredList, FirstError
+from twisted.internet.endpoints import HostnameEndpoint
+from twisted.internet.error import ProcessExitedAlready
+from twisted.internet.protocol import ProcessProtocol
+from twisted.python.failure import Failure
+
+from fyrehose import plugins
+from fyrehose.cli.console import escaped
+from fyrehose.cli.remote import RemoteServer
+from fyrehose.errors import ConfigError, LeaseLost
+from fyrehose.interfaces import IWorkPlugin
+
+#: The exit status that returns a record without counting a failure: EX_TEMPFAIL of sysexits.h.
+UNTRIED = 75
+#: What is reported, in the order of the summary.
+COUNTS = ("settled", "failed", "returned", "lost")
+
+
+class Handling(ProcessProtocol):
+    """One process, which handles one record.
+
+    :ivar ended: fires with its exit status, or with 128 plus the number of the signal that ended it
+    """
+
+    transport: Any
+
+    def __init__(self, payload: bytes) -> None:
+        self._payload = payload
+        self.ended: Deferred[int] = Deferred(lambda _: self.stop())
+
+    def connectionMade(self) -> None:
+        self.transport.write(self._payload)
+        self.transport.closeStdin()
+
+    def processEnded(self, reason: Failure) -> None:
+        if not self.ended.called:
+            ended: Any = reason.value
+            status, number = ended.exitCode, ended.signal
+            self.ended.callback(128 + (number or 0) if status is None else status)
+
+    def stop(self) -> None:
+        """End the process, because the command is interrupted."""
+        try:
+            self.transport.signalProcess(signal.SIGTERM)
+        except ProcessExitedAlready:
+            pass  # It has ended at the same moment.
+
+
+@attrs.define
+class Working:
+    """The records that one ``fyrehose work`` handles.
+
+    :ivar command: the program and its arguments
+    """
+
+    reactor: Any
+    command: Sequence[str]
+    counts: dict[str, int] = attrs.field(factory=lambda: dict.fromkeys(COUNTS, 0))
+
+    async def run(self, work: Any) -> None:
+        """Handle records, one at a time."""
+        async with work:
+            async for record in work:
+                await self._handle(work, record)
+
+    async def _handle(self, work: Any, record: Any) -> None:
+        status = await self._process(record)
+        try:
+            if status == 0:
+                outcome = "settled"
+                await work.settle(record)
+            elif status == UNTRIED:
+                outcome = "returned"
+                await work.untried(record)
+            else:
+                outcome = "failed"
+                await work.failed(record)
+                where = f"record {record.seq} of {escaped(record.stream)}"
+                click.echo(f"fyrehose: {where}: {self.command[0]} ended with status {status}", err=True)
+        except LeaseLost as lost:
+            outcome = "lost"
+            click.echo(f"fyrehose: {lost}", err=True)
+        self.counts[outcome] += 1
+
+    def _process(self, record: Any) -> Deferred[int]:
+        handling = Handling(record.payload)
+        place = {"FYREHOSE_STREAM": record.stream, "FYREHOSE_SEQ": record.seq, "FYREHOSE_FAILURES": record.failures}
+        names = {"FYREHOSE_TOPIC": record.record.topic, "FYREHOSE_PRODUCER": record.record.producer}
+        own = {
+            name: str(value) for name, value in (place | names).items() if value is not None and "\0" not in str(value)
+        }
+        program = self.command[0]
+        self.reactor.spawnProcess(handling, program, self.command, {**os.environ, **own}, childFDs={0: "w", 1: 1, 2: 2})
+        return handling.ended
+
+    def summary(self) -> str:
+        """Return the counts as one line."""
+        return ", ".join(f"{self.counts[name]:,} {name}" for name in COUNTS if self.counts[name] or name == "settled")
+
+
+async def work(reactor: Any, works: Sequence[Any], command: Sequence[str]) -> int:
+    """Run *command* for each record, with as many processes at once as there are *works*.
+
+    :return: the exit status: 0 if no record has failed
+    :raises FyrehoseError: the server refuses
+    """
+    working = Working(reactor, command)
+    running = [Deferred.fromCoroutine(working.run(each)) for each in works]
+    every: Deferred[Any] = DeferredList(running, fireOnOneErrback=True, consumeErrors=True)
+    try:
+        await every
+    except FirstError as error:
+        error.subFailure.raiseException()
+    finally:
+        for each in running:
+            each.cancel()
+        await DeferredList(running, consumeErrors=True)
+        click.echo(f"fyrehose: {working.summary()}", err=True)
+    return 1 if working.counts["failed"] or working.counts["lost"] else 0
+
+
+def client(reactor: Any, server: RemoteServer, authorities: str | None) -> Any:
+    """Return a client of the server at the URL of *server*.
+
+    :param authorities: the value of ``--ca``
+    :raises ConfigError: the URL has a path
+    """
+    parts = urlsplit(server.url)
+    if parts.path:
+        raise ConfigError(f"invalid --url {server.url!r}: expected a host and a port, such as http://127.0.0.1:8117")
+    host, port = parts.hostname or "127.0.0.1", parts.port or (443 if parts.scheme == "https" else 80)
+    endpoint: Any = HostnameEndpoint(reactor, host, port)
+    if parts.scheme == "https":
+        from fyrehose.cli.tls import encrypted
+
+        if authorities is None:
+            raise ConfigError(f"--url {server.url!r} needs --ca FILE, the certificates of its authorities")
+        endpoint = encrypted(endpoint, host, (authorities,))
+    plugin: Any = IWorkPlugin(plugins.load("http"))
+    return plugin.worker(reactor, endpoint, parts.netloc, server.token)

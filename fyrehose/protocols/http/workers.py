@@ -1,0 +1,295 @@
+"""Client of shared subscriptions: lease records one after another, extend them while they are worked on, settle them.
+
+    async with WorkClient(reactor, endpoint, "127.0.0.1:8117").share("orders", "billing") as work:
+        async for record in work:
+            ...                             extended meanwhile; at the end of the body it is settled
+
+A body that raises returns its record as failed; one that is cancelled returns it as not tried.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import count
+from types import TracebackType
+from typing import Any
+from urllib.parse import quote
+
+import attrs
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+
+from fyrehose.errors import FyrehoseError, LeaseLost
+from fyrehose.protocols.http.calling import Caller
+from fyrehose.protocols.http.client import runs_of
+from fyrehose.records import Record
+
+log = Logger()
+
+#: How long a request for records waits, in seconds.
+WAIT = 20.0
+#: How many lease times a record is extended at most, by default: a body that hangs does not keep it for ever.
+LONGEST = 10
+
+_numbers = count(1)
+
+
+@attrs.define(eq=False)
+class WorkRecord:
+    """A leased record.
+
+    :ivar record: the record
+    :ivar failures: how many of its leases have failed before
+    :ivar lost: whether the lease was lost meanwhile; nothing that the body does counts any more
+    """
+
+    record: Record
+    token: str
+    failures: int
+    lost: bool = attrs.field(default=False, init=False)
+    ended: bool = attrs.field(default=False, init=False)
+    leased: float = attrs.field(default=0.0, init=False)
+
+    @property
+    def seq(self) -> int:
+        return self.record.seq
+
+    @property
+    def stream(self) -> str:
+        return self.record.stream
+
+    @property
+    def payload(self) -> bytes:
+        return self.record.payload
+
+
+@attrs.frozen
+class WorkClient:
+    """A client of the server at *endpoint*.
+
+    :ivar authority: the value of the ``Host`` header, such as ``127.0.0.1:8117``
+    :ivar token: the bearer token that is sent, if any
+    """
+
+    clock: IReactorTime
+    endpoint: IStreamClientEndpoint
+    authority: str
+    token: str | None = attrs.field(default=None, repr=False)
+
+    def share(
+        self,
+        stream: str,
+        subscription: str,
+        *,
+        consumer: str | None = None,
+        most: int = 1,
+        longest: int = LONGEST,
+        idle: float | None = None,
+        options: Mapping[str, object] | None = None,
+    ) -> SharedWork:
+        """Return the work of one worker, to be used with ``async with``.
+
+        :param stream: the stream, or a pattern such as ``logs.*``
+        :param consumer: the name of the worker; it is for lists, and for the records that one worker may hold
+        :param most: how many records are leased at once
+        :param longest: how many lease times a record is extended at most
+        :param idle: end when no record has come for so many seconds; None: wait for ever
+        :param options: those of the subscription, such as ``{"lease": 60, "dead": "orders.dead"}``: it is created with
+            them, or has to have them; None: it is used as it is, or created with the default options
+        """
+        consumer = consumer or f"{socket.gethostname()}-{os.getpid()}-{next(_numbers)}"
+        polling, acting = (Caller(self.clock, self.endpoint, self.authority, self.token) for _ in range(2))
+        return SharedWork(self.clock, polling, acting, stream, subscription, consumer, most, longest, idle, options)
+
+
+@attrs.define(eq=False)
+class SharedWork:
+    """The records that one worker leases, one after another.
+
+    :ivar lease: how long a lease lasts, in seconds
+    """
+
+    clock: IReactorTime
+    polling: Caller
+    acting: Caller
+    stream: str
+    subscription: str
+    consumer: str
+    most: int
+    longest: int
+    idle: float | None
+    options: Mapping[str, object] | None
+    lease: float = attrs.field(default=30.0, init=False)
+    _waiting: deque[WorkRecord] = attrs.field(factory=deque, init=False)
+    _current: WorkRecord | None = attrs.field(default=None, init=False)
+    #: numbers of requests: those of another worker that had the same name must not repeat
+    _request: int = attrs.field(factory=lambda: secrets.randbits(40), init=False)
+    _extending: LoopingCall = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._extending = LoopingCall(self._extend)
+        self._extending.clock = self.clock
+
+    @property
+    def path(self) -> str:
+        return f"/subscriptions/{quote(self.subscription, safe='')}"
+
+    async def __aenter__(self) -> SharedWork:
+        """Create the subscription if there is none.
+
+        :raises FyrehoseError: the server refuses
+        """
+        status, shown = (404, {}) if self.options is not None else await self.polling.call("GET", self.path)
+        if status == 404:
+            place = "match" if "*" in self.stream else "stream"
+            body = {place: self.stream, "shared": True, **(self.options or {})}
+            status, shown = await self.polling.call("PUT", self.path, body)
+        self._check(status, shown)
+        if shown.get("kind") != "shared" or shown.get("stream") != self.stream:
+            raise FyrehoseError(
+                f"subscription {self.subscription!r} is not a shared one of {self.stream!r}: it is one of kind "
+                f"{shown.get('kind')!r} of {shown.get('stream')!r}"
+            )
+        self.lease = float(shown["lease"])
+        self._extending.start(self.lease / 2, now=False).addErrback(
+            lambda failure: log.failure("extending leases has failed", failure)
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Settle the present record, or return it if the body has failed; return those that were not begun."""
+        if self._extending.running:
+            self._extending.stop()
+        current, self._current = self._current, None
+        try:
+            if error is not None:
+                # A request for records may be under way, and its records end with their leases.
+                self.polling.close()
+            if current is not None and not (current.ended or current.lost):
+                if error is None:
+                    await self.settle(current)
+                else:
+                    how = "untried" if isinstance(error, CancelledError | GeneratorExit) else "failed"
+                    await self._act({how: [self._item(current)]})
+            untried = [[*self._item(each), {"delay": 0}] for each in self._waiting if not each.lost]
+            self._waiting.clear()
+            if untried:
+                await self._act({"untried": untried})
+        finally:
+            self.polling.close()
+            self.acting.close()
+
+    def __aiter__(self) -> SharedWork:
+        return self
+
+    async def __anext__(self) -> WorkRecord:
+        """Settle the record before, and return the next one, waiting until there is one.
+
+        :raises FyrehoseError: the server refuses, for example because the subscription was deleted
+        """
+        current, self._current = self._current, None
+        if current is not None and not (current.ended or current.lost):
+            try:
+                await self.settle(current)
+            except LeaseLost as lost:
+                log.warn("{lost}; another worker does it again", lost=str(lost))
+        began = self.clock.seconds()
+        while True:
+            while not self._waiting:
+                await self._fetch()
+                idle = self.clock.seconds() - began
+                if self.idle is not None and idle >= self.idle and not self._waiting:
+                    raise StopAsyncIteration
+            current = self._waiting.popleft()
+            if not current.lost:
+                self._current = current
+                return current
+
+    async def settle(self, record: WorkRecord, publish: Sequence[Mapping[str, object]] = ()) -> None:
+        """Settle *record*, and publish messages in the same commit: the results of the work.
+
+        :param publish: such as ``{"stream": "invoices", "payload": "..."}``; ``payload_base64`` for bytes
+        :raises LeaseLost: the lease was lost, and nothing was published
+        :raises FyrehoseError: the server refuses
+        """
+        record.ended = True
+        answer = await self._act({"done": [self._item(record)], "publish": list(publish)})
+        refused = [each["why"] for each in answer.get("refused", [])]
+        if refused and not (refused == ["final"] and answer.get("repeated")):
+            raise LeaseLost(f"record {record.seq} of stream {record.stream!r} was not settled: {refused[0]}")
+
+    async def failed(self, record: WorkRecord, delay: float | None = None) -> None:
+        """Return *record* as failed; it comes again after *delay* seconds, or after a time that grows."""
+        await self._give_back("failed", record, {} if delay is None else {"delay": delay})
+
+    async def untried(self, record: WorkRecord, delay: float | None = None) -> None:
+        """Return *record* without counting a failure, for example because a database is down."""
+        await self._give_back("untried", record, {} if delay is None else {"delay": delay})
+
+    async def reject(self, record: WorkRecord, why: str) -> None:
+        """Make *record* a dead letter at once."""
+        await self._give_back("reject", record, {"why": why[:255]})
+
+    # Internals.
+
+    async def _give_back(self, how: str, record: WorkRecord, options: Mapping[str, object]) -> None:
+        record.ended = True
+        await self._act({how: [[*self._item(record), options]]})
+
+    def _item(self, record: WorkRecord) -> list[object]:
+        place = [record.stream] if "*" in self.stream else []
+        return [*place, record.seq, record.token]
+
+    async def _act(self, body: Mapping[str, object]) -> dict[str, Any]:
+        """Send a request to settle; it may be repeated, because what is final stays so."""
+        before = self.acting.repeats
+        status, answer = await self.acting.call("POST", f"{self.path}/settle", {**body, "consumer": self.consumer})
+        if status != 409 or "refused" not in answer:
+            self._check(status, answer)
+        return {**answer, "repeated": self.acting.repeats > before}
+
+    async def _fetch(self) -> None:
+        """Lease the next records; with the same number the server gives the same ones, if the answer is lost."""
+        self._request += 1
+        wait = WAIT if self.idle is None else min(WAIT, self.idle)
+        sent = self.clock.seconds()
+        body = {"consumer": self.consumer, "request": self._request, "most": self.most, "wait": wait}
+        status, answer = await self.polling.call("POST", f"{self.path}/lease", body, wait)
+        self._check(status, answer)
+        for each in answer["records"]:
+            for run in runs_of(each["stream"], [each]):
+                record = WorkRecord(next(iter(run.records())), each["token"], each["failures"])
+                record.leased = sent
+                self._waiting.append(record)
+
+    def _extend(self) -> Deferred[None]:
+        return Deferred.fromCoroutine(self._extend_all())
+
+    async def _extend_all(self) -> None:
+        """Extend the leases of the present record and of those that were not begun."""
+        until = self.clock.seconds() - self.longest * self.lease
+        held = [each for each in (self._current, *self._waiting) if each is not None and not (each.ended or each.lost)]
+        held = [each for each in held if each.leased > until]
+        if not held:
+            return
+        answer = await self._act({"extend": [self._item(each) for each in held]})
+        tokens = {(each.get("stream"), each["seq"]): each["token"] for each in answer["extended"]}
+        pattern = "*" in self.stream
+        for each in held:
+            token = tokens.get((each.stream if pattern else None, each.seq))
+            if token is not None:
+                each.token = token
+            elif not each.ended:
+                each.lost = True
+
+    def _check(self, status: int, answer: Mapping[str, Any]) -> None:
+        if status not in (200, 204):
+            raise FyrehoseError(f"subscription {self.subscription!r}: {answer.get('error', f'status {status}')}")

@@ -1,0 +1,134 @@
+"""Requests of a client: they are sent again until they are answered."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import attrs
+import pytest
+from twisted.internet import error
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.error import ConnectionLost
+from twisted.internet.interfaces import IProtocol, IStreamClientEndpoint
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from fyrehose.protocols.http.calling import ANSWER_TIMEOUT, Caller
+
+
+@attrs.define
+class Transport(StringTransport):
+    """A transport whose abort ends the connection at once."""
+
+    protocol: Any = None
+
+    def __attrs_post_init__(self) -> None:
+        StringTransport.__init__(self)
+
+    def abortConnection(self) -> None:
+        protocol, self.protocol = self.protocol, None
+        if protocol is not None:
+            protocol.connectionLost(Failure(ConnectionLost()))
+
+
+@implementer(IStreamClientEndpoint)
+@attrs.define
+class Endpoint:
+    """Connects to nothing; refuses the first *refuses* connections.
+
+    :ivar made: the transports of the connections, in their order
+    """
+
+    refuses: int = 0
+    made: list[Transport] = attrs.field(factory=list)
+
+    def connect(self, factory: Any) -> Deferred[IProtocol]:
+        if self.refuses:
+            self.refuses -= 1
+            return fail(error.ConnectionRefusedError())
+        protocol = factory.buildProtocol(None)
+        transport = Transport(protocol)
+        self.made.append(transport)
+        protocol.makeConnection(transport)
+        return succeed(protocol)
+
+    def answer(self, status: int, body: object = None, at: int = -1) -> None:
+        data = b"" if body is None else json.dumps(body).encode()
+        head = f"HTTP/1.1 {status} X\r\nContent-Length: {len(data)}\r\n\r\n".encode()
+        self.made[at].protocol.dataReceived(head + data)
+
+
+def calling(endpoint: Endpoint, clock: Clock, **options: Any) -> tuple[Caller, Deferred[Any]]:
+    caller = Caller(clock, endpoint, "there:1", **options)
+    return caller, Deferred.fromCoroutine(caller.call("POST", "/x", {"a": 1}))
+
+
+def test_a_request_has_the_body_and_the_token_and_its_answer_is_an_object() -> None:
+    endpoint = Endpoint()
+    caller, done = calling(endpoint, Clock(), token="secret")
+    sent = endpoint.made[0].value()
+    assert sent.startswith(b"POST /x HTTP/1.1\r\n")
+    assert sent.endswith(b'\r\n\r\n{"a": 1}')
+    assert b"Authorization: Bearer secret" in sent
+    endpoint.answer(200, {"b": 2})
+    assert done.result == (200, {"b": 2})
+    again: Deferred[Any] = Deferred.fromCoroutine(caller.call("DELETE", "/x"))
+    endpoint.answer(204)
+    assert (again.result, len(endpoint.made)) == ((204, {}), 1), "the connection is used again"
+
+
+def test_a_request_whose_answer_is_lost_is_sent_again() -> None:
+    endpoint, clock = Endpoint(), Clock()
+    caller, done = calling(endpoint, clock)
+    endpoint.made[0].abortConnection()
+    assert not done.called
+    clock.advance(1)
+    assert endpoint.made[1].value() == endpoint.made[0].value()
+    endpoint.answer(200, {})
+    assert (done.result, caller.repeats) == ((200, {}), 1)
+
+
+def test_a_server_that_refuses_connections_or_says_not_now_is_asked_again() -> None:
+    endpoint, clock = Endpoint(refuses=2), Clock()
+    _, done = calling(endpoint, clock)
+    for _ in range(4):
+        clock.advance(1)
+    endpoint.answer(503, {"error": "the disk is full"})
+    assert not done.called
+    for _ in range(8):
+        clock.advance(1)
+    endpoint.answer(200, {})
+    assert done.result == (200, {})
+
+
+def test_a_server_that_does_not_answer_is_asked_over_another_connection() -> None:
+    endpoint, clock = Endpoint(), Clock()
+    _, done = calling(endpoint, clock)
+    clock.advance(ANSWER_TIMEOUT + 1)
+    clock.advance(1)
+    assert len(endpoint.made) == 2
+    endpoint.answer(409, {"error": "no"})
+    assert done.result == (409, {"error": "no"})
+
+
+@pytest.mark.parametrize("body", ["text", [1], None])
+def test_an_answer_that_is_no_object_is_an_error(body: object) -> None:
+    endpoint = Endpoint()
+    _, done = calling(endpoint, Clock())
+    endpoint.made[0].protocol.dataReceived(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n[1]")
+    assert "not that of a Fyrehose" in done.result[1]["error"]
+
+
+def test_requests_wait_for_each_other() -> None:
+    endpoint = Endpoint()
+    caller, first = calling(endpoint, Clock())
+    second: Deferred[Any] = Deferred.fromCoroutine(caller.call("GET", "/y"))
+    assert b"/y" not in endpoint.made[0].value()
+    endpoint.answer(200, {})
+    assert first.called
+    assert b"GET /y" in endpoint.made[0].value()
+    endpoint.answer(200, {"y": 1})
+    assert second.result == (200, {"y": 1})

@@ -1,0 +1,186 @@
+"""The client of shared subscriptions: what becomes of a record when its body ends, fails, hangs or is cancelled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+from twisted.internet.defer import CancelledError, Deferred
+
+from fyrehose.errors import FyrehoseError, LeaseLost
+from fyrehose.protocols.http.workers import SharedWork, WorkRecord
+
+from .test_leasing import World
+
+
+@attrs.define(eq=False)
+class DirectCaller:
+    """Asks the server of *world* directly; loses the next *lost* answers."""
+
+    world: World
+    lost: int = 0
+    repeats: int = 0
+
+    async def call(self, method: str, path: str, body: object = None, wait: float = 0.0) -> tuple[int, Any]:
+        answer = self.world.ask(f"{method} {path}", body)
+        while self.lost:
+            self.lost -= 1
+            self.repeats += 1
+            answer = self.world.ask(f"{method} {path}", body)
+        return answer
+
+    def close(self) -> None:
+        """Keep nothing open."""
+
+
+def share(world: World, most: int = 1, stream: str = "orders", longest: int = 10, **options: Any) -> SharedWork:
+    caller = DirectCaller(world)
+    return SharedWork(world.clock, caller, caller, stream, "work", "w1", most, longest, 0.0, options or None)  # type: ignore[arg-type]
+
+
+def result(deferred: Deferred[Any]) -> Any:
+    """Return the result of *deferred*, which has fired; raise its error."""
+    found: list[Any] = []
+    deferred.addBoth(found.append)
+    if hasattr(found[0], "raiseException"):
+        found[0].raiseException()
+    return found[0]
+
+
+def run(coroutine: Any) -> Any:
+    return result(Deferred.fromCoroutine(coroutine))
+
+
+async def handle_all(work: SharedWork) -> list[bytes]:
+    found = []
+    async with work:
+        async for record in work:
+            found.append(record.payload)
+    return found
+
+
+def test_each_record_is_handled_and_settled() -> None:
+    world = World()
+    assert run(handle_all(share(world))) == [b"%d" % number for number in range(1, 11)]
+    assert (world.show()["settled_total"], world.show()["in_flight"]) == (10, 0)
+
+
+def test_the_subscription_is_created_with_the_options_or_has_to_have_them() -> None:
+    world = World()
+    run(handle_all(share(world, lease=60, dead="dead")))
+    assert (world.show()["lease"], world.show()["dead"]) == (60, "dead")
+    run(handle_all(share(world)))
+    with pytest.raises(FyrehoseError, match="exists with other options"):
+        run(handle_all(share(world, lease=10)))
+    with pytest.raises(FyrehoseError, match="not a shared one of 'other'"):
+        run(handle_all(share(world, stream="other")))
+
+
+def test_a_body_that_raises_returns_its_record_as_failed_and_the_others_as_not_tried() -> None:
+    world = World()
+
+    async def body() -> None:
+        async with share(world, most=3) as work:
+            async for _ in work:
+                raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        run(body())
+    assert world.show()["in_flight"] == 0
+    world.clock.advance(2)
+    found = {each["seq"]: each["failures"] for each in world.lease(10)}
+    assert [found[seq] for seq in (1, 2, 3)] == [1, 0, 0]
+
+
+def test_a_body_that_is_cancelled_returns_its_record_as_not_tried() -> None:
+    world = World()
+
+    async def body() -> None:
+        async with share(world) as work:
+            async for _ in work:
+                await Deferred()
+
+    running = Deferred.fromCoroutine(body())
+    assert world.show()["in_flight"] == 1
+    running.cancel()
+    with pytest.raises(CancelledError):
+        result(running)
+    world.clock.advance(2)
+    assert [(each["seq"], each["failures"]) for each in world.lease()] == [(1, 0)]
+
+
+def test_leases_are_extended_while_the_body_runs_but_not_for_ever() -> None:
+    world, waiting = World(), Deferred[None]()
+
+    async def body() -> WorkRecord:
+        async with share(world, longest=3, lease=10) as work:
+            async for record in work:
+                await waiting
+                return record
+        raise AssertionError("there are records")
+
+    running = Deferred.fromCoroutine(body())
+    for _ in range(30):
+        world.clock.advance(1)
+    assert [each["seq"] for each in world.show()["leases"]] == [1]
+    for _ in range(20):
+        world.clock.advance(1)
+    assert world.show()["leases"] == []
+    assert world.lease(1, "w2")[0]["failures"] in (0, 1), "it is leased to somebody else"
+    waiting.callback(None)
+    with pytest.raises(LeaseLost):
+        result(running)
+
+
+def test_a_lost_lease_is_reported() -> None:
+    world = World()
+
+    async def body() -> None:
+        async with share(world) as work:
+            async for record in work:
+                world.settle(done=[[record.seq, record.token]])
+                await work.settle(record)
+
+    with pytest.raises(LeaseLost, match="record 1 of stream 'orders' was not settled: final"):
+        run(body())
+
+
+def test_results_are_published_once_if_the_answer_is_lost() -> None:
+    world = World()
+
+    async def body() -> None:
+        async with share(world) as work:
+            async for record in work:
+                work.acting.lost = 1  # type: ignore[attr-defined]
+                await work.settle(record, publish=[{"stream": "invoices", "payload": f"{record.seq}"}])
+
+    run(body())
+    assert world.payloads("invoices") == [b"%d" % number for number in range(1, 11)]
+
+
+def test_records_are_returned_and_rejected() -> None:
+    world = World()
+
+    async def body() -> None:
+        async with share(world, dead="dead") as work:
+            async for record in work:
+                if record.seq == 1:
+                    await work.failed(record, delay=60)
+                elif record.seq == 2:
+                    await work.untried(record, delay=60)
+                elif record.seq == 3:
+                    await work.reject(record, "no address")
+
+    run(body())
+    shown = world.show()
+    assert (shown["settled_total"], shown["dead_total"], shown["delayed"]) == (7, 1, 2)
+    assert shown["dead_letters"][0]["why"] == "no address"
+
+
+def test_a_pattern_is_shared() -> None:
+    world = World()
+    world.publish(2, "logs.a")
+    world.publish(2, "logs.b")
+    assert sorted(run(handle_all(share(world, most=2, stream="logs.*")))) == [b"1", b"1", b"2", b"2"]
+    assert world.show()["settled_total"] == 4
