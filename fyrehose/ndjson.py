@@ -18,7 +18,7 @@ from uuid import UUID
 
 import attrs
 
-from fyrehose.records import Record, Run
+from fyrehose.records import Buffer, Record, Run
 
 #: Bytes of a payload in a piece; a character may need six times as many in JSON.  A multiple of 3, for base64.
 STEP = 3 * 7_000
@@ -77,13 +77,15 @@ def objects(run: Run) -> Iterator[bytes]:
         yield f"{head}{seq}{middle}{text}".encode()
 
 
-def head_of(run: Run) -> tuple[bytes, bool]:
+def head_of(run: Run, text: bool | None = None) -> tuple[bytes, bool]:
     """Return the beginning of the first record of *run* as a JSON object, up to its payload, and whether that is text.
+
+    :param text: whether the payload is text; None: find out
 
     The rest of the object are pieces of its payload (:func:`piece_of`) and :data:`END`.
     """
     whole = next(objects(attrs.evolve(run.slice(0, 1), lengths=bytes(4), payload=b"")))
-    text = is_text(next(run.payloads()))
+    text = is_text([next(run.payloads())]) if text is None else text
     return whole.removesuffix(b'"payload": ""}') + (b'"payload": "' if text else b'"payload_base64": "'), text
 
 
@@ -91,12 +93,14 @@ def head_of(run: Run) -> tuple[bytes, bool]:
 END = b'"}'
 
 
-def is_text(payload: memoryview) -> bool:
-    """Return whether *payload* is UTF-8, without a copy of all of it."""
+def is_text(payloads: Iterable[memoryview]) -> bool:
+    """Return whether *payloads*, end to end, are UTF-8, without a copy of all of them."""
     decoder = _Decoder()
     try:
-        for begin in range(0, len(payload), CHECKED):
-            decoder.decode(payload[begin : begin + CHECKED], begin + CHECKED >= len(payload))
+        for payload in payloads:
+            for begin in range(0, len(payload), CHECKED):
+                decoder.decode(payload[begin : begin + CHECKED])
+        decoder.decode(b"", final=True)
     except UnicodeDecodeError:
         return False
     return True
@@ -107,12 +111,21 @@ def piece_of(payload: memoryview, begin: int, text: bool) -> tuple[bytes, int]:
 
     It holds at most STEP bytes of the payload, and ends behind a whole character.
     """
-    end = min(begin + STEP, len(payload))
+    data, used = encoded(payload[begin : begin + STEP], text, final=begin + STEP >= len(payload))
+    return data, begin + used
+
+
+def encoded(data: Buffer, text: bool, final: bool) -> tuple[bytes, int]:
+    """Return *data* as it stands in a JSON object, and how many of its bytes that has.
+
+    :param final: whether nothing follows; otherwise the last bytes may have to wait for what follows
+    """
     if not text:
-        return b64encode(payload[begin:end]), end
-    while end < len(payload) and payload[end] & 0xC0 == 0x80:
-        end -= 1
-    return encode_basestring(str(payload[begin:end], "utf-8"))[1:-1].encode(), end
+        used = len(data) if final else len(data) - len(data) % 3
+        return b64encode(memoryview(data)[:used]), used
+    decoder = _Decoder()
+    found = decoder.decode(data, final)
+    return encode_basestring(found)[1:-1].encode(), len(data) - len(decoder.getstate()[0])
 
 
 def lines(runs: Iterable[Run]) -> bytes:

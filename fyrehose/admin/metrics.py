@@ -6,7 +6,7 @@ its own: those that were created first, so that a new stream never takes the pla
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 import attrs
@@ -44,6 +44,20 @@ _PROTOCOLS: tuple[tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str,
         "stalled",
     ),
 )
+
+#: The metrics of shared subscriptions: key in the list of subscriptions, and help.
+_SHARED = {
+    "in_flight": "Messages that are leased.",
+    "waiting": "Messages that were looked at and wait to be leased again, for their key, or for a worker.",
+    "delayed": "Messages that were returned, and wait for their delay.",
+    "oldest_unsettled_seconds": "Age of the oldest message that is not settled, dead-lettered or expired.",
+    "window_full": "1 if no new message is leased, because the window is full of open ones.",
+    "settled_total": "Messages that were settled.",
+    "dead_total": "Messages that became dead letters.",
+    "expired_total": "Messages that retention deleted before they were settled.",
+    "redelivered_total": "Leases of messages that had been leased before, since the start of the server.",
+    "late_refused_total": "Records that a request could not settle, return or extend, since the start of the server.",
+}
 
 
 def registry(status: Status, streams: int) -> CollectorRegistry:
@@ -217,6 +231,7 @@ class Exporter:
                 if (value := each.get(key)) is not None:  # One of a pattern has many positions.
                     family.add_metric((str(each["name"]), str(each["stream"])), float(str(value)))
             yield family
+        yield from _shared([each for each in listed if each["kind"] == "shared"][: self.streams])
         behind = GaugeMetricFamily(
             "fyrehose_subscription_lag_bytes",
             "Bytes of the journal that a program that reads the files has not read.",
@@ -233,6 +248,17 @@ class Exporter:
                 behind.add_metric((str(each["name"]),), float(str(each["behind_bytes"])))
                 age.add_metric((str(each["name"]),), max(0.0, now - float(str(each["active"])) / 1e6))
         yield from (behind, age)
+
+
+def _shared(listed: Sequence[Mapping[str, object]]) -> Iterator[Metric]:
+    """Yield the metrics of shared subscriptions."""
+    for key, description in _SHARED.items():
+        kind = CounterMetricFamily if key.endswith("_total") else GaugeMetricFamily
+        family = kind(f"fyrehose_subscription_{key}", description, labels=("subscription", "stream"))
+        for each in listed:
+            if isinstance(value := each[key], int | float):  # An age may not be known yet.
+                family.add_metric((str(each["name"]), str(each["stream"])), float(value))
+        yield family
 
 
 def _gauge(name: str, description: str, value: float) -> Metric:

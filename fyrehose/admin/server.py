@@ -8,6 +8,7 @@
     GET /api/status?match=&limit=   the status as JSON
     GET /api/streams?match=&page=&limit=    all streams in pages, in the order of their creation
     GET /api/subscribers?page=&limit=       all subscribers in pages, in the order of their creation
+    GET /api/subscriptions/NAME     a shared subscription, with its leases and its last dead letters
     GET /api/history?span=          the rates of the last 5min, 1h or 24h as JSON
     GET /api/events?match=          the last minutes, then the status once per second, as server-sent events
     GET /api/streams/NAME/tail      the latest records of a stream, as server-sent events
@@ -166,7 +167,8 @@ class AdminProtocol(WebProtocol):
             paths = "/, /metrics, /health, /ready or /api/status"
             if request.path[0] == "api":
                 paths = (
-                    "/api/status, /api/streams, /api/subscribers, /api/history, /api/events or /api/streams/NAME/tail"
+                    "/api/status, /api/streams, /api/subscribers, /api/subscriptions/NAME, /api/history, "
+                    "/api/events or /api/streams/NAME/tail"
                 )
             self._refuse(404, "no-such-path", f"unknown path; use {paths}")
 
@@ -223,6 +225,14 @@ class AdminProtocol(WebProtocol):
             limit, page = found
             self._respond(self.admin.status.subscribers_page(page, limit))
 
+    def _subscription(self, request: RequestHead) -> None:
+        self._check_names(request)
+        sharing = self.admin.broker.named.sharing
+        try:
+            self._respond(sharing.show(sharing.find(request.path[2])))
+        except errors.NoSuchSubscription as error:
+            self._refuse(404, "no-such-subscription", str(error))
+
     def _history(self, request: RequestHead) -> None:
         span = request.query.get("span", "1h")
         if span not in SPANS:
@@ -250,6 +260,7 @@ class AdminProtocol(WebProtocol):
         ("api", "streams"): _streams,
         ("api", "subscribers"): _subscribers,
         ("api", "history"): _history,
+        ("api", "subscriptions", "NAME"): _subscription,
         ("api", "events"): _events,
         ("api", "streams", "NAME", "tail"): _latest,
     }
@@ -355,7 +366,15 @@ class AdminFactory(SessionFactory):
 
     protocol = AdminProtocol
     defaults = AdminSettings()
-    refusals = (*WEB_REFUSALS, "bad-method", "bad-name", "bad-query", "bad-token", "no-such-path")
+    refusals = (
+        *WEB_REFUSALS,
+        "bad-method",
+        "bad-name",
+        "bad-query",
+        "bad-token",
+        "no-such-path",
+        "no-such-subscription",
+    )
     proofs = None
     settings: AdminSettings
 
@@ -427,7 +446,9 @@ def make_admin(
 
 
 def _route(path: tuple[str, ...]) -> tuple[str, ...]:
-    """Return *path* with NAME instead of the name of a stream."""
+    """Return *path* with NAME instead of the name of a stream or a subscription."""
+    if path[:2] == ("api", "subscriptions") and len(path) == 3:
+        return (*path[:2], "NAME")
     return (*path[:2], "NAME", path[3]) if len(path) == 4 else path
 
 

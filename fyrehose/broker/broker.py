@@ -144,7 +144,7 @@ class Broker:
             most=self.named_subscriptions,
         )
         self.table.shares = self.shares
-        self.table.now = self.journal.now
+        self.table.now = self.shares.now = self.journal.now
         self.table.exists = lambda stream: stream in self.largest
 
     @property

@@ -163,7 +163,10 @@ class Consuming:
         return forgotten
 
     def listed(self) -> list[dict[str, object]]:
-        """Describe the subscriptions that the peer may consume, and, if it may consume all, those to the files."""
+        """Describe the subscriptions that the peer may consume, and, if it may consume all, those to the files.
+
+        The last are the shared ones.
+        """
         permits = self.peer.permits
         found = [
             describe(self.table, named)
@@ -172,7 +175,7 @@ class Consuming:
         ]
         if permits(Action.CONSUME, EVERY):
             found += [described(each) for each in self.table.journal.keeper.subscriptions()]
-        return found
+        return [*found, *self.sharing.listed()]
 
     def _do(self, named: Named, change: Callable[[], Deferred[Any]]) -> Deferred[Any]:
         try:

@@ -5,13 +5,13 @@ the last acknowledged numbers, the ends of the streams -> records; a look at som
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from itertools import cycle, islice
+from typing import Protocol
 
 import attrs
 from twisted.logger import Logger
 
-from fyrehose.broker.subscription import Named
 from fyrehose.errors import JournalCorrupt
 from fyrehose.interfaces import IJournal
 
@@ -19,6 +19,20 @@ log = Logger()
 
 #: The most streams in which one look reads the oldest record that is not acknowledged.
 LOOKS = 20
+
+
+class Lagging(Protocol):
+    """A named subscription, or a shared one.
+
+    :ivar oldest: number and time of the oldest record behind :attr:`places`, by stream, when it was last looked up
+    """
+
+    name: str
+    oldest: dict[str, tuple[int, int]]
+
+    @property
+    def places(self) -> Mapping[str, int]:
+        """Return the number of the last record of each stream up to which all are acknowledged, or final."""
 
 
 @attrs.define(eq=False)
@@ -32,7 +46,7 @@ class SubscriptionLags:
     now: Callable[[], int]
     _next: int = attrs.field(default=0, init=False)
 
-    def of(self, named: Named) -> tuple[int, float | None]:
+    def of(self, named: Lagging) -> tuple[int, float | None]:
         """Return how many records *named* has not acknowledged, and the age of the oldest of them in seconds.
 
         The age is None until it has been looked up.
@@ -42,7 +56,7 @@ class SubscriptionLags:
         total = sum(records for records, _ in found)
         return total, max(ages) if ages else None if total else 0.0
 
-    def of_stream(self, named: Named, stream: str, seq: int) -> tuple[int, float | None]:
+    def of_stream(self, named: Lagging, stream: str, seq: int) -> tuple[int, float | None]:
         """Return the same for one stream of *named*, of which the records up to *seq* are acknowledged."""
         oldest, last = self.journal.bounds(stream)
         records = max(0, last - max(seq, oldest - 1))
@@ -51,7 +65,7 @@ class SubscriptionLags:
         time = named.oldest.get(stream, (0, 0))[1]
         return records, max(0, self.now() - time) / 1e6 if time else None
 
-    def look(self, entries: Collection[Named]) -> None:
+    def look(self, entries: Collection[Lagging]) -> None:
         """Look up the oldest unacknowledged records of some streams; call it every second."""
         ends = self.journal.ends()
         behind = []

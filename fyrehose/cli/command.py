@@ -20,7 +20,7 @@ from fyrehose.cli.stats import stats, top
 from fyrehose.cli.streams import streams
 from fyrehose.cli.subscriptions import subscriptions
 from fyrehose.cli.token import token
-from fyrehose.cli.values import DURATION, Since, WholeNumber
+from fyrehose.cli.values import DURATION, PARTS, Since, WholeNumber
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -179,6 +179,7 @@ def publish(
 @click.option("--count", type=WholeNumber(1), help="Stop after this many messages.")
 @click.option("--idle", type=DURATION, help="Stop when no message arrives for this long.")
 @click.option("--format", "form", type=click.Choice(["text", "json", "raw"]), default="text", show_default=True)
+@click.option("--parts", type=PARTS, help="Events over 16 MiB: one message (text and raw), or as stored (json).")
 @click.option("--timeout", type=DURATION, default="10s", show_default=True, help="How long to wait for the server.")
 @click.argument("extra", nargs=-1, metavar="")
 def tail(
@@ -192,6 +193,7 @@ def tail(
     count: int | None,
     idle: float | None,
     form: str,
+    parts: str | None,
     timeout: float,
     extra: tuple[str, ...],
 ) -> None:
@@ -208,6 +210,7 @@ def tail(
     from fyrehose.cli.servers import protocol_to_tail, server
     from fyrehose.cli.tail import NamedTail
     from fyrehose.cli.tail import tail as follow
+    from fyrehose.parts import Joiner
 
     if extra:
         raise click.UsageError(f"unexpected argument {extra[0]!r}; name the stream with --stream {extra[0]}")
@@ -227,6 +230,7 @@ def tail(
             at.history,
             since,
             named,
+            Joiner() if (parts or ("keep" if form == "json" else "join")) == "join" else None,
         )
     )
     sys.exit(status)

@@ -12,7 +12,7 @@ import click
 
 from fyrehose.cli.console import WIDE, escaped, moment, progress_bar
 from fyrehose.cli.journal_backup import backup, restore
-from fyrehose.cli.values import FORMAT, WholeNumber
+from fyrehose.cli.values import FORMAT, PARTS, WholeNumber
 from fyrehose.errors import JournalCorrupt, NoSuchSubscription
 from fyrehose.options import counted, shown_size
 from fyrehose.records import LAST_SEQ
@@ -143,6 +143,9 @@ def stats(directory: Path, form: str, everything: bool) -> None:
     "--format", "form", type=click.Choice(["parquet", "arrow", "ndjson"]), help="Format; default: by FILE's suffix."
 )
 @click.option("--skip-gaps", is_flag=True, help="Ignore numbers that are missing from the journal.")
+@click.option(
+    "--parts", type=PARTS, default="join", show_default=True, help="Write events over 16 MiB as one, or as stored."
+)
 @_DIRECTORY
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 def export(
@@ -153,6 +156,7 @@ def export(
     end: str | None,
     form: str | None,
     skip_gaps: bool,
+    parts: str,
 ) -> None:
     """Write records of the journal in DIR into FILE as Parquet, Arrow or NDJSON.
 
@@ -167,7 +171,7 @@ def export(
     chosen = journal_export.format_of(file, form)
     wanted = journal_export.selected(streams, start, end)
     with progress_bar(f"exporting {directory}") as progress:
-        written = journal_export.export(directory, file, chosen, wanted, skip_gaps, progress)
+        written = journal_export.export(directory, file, chosen, wanted, skip_gaps, progress, joins=parts == "join")
     size = "" if written.size is None else f", {counted(written.size, 'byte')}"
     click.echo(f"{counted(written.records, 'record')}{size} in {file}", err=written.size is None)
 

@@ -12,10 +12,10 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import attrs
 
@@ -23,8 +23,12 @@ from fyrehose.cli.formats import as_json
 from fyrehose.errors import ConfigError, FyrehoseError, JournalGap, MissingExtra
 from fyrehose.extras import ARROW
 from fyrehose.journal.offline.walk import Batch, Damaged, Log, walk
+from fyrehose.parts import PARTS, Joiner
 from fyrehose.records import Run
 from fyrehose.spark.selection import Selection, bounds
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 #: Formats by the suffix of the file's name.
 FORMATS = {".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ndjson": "ndjson", ".jsonl": "ndjson"}
@@ -72,10 +76,19 @@ def format_of(path: Path, form: str | None) -> str:
     return form
 
 
-def export(directory: Path, path: Path, form: str, wanted: Selection, skip_gaps: bool, progress: Progress) -> Exported:
+def export(
+    directory: Path,
+    path: Path,
+    form: str,
+    wanted: Selection,
+    skip_gaps: bool,
+    progress: Progress,
+    joins: bool = True,
+) -> Exported:
     """Write the ``wanted`` records of the journal in ``directory`` to a file at ``path``, replacing an existing file.
 
     :param progress: called with the bytes of the journal that are done, and their total
+    :param joins: join the parts of events that are larger than a record
     :raises JournalError: the directory has no journal
     :raises JournalCorrupt: the journal is damaged
     :raises JournalGap: wanted numbers are missing, and ``skip_gaps`` is false
@@ -86,7 +99,7 @@ def export(directory: Path, path: Path, form: str, wanted: Selection, skip_gaps:
     write = _ndjson if form == "ndjson" else _columns
     try:
         with _whole(path) as out:
-            records = write(directory, out, form, wanted, skip_gaps, progress)
+            records = write(directory, out, form, wanted, skip_gaps, progress, Joiner() if joins else None)
         named = _descriptor(path) is None and path.is_file()
         return Exported(records, path.stat().st_size if named else None)
     except OSError as error:
@@ -157,8 +170,24 @@ def _terminated() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _ndjson(directory: Path, out: BinaryIO, form: str, wanted: Selection, skip_gaps: bool, progress: Progress) -> int:
+def _ndjson(
+    directory: Path,
+    out: BinaryIO,
+    form: str,
+    wanted: Selection,
+    skip_gaps: bool,
+    progress: Progress,
+    joiner: Joiner | None,
+) -> int:
     records, last = 0, dict[str, int]()
+
+    def write(runs: Iterable[Run]) -> int:
+        written = 0
+        for each in runs:
+            out.write(as_json(each))
+            written += len(each)
+        return written
+
     for run in _runs(directory, wanted, progress):
         before = last.get(run.stream)
         if before is not None and run.first_seq > before + 1 and not skip_gaps:
@@ -167,9 +196,8 @@ def _ndjson(directory: Path, out: BinaryIO, form: str, wanted: Selection, skip_g
                 "pass --skip-gaps to export the others"
             )
         last[run.stream] = run.last_seq
-        out.write(as_json(run))
-        records += len(run)
-    return records
+        records += write((run,) if joiner is None else joiner.join(run))
+    return records + write(() if joiner is None else joiner.end())
 
 
 def _runs(directory: Path, wanted: Selection, progress: Progress) -> Iterator[Run]:
@@ -189,7 +217,15 @@ def _runs(directory: Path, wanted: Selection, progress: Progress) -> Iterator[Ru
                     yield part
 
 
-def _columns(directory: Path, out: BinaryIO, form: str, wanted: Selection, skip_gaps: bool, progress: Progress) -> int:
+def _columns(
+    directory: Path,
+    out: BinaryIO,
+    form: str,
+    wanted: Selection,
+    skip_gaps: bool,
+    progress: Progress,
+    joiner: Joiner | None,
+) -> int:
     """Write record batches with all columns of the Spark source; return the number of records."""
     import pyarrow as pa
 
@@ -210,11 +246,48 @@ def _columns(directory: Path, out: BinaryIO, form: str, wanted: Selection, skip_
     else:
         writer = pa.ipc.new_file(out, schema)
     done, total = 0, sum(part.size for part in parts)
-    with writer:
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal done
         for part in parts:
-            for batch in PartReader(where, part, wanted, schema, skip_gaps=skip_gaps).read():
-                writer.write_batch(batch)
-                records += batch.num_rows
+            yield from PartReader(where, part, wanted, schema, skip_gaps=skip_gaps).read()
             done += part.size
             progress(done, total)
+
+    with writer:
+        for batch in batches() if joiner is None else _joined(batches(), schema, joiner):
+            writer.write_batch(batch)
+            records += batch.num_rows
     return records
+
+
+def _joined(batches: Iterable[pa.RecordBatch], schema: pa.Schema, joiner: Joiner) -> Iterator[pa.RecordBatch]:
+    """Yield *batches* with the parts of each event joined; batches without parts stay as they are."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kinds = pa.array(sorted(PARTS))
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+
+    def batch_of(runs: Iterable[Run]) -> Iterator[pa.RecordBatch]:
+        for run in runs:
+            changed = {"payload": bytes(run.payload), "content_type": run.content_type}
+            yield pa.RecordBatch.from_pylist([rows[run.stream, run.first_seq] | changed], schema)
+        if not joiner.holding:
+            rows.clear()
+
+    for batch in batches:
+        begin = 0
+        found = pc.indices_nonzero(pc.is_in(batch.column("content_type"), value_set=kinds)).to_pylist()
+        for at in found:
+            if at > begin:
+                yield batch.slice(begin, at - begin)
+            begin = at + 1
+            row = batch.slice(at, 1).to_pylist()[0]
+            rows[row["stream"], row["seq"]] = row | {"payload": b""}
+            labels = {name: row[name] for name in ("source", "producer", "topic", "content_type", "producer_seq")}
+            run = Run.of(row["stream"], [row["payload"]], first_seq=row["seq"], **labels)
+            yield from batch_of(joiner.join(run))
+        if begin < batch.num_rows:
+            yield batch.slice(begin)
+    yield from batch_of(joiner.end())

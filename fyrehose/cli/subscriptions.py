@@ -139,13 +139,29 @@ def _row(each: dict[str, Any]) -> tuple[str, ...]:
     used = moment(each["active"])[:19]
     if each["kind"] == "files":
         return escaped(each["name"]), "(the journal's files)", "", f"{each['behind_bytes']:,} B", "", "", used
-    seconds = each.get("lag_seconds")
+    shared = each["kind"] == "shared"
+    seconds = (each["oldest_unsettled_seconds"] or None) if shared else each.get("lag_seconds") if each["lag"] else None
     return (
         escaped(each["name"]),
         escaped(each["stream"]),
-        counted(each["streams"], "stream") if each["kind"] == "pattern" else str(each["position"]),
+        _position(each),
         f"{each['lag']:,}",
-        "-" if seconds is None or not each["lag"] else f"{seconds:,.0f} s",
-        "connected" if each.get("consumer") else "",
+        "-" if seconds is None else f"{seconds:,.0f} s",
+        _consumer(each),
         used,
     )
+
+
+def _position(each: dict[str, Any]) -> str:
+    if each["kind"] == "shared":
+        return f"{each['settled_total']:,} settled"
+    return counted(each["streams"], "stream") if each["kind"] == "pattern" else str(each["position"])
+
+
+def _consumer(each: dict[str, Any]) -> str:
+    """Return who consumes: of a shared subscription, what its workers have, and what has failed."""
+    if each["kind"] != "shared":
+        return "connected" if each.get("consumer") else ""
+    counts = {"leased": each["in_flight"], "delayed": each["delayed"], "dead": each["dead_total"]}
+    state = ["paused"] if each["paused"] else ["window full"] if each["window_full"] else []
+    return ", ".join([*state, *(f"{count:,} {what}" for what, count in counts.items() if count)])

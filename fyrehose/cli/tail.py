@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 import click
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
@@ -17,6 +17,7 @@ from fyrehose.cli.connections import ConnectionHistory
 from fyrehose.cli.formats import Format
 from fyrehose.cli.running import connected, worker
 from fyrehose.errors import FyrehoseError
+from fyrehose.parts import Joiner
 from fyrehose.records import Run
 
 #: Bytes waiting for standard output at which the tailer is paused, and at which it is resumed.
@@ -108,6 +109,7 @@ class Tailing:
     :ivar idle: seconds without a message after which it ends; None: no limit
     :ivar since: the number before the first record that is wanted
     :ivar named: the named subscription to consume, if there is one
+    :ivar joiner: joins the parts of events that are larger than a record; None: they are written as they are
     """
 
     tailer: Any
@@ -117,6 +119,7 @@ class Tailing:
     idle: float | None
     since: int | None
     named: NamedTail | None
+    joiner: Joiner | None = None
     #: set when the tailer has accepted the subscription
     output: Output = attrs.field(init=False)
     #: says that the stream does not exist, unless a message arrives before
@@ -130,6 +133,22 @@ class Tailing:
     _short: str | None = None
 
     def take(self, run: Run) -> Deferred[Any] | None:
+        """Write *run*, with its events joined if that is wanted; see :meth:`write`.
+
+        :return: with a named subscription, fires with the last number before the parts that are held
+        """
+        if self._timer is not None and self.idle is not None and not self.output.ended.called:
+            self._timer.reset(self.idle)
+        if self.joiner is None:
+            return self.write(run)
+        written = [self.write(each) for each in self.joiner.join(run)]
+        if self.named is None:
+            return None
+        held = self.joiner.first_held(run.stream)
+        last = (written[-1] if written else None) or succeed(run.last_seq)
+        return last.addCallback(lambda seq: seq if held is None else min(seq, held - 1))
+
+    def write(self, run: Run) -> Deferred[Any] | None:
         """Write *run*, or as much of it as is left to write.
 
         :return: with a named subscription, fires with the number of the last record when it is written, and never if
@@ -142,8 +161,6 @@ class Tailing:
             run = run.slice(0, self.left)
             self.left -= len(run)
         written = self.output.write(self.form(run))
-        if self._timer is not None and self.idle is not None:
-            self._timer.reset(self.idle)
         if self.left == 0:
             self.output.end()
         return None if self.named is None else written.addCallback(lambda ok: run.last_seq if ok else Deferred())
@@ -190,6 +207,8 @@ class Tailing:
     def _end_idle(self) -> None:
         broken = f"connection to {self.history} lost: {self.history.hint}" if self.history.broken else None
         self._short = broken or self.tailer.shortfall(False)
+        for part in () if self.joiner is None else self.joiner.end():
+            self.write(part)
         self.output.end()
 
 
@@ -204,6 +223,7 @@ async def tail(
     history: ConnectionHistory,
     since: int | None = None,
     named: NamedTail | None = None,
+    joiner: Joiner | None = None,
 ) -> int:
     """Write the messages of ``stream`` to standard output, until one of these: ``count`` messages are written, none has
     arrived for ``idle`` seconds, or Ctrl-C.
@@ -211,12 +231,13 @@ async def tail(
     :param timeout: the longest time to connect, in seconds
     :param since: the number before the first record; 0 begins with the oldest record that is kept
     :param named: the named subscription to consume: its position moves when messages are written
+    :param joiner: joins the parts of events that are larger than a record; None: they are written as they are
     :return: the exit status, 0
     :raises BrokenPipeError: the reader of standard output, such as ``head``, has closed it
     :raises FyrehoseError: the server cannot be reached or refuses the client, records are missing, or standard output
         cannot be written
     """
-    tailing = Tailing(tailer, form, history, count, idle, since, named)
+    tailing = Tailing(tailer, form, history, count, idle, since, named, joiner)
     tailer.subscribe(stream, tailing.take, since, tailing.lost, **({} if named is None else attrs.asdict(named)))
     output = tailing.output = Output(worker(reactor).call, tailer)
     try:

@@ -46,6 +46,8 @@ class WholeNumber(click.IntRange):
 
 
 #: Option types of a duration, such as 30, 250ms, 5m or 12h, in seconds, and of a size, such as 64k or 1G, in bytes.
+#: What to do with the parts of an event that is larger than a record.
+PARTS = click.Choice(["join", "keep"])
 DURATION, SIZE = Parsed("duration", duration), Parsed("size", size)
 
 

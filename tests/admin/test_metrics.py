@@ -15,6 +15,8 @@ from fyrehose.admin import metrics
 from fyrehose.admin.sampling import Sampler, StreamRates
 from fyrehose.admin.status import Status, summary
 from fyrehose.broker.broker import Broker
+from fyrehose.broker.consumers.progress import ShareOptions
+from fyrehose.broker.consumers.work import Item
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.interfaces import IJournal
 from fyrehose.journal import subscriptions
@@ -184,6 +186,20 @@ def test_metrics_of_named_subscriptions(watched: Any) -> None:
     assert labelled(samples, "fyrehose_subscription_lag_messages") == {("s", "billing"): 2}
     assert labelled(samples, "fyrehose_subscription_lag_seconds") == {("s", "billing"): 3}
     assert labelled(scraped(watched.status, streams=0), "fyrehose_subscription_position") == {}
+
+
+def test_metrics_of_shared_subscriptions(watched: Any) -> None:
+    watched.publish(b"a", b"b", b"c")
+    sharing = watched.broker.named.sharing
+    shared = sharing.create("work", ShareOptions(stream="s"), 1).result
+    leased = sharing.lease(shared, "w", None, 2, 0).result[0][0]
+    sharing.act(shared, [Item("reject", leased.seq, leased.token)], "w")
+    samples = scraped(watched.status)
+    assert labelled(samples, "fyrehose_subscriptions") == {(): 1}
+    for name, value in (("in_flight", 1), ("dead_total", 1), ("settled_total", 0), ("lag_messages", 1)):
+        assert labelled(samples, f"fyrehose_subscription_{name}") == {("s", "work"): value}, name
+    sharing.delete(shared)
+    watched.broker.shares.close()
 
 
 @implementer(IJournal)

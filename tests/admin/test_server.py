@@ -19,6 +19,7 @@ from fyrehose.admin.plugin import plugin
 from fyrehose.admin.server import FILES, POLICY, Admin, AdminFactory, AdminService, make_admin
 from fyrehose.admin.settings import AdminSettings
 from fyrehose.admin.tail import INTERVAL
+from fyrehose.broker.consumers.progress import ShareOptions
 from fyrehose.broker.policy import parse
 from fyrehose.errors import ConfigError, JournalCorrupt, MissingExtra
 from fyrehose.identity import Identity, digest
@@ -201,6 +202,17 @@ def test_a_draining_server_is_healthy_but_not_ready(connect: Connect, watched: A
     peer = connect(token=TOKEN)
     assert (peer.ask("/health")[0], peer.ask("/ready")[0]) == (200, 503)
     assert peer.json("/ready") == {"ok": False, "journal": "writable", "draining": True}
+
+
+def test_a_shared_subscription_is_shown_with_its_leases(connect: Connect, watched: Any) -> None:
+    watched.publish(b"x", stream="jobs")
+    sharing = watched.broker.named.sharing
+    shared = sharing.create("a/b", ShareOptions(stream="jobs"), 1).result
+    sharing.lease(shared, "w1", None, 1, 0)
+    found = connect().json("/api/subscriptions/a%2Fb")
+    assert (found["in_flight"], found["leases"][0]["consumer"], found["dead_letters"]) == (1, "w1", [])
+    assert connect().ask("/api/subscriptions/none")[0] == 404
+    watched.broker.shares.close()
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,20 @@ LOGS = {
     "consumer": False,
     "active": 1_700_000_000_000_000,
 }
+WORK = {
+    "name": "work",
+    "kind": "shared",
+    "stream": "jobs",
+    "lag": 40,
+    "oldest_unsettled_seconds": 9.5,
+    "settled_total": 2000,
+    "in_flight": 3,
+    "delayed": 0,
+    "dead_total": 2,
+    "paused": True,
+    "window_full": False,
+    "active": 1_700_000_000_000_000,
+}
 ARCHIVE = {"name": "archive", "kind": "files", "behind_bytes": 4096, "active": 1_700_000_000_000_000}
 
 
@@ -93,6 +107,12 @@ def test_one_stream_of_a_pattern_can_be_rewound(server: Server) -> None:
     assert result.output == "subscription logs continues 7 records behind in 12 streams\n"
     assert json.loads(server.asked[0][2] or b"") == {"positions": {"logs.a": 6}}
     assert "needs --since with a number" in run("rewind", "logs", "--stream", "logs.a", "--since", "latest").output
+
+
+def test_a_shared_subscription_shows_what_its_workers_have(server: Server) -> None:
+    server.answer = {"subscriptions": [WORK]}
+    row = run().output.splitlines()[1]
+    assert all(text in row for text in ("work", "jobs", "2,000 settled", "40", "10 s", "paused, 3 leased, 2 dead"))
 
 
 def test_subscriptions_are_listed_as_json(server: Server) -> None:

@@ -17,6 +17,7 @@ from fyrehose.admin import metrics
 from fyrehose.admin.sampling import Sampler, StreamRates
 from fyrehose.admin.status import Status
 from fyrehose.broker.broker import Broker
+from fyrehose.broker.consumers.progress import ShareOptions
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.interfaces import IJournal
 from fyrehose.journal.commit import InlineWorker
@@ -46,6 +47,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     broker = Broker(clock, Member(clock, tmp_path_factory.mktemp("j"), worker=InlineWorker()), Sequencer())
     broker.open()
     broker.publish([Run.of("s", [b"x"], source="figg")])
+    broker.shares.clustered = False  # A cluster has none; here they only show their metrics.
+    broker.named.sharing.create("work", ShareOptions(stream="s"), 1)
     broker.counters.refuse(Logger(), "figg", "too-large", "x")
     broker.counters.add("figg", "skipped")
     clock.advance(1)

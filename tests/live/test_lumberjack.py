@@ -11,6 +11,7 @@ import ssl
 import subprocess
 import sys
 import time
+import urllib.request
 import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -113,6 +114,28 @@ def test_pylogbeat(place: Place) -> None:
         [FYREHOSE, "journal", "verify", place.server.directory / "data"], capture_output=True, text=True, check=False
     )
     assert dump.returncode == 0, dump.stderr
+
+
+def test_event_of_40_mib_of_pylogbeat_is_one_event_for_readers(start: Any, tmp_path: Path) -> None:
+    listeners = [f"lumberjack={LOOPBACK}", f"http={LOOPBACK}"]
+    server = start(*(word for each in listeners for word in ("--listen", each)))
+    event = json.dumps({"message": "x" + "\u20ac" * ((40 << 20) // 3)}, ensure_ascii=False)
+    client = pylogbeat.PyLogBeatClient("127.0.0.1", server.port("lumberjack"), timeout=60)
+    client.send([event, '{"message": "small"}'])
+    client.close()
+    url = f"http://127.0.0.1:{server.port('http')}/streams/lumberjack?parts=join"
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        large, small = (json.loads(line)["payload"] for line in answer)
+    assert (large == event, small) == (True, '{"message": "small"}')
+    at = f"127.0.0.1:{server.port('http')}"
+    words = ["tail", "--protocol", "http", "--from", at, "--stream", "lumberjack", "--since", "start", "--count", "2"]
+    tailed = subprocess.run([FYREHOSE, *words], capture_output=True, check=True, timeout=60).stdout.splitlines()
+    assert tailed == [event.encode(), b'{"message": "small"}']
+    assert server.stop() == 0
+    words = ["journal", "export", str(server.directory / "data"), str(tmp_path / "all.ndjson")]
+    subprocess.run([FYREHOSE, *words], capture_output=True, check=True, timeout=60)
+    exported = [json.loads(line)["payload"] for line in (tmp_path / "all.ndjson").read_text().splitlines()]
+    assert exported == [event, '{"message": "small"}']
 
 
 def test_pylogbeat_into_streams_by_content(start: Any, tmp_path: Path) -> None:

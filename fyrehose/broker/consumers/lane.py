@@ -33,7 +33,14 @@ from heapq import heappop, heappush
 
 import attrs
 
-from fyrehose.broker.consumers.progress import FinalNumbers, ShareOptions, StreamProgress, ranges_of
+from fyrehose.broker.consumers.progress import (
+    KEPT_LETTERS,
+    DeadLetter,
+    FinalNumbers,
+    ShareOptions,
+    StreamProgress,
+    ranges_of,
+)
 
 #: How many times ``limit`` a record may be returned as not tried before that counts as a failure.
 UNTRIED = 10
@@ -65,6 +72,7 @@ class OpenRecord:
     :ivar ended: deliveries that have ended, and how many of them failed; durable
     :ivar ending: the same, while the end of its lease is being written
     :ivar closing: how it becomes final (``settled``, ``dead`` or ``expired``), while that is being written
+    :ivar letter: the dead letter that it becomes, while that is being written; see :attr:`LaneChange.letter`
     :ivar not_before: when it may be leased again
     :ivar queued: whether it is in the heap of delayed or of ready records
     """
@@ -74,6 +82,7 @@ class OpenRecord:
     ended: tuple[int, int] = (0, 0)
     ending: tuple[int, int] | None = None
     closing: str = ""
+    letter: DeadLetter | None = None
     lease: Lease | None = None
     not_before: float = 0.0
     queued: bool = False
@@ -84,14 +93,14 @@ class LaneChange:
     """What one append writes: all of it becomes durable, or none.
 
     :ivar epoch: the epoch that begins; 0: none does
-    :ivar letter: the record that becomes a dead letter, its failures, and why
+    :ivar letter: the record that becomes a dead letter
     """
 
     lane: Lane | None = None
     settled: list[int] = attrs.field(factory=list)
     expired: list[tuple[int, int]] = attrs.field(factory=list)
     ended: dict[int, tuple[int, int]] = attrs.field(factory=dict)
-    letter: tuple[int, int, str] | None = None
+    letter: DeadLetter | None = None
     reach: int = 0
     epoch: int = 0
 
@@ -104,6 +113,7 @@ class LaneChange:
             "dead": [] if self.letter is None else [self.letter[0]],
             "expired": self.expired,
             "ends": {str(seq): end for seq, end in self.ended.items()},
+            "letters": [] if self.letter is None else [self.letter],
         }
         return {name: value for name, value in found.items() if value}
 
@@ -116,10 +126,11 @@ class Group:
         with each part, in the order of appends
     :ivar now: the monotonic clock, in seconds
     :ivar trusted: whether no other server can have taken over
+    :ivar wall: the time for people, in microseconds since 1970 UTC
     :ivar epoch: the epoch of this server, and *before* the one of the server before
     :ivar hold_until: until when records that may have been leased before the start wait
     :ivar open: records of all lanes that are not final
-    :ivar held: how many records each consumer holds
+    :ivar held: how many records each consumer holds, and *leased* all of them
     """
 
     options: ShareOptions
@@ -127,6 +138,7 @@ class Group:
     now: Callable[[], float]
     trusted: Callable[[], bool] = lambda: True
     delay: Callable[[int], float] = backoff
+    wall: Callable[[], int] = attrs.field(default=lambda: 0, kw_only=True)
     before: int = attrs.field(default=0, kw_only=True)
     paused: bool = attrs.field(default=False, kw_only=True)
     epoch: int = attrs.field(init=False)
@@ -134,6 +146,7 @@ class Group:
     hold_until: float = attrs.field(init=False)
     open: int = attrs.field(default=0, init=False)
     held: Counter[str] = attrs.field(factory=Counter, init=False)
+    leased: int = attrs.field(default=0, init=False)
     redelivered: int = attrs.field(default=0, init=False)
     late: int = attrs.field(default=0, init=False)
     #: whether a rewind is being written: nothing may be appended for records of before
@@ -237,9 +250,8 @@ class Lane:
             if entry is None:
                 break
             number, end = entry.ended[0] + 1, self.group.now() + self.group.options.lease
-            entry.lease = Lease(number, end, consumer)
+            self._begin_lease(entry, Lease(number, end, consumer))
             self.group.redelivered += number > 1
-            self.group.held[consumer] += 1
             heappush(self._ends, (end, entry.seq))
             picked.append(entry)
         return picked
@@ -263,8 +275,6 @@ class Lane:
 
     def _next_ready(self) -> OpenRecord | None:
         """Return the next record that was returned, or has waited for the grace or its key."""
-        while self._delayed and self._delayed[0][0] <= self.group.now():
-            heappush(self._ready, heappop(self._delayed)[1])
         while self._ready:
             entry = self.entries.get(heappop(self._ready))
             if entry is None or not entry.queued:
@@ -382,7 +392,8 @@ class Lane:
             self._expire(entry)
         elif why or self._is_too_many(failures):
             self._close(entry, "dead")
-            self._append(LaneChange(self, letter=(seq, failures, why or "limit")))
+            entry.letter = seq, failures, why or "limit", self.group.wall()
+            self._append(LaneChange(self, letter=entry.letter))
         else:
             entry.ending = number, failures
             batch.ended[seq] = entry.ending
@@ -396,8 +407,7 @@ class Lane:
             return None
         entry = self.entries.get(seq)
         if entry is not None and entry.lease is None and token[0] != self.group.epoch and not self.why_not(seq, token):
-            entry.lease = Lease(token[1], 0.0, consumer)
-            self.group.held[consumer] += 1
+            self._begin_lease(entry, Lease(token[1], 0.0, consumer))
         elif entry is None or not self.holds(seq, token):
             return None
         assert entry.lease is not None, "it was just leased, or still is"
@@ -423,6 +433,10 @@ class Lane:
             self._end_lease(entry)
             self.group.open -= not entry.closing
         self.entries.clear()
+
+    def delayed(self) -> int:
+        """Return about how many records wait for their delay; those that are settled late meanwhile count, too."""
+        return len(self._delayed)
 
     def available(self) -> int:
         """Return about how many records could be leased now."""
@@ -455,6 +469,8 @@ class Lane:
         if changed:
             self._expire_deleted(list(self.entries.values()))
             self._expire_unseen()
+        while self._delayed and self._delayed[0][0] <= now:
+            heappush(self._ready, heappop(self._delayed)[1])
 
     def _expire_deleted(self, entries: Sequence[OpenRecord]) -> None:
         for entry in entries:
@@ -514,7 +530,7 @@ class Lane:
             if seq in batch.ended:
                 entry.ending = None
             elif entry.closing:
-                entry.closing = ""
+                entry.closing, entry.letter = "", None
                 self.group.open += 1
             if entry.lease is not None:
                 heappush(self._ends, (entry.lease.end, seq))
@@ -527,8 +543,14 @@ class Lane:
                 self._unwritten.append(unseen)
                 self._oldest = 0  # The next tick tries again.
 
+    def _begin_lease(self, entry: OpenRecord, lease: Lease) -> None:
+        entry.lease = lease
+        self.group.held[lease.consumer] += 1
+        self.group.leased += 1
+
     def _end_lease(self, entry: OpenRecord) -> None:
         if entry.lease is not None:
+            self.group.leased -= 1
             held = self.group.held
             held[entry.lease.consumer] -= 1
             if held[entry.lease.consumer] <= 0:
@@ -556,6 +578,8 @@ class Lane:
         found = StreamProgress(
             FinalNumbers(now.final.floor, now.final.above()), self.reach, {}, now.settled, now.dead, now.expired
         )
+        letters = [entry.letter for entry in self.entries.values() if entry.letter is not None]
+        found.letters = [*now.letters, *letters][-KEPT_LETTERS:]
         for first, last in self._expiring:
             found.expired += found.final.add(first, last)
         for entry in self.entries.values():

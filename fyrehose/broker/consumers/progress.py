@@ -3,12 +3,15 @@
     {"v": 1, "since": 17, "name": "billing", "set": {"stream": "orders", "lease": 30, ...}}          created
     {"v": 1, "since": 17, "name": "billing", "set": null}                                            deleted
     {"v": 1, "since": 17, "name": "billing", "stream": "orders", "epoch": 7, "reach": 5200,
-     "final": [[4100, 4180], 4190], "dead": [4185], "expired": [], "ends": {"4181": [2, 1]}}          a change
+     "final": [[4100, 4180], 4190], "dead": [4185], "letters": [[4185, 5, "limit", TIME]],
+     "expired": [], "ends": {"4181": [2, 1]}}                                                        a change
+    {"v": 1, "since": 17, "name": "billing", "redriven": 300}                  see SavedShare.redriven
     {"v": 1, "all": [INDEX, COUNT], "shared": {"billing": {...}}}                                    a checkpoint
 
 ``ends`` has, by number, the deliveries of a record that have ended, and how many of them failed.  ``rewind`` in a
-change forgets everything about the stream, and continues behind that number.  How such a stream is replayed is the
-theory of :mod:`~fyrehose.broker.state_stream`.
+change forgets everything about the stream, and continues behind that number.  ``letters`` says of each dead letter its
+failures, why it became one (``limit``, or what the worker that rejected it wrote), and when.  How such a stream is
+replayed is the theory of :mod:`~fyrehose.broker.state_stream`.
 """
 
 from __future__ import annotations
@@ -27,6 +30,11 @@ STREAM, SOURCE = ".shared", "server-shared"
 VERSION = 1
 #: A checkpoint begins a new record when the last one is larger than this, in bytes.
 RECORD_SIZE = 64 << 10
+#: The most dead letters of one stream about which more is remembered than their number.
+KEPT_LETTERS = 20
+
+#: The number of a record, its failures, why it became a dead letter, and when, in microseconds since 1970 UTC.
+DeadLetter = tuple[int, int, str, int]
 
 
 class FinalNumbers:
@@ -106,6 +114,7 @@ class StreamProgress:
 
     :ivar reach: no record above it was ever leased
     :ivar ends: of records that are not final: the deliveries that have ended, and how many of them failed
+    :ivar letters: the last dead letters
     """
 
     final: FinalNumbers = attrs.field(factory=FinalNumbers)
@@ -114,6 +123,7 @@ class StreamProgress:
     settled: int = 0
     dead: int = 0
     expired: int = 0
+    letters: list[DeadLetter] = attrs.field(factory=list)
 
     def apply(self, change: Mapping[str, Any]) -> None:
         """Apply a change of this stream."""
@@ -123,6 +133,8 @@ class StreamProgress:
             for first, last in _pairs(change.get(kind, ())):
                 setattr(self, name, getattr(self, name) + self.final.add(first, last))
         self.reach = max(self.reach, change.get("reach", 0))
+        if "letters" in change:
+            self.letters = [*self.letters, *map(_letter, change["letters"])][-KEPT_LETTERS:]
         for seq, (deliveries, failures) in change.get("ends", {}).items():
             if int(seq) not in self.final:
                 self.ends[int(seq)] = deliveries, failures
@@ -137,6 +149,7 @@ class StreamProgress:
             "reach": self.reach,
             "ends": {str(seq): end for seq, end in self.ends.items()},
             "counts": [self.settled, self.dead, self.expired],
+            "letters": self.letters,
         }
 
     @classmethod
@@ -144,7 +157,9 @@ class StreamProgress:
         """Return what :meth:`packed` returned."""
         final = FinalNumbers(fields["floor"], [(first, last) for first, last in fields["above"]])
         ends = {int(seq): (deliveries, failures) for seq, (deliveries, failures) in fields["ends"].items()}
-        return cls(final, fields["reach"], ends, *fields["counts"])
+        settled, dead, expired = fields["counts"]
+        letters = list(map(_letter, fields["letters"]))
+        return cls(final, fields["reach"], ends, settled, dead, expired, letters)
 
 
 @attrs.define
@@ -153,12 +168,14 @@ class SavedShare:
 
     :ivar epoch: the number of the last server that has leased; raised by a rewind, too
     :ivar streams: its progress by stream; a stream that is not here begins with its first record
+    :ivar redriven: the dead letters up to this number, in their stream, were published again
     """
 
     options: ShareOptions
     epoch: int = 0
     paused: bool = False
     streams: dict[str, StreamProgress] = attrs.field(factory=dict)
+    redriven: int = 0
 
     def progress(self, stream: str) -> StreamProgress:
         return self.streams.setdefault(stream, StreamProgress())
@@ -170,12 +187,14 @@ class SavedShare:
             "epoch": self.epoch,
             "paused": self.paused,
             "streams": streams,
+            "redriven": self.redriven,
         }
 
     @classmethod
     def unpacked(cls, fields: Mapping[str, Any]) -> SavedShare:
         streams = {name: StreamProgress.unpacked(progress) for name, progress in fields["streams"].items()}
-        return cls(ShareOptions(**fields["options"]), fields["epoch"], fields["paused"], streams)
+        options = ShareOptions(**fields["options"])
+        return cls(options, fields["epoch"], fields["paused"], streams, fields["redriven"])
 
 
 @attrs.define
@@ -223,6 +242,7 @@ class SavedShares:
         if changed is not None:
             changed.epoch = max(changed.epoch, fields.get("epoch", 0))
             changed.paused = fields.get("paused", changed.paused)
+            changed.redriven = max(changed.redriven, fields.get("redriven", 0))
             if "stream" in fields:
                 changed.progress(fields["stream"]).apply(fields)
         return False
@@ -268,6 +288,11 @@ def _pairs(ranges: Iterable[Any]) -> Iterator[tuple[int, int]]:
         if not 0 < first <= last <= LAST_SEQ:
             raise ValueError(f"it has the invalid range {each!r}")
         yield first, last
+
+
+def _letter(fields: Any) -> DeadLetter:
+    seq, failures, why, time = fields
+    return seq, failures, why, time
 
 
 def _dumped(fields: Mapping[str, object]) -> bytes:

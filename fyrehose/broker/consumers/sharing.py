@@ -9,6 +9,7 @@ results need ``publish`` in their streams.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Protocol
 
 import attrs
@@ -21,6 +22,9 @@ from fyrehose.errors import Forbidden, FyrehoseError, InvalidPosition, NoSuchSub
 from fyrehose.identity import Action as Right
 from fyrehose.patterns import Pattern
 from fyrehose.records import Run
+
+#: The most leases, and the most dead letters, that are shown of one subscription.
+MOST_LEASES, MOST_LETTERS = 1_000, 100
 
 
 class PeerBroker(Protocol):
@@ -41,6 +45,9 @@ class NoSharing:
 
     def create(self, name: str, options: ShareOptions, first: int) -> Deferred[Any]:
         return fail(Forbidden("this server keeps no messages, so there are no shared subscriptions"))
+
+    def show(self, shared: Any) -> dict[str, object]:
+        raise NoSuchSubscription("there are no shared subscriptions")
 
     def listed(self) -> list[dict[str, object]]:
         return []
@@ -125,6 +132,14 @@ class Sharing:
                 return fail(InvalidPosition(f"a position in stream {stream[:80]!r} cannot be {number}"))
         return self.table.rewind(shared, numbers)
 
+    def redrive(self, shared: SharedSubscription) -> Deferred[tuple[int, int]]:
+        """Publish dead letters to their streams again; see :meth:`SharedSubscriptions.redrive`."""
+        try:
+            self.peer.check(Right.SUBSCRIBE, shared.options.dead or shared.options.stream)
+        except FyrehoseError as refusal:
+            return fail(refusal)
+        return self.table.redrive(shared, self.peer.publish)
+
     def pause(self, shared: SharedSubscription, paused: bool) -> Deferred[Any]:
         return self.table.pause(shared, paused)
 
@@ -132,8 +147,8 @@ class Sharing:
         return self.table.delete(shared)
 
     def show(self, shared: SharedSubscription) -> dict[str, object]:
-        """Describe *shared*, with its leases."""
-        return describe(self.table, shared, leases=True)
+        """Describe *shared*, with its leases and its last dead letters."""
+        return {**describe(self.table, shared), **details(shared)}
 
     def listed(self) -> list[dict[str, object]]:
         """Describe the subscriptions that the peer may consume."""
@@ -142,16 +157,17 @@ class Sharing:
         return [describe(self.table, each) for each in every if permits(Right.CONSUME, each.options.stream)]
 
 
-def describe(table: SharedSubscriptions, shared: SharedSubscription, leases: bool = False) -> dict[str, object]:
-    """Return the state of *shared* as an object for JSON."""
-    options, group, lanes = shared.options, shared.group, shared.work.lanes
-    entries = [(lane, entry) for lane in lanes.values() for entry in lane.entries.values()]
-    ages = group.now()
-    found: dict[str, object] = {
+def describe(table: SharedSubscriptions, shared: SharedSubscription) -> dict[str, object]:
+    """Return the state of *shared* as an object for JSON; nothing here looks at single records."""
+    options, group, lanes = shared.options, shared.group, list(shared.work.lanes.values())
+    delayed = sum(lane.delayed() for lane in lanes)
+    age = table.lags.of(shared)[1]
+    return {
         "name": shared.name,
         "kind": "shared",
         "stream": options.stream,
         "pattern": options.pattern,
+        "streams": len(lanes),
         "lease": options.lease,
         "limit": options.limit,
         "window": options.window,
@@ -160,29 +176,41 @@ def describe(table: SharedSubscriptions, shared: SharedSubscription, leases: boo
         "key": options.key,
         "epoch": group.epoch,
         "paused": group.paused,
-        "lag": sum(max(0, lane.bounds()[1] - lane.seen) for lane in lanes.values()),
-        "in_flight": sum(entry.lease is not None for _, entry in entries),
-        "waiting": sum(lane.is_waiting(entry) for lane, entry in entries),
-        "delayed": sum(entry.not_before > ages for _, entry in entries),
+        "lag": sum(max(0, lane.bounds()[1] - lane.seen) for lane in lanes),
+        "in_flight": group.leased,
+        "waiting": max(0, group.open - group.leased - delayed),
+        "delayed": delayed,
         "window_full": not group.has_room(),
-        "settled_total": sum(lane.progress.settled for lane in lanes.values()),
-        "dead_total": sum(lane.progress.dead for lane in lanes.values()),
-        "expired_total": sum(lane.progress.expired for lane in lanes.values()),
+        "oldest_unsettled_seconds": age,
+        "settled_total": sum(lane.progress.settled for lane in lanes),
+        "dead_total": sum(lane.progress.dead for lane in lanes),
+        "expired_total": sum(lane.progress.expired for lane in lanes),
         "redelivered_total": group.redelivered,
         "late_refused_total": group.late,
-        "floor": {stream: lane.progress.final.floor for stream, lane in lanes.items()},
+        "requests_waiting": len(shared.waiting),
         "active": shared.active,
     }
-    if leases:
-        found["leases"] = [
+
+
+def details(shared: SharedSubscription) -> dict[str, object]:
+    """Return the floors, the leases and the last dead letters of *shared* as an object for JSON."""
+    lanes, now = shared.work.lanes.values(), shared.group.now()
+    leased = ((lane, each, each.lease) for lane in lanes for each in lane.entries.values() if each.lease is not None)
+    letters = sorted((time, lane.stream, *rest) for lane in lanes for *rest, time in lane.progress.letters)
+    return {
+        "floor": shared.places,
+        "leases": [
             {
                 "stream": lane.stream,
                 "seq": entry.seq,
-                "consumer": entry.lease.consumer,
-                "ends_in": round(entry.lease.end - ages, 3),
+                "consumer": lease.consumer,
+                "ends_in": round(lease.end - now, 3),
                 "failures": entry.ended[1],
             }
-            for lane, entry in entries[:1_000]
-            if entry.lease is not None
-        ]
-    return found
+            for lane, entry, lease in islice(leased, MOST_LEASES)
+        ],
+        "dead_letters": [
+            {"stream": stream, "seq": seq, "failures": failures, "why": why, "time": time}
+            for time, stream, seq, failures, why in letters[-MOST_LETTERS:]
+        ],
+    }

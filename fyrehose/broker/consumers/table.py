@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred, fail
+from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
@@ -32,6 +32,7 @@ from fyrehose.broker.consumers.progress import (
     StreamProgress,
 )
 from fyrehose.broker.consumers.work import Leased, Work, WorkerAction
+from fyrehose.broker.lags import SubscriptionLags
 from fyrehose.broker.state_stream import StateStream
 from fyrehose.errors import (
     FyrehoseError,
@@ -57,6 +58,9 @@ ENTRY_BYTES = 256
 READ_BYTES = 256 << 10
 #: The largest payload of one answer with several records, in bytes.
 ANSWER_BYTES = 4 << 20
+#: The most dead letters that one request publishes again, and the size of what it reads for that, in bytes.
+MOST_REDRIVEN = 1_000
+REDRIVE_BYTES = 1 << 20
 
 Publish = Callable[[Sequence[Run], Sequence[Run]], Deferred[Any]]
 
@@ -80,6 +84,8 @@ class SharedSubscription:
     :ivar appending: how many appends are under way
     :ivar active: when something was settled last, in microseconds since 1970 UTC
     :ivar gone: whether it was deleted
+    :ivar redriven: see :attr:`SavedShare.redriven`
+    :ivar oldest: number and time of the oldest record that is not final, by stream, when it was last looked up
     """
 
     name: str
@@ -91,13 +97,21 @@ class SharedSubscription:
     active: int = 0
     gone: bool = False
     pattern: Pattern | None = None
+    redriven: int = 0
+    redriving: bool = False
+    oldest: dict[str, tuple[int, int]] = attrs.field(factory=dict)
     _waking: bool = False
     _again: bool = False
 
     def saved(self) -> SavedShare:
         """Return what was appended, for a checkpoint."""
         streams = {stream: lane.appended() for stream, lane in self.work.lanes.items()}
-        return SavedShare(self.options, self.group.appended_epoch, self.group.paused, streams)
+        return SavedShare(self.options, self.group.appended_epoch, self.group.paused, streams, self.redriven)
+
+    @property
+    def places(self) -> dict[str, int]:
+        """Return the floor of each stream."""
+        return {stream: lane.progress.final.floor for stream, lane in self.work.lanes.items()}
 
 
 @attrs.define(eq=False)
@@ -122,6 +136,7 @@ class SharedSubscriptions:
     now: Callable[[], int] = attrs.field(default=lambda: time.time_ns() // 1000, kw_only=True)
     entries: dict[str, SharedSubscription] = attrs.field(factory=dict, init=False)
     stream: StateStream = attrs.field(init=False)
+    lags: SubscriptionLags = attrs.field(init=False)
     _saved: SavedShares = attrs.field(factory=SavedShares, init=False)
     _by_stream: dict[str, list[SharedSubscription]] = attrs.field(factory=dict, init=False)
     #: changes of whole subscriptions that are being written, which a checkpoint would not have
@@ -131,6 +146,7 @@ class SharedSubscriptions:
     _loop: LoopingCall | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
+        self.lags = SubscriptionLags(self.journal, lambda: self.now())
         self.stream = StateStream(
             STREAM,
             SOURCE,
@@ -254,10 +270,13 @@ class SharedSubscriptions:
         def append(batches: Sequence[LaneChange]) -> None:
             self._append(shared, batches).addErrback(self._not_written, shared)
 
-        group = Group(options, append, self.clock.seconds, before=saved.epoch, paused=saved.paused)
+        group = Group(
+            options, append, self.clock.seconds, wall=lambda: self.now(), before=saved.epoch, paused=saved.paused
+        )
         if new:
             group.hold_until = 0.0  # Nobody has had a record.
-        shared = SharedSubscription(name, options, group, Work(group, OrderedDict()), active=self.now())
+        work = Work(group, OrderedDict())
+        shared = SharedSubscription(name, options, group, work, active=self.now(), redriven=saved.redriven)
         if options.pattern:
             shared.pattern = Pattern(options.stream)
         self.entries[name] = shared
@@ -343,7 +362,7 @@ class SharedSubscriptions:
                 old = shared.work.lanes.pop(stream)
                 old.abandon()
                 counts = old.progress
-                done = StreamProgress(FinalNumbers(seq), seq, {}, counts.settled, counts.dead, counts.expired)
+                done = attrs.evolve(counts, final=FinalNumbers(seq), reach=seq, ends={})
                 self._remove_lane(shared, stream)
                 self._add_lane(shared, stream, done)
             group.epoch = group.stored_epoch = max(epoch, group.epoch)
@@ -356,15 +375,73 @@ class SharedSubscriptions:
 
         return self._change(*payloads).addCallbacks(written, refused)
 
-    def _change(self, *payloads: bytes) -> Deferred[Any]:
-        """Append a change of a whole subscription."""
+    def redrive(self, shared: SharedSubscription, publish: Publish) -> Deferred[tuple[int, int]]:
+        """Publish the next dead letters to the streams that they come from, and note that in the same commit.
+
+        :param publish: publishes with the rights of the peer
+        :return: fires with the number of letters that were published, and about how many are left, when that is
+            durable; fails with a SubscriptionError or a PublishError
+        """
+        try:
+            dead = self._redrivable(shared)
+        except SubscriptionError as refusal:
+            return fail(refusal)
+        runs, seq, last = [], shared.redriven, self.journal.bounds(dead)[1]
+        for run in self.journal.read(dead, seq + 1, REDRIVE_BYTES):
+            for record in run.records():
+                seq = record.seq
+                stream = (record.producer or "").rpartition("/")[0]
+                if record.source == SOURCE and stream in shared.work.lanes:
+                    labels = {"topic": record.topic, "content_type": record.content_type, "producer": record.producer}
+                    runs.append(Run.of(stream, [record.payload], source=SOURCE, **labels))
+                if len(runs) == MOST_REDRIVEN:
+                    break
+            if len(runs) == MOST_REDRIVEN:
+                break
+        if seq == shared.redriven:
+            return succeed((0, 0))
+        shared.redriving = True
+
+        def written(_: Any) -> tuple[int, int]:
+            shared.redriving, shared.redriven = False, max(shared.redriven, seq)
+            return len(runs), max(0, last - seq)
+
+        def refused(failure: Failure) -> Failure:
+            shared.redriving = False
+            return failure
+
+        payload = progress.pack(shared.name, self.stream.checkpoint, redriven=seq)
+        return self._change(payload, runs=runs, publish=publish).addCallbacks(written, refused)
+
+    def _redrivable(self, shared: SharedSubscription) -> str:
+        """Return the stream of the dead letters of *shared*.
+
+        :raises SubscriptionError: they cannot be published again
+        """
+        dead, name = shared.options.dead, shared.name
+        if dead is None:
+            raise SubscriptionConflict(f"subscription {name!r} has no stream of dead letters, so none are kept")
+        if shared.redriving:
+            raise SubscriptionConflict(f"dead letters of subscription {name!r} are being published again already")
+        for other in self.entries.values():
+            if other is shared or other.options.dead != dead:
+                continue
+            for stream in shared.work.lanes.keys() & other.work.lanes.keys():
+                raise SubscriptionConflict(
+                    f"subscription {other.name!r} has its dead letters of stream {stream!r} in {dead!r}, too: nobody "
+                    "knows whose they are; give each subscription its own stream of dead letters"
+                )
+        return dead
+
+    def _change(self, *payloads: bytes, runs: Sequence[Run] = (), publish: Publish | None = None) -> Deferred[Any]:
+        """Append a change of a whole subscription, and publish *runs* in the same commit."""
         self._changing += 1
 
         def settled(result: Any) -> Any:
             self._changing -= 1
             return result
 
-        return self.publish((), [self.stream.draft(*payloads)]).addBoth(settled)
+        return (publish or self.publish)(runs, [self.stream.draft(*payloads)]).addBoth(settled)
 
     # Leasing.
 
@@ -562,6 +639,7 @@ class SharedSubscriptions:
                 shared.active = self.now()  # Nothing is left to do, so nobody can be late.
             if shared.waiting:
                 self.wake(shared)
+        self.lags.look(self.entries.values())
         if not self._changing:
             self.stream.maintain(bool(self.entries) and self.journal.keeper.is_sealed(STREAM, self.stream.checkpoint))
 

@@ -15,16 +15,13 @@ from typing import Any
 from urllib.parse import quote
 
 import attrs
-import h11
 from twisted.application.internet import ClientService, backoffPolicy
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
-from twisted.internet.protocol import Protocol
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 
 from fyrehose.net.clients import reconnecting
-from fyrehose.net.several import follow_leader
+from fyrehose.protocols.http.requests import ClientRequest, Connection
 
 log = Logger()
 
@@ -79,7 +76,7 @@ class Acknowledger:
     #: the newest acknowledgement of each stream that has no answer
     _waiting: dict[str | None, int] = attrs.field(factory=dict, init=False)
     _service: ClientService | None = attrs.field(default=None, init=False)
-    _connection: _Connection | None = attrs.field(default=None, init=False)
+    _connection: Connection | None = attrs.field(default=None, init=False)
     _closing: Deferred[None] | None = attrs.field(default=None, init=False)
 
     def acknowledge(self, seq: int, generation: int, stream: str | None = None) -> None:
@@ -95,12 +92,16 @@ class Acknowledger:
         self._waiting[stream] = max(self._waiting.get(stream, 0), seq)
         if self._service is None:
             retry = backoffPolicy(1.0, 30.0)
-            self._service = reconnecting(self.clock, self.endpoint, lambda: _Connection(self), retry)
+            self._service = reconnecting(self.clock, self.endpoint, lambda: Connection(self), retry)
         elif self._connection is not None:
-            self._connection.send(self._next())
+            self._send(self._connection)
 
-    def _next(self) -> Marks:
-        return Marks(self._generation, dict(islice(self._waiting.items(), MOST_STREAMS)))
+    def _send(self, connection: Connection) -> None:
+        """Send an acknowledgement, unless one is under way, whose answer sends the next."""
+        if connection.idle:
+            marks = Marks(self._generation, dict(islice(self._waiting.items(), MOST_STREAMS)))
+            target = f"/subscriptions/{quote(self.name, safe='', errors=ESCAPED)}/ack"
+            connection.send(ClientRequest(method="POST", target=target, body=marks.body, sent=marks))
 
     def close(self) -> Deferred[None]:
         """Disconnect after the answer to the last acknowledgement, or after :data:`CLOSE_TIMEOUT`."""
@@ -113,14 +114,14 @@ class Acknowledger:
 
     # Called by the connection.
 
-    def connection_changed(self, connection: _Connection | None) -> None:
+    def connection_changed(self, connection: Connection | None) -> None:
         """Record the connection that is open now, or that there is none; without need of one do not reconnect."""
         self._connection = connection
         if connection is None:
             if not self._waiting:
                 self._stop()
         elif self._waiting:
-            connection.send(self._next())
+            self._send(connection)
 
     def answered(self, sent: Marks, status: int, detail: str) -> bool:
         """Record the answer to the acknowledgement *sent*.
@@ -148,7 +149,7 @@ class Acknowledger:
         if not self._waiting:
             self._end()
         elif self._connection is not None:
-            self._connection.send(self._next())
+            self._send(self._connection)
         return True
 
     # Internals.
@@ -164,65 +165,3 @@ class Acknowledger:
             return succeed(None)
         stopped: Deferred[Any] = service.stopService()
         return stopped.addCallback(lambda _: None)
-
-
-class _Connection(Protocol):
-    """One connection, with one request at a time."""
-
-    transport: Any
-
-    def __init__(self, owner: Acknowledger) -> None:
-        self._owner = owner
-        self._http = h11.Connection(h11.CLIENT)
-        self._sent: Marks | None = None
-        self._status = 0
-        self._body = bytearray()
-
-    def connectionMade(self) -> None:
-        self._owner.connection_changed(self)
-
-    def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
-        self._owner.connection_changed(None)
-
-    def send(self, marks: Marks) -> None:
-        """Send an acknowledgement, unless one is under way, whose answer sends the next."""
-        if self._sent is not None or self._http.our_state is not h11.IDLE:
-            return
-        self._sent, body = marks, marks.body
-        target = f"/subscriptions/{quote(self._owner.name, safe='', errors=ESCAPED)}/ack"
-        headers = [("Host", self._owner.authority), ("Content-Length", str(len(body)))]
-        events = (h11.Request(method="POST", target=target, headers=headers), h11.Data(data=body), h11.EndOfMessage())
-        self.transport.write(b"".join(self._http.send(event) or b"" for event in events))
-
-    def dataReceived(self, data: bytes) -> None:
-        try:
-            self._http.receive_data(data)
-            while (event := self._http.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
-                if isinstance(event, h11.Response):
-                    self._status = event.status_code
-                    if self._status == 503:
-                        follow_leader(self._owner.endpoint, dict(event.headers).get(b"location", b"").decode("latin-1"))
-                elif isinstance(event, h11.Data):
-                    self._body += event.data[: (4 << 10) - len(self._body)]
-                elif isinstance(event, h11.EndOfMessage):
-                    self._answered()
-                elif isinstance(event, h11.ConnectionClosed):
-                    break
-        except h11.ProtocolError as error:
-            log.warn("{name} does not answer as HTTP: {error}", name=self._owner.authority, error=str(error))
-            self.transport.abortConnection()
-
-    def _answered(self) -> None:
-        sent, self._sent = self._sent, None
-        detail = bytes(self._body).decode(errors="replace")
-        try:
-            detail = str(json.loads(detail)["error"])
-        except (ValueError, KeyError, TypeError):
-            pass  # It is reported as it is.
-        self._body.clear()
-        reusable = self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
-        if reusable:
-            self._http.start_next_cycle()
-        usable = sent is not None and self._owner.answered(sent, self._status, detail)
-        if not (usable and reusable):
-            self.transport.loseConnection()

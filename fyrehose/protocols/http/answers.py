@@ -15,10 +15,12 @@ import attrs
 from zope.interface import implementer
 
 from fyrehose import ndjson
-from fyrehose.errors import FyrehoseError
+from fyrehose.errors import FyrehoseError, JournalCorrupt
 from fyrehose.interfaces import IBroker, IConnectedSink, ISubscription
+from fyrehose.ndjson import is_text
 from fyrehose.net.lifecycle import Timers
 from fyrehose.net.outgoing import LargeRecord
+from fyrehose.parts import BETWEEN, LARGEST, event_at, is_part
 from fyrehose.pieces import PIECE, Encoded
 from fyrehose.protocols.http.session import PROTOCOL, HttpSession
 from fyrehose.records import Delivery, Run
@@ -119,12 +121,49 @@ events = EVENT.encode
 unnumbered = UNNUMBERED.encode
 
 
+@attrs.define(eq=False)
+class _JoinedEvent:
+    """An event that is sent as one record, one of its parts after the other.
+
+    :ivar numbers: the records that are its parts, those that are not sent yet
+    :ivar text: whether it is UTF-8
+    :ivar begun: whether the beginning of its JSON object was sent
+    """
+
+    numbers: list[int]
+    text: bool
+    begun: bool = False
+    #: the end of the part before, which is encoded with the next one: a part of a character, or of a group of base64
+    _rest: bytes = b""
+
+    def next_record(self, part: Run, begin: bytes) -> LargeRecord:
+        """Return the next part, to be sent in pieces behind *begin*."""
+        before = self._rest
+        final = len(self.numbers) == 1
+        del self.numbers[0]
+
+        def cut(run: Run, position: int) -> tuple[bytes, int | None]:
+            payload = memoryview(run.payload)
+            end = min(position + ndjson.STEP, len(payload))
+            piece = b"".join((b"" if position else before, payload[position:end]))
+            last = end == len(payload)
+            data, used = ndjson.encoded(piece, self.text, final and last)
+            data = data if position else begin + data
+            if not last:
+                return data, end - (len(piece) - used)
+            self._rest = piece[used:]
+            return data + ndjson.END + LINE.after if final else data, None
+
+        return LargeRecord(part.stream, part.first_seq, cut, part)
+
+
 @implementer(ISubscription)
 @attrs.define(eq=False)
 class ReadAnswer:
     """The answer to a GET: records *next* to *last*, at most *left* of them, a piece in each turn.
 
     :ivar then: further streams, with the first and the last record of each
+    :ivar joins: whether the parts of an event that is larger than a record are sent as one record
     """
 
     connection: AnsweredConnection
@@ -133,6 +172,11 @@ class ReadAnswer:
     last: int
     left: int
     then: list[tuple[str, int, int]] = attrs.field(factory=list)
+    joins: bool = False
+    #: the parts of events, by the number of each part that is to come
+    _events: dict[int, tuple[int, ...]] = attrs.field(factory=dict, init=False)
+    #: the event of which a part was sent
+    _joining: _JoinedEvent | None = attrs.field(default=None, init=False)
     _paused: bool = attrs.field(default=True, init=False)
     _queued: bool = attrs.field(default=False, init=False)
 
@@ -164,16 +208,17 @@ class ReadAnswer:
         size = 0
         if not self._over:
             try:
-                runs = self.connection.broker.read(self.stream, self.next, PIECE)
+                wanted = () if self._joining else self._wanted(self._read(self.next, PIECE))
+                if self._joining:
+                    size = self._send_part()
+                elif wanted:
+                    size = self._send_or_join(wanted) if self.joins else self._send(wanted)
+                else:
+                    self.next = self.last + 1
             except FyrehoseError as error:
-                # The status 200 was sent already; aborting the connection shows the peer that the answer is incomplete.
+                # The status 200 was sent already; aborting shows the peer that the answer is incomplete.
                 self.connection.abort_answer(error)
                 return 0
-            wanted = self._wanted(runs)
-            if wanted:
-                size = self._send(wanted)
-            else:
-                self.next = self.last + 1
         if self._paused:  # also while a large record is sent
             return size
         if self._over and self.left and self.then:
@@ -199,6 +244,50 @@ class ReadAnswer:
             wanted.append(part)
             left -= len(part)
         return tuple(wanted)
+
+    def _send_or_join(self, runs: tuple[Run, ...]) -> int:
+        """Send the first of *runs* up to a part of an event; send the event in place of its last part."""
+        first = next((at for at, run in enumerate(runs) if is_part(run)), None)
+        if first != 0:
+            return self._send(runs[:first])
+        part, cost = runs[0], 0
+        numbers = self._events.pop(part.first_seq, None)
+        if numbers is None:
+            numbers = event_at(self._read, part, self.connection.broker.bounds(self.stream)[0], self.last)
+            cost = BETWEEN // 16
+            if numbers is None:
+                return self._send(runs[:1]) + cost
+            self._events |= {number: numbers for number in numbers if number > part.first_seq}
+        if part.first_seq != numbers[-1]:
+            self.next = part.first_seq + 1
+            return cost
+        text = is_text(memoryview(self._part(number).payload) for number in numbers)
+        self._joining = _JoinedEvent(list(numbers), text)
+        return self._send_part() + LARGEST // 16 + cost
+
+    def _send_part(self) -> int:
+        """Send the next part of an event that is being joined."""
+        event = self._joining
+        assert event is not None
+        part = self._part(event.numbers[0])
+        begin = b""
+        if event.begun is False:
+            labels = attrs.evolve(self._part(event.numbers[-1]), content_type=None)
+            begin, event.begun = ndjson.head_of(labels, event.text)[0], True
+        self.connection.send_record(event.next_record(part, begin))
+        if not event.numbers:
+            self._joining, self.next, self.left = None, part.first_seq + 1, self.left - 1
+        return len(part.payload) // 16
+
+    def _read(self, start: int, max_bytes: int) -> tuple[Run, ...]:
+        return self.connection.broker.read(self.stream, start, max_bytes)
+
+    def _part(self, number: int) -> Run:
+        """Return record *number*, which is a part of an event."""
+        runs = self._read(number, 1)
+        if not runs or runs[0].first_seq != number:
+            raise JournalCorrupt(f"record {number} of stream {self.stream!r} was deleted while its event was sent")
+        return runs[0].slice(0, 1)
 
     def _send(self, runs: tuple[Run, ...]) -> int:
         """Send the first of *runs*, as many as fit into a piece, and return what that counts in a turn."""

@@ -1,4 +1,4 @@
-"""Carry out one request about a shared subscription: create, lease, settle, pause, show, rewind, delete.
+"""Carry out one request about a shared subscription: create, lease, settle, pause, redrive, show, rewind, delete.
 
 Manage -> broker.named.sharing -> what to answer with: an object, the bytes of one, or None for nothing
 """
@@ -18,7 +18,7 @@ from fyrehose.errors import NoSuchSubscription, SubscriptionConflict
 from fyrehose.interfaces import IBroker
 from fyrehose.protocols.http.managing import Manage
 from fyrehose.protocols.http.session import PROTOCOL
-from fyrehose.protocols.http.working import Creation, LeaseRequest, Settling
+from fyrehose.protocols.http.working import Creation, LeaseRequest, Redrive, Settling
 from fyrehose.records import Run
 
 
@@ -59,6 +59,9 @@ class Leasing:
             return self._waiting.addCallback(lambda found: _leased(shared.options.lease, found))
         if isinstance(event.work, Settling):
             return self._settle(shared, event.work)
+        if isinstance(event.work, Redrive):
+            redriven: Deferred[tuple[int, int]] = sharing.redrive(shared)
+            return redriven.addCallback(lambda counts: {"redriven": counts[0], "left": counts[1]})
         if event.action == "delete":
             return sharing.delete(shared)
         if event.action == "show":

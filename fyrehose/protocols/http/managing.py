@@ -6,7 +6,7 @@
     POST   /subscriptions/S/rewind      {"seq": N}, or "start" or "latest": set the position
            of a pattern                 {"positions": {"logs.a": N, ...}}
     DELETE /subscriptions/S             delete
-    PUT, and POST /subscriptions/S/lease, settle and pause: see working.py
+    PUT, and POST /subscriptions/S/lease, settle, pause and redrive: see working.py
 
 The same paths may begin with ``/streams/NAME``; the subscription must then be one of that stream.
 """
@@ -27,14 +27,15 @@ from fyrehose.web.session import RequestHead
 LARGEST = 64 << 10
 #: The methods of each path, by its last part.
 METHODS = {"": ("GET", "HEAD"), "S": ("GET", "HEAD", "PUT", "DELETE")}
-METHODS |= dict.fromkeys(("ack", "rewind", "lease", "settle", "pause"), ("POST",))
+METHODS |= dict.fromkeys(("ack", "rewind", "lease", "settle", "pause", "redrive"), ("POST",))
 
 
 @attrs.frozen(slots=True, kw_only=True)
 class Manage:
     """List, show, acknowledge, rewind or delete.
 
-    :ivar action: ``list``, ``show``, ``ack``, ``rewind`` or ``delete``; ``create``, ``lease``, ``settle`` or ``pause``
+    :ivar action: ``list``, ``show``, ``ack``, ``rewind`` or ``delete``; ``create``, ``lease``, ``settle``, ``pause``
+        or ``redrive``
     :ivar name: the subscription; empty for a list
     :ivar stream: the stream in the path; None: there is none
     :ivar seq: the position, of a pattern by stream; None: the end of the stream

@@ -13,6 +13,7 @@ from fyrehose.net.endpoints import TCPService
 from fyrehose.net.several import client_endpoint, place_text
 from fyrehose.net.tls import add_tls
 from fyrehose.protocols.http.client import HttpTailer
+from fyrehose.protocols.http.publisher import HttpPublisher
 from fyrehose.protocols.http.server import HttpFactory, HttpSettings
 from fyrehose.protocols.http.session import PROTOCOL
 
@@ -34,8 +35,8 @@ class HttpPlugin:
 
     def publisher(
         self, reactor: Any, host: str, port: int, window: int, endpoint: IStreamClientEndpoint | None = None
-    ) -> None:
-        """Return None: any HTTP client can publish, and other protocols do so faster."""
+    ) -> HttpPublisher:
+        return HttpPublisher(reactor, client_endpoint(reactor, host, port, endpoint), place_text(host, port), window)
 
     def tailer(self, reactor: Any, host: str, port: int, endpoint: IStreamClientEndpoint | None = None) -> HttpTailer:
         return HttpTailer(reactor, client_endpoint(reactor, host, port, endpoint), place_text(host, port))

@@ -212,7 +212,7 @@ class HttpProtocol(WebProtocol):
             self.session.end()
             self._end_consumption()
             return
-        self._streamed = ReadAnswer(self, event.stream, first, last, event.limit)
+        self._streamed = ReadAnswer(self, event.stream, first, last, event.limit, joins=event.joins)
         self.attach(self._streamed)
 
     def read_all(self, event: Read, parts: list[tuple[str, int, int]], headers: Mapping[str, str]) -> None:
@@ -285,8 +285,7 @@ class HttpProtocol(WebProtocol):
         self._authenticate(event.request)
         named = self.broker.named
         if event.action == "list":
-            every = [*named.listed(), *self.broker.named.sharing.listed()]
-            listed = [each for each in every if event.stream in (None, each.get("stream"))]
+            listed = [each for each in named.listed() if event.stream in (None, each.get("stream"))]
             self._respond({"subscriptions": listed})
             return
         try:

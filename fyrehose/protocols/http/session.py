@@ -68,7 +68,8 @@ REFUSALS = (
 
 USAGE = {
     "POST /streams/NAME": f"publish the body; with Content-Type: {NDJSON} publish each line",
-    "GET /streams/NAME?from=SEQ&limit=N": "read records from SEQ, or from the oldest, as one JSON object per line",
+    "GET /streams/NAME?from=SEQ&limit=N": "read records from SEQ, or from the oldest, as one JSON object per line; "
+    "parts=join makes one record of the parts of an event over 16 MiB",
     "GET /streams/NAME/live?from=SEQ": "follow the stream from now, or from SEQ, as server-sent events",
     "GET /streams?match=PATTERN&limit=N&page=N": "list the streams that match, such as logs.*",
     "GET /streams/*/live?match=PATTERN": "follow all streams that match, also new ones, as server-sent events",
@@ -117,6 +118,7 @@ class Read:
     :ivar consumer: the name that the client gave itself; empty: none
     :ivar lease: how long no other consumer may continue if the client acknowledges nothing, in seconds
     :ivar pattern: whether *stream* is a pattern, of which *subscription* is one
+    :ivar joins: whether to join the parts of events that are larger than a record
     """
 
     request: RequestHead
@@ -129,6 +131,7 @@ class Read:
     consumer: str = ""
     lease: int = LEASE
     pattern: bool = False
+    joins: bool = False
 
     @property
     def after(self) -> int:
@@ -434,13 +437,15 @@ class HttpSession(WebSession):
         known = {"from": LAST_SEQ} if live else {"from": LAST_SEQ, "limit": MOST_RECORDS}
         if subscription is not None:
             known |= {"takeover": 1} if live else {"takeover": 1, "wait": LONGEST_WAIT, "lease": LONGEST_LEASE}
-        others = ("subscription", "token") if live else ("subscription",)
+        others = ("subscription", "token") if live else ("subscription", "parts")
         if not live and subscription is not None:
             others = ("subscription", "consumer")
         try:
             numbers = _numbers(request, known, others)
             if live and "token" in request.query:
                 _check_token(request)
+            if request.query.get("parts", "join") not in ("join", "keep"):
+                raise ValueError("invalid parts: expected join, or keep, which is the default")
         except ValueError as error:
             return self.refuse(400, "bad-query", str(error))
         if not live:
@@ -456,6 +461,7 @@ class HttpSession(WebSession):
                     takeover=bool(numbers.get("takeover")),
                     consumer=request.query.get("consumer", ""),
                     lease=max(1, numbers.get("lease", LEASE)),
+                    joins=request.query.get("parts") == "join",
                 ),
             )
         last = request.headers.get("last-event-id", "")

@@ -4,6 +4,7 @@ PUT  /subscriptions/S          {"stream": "orders", "shared": true, "lease": 30,
 POST /subscriptions/S/lease    {"consumer": "w1", "most": 10, "wait": 30}               lease records
 POST /subscriptions/S/settle   {"done": [[7, "3.1"]], "failed": ..., "publish": [...]}  settle, return, extend them
 POST /subscriptions/S/pause    {"paused": true}                                         lease nothing more
+POST /subscriptions/S/redrive  {}                                                       publish dead letters again
 """
 
 from __future__ import annotations
@@ -139,13 +140,28 @@ def paused(fields: dict[str, Any]) -> bool:
     return bool(fields["paused"])
 
 
-Work = Creation | LeaseRequest | Settling | bool
+@attrs.frozen(slots=True)
+class Redrive:
+    """Publish dead letters to the streams that they come from."""
+
+
+def redrive(fields: dict[str, Any]) -> Redrive:
+    """Return the request to publish dead letters again.
+
+    :raises ValueError: the body is invalid
+    """
+    _only(fields, set())
+    return Redrive()
+
+
+Work = Creation | LeaseRequest | Settling | Redrive | bool
 #: How the bodies of these actions are read.
 BODIES: dict[str, Callable[[dict[str, Any]], Work]] = {
     "create": creation,
     "lease": lease_request,
     "settle": settling,
     "pause": paused,
+    "redrive": redrive,
 }
 
 
@@ -199,7 +215,8 @@ def _result(fields: Any) -> Result:
 def _only(fields: dict[str, Any], known: set[str]) -> None:
     unknown = sorted(fields.keys() - known)
     if unknown:
-        raise ValueError(f"unknown field {unknown[0][:80]!r}: use {', '.join(sorted(known))}")
+        expected = f"use {', '.join(sorted(known))}" if known else "expected {}"
+        raise ValueError(f"unknown field {unknown[0][:80]!r}: {expected}")
 
 
 def _name(fields: dict[str, Any], name: str) -> str:

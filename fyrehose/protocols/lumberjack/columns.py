@@ -21,6 +21,7 @@ import attrs
 
 from fyrehose.kernels import lumberjack as kernel
 from fyrehose.kernels.pure.lumberjack import Segment
+from fyrehose.parts import LAST_PART, PART
 from fyrehose.protocols.lumberjack.frames import EventRun, Pairs, to_json
 from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Buffer
 
@@ -29,9 +30,6 @@ JSON = "application/json"
 NOT_JSON = "application/x-lumberjack-j"
 #: Content type of a D frame's body (count, keys and values, as on the wire) that is not UTF-8, or too large as JSON.
 RAW_PAIRS = "application/x-lumberjack-d"
-#: Content types of the parts of a document that exceeds a record.
-PART = "application/x-lumberjack-part"
-LAST_PART = "application/x-lumberjack-last-part"
 #: Payloads of at least this many bytes become runs of their own, because copying them costs more than another run.
 LARGE = 128 << 10
 

@@ -169,7 +169,7 @@ def test_the_last_failure_makes_a_dead_letter() -> None:
     world.commit()
     world.lease()
     world.fail(1)
-    assert [(batch.letter, batch.ended) for batch in world.waiting] == [((1, 2, "limit"), {})]
+    assert [(batch.letter, batch.ended) for batch in world.waiting] == [((1, 2, "limit", 0), {})]
     world.commit()
     assert (world.lane.progress.dead, world.lane.progress.final.floor) == (1, 1)
 
@@ -200,7 +200,7 @@ def test_a_rejected_record_is_a_dead_letter_at_once() -> None:
     world = World()
     world.lease()
     world.fail(1, why="no address")
-    assert world.waiting[-1].letter == (1, 1, "no address")
+    assert world.waiting[-1].letter == (1, 1, "no address", 0)
 
 
 def test_returned_records_take_at_most_half_of_an_answer() -> None:

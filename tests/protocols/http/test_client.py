@@ -204,10 +204,10 @@ def test_pausing_pauses_every_connection_until_it_is_resumed() -> None:
     assert bench.endpoint.connections[-1][1].disconnecting
 
 
-def test_plugin_makes_a_tailer_and_no_publisher() -> None:
+def test_plugin_makes_a_tailer_and_a_publisher() -> None:
     plugin: Any = plugins.load("http")
     assert verifyObject(IClientPlugin, plugin)
-    assert plugin.publisher(MemoryReactorClock(), "h", 1, 5) is None
+    assert plugin.publisher(MemoryReactorClock(), "::1", 1, 5).authority == "[::1]:1"
     tailer = plugin.tailer(MemoryReactorClock(), "::1", 8117)
     assert verifyObject(ITailer, tailer)
     assert tailer.authority == "[::1]:8117"

@@ -418,7 +418,7 @@ def test_a_stream_beyond_the_limit_is_reported_and_not_followed() -> None:
     world = logs(named_subscriptions=8)
     peer = world.peer()
     peer.say(FOLLOW)
-    world.broker.table.room.most = 3
+    world.broker.table.room.change(3)
     world.publish(1, "logs.c")
     said = peer.hear()
     assert b"stream 'logs.c' is not followed: the limit server.named-subscriptions is reached" in said

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from twisted.internet.task import Clock
 
 from fyrehose.broker.broker import Broker
+from fyrehose.broker.consumers import table
 from fyrehose.broker.guard import Guard
 from fyrehose.broker.policy import parse
 from fyrehose.broker.sequencer import Sequencer
@@ -162,6 +164,96 @@ def test_the_limit_and_a_rejection_make_dead_letters() -> None:
     (letter, _) = world.journal.read("orders.dead", 1, 1 << 20)
     assert letter.producer == "orders/1"
     assert (world.show()["dead_total"], world.show()["floor"]) == (2, {"orders": 2})
+
+
+def test_dead_letters_say_why_also_after_a_restart_and_a_checkpoint() -> None:
+    world = World()
+    world.create(limit=1, dead="orders.dead")
+    world.settle(failed=items(world.lease()))
+    world.settle(reject=[[*items(world.lease())[0], {"why": "no address"}]])
+    letters = world.show()["dead_letters"]
+    assert [(each["seq"], each["failures"], each["why"]) for each in letters] == [(1, 1, "limit"), (2, 1, "no address")]
+    assert all(each["stream"] == "orders" and each["time"] > 0 for each in letters)
+    assert world.restarted().show()["dead_letters"] == letters
+    world.journal.keeper.sealed = True
+    world.clock.advance(1)
+    world.journal.forget(".shared", world.broker.shares.stream.checkpoint)
+    assert world.restarted().show()["dead_letters"] == letters
+
+
+def dead_letters(count: int = 3) -> World:
+    world = World()
+    world.create(dead="orders.dead")
+    world.settle(reject=[[*item, {"why": "no"}] for item in items(world.lease(count))])
+    return world
+
+
+def test_dead_letters_are_published_again_once() -> None:
+    world = dead_letters()
+    assert world.ask("POST /subscriptions/work/redrive", {}) == (200, {"redriven": 3, "left": 0})
+    assert world.payloads("orders")[10:] == [b"1", b"2", b"3"]
+    (again, *_) = world.journal.read("orders", 11, 1)
+    assert again.producer == "orders/1", "they say where they come from"
+    assert world.ask("POST /subscriptions/work/redrive", {}) == (200, {"redriven": 0, "left": 0})
+    assert world.restarted().ask("POST /subscriptions/work/redrive", {}) == (200, {"redriven": 0, "left": 0})
+    world.journal.keeper.sealed = True
+    world.clock.advance(1)
+    world.journal.forget(".shared", world.broker.shares.stream.checkpoint)
+    again_started = world.restarted()
+    assert again_started.ask("POST /subscriptions/work/redrive", {}) == (200, {"redriven": 0, "left": 0})
+
+
+def test_a_redrive_continues_where_the_last_one_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "MOST_REDRIVEN", 2)
+    world = dead_letters()
+    assert world.ask("POST /subscriptions/work/redrive", {})[1] == {"redriven": 2, "left": 1}
+    assert world.ask("POST /subscriptions/work/redrive", {})[1] == {"redriven": 1, "left": 0}
+    assert world.payloads("orders")[10:] == [b"1", b"2", b"3"]
+
+
+def test_a_redrive_that_cannot_be_written_is_not_done() -> None:
+    world = dead_letters()
+    world.journal.enter(JournalState.READ_ONLY, "full")
+    assert world.ask("POST /subscriptions/work/redrive", {})[0] == 503
+    world.journal.enter(JournalState.WRITABLE, "room")
+    assert world.ask("POST /subscriptions/work/redrive", {})[1] == {"redriven": 3, "left": 0}
+
+
+def test_only_dead_letters_of_the_subscription_are_published_again() -> None:
+    world = dead_letters()
+    world.broker.publish([Run.of("orders.dead", [b"forged"], source="http", producer="orders/1")])
+    world.ask("PUT /subscriptions/other", {"stream": "orders", "shared": True, "dead": "orders.dead"})
+    status, refusal = world.ask("POST /subscriptions/work/redrive", {})
+    assert (status, "'other' has its dead letters of stream 'orders'" in refusal["error"]) == (409, True)
+    world.ask("DELETE /subscriptions/other")
+    assert world.ask("POST /subscriptions/work/redrive", {})[1] == {"redriven": 3, "left": 0}
+    assert b"forged" not in world.payloads("orders")
+
+
+def test_a_subscription_that_keeps_no_dead_letters_has_none_to_publish() -> None:
+    world = World()
+    world.create()
+    assert world.ask("POST /subscriptions/work/redrive", {})[0] == 409
+    assert world.ask("POST /subscriptions/work/redrive", {"all": True})[0] == 400
+
+
+def test_a_redrive_needs_the_right_to_publish() -> None:
+    world = World([{"network": "127.0.0.1", "subscribe": "*", "consume": "*", "publish": "orders.dead"}])
+    world.create(dead="orders.dead")
+    world.settle(reject=[[*item, {"why": "no"}] for item in items(world.lease(3))])
+    assert world.ask("POST /subscriptions/work/redrive", {})[0] == 401
+    assert len(world.payloads("orders")) == 10
+
+
+def test_the_age_of_the_oldest_record_that_is_not_settled_is_shown() -> None:
+    world = World()
+    world.create()
+    world.broker.shares.now = lambda: 5_000_000
+    assert world.show()["oldest_unsettled_seconds"] is None, "not looked up yet"
+    world.clock.advance(1)
+    assert world.show()["oldest_unsettled_seconds"] > 0
+    world.settle(done=items(world.lease(10)))
+    assert world.show()["oldest_unsettled_seconds"] == 0
 
 
 def test_results_are_published_with_the_settling_or_not_at_all() -> None:

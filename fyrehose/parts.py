@@ -1,0 +1,200 @@
+"""Join the parts of an event that is larger than a record.
+
+A lumberjack event of more than 16 MiB is stored as several records of its producer: parts of exactly 16 MiB, and the
+rest as the last part.  Records of other producers may lie between them.
+
+    part, part, another producer's record, last part  ->  another producer's record, event
+
+The event has the number of its last part.  :class:`Joiner` is for readers of everything from some number on, and holds
+the parts in memory; :func:`event_at` finds the parts of one event in a stream that can be read at any number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import attrs
+
+from fyrehose.kernels import lumberjack as kernel
+from fyrehose.records import MAX_PAYLOAD, Run
+
+#: Content types of the parts of an event, and of the last one.
+PART = "application/x-lumberjack-part"
+LAST_PART = "application/x-lumberjack-last-part"
+PARTS = frozenset({PART, LAST_PART})
+#: Content type of an event that was joined.
+JSON = "application/json"
+#: The largest event that an answer of the server joins, in bytes.
+LARGEST = 64 << 20
+#: The most bytes that a :class:`Joiner` holds.
+HELD = 256 << 20
+#: The most bytes of other records between two parts that :func:`event_at` reads in each direction.
+BETWEEN = 32 << 20
+#: Bytes of one read, and the first and the largest number of records of a read backwards.
+_READ, _FEW, _MANY = 256 << 10, 16, 4_096
+
+
+def is_part(run: Run) -> bool:
+    """Return whether *run* is one record that is a part of an event, or its last part."""
+    if run.content_type == PART:
+        return len(run) == 1 and len(run.payload) == MAX_PAYLOAD
+    return run.content_type == LAST_PART and len(run) == 1
+
+
+def joined(parts: list[Run], content_type: str | None) -> Run:
+    """Return the event of which *parts* are all parts, in order, with the number and the time of the last one."""
+    last = parts[-1]
+    return Run.of(
+        last.stream,
+        [b"".join(part.payload for part in parts)],
+        source=last.source,
+        producer=last.producer,
+        topic=last.topic,
+        content_type=content_type,
+        producer_seq=last.producer_seq,
+        first_seq=last.first_seq,
+        time=last.time,
+    )
+
+
+def _is_next(part: Run, run: Run) -> bool:
+    """Return whether *run* can be the next part of the event that has *part*."""
+    return (run.producer_seq, run.topic, run.source) == (part.producer_seq, part.topic, part.source)
+
+
+@attrs.define(eq=False)
+class Joiner:
+    """Joins the events of a reader that begins anywhere, if the result is a JSON text; everything else stays as it is.
+
+    A reader that begins between the parts has only the end of an event, which is no JSON text.
+
+    :ivar most: the most bytes to hold; the parts of events that need more are passed on as they are
+    """
+
+    most: int = HELD
+    _held: dict[tuple[str, str | None], list[Run]] = attrs.field(factory=dict, init=False)
+    _size: int = attrs.field(default=0, init=False)
+
+    def join(self, run: Run) -> Iterator[Run]:
+        """Yield what can be passed on when *run* has arrived."""
+        key = run.stream, run.producer
+        if run.content_type in PARTS and len(run) > 1:
+            for at in range(len(run)):
+                yield from self.join(run.slice(at, at + 1))
+            return
+        held = self._held.get(key)
+        if held is not None and not (is_part(run) and _is_next(held[0], run)):
+            yield from self._release(key)  # The producer has sent something else, so this event stays incomplete.
+            held = None
+        if not is_part(run) or (held is None and run.content_type == LAST_PART):
+            yield run
+            return
+        self._held.setdefault(key, []).append(run)
+        self._size += len(run.payload)
+        if run.content_type == LAST_PART:
+            yield from self._complete(key)
+        while self._size > self.most:
+            yield from self._release(next(iter(self._held)))
+
+    @property
+    def holding(self) -> bool:
+        """Whether parts are held."""
+        return bool(self._held)
+
+    def first_held(self, stream: str) -> int | None:
+        """Return the number of the oldest record of *stream* that is held; None: none is."""
+        return min((parts[0].first_seq for (name, _), parts in self._held.items() if name == stream), default=None)
+
+    def end(self) -> Iterator[Run]:
+        """Yield the parts of events that are incomplete at the end."""
+        for key in list(self._held):
+            yield from self._release(key)
+
+    def _complete(self, key: tuple[str, str | None]) -> Iterator[Run]:
+        parts = self._release(key)
+        event = joined(parts, JSON)
+        if kernel.split(event.lengths, event.payload, (), 0)[0][2]:
+            yield event
+        else:
+            yield from parts
+
+    def _release(self, key: tuple[str, str | None]) -> list[Run]:
+        parts = self._held.pop(key)
+        self._size -= sum(len(part.payload) for part in parts)
+        return parts
+
+
+Read = Callable[[int, int], tuple[Run, ...]]
+
+
+def event_at(read: Read, run: Run, oldest: int, last: int) -> tuple[int, ...] | None:
+    """Return the numbers of all parts of the event of which *run* is one.
+
+    :param read: returns records from a number on, about as many bytes as it is told, and at least one record
+    :param oldest: the oldest number of the stream that can be read
+    :param last: the last number to consider
+    :return: None if the event is incomplete, larger than :data:`LARGEST`, or its parts are far apart
+    """
+    before = _parts_before(read, run, oldest)
+    if before is None:
+        return None
+    numbers, left = [*before, run.first_seq], BETWEEN
+    size = len(before) * MAX_PAYLOAD + len(run.payload)
+    position = run.first_seq + 1
+    complete = run.content_type == LAST_PART
+    while not complete and left > 0 and position <= last and size <= LARGEST:
+        found = read(position, _READ)
+        if not found:
+            return None
+        for each in found:
+            if each.first_seq > last:
+                return None
+            if each.producer != run.producer:
+                left -= each.size
+                continue
+            if not (is_part(each) and _is_next(run, each)):
+                return None
+            numbers.append(each.first_seq)
+            size += len(each.payload)
+            complete = each.content_type == LAST_PART
+            if complete:
+                break
+        position = found[-1].last_seq + 1
+    return tuple(numbers) if complete and len(numbers) > 1 and size <= LARGEST else None
+
+
+def _parts_before(read: Read, run: Run, oldest: int) -> list[int] | None:
+    """Return the numbers of the parts before *run*, or None if the first one is not found."""
+    numbers: list[int] = []
+    end, count, left = run.first_seq, _FEW, BETWEEN
+    while end > oldest:
+        begin = max(oldest, end - count)
+        mine, left = _of_producer(read, run, begin, end, left)
+        if left <= 0:
+            return None
+        for each in reversed(mine):
+            if each.content_type != PART or not (is_part(each) and _is_next(run, each)):
+                return numbers
+            numbers.insert(0, each.first_seq)
+            if len(numbers) * MAX_PAYLOAD > LARGEST:
+                return None
+        end, count = begin, min(2 * count, _MANY)
+    return numbers if oldest == 1 else None
+
+
+def _of_producer(read: Read, run: Run, begin: int, end: int, left: int) -> tuple[list[Run], int]:
+    """Return the runs of the producer of *run* from *begin* to before *end*, and *left* less the bytes of others."""
+    mine: list[Run] = []
+    while begin < end and left > 0:
+        found = read(begin, _READ)
+        if not found:
+            break
+        for each in found:
+            if each.first_seq >= end:
+                break
+            if each.producer == run.producer:
+                mine.append(each)
+            else:
+                left -= each.size
+        begin = found[-1].last_seq + 1
+    return mine, left
