@@ -22,8 +22,10 @@ def replay(records: DataFrame, to: str, stream: str | None = None, rate: float =
     """
     if stream is None:
         records = records.where("stream not like '.%'")
-    # One task: with several, the records of a stream would arrive in any order.
-    chosen = records.select("stream", "seq", "payload").coalesce(1).sortWithinPartitions("stream", "seq").cache()
+    chosen = records.select("stream", "seq", "payload")
+    # Each stream is published by one task, so that its records arrive in their order; a rate is that of one task.
+    chosen = chosen.coalesce(1) if rate else chosen.repartition("stream")
+    chosen = chosen.sortWithinPartitions("stream", "seq").cache()
     try:
         count = chosen.count()
         writer = (
