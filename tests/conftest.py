@@ -101,16 +101,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the ladders, give tests of Spark more time, and sort the tests by group, the longest first."""
+    """Mark the ladders, give tests of Spark and of processes more time, and sort the tests: the longest group first."""
     _search_less(items, config.getoption("full"))
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         if "ladder" in fixtures:
             item.add_marker(pytest.mark.ladder)
-        if "spark" in fixtures and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(600))  # The first one waits until Spark has started.
+        if item.get_closest_marker("timeout") is None:
+            if "spark" in fixtures:
+                item.add_marker(pytest.mark.timeout(600))  # The first one waits until Spark has started.
+            elif item.get_closest_marker("live") is not None:
+                item.add_marker(pytest.mark.timeout(LIVE_TIMEOUT_S))
     items.sort(key=_turn)
 
+
+#: How long a test may take that starts processes: on a busy machine, each of them starts ten times as slowly.  A test
+#: that waits for something fails by a deadline of its own, and says for what; this one ends tests that hang.
+LIVE_TIMEOUT_S = 300
 
 #: Tests that ask Hypothesis for more examples than this try a third of them in `make test`, and at least this many.
 EXAMPLES = 100

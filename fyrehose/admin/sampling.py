@@ -14,10 +14,10 @@ from typing import Any
 import attrs
 from twisted.internet.interfaces import IDelayedCall
 
+from fyrehose.admin.history import History, Rates, Sample
 from fyrehose.admin.subscriber_lags import SubscriberLags
 from fyrehose.broker.broker import Broker
 from fyrehose.interfaces import JournalState
-from fyrehose.observe.history import History, Rates, Sample
 from fyrehose.observe.meters import SECONDS, Histogram, JournalStatus
 
 #: The time that :meth:`Sampler.recent_quantile` covers, in seconds.

@@ -33,6 +33,7 @@ from twisted.logger import Logger
 
 from fyrehose import errors
 from fyrehose.admin import metrics
+from fyrehose.admin.history import SPANS, Sample
 from fyrehose.admin.sampling import Sampler, StreamRates, journal_status
 from fyrehose.admin.settings import PROTOCOL, AdminSettings, check_place, read_token
 from fyrehose.admin.status import LISTED, Status
@@ -46,7 +47,6 @@ from fyrehose.net.endpoints import TCPService
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.peers import INET
 from fyrehose.net.tcp import on
-from fyrehose.observe.history import SPANS, Sample
 from fyrehose.records import MAX_NAME
 from fyrehose.web.hosts import hosts_of, is_encrypted
 from fyrehose.web.server import WebProtocol, token_of, with_token

@@ -55,7 +55,7 @@ from fyrehose.interfaces import (
 )
 from fyrehose.observe.counters import Counters
 from fyrehose.observe.listeners import Listener
-from fyrehose.observe.stalls import Stalls
+from fyrehose.observe.meters import Stalls
 from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Run
 
 log = Logger()

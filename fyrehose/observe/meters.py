@@ -1,4 +1,4 @@
-"""Histograms, and the measurements and status of a journal.
+"""Histograms, the measurements and status of a journal, and turns of the reactor that took too long.
 
 An observation costs about as much as a counter, and is made per commit or sync, never per message.
 """
@@ -53,6 +53,23 @@ class Histogram:
             if seen and seen >= wanted:
                 return bound
         return self.bounds[-1] if self.count else None
+
+
+@attrs.define(eq=False)
+class Stalls:
+    """Turns of the reactor that took longer than the watchdog allows; nobody is served during such a turn.
+
+    :ivar count: number of these turns since the start
+    :ivar longest: duration of the longest of them, in seconds
+    """
+
+    count: int = 0
+    longest: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count a turn that has ended after *seconds*."""
+        self.count += 1
+        self.longest = max(self.longest, seconds)
 
 
 @attrs.frozen

@@ -27,7 +27,7 @@ from twisted.logger import Logger
 from fyrehose.broker.fanout import subscriber_of
 from fyrehose.interfaces import ISink
 from fyrehose.net.tcp import SessionProtocol
-from fyrehose.observe.stalls import Stalls
+from fyrehose.observe.meters import Stalls
 
 log = Logger()
 

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import attrs
 
-from fyrehose.testing.nats import NatsNodes, free_ports
+from fyrehose.testing.nats import NatsNodes
+from fyrehose.testing.ports import free_ports
 
 #: The names of the servers.
 NAMES = ("a", "b", "c")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Collection
-from contextlib import suppress
 from pathlib import Path
 
 import attrs
+
+from fyrehose.testing.ports import free_ports
 
 #: How long the nodes may take to elect a leader, in seconds.
 START_TIMEOUT_S = 90.0
@@ -23,21 +22,6 @@ def program() -> str | None:
     """Return the path of ``nats-server``; None if it is not installed."""
     beside = Path(sys.executable).with_name("nats-server")
     return str(beside) if beside.exists() else shutil.which("nats-server")
-
-
-def free_ports(count: int, besides: Collection[int] = ()) -> list[int]:
-    """Return ports of loopback on which no program listens at the moment.
-
-    They are outside of the range from which the kernel takes ports of connections, and not among *besides*.
-    """
-    found: list[int] = []
-    while len(found) < count:
-        port = random.randrange(10_000, 32_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            if port not in found and port not in besides:
-                found.append(port)
-    return found
 
 
 @attrs.define(eq=False)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from fyrehose.admin import sampling
+from fyrehose.admin.history import Sample
 from fyrehose.admin.sampling import RECENT, TICK, StreamRates
-from fyrehose.observe.history import Sample
 
 
 def test_rates_are_messages_and_bytes_per_second(watched: Any) -> None:

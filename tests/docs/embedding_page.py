@@ -6,7 +6,6 @@ test_embedding_page.py runs them with pytest-twisted; ``trial tests/docs/embeddi
 from __future__ import annotations
 
 import re
-import socket
 from http.client import HTTPConnection
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +21,7 @@ from twisted.trial.unittest import TestCase
 from fyrehose.protocols.figg import FiggClient
 from fyrehose.protocols.lumberjack import LumberjackClient
 from fyrehose.testing import until
+from fyrehose.testing.ports import free_port
 
 PAGE = Path(__file__).parents[2].joinpath("docs", "embedding.md").read_text()
 
@@ -29,14 +29,6 @@ PAGE = Path(__file__).parents[2].joinpath("docs", "embedding.md").read_text()
 def program(heading: str) -> str:
     """Return the first program of the section *heading*."""
     return re.findall(r"```python\n(.*?)```", PAGE.partition(f"\n## {heading}\n")[2], re.DOTALL)[0]
-
-
-def free_port() -> int:
-    """Return a TCP port that is free on loopback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def run(heading: str, directory: str, **names: Any) -> tuple[dict[str, Any], list[int]]:

@@ -6,7 +6,6 @@ import ast
 import builtins
 import json
 import re
-import socket
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -31,6 +30,7 @@ from fyrehose.protocols.lumberjack import LumberjackWriterSession
 from fyrehose.records import Run
 from fyrehose.server.service import Fyrehose
 from fyrehose.testing import MemoryJournal, RecordingSink, every_chunking
+from fyrehose.testing.ports import free_port
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
@@ -142,9 +142,7 @@ async def test_a_figg_client_publishes_and_subscribes_with_the_own_broker(exampl
 @pytest_twisted.ensureDeferred
 async def test_news_is_published_and_read_over_udp_and_kept_after_a_restart(example: Any) -> None:
     journal, module = MemoryJournal(), example("news")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     for payload in (b"first", b"second"):
         fyrehose = module.make_service(reactor, journal, port)
         await fyrehose.startService()

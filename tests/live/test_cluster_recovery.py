@@ -15,7 +15,8 @@ import pytest
 
 from fyrehose.journal.offline.verify import verify
 from fyrehose.testing.cluster import Cluster, ClusterServer
-from fyrehose.testing.nats import free_ports, program
+from fyrehose.testing.nats import program
+from fyrehose.testing.ports import free_ports
 from tests.live.test_cluster import PATIENCE, check, get, leader_of, publish, wait_until_identical
 
 pytestmark = [

@@ -256,12 +256,11 @@ def test_every_event_reaches_a_late_joiner_that_stops_reading_for_4_s(
     got = [late.recv_multipart()]
     stopped = time.monotonic()
     heard = 0
-    while time.monotonic() - stopped < 4:
+    while time.monotonic() - stopped < 4 or heard < 50:  # on a busy machine, 50 of them take longer
         collector.send_multipart(event(heard, b"/live/"))
         assert live.recv_multipart()[5] == event(heard)[5], "the others go on"
         heard += 1
         time.sleep(0.01)
-    assert heard > 50
     while got[-1][0] == b"SYNC":
         got.append(late.recv_multipart())
     assert [number(frames[2]) for frames in got] == [*range(1, count + 1), count]

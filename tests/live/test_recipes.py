@@ -24,6 +24,8 @@ import pylogbeat
 import pytest
 import yaml
 
+from fyrehose.testing.ports import free_port
+
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "deploy" / "recipes"
 PAGE = (ROOT / "docs" / "recipes.md").read_text()
@@ -122,12 +124,6 @@ def run() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-    return port
 
 
 def test_rsyslog_delivers_every_message_over_a_kill_of_the_server(start: Any, run: Any, tmp_path: Path) -> None:

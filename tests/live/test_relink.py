@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from zope.interface import implementer
 from fyrehose.protocols.relink.client import RelinkClient
 from fyrehose.protocols.relink.reader import RelinkReader
 from fyrehose.testing.certificates import Authority
+from fyrehose.testing.ports import free_port
 
 pytestmark = pytest.mark.live
 
@@ -35,15 +35,9 @@ CROWD = int(os.environ.get("FYREHOSE_CROWD", "200"))
 LISTEN = ("--data-dir", "data", "--listen", "relink=tcp:0:interface=127.0.0.1", "--option", "relink.max-per-host=2000")
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-    return port
-
-
 async def settled(condition: Callable[[], bool], what: Callable[[], str] = str) -> None:
     """Wait until *condition* holds, for 60 seconds at the most."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, what()
         await deferLater(reactor, 0.02)

@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from fyrehose.testing.ports import free_port
+
 EXAMPLES = Path(__file__).parents[2] / "examples" / "relink-publisher"
 FYREHOSE = Path(sys.executable).with_name("fyrehose")
 #: How many lines the client gets between two kills of the server.
@@ -45,12 +47,6 @@ def go(directory: Path) -> list[str]:
 def node(directory: Path) -> list[str]:
     """Return the command that runs the client in JavaScript."""
     return [program("node"), str(EXAMPLES / "node" / "main.mjs")]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-    return port
 
 
 def stored(directory: Path) -> list[bytes]:

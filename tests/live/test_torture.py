@@ -86,7 +86,7 @@ def test_many_clients_reconnect_after_a_restart_without_loss() -> None:
 
 @pytest.mark.parametrize("attack", herd_attacks.ATTACKS)
 def test_a_hostile_host_keeps_no_honest_client_waiting(attack: str) -> None:
-    words = ("--part", "hostile", "--attack", attack, "--seconds", "5", "--patience", "60")
+    words = ("--part", "hostile", "--attack", attack, "--seconds", "3", "--patience", "60")
     assert "\n0 violations" in run("herd.py", *words)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fyrehose.observe.meters import SECONDS, SIZES, Histogram
+from fyrehose.observe.meters import SECONDS, SIZES, Histogram, Stalls
 
 
 def test_an_observation_belongs_to_the_first_bound_that_is_not_smaller() -> None:
@@ -53,3 +53,10 @@ def test_every_observation_is_counted_once(values: list[float]) -> None:
 def test_bounds_ascend() -> None:
     for bounds in (SIZES, SECONDS):
         assert list(bounds) == sorted(set(bounds))
+
+
+def test_stalls_are_counted_and_the_longest_is_kept() -> None:
+    stalls = Stalls()
+    for seconds in (3.0, 9.5, 2.1):
+        stalls.add(seconds)
+    assert (stalls.count, stalls.longest) == (3, 9.5)

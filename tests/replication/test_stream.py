@@ -13,7 +13,8 @@ from fyrehose.errors import FyrehoseError
 from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry
 from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.replication.stream import begin_again, stream_of, subject_of
-from fyrehose.testing.nats import NatsNodes, free_ports, program
+from fyrehose.testing.nats import NatsNodes, program
+from fyrehose.testing.ports import free_port
 
 FIRST = LogEntry(EntryKind.TAKEOVER, 1_800_000_000, EntryWriter("a", 7), 4096)
 
@@ -51,7 +52,7 @@ def test_the_new_log_has_one_entry_whatever_the_old_one_had(node: NatsNodes) -> 
 
 @pytest.mark.live
 def test_without_nats_it_says_which_servers_were_tried() -> None:
-    (port,) = free_ports(1)
+    port = free_port()
     settings = ReplicationSettings(servers=(f"nats://127.0.0.1:{port}",), name="a")
     with pytest.raises(FyrehoseError, match=f"no NATS server of nats://127.0.0.1:{port} can be reached"):
         asyncio.run(begin_again(settings, FIRST))

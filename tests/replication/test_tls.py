@@ -16,7 +16,8 @@ from twisted.internet.defer import Deferred
 from fyrehose.errors import ConfigError
 from fyrehose.replication.jetstream import JetStreamLog
 from fyrehose.replication.settings import ReplicationSettings, parse
-from fyrehose.testing.nats import free_ports, program
+from fyrehose.testing.nats import program
+from fyrehose.testing.ports import free_port
 
 CONFIG = """
 listen: 127.0.0.1:{port}
@@ -69,7 +70,7 @@ def port(files: Path) -> Iterator[int]:
     """Start a NATS server that accepts only clients with a certificate; return its port."""
     executable = program()
     assert executable is not None
-    (number,) = free_ports(1)
+    number = free_port()
     (files / "nats.conf").write_text(CONFIG.format(port=number, directory=files))
     with (files / "log").open("wb") as log:
         process = subprocess.Popen([executable, "-c", str(files / "nats.conf")], stdout=subprocess.DEVNULL, stderr=log)

@@ -15,7 +15,7 @@ from zope.interface import implementer
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.interfaces import INamedSink, ISink
-from fyrehose.observe.stalls import Stalls
+from fyrehose.observe.meters import Stalls
 from fyrehose.pieces import Encoded
 from fyrehose.protocols.figg.frames import Attach, Publish
 from fyrehose.protocols.figg.server import FiggFactory

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import tempfile
 import threading
@@ -24,6 +23,7 @@ from fyrehose.spark.columns import arrow_schema
 from fyrehose.spark.plan import Planner
 from fyrehose.spark.reading import PartReader
 from fyrehose.spark.selection import Selection
+from fyrehose.testing.ports import free_port
 
 Opener = Callable[..., Any]
 PAGE = Path(__file__).parents[2] / "docs" / "pipelines.md"
@@ -58,8 +58,7 @@ def postgres(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     user = {"user": "nobody", "group": "nogroup"} if os.getuid() == 0 else {}
     if user:
         shutil.chown(directory, **user)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     quiet: dict[str, Any] = {"cwd": directory, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **user}
     words = ["-D", str(directory / "data"), "--auth=trust", "--username=events", "--encoding=UTF8", "--no-sync"]
     subprocess.run([initdb, *words], check=True, **quiet)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import socket
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.journal.journal import FileJournal
 from fyrehose.protocols.relink.client import RelinkClient
+from fyrehose.testing.ports import free_port
 
 LOOPBACK = "127.0.0.1"
 STREAM = "transfer"
@@ -147,13 +147,6 @@ class Server:
     def stop(self) -> int:
         self.process.terminate()
         return self.process.wait(60)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @asynccontextmanager

@@ -17,7 +17,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -37,15 +36,11 @@ from fyrehose.spark.jobs.archive import Archived, archive
 from fyrehose.spark.jobs.gaps import gaps
 from fyrehose.spark.jobs.verify import verify
 from fyrehose.spark.sessions import java_home
+from fyrehose.testing.ports import free_port
 
 STREAMS = ("a", "b", "c/d")
 #: Start sooner, compute slower.
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
 
 
 def start(words: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:

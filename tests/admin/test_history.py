@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fyrehose.observe.history import SPANS, History, Sample, mean
+from fyrehose.admin.history import SPANS, History, Sample, mean
 
 
 def sample(time: float, rate: float, lag: float = 0.0, protocol: str = "figg") -> Sample:
