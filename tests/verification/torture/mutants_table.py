@@ -279,8 +279,8 @@ MUTANTS = (
     Mutant(
         "a refused publish leaves its streams",
         _BROKER,
-        "that is refused.\"\"\"\n        for stream in streams:\n",
-        "that is refused.\"\"\"\n        for stream in ():\n",
+        'that is refused."""\n        for stream in streams:\n',
+        'that is refused."""\n        for stream in ():\n',
         _TESTS_BROKER,
     ),
     Mutant(
