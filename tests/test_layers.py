@@ -180,7 +180,7 @@ LAYERS = (
     ("kernels", "lazy"),
     (
         *("errors", "extras", "records", "options", "identity", "interfaces", "sessions", "patterns", "ndjson"),
-        *("observe", "pieces"),
+        *("observe", "parts", "pieces"),
     ),
     ("journal", "broker"),
     ("net",),
