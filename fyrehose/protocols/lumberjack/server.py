@@ -123,7 +123,9 @@ class LumberjackProtocol(SessionProtocol):
             self._acknowledged_at = self._received_at
         if (not small or self._published) and self._turns.saturated:
             session.postpone()
-        session.granted = self._turns.grant_now(WHOLE + PIECE) if small else 0
+        # A frame of several reads is worth a turn: its events then share a commit.
+        whole = small and not session.expected
+        session.granted = self._turns.grant_now(WHOLE + PIECE) if whole else 0
         super().take(data)
         if session.more_work:
             self._start_working()
