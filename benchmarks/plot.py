@@ -37,6 +37,7 @@ COLOURS = {
     "figg-server": "#7d6608",
     "udp-loop": "#777777",
     "zmq-loop": "#777777",
+    "twisted-loop": "#777777",
     "beats-server": "#b9770e",
 }
 

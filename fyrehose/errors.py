@@ -30,6 +30,7 @@
     │   │   └── SubscriptionGone         it was deleted while a request waited
     │   ├── SubscriptionInUse        another consumer has the subscription, or had it last
     │   ├── SubscriptionConflict     the subscription is one of another stream
+    │   ├── LeaseLost                a record's lease has ended, or another worker has settled the record
     │   ├── InvalidPosition          the number cannot be acknowledged, or not by this consumer
     │   └── TooManyNamedSubscriptions    the server, or the peer's address, has reached its limit
     │       └── NoRoomForSubscription        the memory budget has no room for another at present: try later

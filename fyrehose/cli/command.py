@@ -91,7 +91,6 @@ def main() -> None:
     """Publish to a Fyrehose server, read its streams, and inspect its journal.
 
     \b
-        fyrehose serve
         fyrehose publish --stream notes "first message"
     """
 
@@ -182,7 +181,7 @@ def publish(
 @click.option("--count", type=WholeNumber(1), help="Stop after this many messages.")
 @click.option("--idle", type=DURATION, help="Stop when no message arrives for this long.")
 @click.option("--format", "form", type=click.Choice(["text", "json", "raw"]), default="text", show_default=True)
-@click.option("--parts", type=PARTS, help="Events over 16 MiB: one message (text and raw), or as stored (json).")
+@click.option("--parts", type=PARTS, help="Events over 16 MiB: as one message?")
 @click.option("--timeout", type=DURATION, default="10s", show_default=True, help="How long to wait for the server.")
 @click.argument("extra", nargs=-1, metavar="")
 def tail(
@@ -207,7 +206,6 @@ def tail(
 
     \b
         fyrehose tail --stream 'logs.*'
-        fyrehose tail --stream log --subscription billing
     """
     from fyrehose.cli import formats, running
     from fyrehose.cli.servers import protocol_to_tail, server

@@ -13,7 +13,7 @@ import click
 
 from fyrehose.cli.values import DURATION
 from fyrehose.errors import FyrehoseError
-from fyrehose.server.reloading import ReloadAnswer, read_answer
+from fyrehose.server.reload_answer import ReloadAnswer, read_answer
 
 #: How often the answer is looked for, in seconds.
 LOOK = 0.05

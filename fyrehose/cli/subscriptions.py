@@ -68,7 +68,7 @@ def show_one(url: str, token_file: Path | None, ca: Path | None, name: str) -> N
 @click.option("--stream", required=True, metavar="NAME", help="Stream, or pattern.")
 @click.option("--lease", type=DURATION, help="How long a worker has a record.  [default: 30s]")
 @click.option("--limit", type=WholeNumber(0, 1_000), help="Failures until a dead letter; 0: no limit.  [default: 5]")
-@click.option("--dead", metavar="STREAM", help="Stream of the dead letters.  [default: they are only counted]")
+@click.option("--dead", metavar="STREAM", help="Stream of the dead letters; none: only count.")
 @click.option("--window", type=WholeNumber(1, 100_000), help="Most open records.  [default: 1000]")
 @click.option("--key", metavar="KEY", help="Handle records in order that have the same topic, producer or JSON member.")
 @click.option("--since", type=Since(), default="start", show_default=True, help="First record.")
@@ -78,7 +78,7 @@ def create(
 ) -> None:
     """Create a shared subscription, whose records several workers share.
 
-    The same command again changes nothing; other options for the same name are refused.
+    It may be repeated; other options for the same name are refused.
 
     \b
         fyrehose subscriptions create billing --stream orders --dead orders.dead

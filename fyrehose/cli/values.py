@@ -45,9 +45,9 @@ class WholeNumber(click.IntRange):
             self.fail(f"{value!r}: expected a whole number {bounds}", param, ctx)
 
 
-#: Option types of a duration, such as 30, 250ms, 5m or 12h, in seconds, and of a size, such as 64k or 1G, in bytes.
 #: What to do with the parts of an event that is larger than a record.
 PARTS = click.Choice(["join", "keep"])
+#: Option types of a duration, such as 30, 250ms, 5m or 12h, in seconds, and of a size, such as 64k or 1G, in bytes.
 DURATION, SIZE = Parsed("duration", duration), Parsed("size", size)
 
 

@@ -41,6 +41,7 @@ CLOSING = 2 * ACCEPTS
 EVENTS = ("connections", "handshake-aborted", "handshakes-delayed", "idle")
 REFUSALS = (
     "answers-unread",
+    "dead-letters",
     "forbidden-address",
     "frame-timeout",
     "handshake-failed",

@@ -20,6 +20,7 @@ from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IConnected, IReloading
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.sockets import check_adopted, deepen_backlog, remove_stale_socket
+from fyrehose.net.tls import TLSSettings
 from fyrehose.net.twisted_private import path_of, tune_port
 
 
@@ -73,7 +74,7 @@ class TCPService(Service):
 
     def fixed(self, settings: Any) -> Collection[str]:
         """Return the options of TLS if *settings* turn it on or off, because that changes what the port does."""
-        on = bool(getattr(settings, "tls_certificate", ""))
+        on = isinstance(settings, TLSSettings) and bool(settings.tls_certificate)
         names = [field.name for field in attrs.fields(type(settings)) if field.name.startswith("tls_")]
         return names if on != (self._outer is not None) else ()
 

@@ -60,7 +60,6 @@ class Listeners:
 
         :raises ConfigError: its options are invalid, or the access policy does not protect it
         """
-        check_guarded(listener, config)
         try:
             service = listener.plugin.make_service(
                 self.reactor, self.fyrehose.broker, listener.endpoint, listener.settings
@@ -70,6 +69,7 @@ class Listeners:
                 raise
             self.warnings.append(f"starting without {listener.name}: {missing}")
             return None
+        check_guarded(listener, config)  # only now: it takes the endpoint for a valid one
         service.setName(f"{listener.name} ({listener.endpoint})")
         return service
 

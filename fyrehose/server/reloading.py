@@ -9,11 +9,7 @@ An option that needs a restart keeps its value, and the answer names it.
 
 from __future__ import annotations
 
-import json
-import os
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -21,18 +17,17 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from fyrehose.broker.guard import Guard
-from fyrehose.errors import ConfigError, FyrehoseError
+from fyrehose.errors import FyrehoseError
 from fyrehose.interfaces import ILeadingPlugin, IReloading
 from fyrehose.journal.journal import FileJournal
 from fyrehose.options import counted, shown_value, typed
 from fyrehose.server.config import Config, ListenerConfig
 from fyrehose.server.listeners import Listeners, Open, check_guarded, key_of
+from fyrehose.server.reload_answer import ReloadAnswer
 from fyrehose.server.service import Fyrehose
 
 log = Logger()
 
-#: The file in the journal's directory that holds the answer to the last reload, for `fyrehose reload`.
-ANSWER = "reload.json"
 #: Options that change while the server runs, by scope; the others need a restart.
 CHANGEABLE: dict[str, tuple[str, ...]] = {
     "journal": ("keep_bytes", "keep_age", "subscription_timeout", "subscription_bytes", "min_free"),
@@ -49,30 +44,6 @@ CHANGEABLE: dict[str, tuple[str, ...]] = {
 }
 #: Parts of a configuration that need a restart.
 FIXED_PARTS = ("data_dir", "log_format", "replication")
-
-
-@attrs.frozen(kw_only=True)
-class ReloadAnswer:
-    """What a reload has done.
-
-    :ivar error: why nothing was changed; empty: it was
-    :ivar changed: what is different now, one line for each option or listener
-    :ivar restart: what differs in the files but needs a restart
-    """
-
-    error: str = ""
-    changed: tuple[str, ...] = ()
-    restart: tuple[str, ...] = ()
-
-    def lines(self) -> Iterator[str]:
-        """Return the answer as lines for people."""
-        if self.error:
-            yield f"nothing was changed: {self.error}"
-            return
-        yield from self.changed
-        yield from self.restart
-        if not self.changed:
-            yield "nothing has changed" if not self.restart else "nothing else has changed"
 
 
 @attrs.define(eq=False)
@@ -136,9 +107,9 @@ class Reloading:
         """
         now = self.config
         for name in FIXED_PARTS:
-            if getattr(config, name) != getattr(now, name):
+            if _values(config)[name] != _values(now)[name]:
                 plan.restart.append(f"{typed(name)} needs a restart")
-                config = attrs.evolve(config, **{name: getattr(now, name)})
+                config = attrs.evolve(config, **{name: _values(now)[name]})
         journal = self._settings(plan, "journal", now.journal, config.journal)
         server = self._settings(plan, "server", now.server, config.server)
         config = attrs.evolve(config, journal=journal, server=server)
@@ -154,7 +125,7 @@ class Reloading:
         """Note the options of *scope* that differ; return *then*, but with the present values of fixed ones."""
         changeable = CHANGEABLE[scope]
         fixed = _others(now, changeable)
-        kept = {name: getattr(now, name) for name in fixed}
+        kept = {name: _values(now)[name] for name in fixed}
         plan.restart += [f"{line.partition(':')[0]} needs a restart" for line in _differences(scope, now, then, fixed)]
         plan.changed += _differences(scope, now, then, changeable)
         return attrs.evolve(then, **kept)
@@ -186,7 +157,7 @@ class Reloading:
         plan.restart += [f"{line.partition(':')[0]} needs a restart" for line in restart]
         plan.changed += _differences(listener.name, now, then, _others(then, fixed))
         if changing:
-            kept = {name: getattr(now, name) for name in fixed}
+            kept = {name: _values(now)[name] for name in fixed}
             plan.apply.append(service.prepare(attrs.evolve(reduced, **kept)))
             used = attrs.evolve(listener, settings=attrs.evolve(then, **kept))
             plan.apply.append(lambda: self.listeners.show(used, service))
@@ -206,6 +177,11 @@ class Reloading:
             log.info("the policy has ended {ended}", ended=counted(ended, "subscription"))
 
 
+def _values(settings: Any) -> dict[str, Any]:
+    """Return the options of *settings*, by name."""
+    return attrs.asdict(settings, recurse=False)
+
+
 def _others(settings: Any, names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the options of *settings* that are not among *names*."""
     return tuple(field.name for field in attrs.fields(type(settings)) if field.name not in names)
@@ -213,33 +189,10 @@ def _others(settings: Any, names: tuple[str, ...]) -> tuple[str, ...]:
 
 def _differences(scope: str, now: Any, then: Any, names: tuple[str, ...]) -> list[str]:
     """Return the options of *names* that differ between two settings: ``http.max-payload: 16MiB -> 1MiB``."""
-    lines = []
+    lines, old, new = [], _values(now), _values(then)
     for field in attrs.fields(type(then)):
-        before, after = getattr(now, field.name), getattr(then, field.name)
+        before, after = old[field.name], new[field.name]
         if field.name in names and before != after:
             values = " -> ".join(shown_value(field, value) or "none" for value in (before, after))
             lines.append(f"{scope}.{typed(field.name)}: {values}")
     return lines
-
-
-def write_answer(directory: Path, answer: ReloadAnswer) -> None:
-    """Write *answer* into the directory of the journal, where `fyrehose reload` waits for it.
-
-    :raises OSError: it cannot be written
-    """
-    content = {"time": time.time_ns(), "pid": os.getpid(), **attrs.asdict(answer)}
-    part = directory / f"{ANSWER}.part"
-    part.write_text(json.dumps(content))
-    part.replace(directory / ANSWER)
-
-
-def read_answer(directory: Path) -> tuple[int, ReloadAnswer] | None:
-    """Return the time of the last answer (nanoseconds since 1970 UTC) and the answer; None if there is none."""
-    try:
-        content = json.loads((directory / ANSWER).read_text())
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise ConfigError(f"{directory / ANSWER} is damaged: {error}; delete it") from error
-    changed, restart = tuple(content["changed"]), tuple(content["restart"])
-    return int(content["time"]), ReloadAnswer(error=content["error"], changed=changed, restart=restart)

@@ -47,7 +47,8 @@ from fyrehose.server.filling import copy_journal
 from fyrehose.server.idle import IdleStreams
 from fyrehose.server.listeners import Listeners
 from fyrehose.server.notify import ServiceManager, waits_for_stop
-from fyrehose.server.reloading import ReloadAnswer, Reloading, write_answer
+from fyrehose.server.reload_answer import ReloadAnswer, write_answer
+from fyrehose.server.reloading import Reloading
 from fyrehose.server.service import Fyrehose
 from fyrehose.server.watchdog import Watchdog
 

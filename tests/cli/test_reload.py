@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fyrehose.cli.command import main
-from fyrehose.server.reloading import ReloadAnswer, write_answer
+from fyrehose.server.reload_answer import ReloadAnswer, write_answer
 
 
 def run(*words: str) -> Result:

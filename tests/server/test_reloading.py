@@ -20,7 +20,8 @@ from fyrehose.identity import Action, Identity
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.server import process
 from fyrehose.server.config import ServerSettings
-from fyrehose.server.reloading import ANSWER, CHANGEABLE, ReloadAnswer, read_answer
+from fyrehose.server.reload_answer import ANSWER, ReloadAnswer, read_answer
+from fyrehose.server.reloading import CHANGEABLE
 from fyrehose.server.tap import Options, ServerProcess
 from fyrehose.testing import MemoryJournal, RecordingSink
 

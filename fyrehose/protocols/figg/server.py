@@ -263,7 +263,6 @@ class FiggFactory(SessionFactory):
     refusals = (
         "bad-length",
         "bad-topic",
-        "dead-letters",
         "frame-too-large",
         "too-many-subscriptions",
         "truncated-frame",

@@ -349,7 +349,6 @@ class LumberjackFactory(SessionFactory):
         "key-too-large",
         "mixed-versions",
         "nested-compression",
-        "dead-letters",
         "partial-frame",
         "refused-before",
         "too-many-pairs",

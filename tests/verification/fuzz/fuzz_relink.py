@@ -56,6 +56,7 @@ with harness.instrumented("fyrehose.protocols.relink", "fyrehose.kernels.pure"):
     from fyrehose.protocols.relink.settings import RelinkSettings
     from fyrehose.protocols.relink.tables import Receiving
     from fyrehose.records import Run
+    from fyrehose.sessions import events_of
     from fyrehose.testing import MemoryJournal
     from fyrehose.testing.shell import Peer as Connection
 
@@ -308,7 +309,7 @@ def limits(data: bytes) -> None:
     else:
         chunks = specimen.chunks(struct.pack("<BBH4xQ", 0x51, 1, 0, size), bytes(-size % 8))
     session = Fuzzer(Random(1), DEFAULTS).linked(terms, False, False)
-    found = [event for chunk in chunks for event in session.receive_data(chunk)]
+    found = [event for chunk in chunks for event in events_of(session, chunk)]
     assert any(isinstance(event, Broken) for event in found) is specimen.over, (specimen.which, size)
 
 
