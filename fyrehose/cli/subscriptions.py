@@ -68,9 +68,9 @@ def show_one(url: str, token_file: Path | None, ca: Path | None, name: str) -> N
 @click.option("--stream", required=True, metavar="NAME", help="Stream, or pattern.")
 @click.option("--lease", type=DURATION, help="How long a worker has a record.  [default: 30s]")
 @click.option("--limit", type=WholeNumber(0, 1_000), help="Failures until a dead letter; 0: no limit.  [default: 5]")
-@click.option("--dead", metavar="STREAM", help="Stream of the dead letters; none: only count.")
+@click.option("--dead", metavar="STREAM", help="Stream of dead letters; none: only count.")
 @click.option("--window", type=WholeNumber(1, 100_000), help="Most open records.  [default: 1000]")
-@click.option("--key", metavar="KEY", help="Handle records in order that have the same topic, producer or JSON member.")
+@click.option("--key", metavar="KEY", help="Keep order by topic, producer or JSON member.")
 @click.option("--since", type=Since(), default="start", show_default=True, help="First record.")
 @click.argument("name")
 def create(
