@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import count
+from itertools import count, takewhile
 from typing import Any
 from unittest.mock import patch
 
@@ -27,7 +27,6 @@ from fyrehose.protocols.eventbus.snapshots import SnapshotAnswer
 from fyrehose.protocols.figg.session import FiggServerSession
 from fyrehose.protocols.figg.window import PublishWindow
 from fyrehose.protocols.lumberjack.client import _Connection as LumberjackConnection
-from fyrehose.protocols.lumberjack.windows import OpenWindow
 from fyrehose.protocols.lumberjack.windows import Windows as LumberjackWindows
 from fyrehose.protocols.relink.endpoints import Publishing
 from fyrehose.protocols.relink.events import Decided
@@ -150,6 +149,12 @@ def _replays_one_less(self: BackboneProtocol, destination: Any, client: Any, ran
     return ranges[-1][1]
 
 
+def _acknowledges_what_is_received(self: LumberjackWindows) -> Any:
+    for window in takewhile(lambda each: each.finished and each.sealed, self.unacknowledged):
+        window.durable = window.received
+    return _acks(self)
+
+
 def _acknowledges_one_more(self: LumberjackWindows) -> Any:
     return [attrs.evolve(ack, number=ack.number + 1) for ack in _acks(self)]
 
@@ -260,7 +265,7 @@ BUGS = {
     "backbone: nobody is trusted": Bug("backbone", (server_session, "in_networks", lambda host, networks: False)),
     "backbone: the silent are kept": Bug("backbone", (subscribers, "ALIVE", 6.0)),
     "lumberjack: acknowledged when received": Bug(
-        "lumberjack", (OpenWindow, "due", property(lambda window: window.finished and window.sealed))
+        "lumberjack", (LumberjackWindows, "acks", _acknowledges_what_is_received)
     ),
     "lumberjack: acknowledged one too many": Bug("lumberjack", (LumberjackWindows, "acks", _acknowledges_one_more)),
     "lumberjack: nothing is sent again": Bug(

@@ -61,6 +61,7 @@ RARE = {
     "cluster, rule 4: takes over without having everything",
     "cluster, rule 6: nothing is cut at the start",
     "cluster, rule 8: accepts messages without an answer",
+    "cluster, rule 10: copies what is not confirmed",
     "cluster, rule 10: fills itself with what is not confirmed",
     "cluster: links of servers that do not lead",
 }
