@@ -82,7 +82,7 @@ def create(
 
     \b
         fyrehose subscriptions create billing --stream orders --dead orders.dead
-        fyrehose subscriptions create by-user --stream events --key user --lease 5m
+        fyrehose subscriptions create by-user --stream events --key user
     """
     fields: dict[str, Any] = {each: value for each, value in options.items() if value is not None}
     if "lease" in fields:
