@@ -259,7 +259,7 @@ class IRelay(INamedSink):
 
 
 class IBrokerPublisher(Interface):
-    """What one peer, or one listener for many peers, publishes through; :meth:`IBroker.publisher` returns it."""
+    """The way in for the publishes of one peer, or of one listener for many peers; see :meth:`IBroker.publisher`."""
 
     def publish(runs: list[Run], note: Any = None, own: Sequence[Run] = (), key: str | None = None) -> None:
         """Publish runs of drafts in one batch, all of them or none; they belong to the broker from now on.

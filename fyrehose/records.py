@@ -233,7 +233,7 @@ class Run(Column):
 
 @attrs.define(slots=True, eq=False)
 class Publish:
-    """What one peer publishes at once, from the broker to the disk and back; the journal writes all of it or nothing.
+    """The runs of one publish, from the broker to the disk and back; the journal writes all of them or none.
 
     :ivar runs: numbered; the commit sets their time.  Nobody else changes them, or keeps them as drafts.
     :ivar size: the sum of their :attr:`Run.room`, in bytes

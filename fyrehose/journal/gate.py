@@ -70,7 +70,7 @@ class IGate(Interface):
 
 
 class Releases(Protocol):
-    """What a gate needs of its journal."""
+    """The methods that a gate calls on its journal."""
 
     def release(self, commit: Commit) -> None:
         """Let readers see *commit*, and tell its publishers."""

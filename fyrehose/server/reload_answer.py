@@ -1,4 +1,4 @@
-"""What a reload has changed, and the file by which the server tells `fyrehose reload`.
+"""The answer to a reload, and the file by which the server passes it to `fyrehose reload`.
 
 It is apart from the reload itself, because the command must not import the server.
 """
@@ -21,7 +21,7 @@ ANSWER = "reload.json"
 
 @attrs.frozen(kw_only=True)
 class ReloadAnswer:
-    """What a reload has done.
+    """The answer to a reload.
 
     :ivar error: why nothing was changed; empty: it was
     :ivar changed: what is different now, one line for each option or listener

@@ -48,7 +48,7 @@ FIXED_PARTS = ("data_dir", "log_format", "replication")
 
 @attrs.define(eq=False)
 class _Plan:
-    """What one reload will do."""
+    """The steps of one reload."""
 
     changed: list[str] = attrs.field(factory=list)
     restart: list[str] = attrs.field(factory=list)

@@ -90,7 +90,7 @@ class OpenRecord:
 
 @attrs.define(eq=False)
 class LaneChange:
-    """What one append writes: all of it becomes durable, or none.
+    """The records of one append: all of them become durable, or none.
 
     :ivar epoch: the epoch that begins; 0: none does
     :ivar letter: the record that becomes a dead letter
@@ -120,7 +120,7 @@ class LaneChange:
 
 @attrs.define(eq=False)
 class Group:
-    """What all lanes of one subscription have in common.
+    """The state that all lanes of one subscription share.
 
     :ivar append: appends what is to become durable together; the caller then calls :meth:`committed` or :meth:`undone`
         with each part, in the order of appends

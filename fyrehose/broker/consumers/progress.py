@@ -1,4 +1,4 @@
-"""What is durable about shared subscriptions, and its records in the stream ``.shared``.
+"""The durable state of shared subscriptions, and its records in the stream ``.shared``.
 
     {"v": 1, "since": 17, "name": "billing", "set": {"stream": "orders", "lease": 30, ...}}          created
     {"v": 1, "since": 17, "name": "billing", "set": null}                                            deleted
@@ -85,7 +85,7 @@ class FinalNumbers:
 
 @attrs.frozen(kw_only=True)
 class ShareOptions:
-    """What a shared subscription was created with; none of it changes.
+    """The options that a shared subscription was created with; they never change.
 
     :ivar stream: the stream that is shared, or, with *pattern*, the pattern of the streams
     :ivar lease: how long a worker has a record, in seconds

@@ -32,7 +32,7 @@ class Leased:
 
 @attrs.define(eq=False)
 class WorkerAction:
-    """What a worker says about one record.
+    """The verdict of a worker on one record.
 
     :ivar kind: ``done``, ``failed``, ``untried``, ``reject`` or ``extend``
     :ivar delay: until a returned record may be leased again, in seconds; None: longer with each failure
@@ -59,7 +59,7 @@ class WorkerAction:
 
 @attrs.frozen
 class Item:
-    """What a worker says about one record; see :class:`WorkerAction`.
+    """The verdict of a worker on one record; see :class:`WorkerAction`.
 
     :ivar stream: the stream of the record; empty: the only one
     """
@@ -74,7 +74,7 @@ class Item:
 
 @attrs.define
 class WorkOutcome:
-    """What became of a request.
+    """The outcome of a request.
 
     :ivar batches: what is to be appended together, with the results of the request
     :ivar refused: the actions that were refused, and why

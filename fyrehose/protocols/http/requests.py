@@ -34,7 +34,7 @@ class ClientRequest:
 
 
 class RequestOwner(Protocol):
-    """Who sends the requests of a connection."""
+    """The owner of a connection, which sends its requests."""
 
     @property
     def endpoint(self) -> Any: ...

@@ -35,7 +35,7 @@ class Stage(TableKey):
 
 
 class Step(TableKey):
-    """What changes the stage of a connection."""
+    """The events that change the stage of a connection."""
 
     FIELD = "field"  #: a field of the handshake has arrived completely
     NEW_LINK = "new_link"  #: the link is new
