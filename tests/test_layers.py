@@ -39,7 +39,7 @@ SANS_IO = (
     "fyrehose.protocols.*session",
 )
 #: What they may not know, even by way of others.
-OUTSIDE = {"twisted", "zmq", "pyspark", "pyarrow", "socket", "asyncio", "threading", "time"}
+OUTSIDE = {"twisted", "zope", "zmq", "pyspark", "pyarrow", "socket", "asyncio", "threading", "time"}
 
 #: Contracts, and what is nothing but the implementation of one: tests/conformance has their tests.
 UNTESTED = {"fyrehose.interfaces", "fyrehose.sessions", "fyrehose.broker.sequencer"}

@@ -21,9 +21,8 @@ from random import Random
 
 import attrs
 
-from fyrehose.broker.policy import in_networks
 from fyrehose.errors import RemoteProtocolError
-from fyrehose.identity import Action
+from fyrehose.identity import Action, in_networks
 from fyrehose.kernels import backbone
 from fyrehose.protocols.backbone.frames import (
     HEADER,
