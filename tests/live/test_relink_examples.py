@@ -20,7 +20,7 @@ import pytest
 
 from fyrehose.testing.ports import free_port
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "relink-publisher"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "relink"
 FYREHOSE = Path(sys.executable).with_name("fyrehose")
 #: How many lines the client gets between two kills of the server.
 BETWEEN = 2_000
@@ -46,7 +46,7 @@ def go(directory: Path) -> list[str]:
 
 def node(directory: Path) -> list[str]:
     """Return the command that runs the client in JavaScript."""
-    return [program("node"), str(EXAMPLES / "node" / "main.mjs")]
+    return [program("node"), str(EXAMPLES / "node" / "publish.mjs")]
 
 
 def stored(directory: Path) -> list[bytes]:

@@ -1,15 +1,14 @@
 // Publish the lines of standard input with Relink:
 //
-//     node main.mjs 127.0.0.1:7733 STREAM [LINES-PER-TRANSACTION]
+//     node publish.mjs 127.0.0.1:7733 STREAM [LINES-PER-TRANSACTION]
 //
 // The exit status is 0 when all of them are on the server's disk, each once.
 import { createInterface } from "node:readline";
 
-import { Publisher } from "./publisher.mjs";
+import { RelinkPublisher } from "../../../clients/javascript/relink.js"; // in a program of your own: "fyrehose/relink"
 
 const [address, stream, perTransaction = "0"] = process.argv.slice(2);
-const [host, port] = address.split(":");
-const publisher = new Publisher(host, Number(port), stream, Number(perTransaction) > 0);
+const publisher = new RelinkPublisher(address, stream, { transactional: Number(perTransaction) > 0 });
 let batch = [];
 
 async function publish() {
@@ -22,7 +21,7 @@ async function publish() {
 }
 
 for await (const line of createInterface({ input: process.stdin })) {
-  batch.push(Buffer.from(line));
+  batch.push(line);
   if (batch.length >= Number(perTransaction)) await publish();
 }
 if (batch.length) await publish();
