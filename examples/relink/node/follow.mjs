@@ -1,14 +1,14 @@
 // Print the records of a stream with Relink, from the oldest one on:
 //
-//     node follow.mjs 127.0.0.1:7733 STREAM [SUBSCRIPTION] [COUNT]
+//     node follow.mjs 127.0.0.1:7733 STREAM [COUNT [SUBSCRIPTION]]
 //
-// With the name of a subscription the server keeps the position: the next run goes on behind the last line. With COUNT
-// the program ends behind that many records.
+// With COUNT the program ends behind that many records. With the name of a subscription the server keeps the position:
+// the next run goes on behind the last line.
 import { once } from "node:events";
 
 import { RelinkSubscriber } from "../../../clients/javascript/relink.js"; // in a program of your own: "fyrehose/relink"
 
-const [address, stream, subscription, count = "Infinity"] = process.argv.slice(2);
+const [address, stream, count = "Infinity", subscription] = process.argv.slice(2);
 let left = Number(count);
 
 const subscriber = new RelinkSubscriber(address, stream, { after: 0, subscription });
