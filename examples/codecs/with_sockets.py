@@ -27,8 +27,14 @@ class Receiver(socketserver.BaseRequestHandler):
                     break
 
 
+class Server(socketserver.ThreadingTCPServer):
+    """May start again at once, and stop while there are connections."""
+
+    allow_reuse_address = daemon_threads = True
+
+
 if __name__ == "__main__":
     address = ("127.0.0.1", int(sys.argv[1]) if len(sys.argv) > 1 else 5044)
-    with socketserver.ThreadingTCPServer(address, Receiver) as server:
+    with Server(address, Receiver) as server:
         print(f"port {server.server_address[1]}", flush=True)
         server.serve_forever()
