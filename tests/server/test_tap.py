@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import stat
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -188,15 +189,17 @@ class StoppingReactor(MemoryReactorClock):
 
 
 @pytest.fixture
-def ending(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def ending(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Record exit statuses and lines on standard error instead of ending the process."""
     said: list[Any] = []
+    interval = sys.getswitchinterval()
     monkeypatch.setattr(process, "exit_with", said.append)
     monkeypatch.setattr(process, "say", said.append)
     monkeypatch.setattr(process, "stop_on_signals", lambda reactor, drain: None)
     monkeypatch.setattr(process, "reload_on_hangup", lambda reactor, reload: None)
     monkeypatch.setattr(process, "raise_descriptor_limit", lambda: 20_000)
-    return said
+    yield said
+    sys.setswitchinterval(interval)
 
 
 @pytest.mark.parametrize(
@@ -521,6 +524,15 @@ def test_the_service_manager_is_notified(ending: list[Any], tmp_path: Path, monk
         server.fyrehose.running = 0
         server.stopService()
         assert manager.recv(1000) == b"STOPPING=1\nSTATUS=stopping"
+
+
+def test_a_busy_reactor_lets_the_writer_thread_run_within_half_a_millisecond(
+    ending: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = ServerProcess(StoppingReactor(), parsed("--data-dir", str(tmp_path)).resolved)
+    monkeypatch.setattr(server.fyrehose, "startService", lambda: succeed(None))
+    server._run()
+    assert sys.getswitchinterval() <= 0.0005
 
 
 def test_the_watchdog_runs_while_the_server_serves(ending: list[Any], tmp_path: Path) -> None:
