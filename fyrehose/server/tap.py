@@ -367,6 +367,7 @@ class ServerProcess(Service):
     def _run(self) -> None:
         process.dump_stacks_on_abort()
         process.reduce_garbage_collection()
+        process.share_interpreter()
         process.stop_on_signals(self.reactor, self._drain)
         process.reload_on_hangup(self.reactor, self.reload)
         for warning in self.listeners.warnings:
