@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 from twisted.internet.task import Clock
 
-from fyrehose.broker.rounds import INPUT_S, LEAST, ROUND, Intake, Rounds
+from fyrehose.broker.rounds import INPUT_S, LEAST, ROUND, ROUND_S, Intake, Rounds
 
 
 class Reactor(Clock):
@@ -73,7 +73,7 @@ def test_turns_that_produce_nothing_end_a_round_as_well() -> None:
 def test_a_round_ends_when_its_time_is_over_however_little_it_has_produced() -> None:
     clock = Reactor()
     rounds = Rounds(clock)
-    slow = [Endless(rounds, 100, INPUT_S / 2) for _ in range(100)]
+    slow = [Endless(rounds, 100, ROUND_S / 2) for _ in range(100)]
     rounds.run(slow)
     assert sum(producer.turns for producer in slow) == 3, "the first turn of a round is not counted"
     clock.advance(1)
