@@ -563,10 +563,11 @@ class SessionProtocol(TwistedProtocol):
     def is_idle(self) -> bool:
         """Return whether the connection can be closed without interrupting the peer.
 
-        It is busy if a publish is in flight, a frame is incomplete, or a subscription delivered since the last call.
+        It is busy if a publish is in flight, a frame is incomplete, or a subscription delivered since the last call;
+        never before its peer has sent anything.
         """
         delivered, self._written_to = self._written_to and bool(self._subscriptions), False
-        return not (self.unsettled or self.session.expected or delivered)
+        return self._silent or not (self.unsettled or self.session.expected or delivered)
 
     def make_room(self) -> None:
         """Close the connection, because the listener is full and another peer connects."""
