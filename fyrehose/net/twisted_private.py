@@ -45,8 +45,8 @@ UNSENT = 256 << 10
 #: Linux's ioctl for what a socket holds and has not sent yet.
 _SIOCOUTQNSD = 0x894B
 #: Connections that are accepted in one turn of the reactor.  When a listener is full, each of them makes another close,
-#: which takes until the next turn; Twisted would meanwhile accept hundreds, more than there are descriptors.  Each takes
-#: 0.1 to 0.2 ms, and all listeners accept in the same turn.
+#: which takes until the next turn; Twisted would meanwhile accept hundreds, more than there are descriptors.  All
+#: listeners accept in the same turn, which takes 0.1 to 0.2 ms for each connection.
 ACCEPTS = 8
 
 
