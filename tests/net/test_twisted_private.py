@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import pytest
 from twisted.internet.endpoints import UNIXServerEndpoint
+from twisted.internet.epollreactor import EPollReactor
 from twisted.internet.error import ConnectionLost
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.tcp import Port, Server
@@ -333,3 +334,42 @@ def test_log_file_is_opened_again_by_its_name(tmp_path: Path) -> None:
     assert not os.path.samestat(first, os.fstat(log.descriptor))
     assert ((tmp_path / "moved").read_text(), (tmp_path / "log").read_text()) == ("", "behind\n")
     log.close()  # type: ignore[no-untyped-call]
+
+
+def test_a_turn_of_the_reactor_handles_a_bounded_number_of_events() -> None:
+    reactor: Any = EPollReactor()
+    EVENTS = 128
+    readable, other = socket.socketpair()
+    other.send(b"x")
+    handled: list[int] = []
+
+    @attrs.define(eq=False)
+    class Readable:
+        descriptor: int
+
+        def fileno(self) -> int:
+            return self.descriptor
+
+        def doRead(self) -> None:
+            handled.append(self.descriptor)
+            reactor.removeReader(self)
+
+        def logPrefix(self) -> str:
+            return "test"
+
+    descriptors = [os.dup(readable.fileno()) for _ in range(2 * EVENTS + 1)]
+    try:
+        for descriptor in descriptors:
+            reactor.addReader(Readable(descriptor))
+        counts = []
+        for _ in range(4):
+            before = len(handled)
+            reactor.doIteration(0)
+            counts.append(len(handled) - before)
+        assert counts == [EVENTS, EVENTS, 1, 0]
+        assert sorted(handled) == sorted(descriptors)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        readable.close()
+        other.close()
