@@ -116,10 +116,10 @@ def reduce_garbage_collection() -> None:
 
     Reference counting frees nearly all memory of a message, while each collection scans the latest batches, which the
     journal keeps.  With Python's default thresholds this took a fifth of the time of a single message.  The second
-    generation is collected after 40,000 objects: when many peers connect, all of them stay, and are scanned at once.
+    generation is collected after 20,000 objects: when many peers connect, all of them stay, and are scanned at once.
     """
     gc.freeze()
-    gc.set_threshold(10_000, 4, 50)
+    gc.set_threshold(10_000, 2, 100)
 
 
 def share_interpreter() -> None:

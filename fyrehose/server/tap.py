@@ -30,6 +30,7 @@ from fyrehose.errors import ConfigError, Deposed, FyrehoseError, MissingExtra
 from fyrehose.journal.commit import Far
 from fyrehose.journal.journal import FileJournal
 from fyrehose.net.turns import TurnEnds
+from fyrehose.net.twisted_private import bound_events
 from fyrehose.options import counted, suggestion
 from fyrehose.replication.jetstream import JetStreamLog
 from fyrehose.replication.replicated import replicated
@@ -368,6 +369,7 @@ class ServerProcess(Service):
         process.dump_stacks_on_abort()
         process.reduce_garbage_collection()
         process.share_interpreter()
+        bound_events(self.reactor)
         process.stop_on_signals(self.reactor, self._drain)
         process.reload_on_hangup(self.reactor, self.reload)
         for warning in self.listeners.warnings:

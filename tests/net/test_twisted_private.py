@@ -23,11 +23,13 @@ from twisted.python.failure import Failure
 from fyrehose.net.sockets import READ
 from fyrehose.net.twisted_private import (
     ACCEPTS,
+    EVENTS,
     UNSENT,
     WRITE,
     PromptServer,
     ReopeningLogFile,
     _unsent,
+    bound_events,
     hand_over,
     path_of,
     tune_port,
@@ -338,7 +340,7 @@ def test_log_file_is_opened_again_by_its_name(tmp_path: Path) -> None:
 
 def test_a_turn_of_the_reactor_handles_a_bounded_number_of_events() -> None:
     reactor: Any = EPollReactor()
-    EVENTS = 128
+    bound_events(reactor)
     readable, other = socket.socketpair()
     other.send(b"x")
     handled: list[int] = []
@@ -373,3 +375,7 @@ def test_a_turn_of_the_reactor_handles_a_bounded_number_of_events() -> None:
             os.close(descriptor)
         readable.close()
         other.close()
+
+
+def test_other_reactors_are_left_as_they_are() -> None:
+    bound_events(Reactor())

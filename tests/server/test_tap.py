@@ -535,6 +535,17 @@ def test_a_busy_reactor_lets_the_writer_thread_run_within_half_a_millisecond(
     assert sys.getswitchinterval() <= 0.0005
 
 
+def test_each_turn_of_the_reactor_handles_a_bounded_number_of_events(
+    ending: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounded: list[Any] = []
+    monkeypatch.setattr(tap, "bound_events", bounded.append)
+    server = ServerProcess(StoppingReactor(), parsed("--data-dir", str(tmp_path)).resolved)
+    monkeypatch.setattr(server.fyrehose, "startService", lambda: succeed(None))
+    server._run()
+    assert bounded == [server.reactor]
+
+
 def test_the_watchdog_runs_while_the_server_serves(ending: list[Any], tmp_path: Path) -> None:
     server = ServerProcess(StoppingReactor(), parsed("--listen", "figg=unix:/run/figg").resolved)
     threads = set(threading.enumerate())
