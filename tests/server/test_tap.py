@@ -264,11 +264,11 @@ def test_max_connections_is_reduced_to_the_available_descriptors(
     config = parsed(*words, "--data-dir", str(tmp_path)).resolved
     server = ServerProcess(StoppingReactor(), config)
     limits = [child.factory.settings.max_connections for child in server.fyrehose if hasattr(child, "factory")]
-    assert limits == [807, 5], "what one does not want is for the others"
+    assert limits == [838, 5], "what one does not want is for the others"
     assert server.listeners.remarks == [
         (
-            "file-descriptor limit 1000: max-connections of lines reduced to 807; "
-            "for the configured maximum, use `ulimit -n 10477`, or LimitNOFILE= in a unit"
+            "file-descriptor limit 1000: max-connections of lines reduced to 838; "
+            "for the configured maximum, use `ulimit -n 10445`, or LimitNOFILE= in a unit"
         )
     ]
     assert not server.listeners.warnings, "the maximum was not configured"
@@ -322,8 +322,8 @@ def test_reducing_a_configured_maximum_logs_one_warning(
     words += ["--listen", "figg=tcp:0:interface=127.0.0.1", "--listen", "relink=tcp:0:interface=127.0.0.1"]
     server = ServerProcess(StoppingReactor(), parsed(*words).resolved)
     (warning,) = server.listeners.warnings
-    assert warning.startswith("file-descriptor limit 1000: max-connections of figg, relink reduced to 406 each")
-    assert "`ulimit -n 31097`" in warning
+    assert warning.startswith("file-descriptor limit 1000: max-connections of figg, relink reduced to 421 each")
+    assert "`ulimit -n 31065`" in warning
     assert not server.listeners.remarks
 
 
