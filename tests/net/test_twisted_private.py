@@ -378,4 +378,7 @@ def test_a_turn_of_the_reactor_handles_a_bounded_number_of_events() -> None:
 
 
 def test_other_reactors_are_left_as_they_are() -> None:
-    bound_events(Reactor())
+    reactor = Reactor()
+    before = attrs.asdict(reactor)
+    bound_events(reactor)
+    assert attrs.asdict(reactor) == before

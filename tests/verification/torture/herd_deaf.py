@@ -6,7 +6,8 @@
 A stream holds records of one size, of bytes that JSON escapes to six.  N readers at 127.0.0.2 ask for the stream from
 its beginning and read nothing, while honest clients at 127.0.0.1, of Figg and HTTP, publish 100 bytes every
 20 ms and wait for the acknowledgement.  Each line says how long these waited (median, 99 %, longest), and how much the
-memory of the server grew.  The status is 1 if it grew by more than --memory.
+memory of the server grew.  The status is 1 if it grew by more than --memory.  With --readers 0 the lines say what the
+honest clients wait for without readers: the ways http-pattern and eventbus publish meanwhile.
 """
 
 from __future__ import annotations
