@@ -21,13 +21,13 @@ from zope.interface import implementer
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import JournalState
 from fyrehose.journal.commit import Commit, settle
-from fyrehose.journal.exchange import Handover
+from fyrehose.journal.exchange import Batches, Handover
 from fyrehose.journal.gate import IGate
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.replica import REPLICA, cut_at_mark
 from fyrehose.journal.writer import Committed
 from fyrehose.observe.meters import ClusterStatus
-from fyrehose.records import Buffer, Publish, Run
+from fyrehose.records import Publish, Run
 from fyrehose.replication.filling import Filler
 
 log = Logger()
@@ -86,7 +86,7 @@ class ReplicatedGate:
     """
 
     name: str
-    hand_over: Callable[[int, Sequence[Buffer]], object] = lambda position, batches: None
+    hand_over: Callable[[int, Sequence[Batches]], object] = lambda position, batches: None
     on_synced: Callable[[int], object] = lambda position: None
     cluster: ClusterMember | None = None
     filler: Filler | None = None

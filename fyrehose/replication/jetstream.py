@@ -190,7 +190,8 @@ class JetStreamLog:
     async def _append(self, entry: LogEntry, expect: int) -> int:
         from nats.js.errors import APIError
 
-        headers = {"Nats-Msg-Id": entry.ident, "Nats-Expected-Last-Sequence": str(expect)}
+        # An entry that is numbered anew, behind one that does not count, is no repetition.
+        headers = {"Nats-Msg-Id": f"{entry.ident}/{expect}", "Nats-Expected-Last-Sequence": str(expect)}
         try:
             answer = await self._stream.publish(
                 self.subject, entry.pack(), timeout=self.timeout, stream=self.stream, headers=headers

@@ -17,12 +17,12 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.errors import ConfigError
+from fyrehose.journal.exchange import Batches
 from fyrehose.journal.format import Damage
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.writer import NoRoom
 from fyrehose.observe.meters import ClusterStatus
 from fyrehose.options import shown_size
-from fyrehose.records import Buffer
 from fyrehose.replication.entries import EntryWriter, LogEntry
 from fyrehose.replication.filling import too_far_behind, waits
 from fyrehose.replication.gate import ReplicatedGate
@@ -84,7 +84,7 @@ class Member:
     _released: int = attrs.field(default=0, init=False)
     _opened_at: float | None = attrs.field(default=None, init=False)  #: when the shared log was opened
     _busy: set[str] = attrs.field(factory=set, init=False)  #: jobs of which one at a time is under way
-    _asked: set[str] = attrs.field(factory=set, init=False)  #: appends that are under way
+    _asked: set[tuple[str, int]] = attrs.field(factory=set, init=False)  #: appends that are under way
     _actions: deque[Action] = attrs.field(factory=deque, init=False)
     #: Fire when no action is under way any more.
     _idle: list[Deferred[None]] = attrs.field(factory=list, init=False)
@@ -107,7 +107,8 @@ class Member:
                 most=shown_size(self.settings.ahead),
             )
         writer = EntryWriter(self.settings.name, self.incarnation)
-        self.role = Role(writer, self.journal.writer.position, ahead=self.settings.ahead)
+        end = self.journal.writer
+        self.role = Role(writer, end.position, ahead=self.settings.ahead, identity=end.identity, chain=end.chain)
         self.gate.hand_over, self.gate.on_synced = self._hand_over, self._synced
         self._heard_leader = self._answered = self.reactor.seconds()
         self._ticking = LoopingCall(self._tick)
@@ -297,7 +298,7 @@ class Member:
 
     def _lead(self, now: float) -> None:
         role = self.role
-        if any(item.entry.ident not in self._asked for item in role.inflight if not item.known):
+        if any((item.entry.ident, item.expect) not in self._asked for item in role.inflight if not item.known):
             role.repeat()
             self._soon()
         if not role.pending:
@@ -320,7 +321,7 @@ class Member:
         elif was and not why:
             self._heard_answer()
 
-    def _hand_over(self, position: int, batches: Sequence[Buffer]) -> None:
+    def _hand_over(self, position: int, batches: Sequence[Batches]) -> None:
         """Append to the shared log what this server has written, and is perhaps still syncing."""
         if self.role.state is not State.LEADER:
             return
@@ -344,7 +345,7 @@ class Member:
             return
         now = self.reactor.seconds()
         try:
-            peer = self.peers.hear(message, now)
+            peer = self.peers.hear(message, now, self.role)
         except ConfigError:
             self._failed(Failure())
             return
@@ -448,6 +449,7 @@ class Member:
             self._overfull = False
             self._say()
             await self.gate.lead()
+            self.role.identity = self.journal.writer.identity  # an empty journal has one now
             self._led_once = True
         elif state is State.FOLLOWER:
             self._heard_leader = self.reactor.seconds()
@@ -468,9 +470,10 @@ class Member:
                 raise ConfigError(f"the shared log does not continue this journal: {damage}") from damage
 
     def _append(self, entry: LogEntry, expect: int, since: int) -> None:
-        if entry.ident in self._asked:
+        asked = entry.ident, expect
+        if asked in self._asked:
             return
-        self._asked.add(entry.ident)
+        self._asked.add(asked)
 
         def answered(number: int) -> None:
             self._heard_answer()
@@ -485,7 +488,7 @@ class Member:
                 failure.trap(Unavailable)
 
         def settled(result: Any) -> Any:
-            self._asked.discard(entry.ident)
+            self._asked.discard(asked)
             if self.running:
                 self._soon()
             return result

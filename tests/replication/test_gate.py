@@ -111,7 +111,7 @@ class Member:
         self.ends = dict(now(self.journal.open(self)))
 
     def take(self, position: int, batches: Sequence[Buffer]) -> None:
-        self.handed.append((position, b"".join(batches)))
+        self.handed.append((position, b"".join(each.data for each in batches)))
 
     def durable(self, ends: dict[str, int]) -> None:
         self.ends.update(ends)
