@@ -57,7 +57,8 @@ def reseed(config: Path, data_dir: Path | None, yes: bool) -> None:
         left = int(found.log["last"]) - int(found.log["first"]) + 1 if found.log and found.log["last"] else 0
         click.echo(
             f"the journal of server {settings.name} ends at position {end} "
-            f"({_parts(directory, journal.position, aside)}); the shared log of cluster {settings.cluster} has {counted(left, 'entry', 'entries')}, to be deleted"
+            f"({_parts(directory, journal.position, aside)}); the shared log of cluster {settings.cluster} has "
+            f"{counted(left, 'entry', 'entries')}, to be deleted"
         )
         if not yes:
             click.confirm("begin a new shared log at this position?", abort=True)

@@ -38,12 +38,16 @@ T = TypeVar("T")
 
 #: JetStream's code for an append under a condition that does not hold.
 WRONG_LAST = 10071
+#: JetStream's code for having no leader at present: another NATS server may know one.
+NO_LEADER = 10008
 #: How often the connection is tried again, in seconds.
 RETRY = 0.25
 #: After so many seconds without an answer the next server is asked: this one is frozen, or cut off from the others.
 SILENT = 3.0
 #: How long a connection that was left may take to close, in seconds.
 CLOSE = 5.0
+#: How long the end of the connection may take, twice, in seconds.
+LAST_WORDS = 0.75
 #: How many bytes of entries one request reads; the connection's buffers hold several times as much.
 READ_BYTES = 4 << 20
 #: How many bytes one read of the connection takes at most.
@@ -259,9 +263,10 @@ class JetStreamLog:
         if self._leaving is not None:
             self._leaving.cancel()
         if self._client is not None:
-            with suppress(Exception):  # the last words are a courtesy
-                await self._client.flush(timeout=1)
-            await self._client.close()
+            with suppress(Exception):  # the last words are a courtesy, which a frozen server does not take
+                await self._client.flush(timeout=LAST_WORDS)
+            with suppress(Exception):
+                await asyncio.wait_for(self._client.close(), LAST_WORDS)
 
     def _stop(self, _: object) -> None:
         loop, thread, self._loop, self._client = self._loop, self._thread, None, None
@@ -288,9 +293,12 @@ class JetStreamLog:
                 answered()
                 self.reactor.callFromThread(done.errback, Failure())
             except Exception as error:
-                self._unanswered()
-                unavailable = Unavailable(f"NATS does not answer: {str(error) or type(error).__name__}")
-                self.reactor.callFromThread(done.errback, Failure(unavailable))
+                if refused := _refusal(error):
+                    answered()
+                else:
+                    self._unanswered()
+                why = refused or f"NATS does not answer: {str(error) or type(error).__name__}"
+                self.reactor.callFromThread(done.errback, Failure(Unavailable(why)))
             else:
                 answered()
                 self.reactor.callFromThread(done.callback, result)
@@ -301,6 +309,17 @@ class JetStreamLog:
         else:
             asyncio.run_coroutine_threadsafe(run(), self._loop)
         return done
+
+
+def _refusal(error: Exception) -> str:
+    """Return what NATS has answered, if *error* is an answer; empty: it is none."""
+    from nats.js.errors import APIError
+
+    if not isinstance(error, APIError) or error.err_code in (None, NO_LEADER):
+        return ""
+    hints = {"insufficient": "; give it more room (max_file_store), or start the servers that do not confirm"}
+    hint = next((hint for word, hint in hints.items() if word in (error.description or "")), "")
+    return f"NATS refuses: {error.description or type(error).__name__} (code {error.err_code}){hint}"
 
 
 def _is_entry(message: Any, number: int) -> bool:

@@ -42,8 +42,8 @@ READ = 64
 ANNOUNCE = 0.005
 #: How long the leader waits for the shared log before it refuses messages, in seconds.
 QUIET = 5.0
-#: How long an orderly stop waits for the shared log, in seconds.
-PATIENCE = 5.0
+#: How long an orderly stop waits for the shared log, in seconds; the whole stop takes five at most.
+PATIENCE = 3.0
 
 
 @attrs.define(eq=False)

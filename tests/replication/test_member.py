@@ -21,7 +21,7 @@ from fyrehose.broker.broker import Broker
 from fyrehose.broker.once import STREAM as KEYS
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.cli.command import main
-from fyrehose.errors import Closed, ConfigError, Following, JournalUnreachable, ReadOnly, Unreplicated
+from fyrehose.errors import ConfigError, Following, JournalUnreachable, OutcomeUnknown, ReadOnly
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.commit import InlineWorker
@@ -343,7 +343,7 @@ def test_another_server_takes_over_when_the_leader_is_away(cluster: Cluster) -> 
     cluster.hub.away.clear()
     cluster.run(10, until=lambda: old.role is State.FOLLOWER)
     cluster.settle()
-    assert [type(error) for error in old.refused] == [Unreplicated]
+    assert [type(error) for error in old.refused] == [OutcomeUnknown]
     for server in cluster.servers.values():
         assert server.read() == [b"kept", b"new"]
     assert b"lost" in next(old.journal.directory.glob("torn-*.bytes")).read_bytes()
@@ -531,7 +531,7 @@ def test_a_leader_whose_disk_fails_ends_although_appends_wait_for_the_shared_log
     cluster.run(0.5)
     leader.journal.break_off("the disk failed")
     assert told == [JournalState.FAILED]
-    assert [type(error) for error in leader.refused] == [Closed]
+    assert [type(error) for error in leader.refused] == [OutcomeUnknown]
     logged_errors.clear()
 
 

@@ -11,7 +11,7 @@ from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry
 from fyrehose.replication.peers import Peers
 from fyrehose.replication.role import Append, Purge, Role
 from fyrehose.replication.settings import ReplicationSettings
-from fyrehose.replication.trimming import Trimmer
+from fyrehose.replication.trimming import TRIM_BYTES, Trimmer
 from tests.doubles.shared_log import whole
 
 MIB = 1 << 20
@@ -123,3 +123,17 @@ def test_the_next_checkpoint_follows_a_purge(world: World) -> None:
     world.answer()
     world.trimmer.trim(world.role, world.now)
     assert [entry.kind for entry in world.answer()] == [EntryKind.CHECKPOINT]
+
+
+def test_a_checkpoint_follows_many_bytes_although_more_is_in_flight() -> None:
+    world = World()
+    world.hear("b", 4)
+    world.hear("c", 4)
+    assert world.purged()
+    for _ in range(TRIM_BYTES >> 20):
+        world.role.append(world.role.position, whole(bytes(MIB)))
+        world.answer()
+    world.role.append(world.role.position, whole(b"pending"))
+    world.role.take()
+    world.trimmer.trim(world.role, world.now)
+    assert [action.entry.kind for action in world.role.take() if isinstance(action, Append)] == [EntryKind.CHECKPOINT]
