@@ -31,7 +31,7 @@ from fyrehose.errors import ConfigError
 from fyrehose.journal.format import Damage
 from fyrehose.replication.entries import MAX_ENTRY, LogEntry
 from fyrehose.replication.shared_log import EntryRange, ISharedLog, Refused, Unavailable
-from fyrehose.replication.stream import create, stream_of, subject_of
+from fyrehose.replication.stream import create, limit_of, stream_of, subject_of
 
 log = Logger()
 T = TypeVar("T")
@@ -62,6 +62,7 @@ class JetStreamLog:
     :ivar servers: URLs, for example ``nats://10.0.0.1:4222``
     :ivar name: of the cluster; part of the subjects' names
     :ivar replicas: on how many machines each entry must be
+    :ivar limit: size at which the leader stops, in bytes, if this server creates the stream
     :ivar timeout: seconds after which an answer is not waited for any longer
     :ivar options: further arguments of ``nats.connect``: credentials, TLS
     """
@@ -70,6 +71,7 @@ class JetStreamLog:
     servers: Sequence[str]
     name: str
     replicas: int = 3
+    limit: int = 8 << 30
     timeout: float = 2.0
     options: dict[str, Any] = attrs.field(factory=dict)
     _loop: asyncio.AbstractEventLoop | None = attrs.field(default=None, init=False)
@@ -179,7 +181,7 @@ class JetStreamLog:
         try:
             info = await self._stream.stream_info(self.stream)
         except NotFoundError:
-            info = await create(self._stream, self.name, self.replicas)
+            info = await create(self._stream, self.name, self.replicas, self.limit)
         return judge(info.config, self.stream, self.subject, self.replicas)
 
     async def _failed(self, error: Exception) -> None:
@@ -211,8 +213,9 @@ class JetStreamLog:
         return self._ask(self._extent())
 
     async def _extent(self) -> EntryRange:
-        state = (await self._stream.stream_info(self.stream)).state
-        return EntryRange(int(state.first_seq) or 1, int(state.last_seq), int(state.bytes))
+        info = await self._stream.stream_info(self.stream)
+        state = info.state
+        return EntryRange(int(state.first_seq) or 1, int(state.last_seq), int(state.bytes), limit_of(info.config))
 
     def read(self, number: int, most: int) -> Deferred[list[tuple[int, LogEntry]]]:
         return self._ask(self._read(number, most))
@@ -293,7 +296,7 @@ class JetStreamLog:
                 answered()
                 self.reactor.callFromThread(done.errback, Failure())
             except Exception as error:
-                if refused := _refusal(error):
+                if refused := refusal(error):
                     answered()
                 else:
                     self._unanswered()
@@ -311,15 +314,13 @@ class JetStreamLog:
         return done
 
 
-def _refusal(error: Exception) -> str:
+def refusal(error: Exception) -> str:
     """Return what NATS has answered, if *error* is an answer; empty: it is none."""
     from nats.js.errors import APIError
 
     if not isinstance(error, APIError) or error.err_code in (None, NO_LEADER):
         return ""
-    hints = {"insufficient": "; give it more room (max_file_store), or start the servers that do not confirm"}
-    hint = next((hint for word, hint in hints.items() if word in (error.description or "")), "")
-    return f"NATS refuses: {error.description or type(error).__name__} (code {error.err_code}){hint}"
+    return f"NATS refuses: {error.description or type(error).__name__} (code {error.err_code})"
 
 
 def _is_entry(message: Any, number: int) -> bool:
@@ -345,7 +346,7 @@ def judge(config: Any, stream: str, subject: str, replicas: int) -> list[str]:
         for name, value in (
             ("max_age", config.max_age),
             ("max_msgs", config.max_msgs),
-            ("max_bytes", config.max_bytes),
+            ("max_bytes", None if str(config.discard) == "new" else config.max_bytes),
             ("max_msgs_per_subject", config.max_msgs_per_subject),
         )
         if value not in (None, 0, -1)

@@ -204,11 +204,15 @@ class Member:
             for each in idle:
                 each.callback(None)
         if isinstance(result, Failure) and result.check(Unavailable):
-            if str(result.value) != self._warned:
-                log.warn("replication: {why}", why=str(result.value))
-            self._warned = str(result.value)
+            self._unavailable(result)
             return None
         return result
+
+    def _unavailable(self, failure: Failure) -> None:
+        """Say once why the shared log does nothing."""
+        if str(failure.value) != self._warned:
+            log.warn("replication: {why}", why=str(failure.value))
+        self._warned = str(failure.value)
 
     def _failed(self, failure: Failure) -> None:
         """Stop for good: the journal or the shared log cannot be used."""
@@ -305,8 +309,9 @@ class Member:
             self._answered = now
         if role.state is not State.LEADER:
             return
-        if now - self._answered > QUIET and self.gate.suspend("the shared log does not answer"):
-            log.warn("replication: the shared log does not answer; messages are refused until it does")
+        why = self._warned or "the shared log does not answer"
+        if now - self._answered > QUIET and self.gate.suspend(why):
+            log.warn("replication: {why}; messages are refused until it accepts them", why=why)
         self._trimmer.trim(role, now)
         if self._trimmer.is_due(now):
             self._once("measure", self._measure)
@@ -314,7 +319,7 @@ class Member:
 
     async def _measure(self) -> None:
         extent = await self.log.extent()
-        why = self._trimmer.measured(self.role, extent.size)
+        why = self._trimmer.measured(self.role, extent.size, extent.limit)
         was, self._overfull = self._overfull, bool(why)
         if why and self.gate.suspend(why):
             log.warn("replication: {why}; messages are refused until another server confirms", why=why)
@@ -486,6 +491,7 @@ class Member:
                 self.role.refused(entry, error.last, since)
             else:
                 failure.trap(Unavailable)
+                self._unavailable(failure)
 
         def settled(result: Any) -> Any:
             self._asked.discard(asked)
@@ -497,7 +503,7 @@ class Member:
         appended.addCallbacks(answered, refused).addBoth(settled).addErrback(self._failed)
 
     def _heard_answer(self) -> None:
-        self._answered = self.reactor.seconds()
+        self._answered, self._warned = self.reactor.seconds(), ""
         if not self._overfull and self.gate.resume():
             log.info("replication: the shared log answers again")
 

@@ -36,16 +36,21 @@ class Trimmer:
     """Trims the shared log while this server leads.
 
     :ivar size: of the shared log when it was measured last, in bytes
+    :ivar limit: the size beyond which servers that do not confirm are not waited for, in bytes
     """
 
     settings: ReplicationSettings
     peers: Peers
     size: int = attrs.field(default=0, init=False)
+    limit: int = attrs.field(init=False)
     _measured: float = attrs.field(default=float("-inf"), init=False)
     _trimmed: int = attrs.field(default=0, init=False)  #: the last entry before the last checkpoint
     _trimmed_at: int = attrs.field(default=0, init=False)  #: where the journal ended there
     _led: float = attrs.field(default=0.0, init=False)  #: when this server became the leader
     _warned: bool = attrs.field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.limit = self.settings.log_limit
 
     def start(self, role: Role, now: float) -> None:
         """Begin, because this server leads from now on."""
@@ -62,7 +67,7 @@ class Trimmer:
             return
         least = now - self.settings.member_timeout
         heard = self.peers.heard_since(least)
-        if self.size > self.settings.log_limit:
+        if self.size > self.limit:
             role.purge([peer.reported for peer in heard if peer.reported >= role.checkpoint])
         elif len(heard) + 1 >= self.settings.members or self._led < least:
             role.purge([peer.reported for peer in heard])
@@ -73,13 +78,14 @@ class Trimmer:
         self._measured = now if due else self._measured
         return due
 
-    def measured(self, role: Role, size: int) -> str:
+    def measured(self, role: Role, size: int, limit: int = 0) -> str:
         """Record the size of the shared log.
 
+        :param limit: of the engine that stores it; 0: none
         :return: why the leader has to refuse messages; empty if it may accept them
         """
         self.size = size
-        limit = self.settings.log_limit
+        self.limit = limit = min(limit or self.settings.log_limit, self.settings.log_limit)
         if size <= limit * WARN:
             self._warned = False
             return ""

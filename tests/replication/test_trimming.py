@@ -137,3 +137,10 @@ def test_a_checkpoint_follows_many_bytes_although_more_is_in_flight() -> None:
     world.role.take()
     world.trimmer.trim(world.role, world.now)
     assert [action.entry.kind for action in world.role.take() if isinstance(action, Append)] == [EntryKind.CHECKPOINT]
+
+
+def test_a_limit_of_the_engine_counts_if_it_is_less() -> None:
+    world = World()
+    world.hear("b", 4)
+    world.trimmer.measured(world.role, 30 * MIB, limit=28 * MIB)
+    assert world.purged(), "beyond it, the silent server is not waited for"
