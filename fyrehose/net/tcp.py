@@ -30,7 +30,16 @@ from zope.interface import implementer
 
 from fyrehose.broker import letters
 from fyrehose.broker.budget import Account
-from fyrehose.errors import Broken, Following, Forbidden, FyrehoseError, PublishError, ReadOnly, RemoteProtocolError
+from fyrehose.errors import (
+    Broken,
+    Following,
+    Forbidden,
+    FyrehoseError,
+    OutcomeUnknown,
+    PublishError,
+    ReadOnly,
+    RemoteProtocolError,
+)
 from fyrehose.identity import Identity
 from fyrehose.interfaces import IBroker, IBrokerPublisher, ISubscription
 from fyrehose.net.handshakes import Handshake
@@ -421,7 +430,11 @@ class SessionProtocol(TwistedProtocol):
         """Handle a publish that was accepted, and could not be written; a hook for subclasses."""
         if not isinstance(error, FyrehoseError):
             raise error
-        self.refused(error)
+        if isinstance(error, OutcomeUnknown):
+            self.broker.counters.refuse(self.log, self.protocol_name, type(error).__name__, self.peer, str(error))
+            self.abort()
+        else:
+            self.refused(error)
 
     def settled(self) -> None:
         """Handle the end of calls of the broker: close a connection that only waited for them."""

@@ -291,7 +291,9 @@ class ServerProcess(Service):
         if find_spec("nats") is None:
             raise MissingExtra("replication needs nats-py; install it with: pip install 'fyrehose[replication]'")
         options = cluster.connect_options()
-        shared_log = JetStreamLog(self.reactor, cluster.servers, cluster.cluster, cluster.replicas, options=options)
+        shared_log = JetStreamLog(
+            self.reactor, cluster.servers, cluster.cluster, cluster.replicas, cluster.log_limit, options=options
+        )
         return replicated(
             self.reactor,
             config.data_dir,
