@@ -13,10 +13,12 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from socket import create_connection
 from typing import Any
 
+import bson
 import pytest
 import pytest_twisted
 import zmq
@@ -146,10 +148,10 @@ def policy_file(directory: Path, *conditions: str) -> str:
 def serve(start: Any, bus: Bus) -> Callable[..., Any]:
     """Starts a server with these options of the event bus."""
 
-    def serving(*options: str, listen: str = BUS, policy: str = "", **more: Any) -> Any:
+    def serving(*options: str, listen: str = BUS, policy: str = "", extra: tuple[str, ...] = (), **more: Any) -> Any:
         words = [word for option in options for word in ("--option", f"eventbus.{option}")]
         words += ["--policy", policy] if policy else []
-        server = start("--listen", listen, *words, **more)
+        server = start("--listen", listen, *words, *extra, **more)
         bus.port = server.port("eventbus")
         return server
 
@@ -690,3 +692,36 @@ def test_the_command_line_and_the_other_listeners(start: Any, bus: Bus) -> None:
     assert command("tail", "--protocol", "backbone", "--from", backbone, *raw) == expected
     only = ("--stream", "notes", "--since", "500", "--count", "1")
     assert command("tail", "--protocol", "eventbus", "--from", at, *only) == b"line 499\n"
+
+
+def test_imported_dump_is_served_by_number_to_a_client_of_the_reference_dialect(
+    serve: Any, bus: Bus, tmp_path: Path
+) -> None:
+    """What the reference program stored in MongoDB, as a client of it asks for the events after number 7."""
+    when = datetime(2016, 11, 18, 14, 36, 49, 7_000)
+
+    def document(n: int) -> dict[str, Any]:
+        labels = {"topic": "/a/b", "sequence": n, "producer": "me", "timestamp": when, "uuid": str(uuid.UUID(int=n))}
+        return {"_id": bson.ObjectId(), "sequence": n, "created": when, "raw": {**labels, "data": b"\xcd%c%c" % (1, n)}}
+
+    dump, data = tmp_path / "events.bson", tmp_path / "data"
+    dump.write_bytes(b"".join(bson.encode(document(n)) for n in (5, 7, 6, 8, 10)))
+    command = [FYREHOSE, "eventbus", "import", "--data-dir", str(data), str(dump)]
+    for _ in range(2):  # the second one adds nothing
+        subprocess.run(command, check=True, capture_output=True)
+    serve("subtrees=reference", extra=("--data-dir", str(data)))
+    assert bus.sync(b"/a,/z", b"7") == [
+        [
+            b"SYNC",
+            b"/a/b",
+            b"%d" % n,
+            b"me",
+            b"2016-11-18T14:36:49.007Z",
+            str(uuid.UUID(int=n)).encode(),
+            b"\xcd\1%c" % n,
+        ]
+        for n in (8, 10)
+    ] + [[b"SYNCEND", b"/a,/z", b"10"]]
+    bus.collector().send_multipart(event(11, b"/new/"))
+    assert bus.history(1, b"/new/")[0][2] == struct.pack(">Q", 11), "numbers continue behind those of the dump"
+    subprocess.run([FYREHOSE, "journal", "verify", str(data)], check=True, capture_output=True)
