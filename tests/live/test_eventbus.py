@@ -725,3 +725,96 @@ def test_imported_dump_is_served_by_number_to_a_client_of_the_reference_dialect(
     bus.collector().send_multipart(event(11, b"/new/"))
     assert bus.history(1, b"/new/")[0][2] == struct.pack(">Q", 11), "numbers continue behind those of the dump"
     subprocess.run([FYREHOSE, "journal", "verify", str(data)], check=True, capture_output=True)
+
+
+def receive(socket: Socket, wanted: int) -> list[Message]:
+    """The next messages, without those that say that a subscription has arrived."""
+    found: list[Message] = []
+    while len(found) < wanted:
+        frames = socket.recv_multipart()
+        found += [] if frames[0] == b"/ready/" else [frames]
+    return found
+
+
+def has_more(socket: Socket) -> bool:
+    while socket.poll(200):
+        if socket.recv_multipart()[0] != b"/ready/":
+            return True
+    return False
+
+
+def binary(seq: int) -> bytes:
+    return struct.pack(">Q", seq)
+
+
+def decimal(seq: int) -> bytes:
+    return b"%d" % seq
+
+
+def test_one_listener_serves_clients_of_both_dialects(serve: Any, bus: Bus) -> None:
+    """Clients at one address, of the same topics: the reference program's prefixes have no slash at their end."""
+    serve()
+    text, reference, everything = bus.subscriber(b"/a/"), bus.subscriber(b"/a", b"/b/"), bus.subscriber(b"")
+    collector = bus.collector()
+    sent = [event(n, topic) for n, topic in enumerate((b"/a/", b"/a/b", b"/b/c", b"/z/", b""), 1)]
+    for frames in sent:
+        collector.send_multipart(frames)
+    first = number(bus.history(1)[0][2])
+
+    def wanted(indexes: tuple[int, ...], write: Callable[[int], bytes]) -> list[Message]:
+        return [[sent[n][0], write(first + n), *sent[n][2:]] for n in indexes]
+
+    assert receive(text, 2) == wanted((0, 1), binary)
+    assert receive(reference, 3) == wanted((0, 1, 2), decimal)
+    assert receive(everything, 5) == wanted((0, 1, 2, 3, 4), binary)
+    assert not any(map(has_more, (text, reference, everything)))
+    assert bus.sync(b"/a,/b/", b"%d" % (first + 1)) == [
+        *([b"SYNC", *frames] for frames in wanted((2,), decimal)),
+        [b"SYNCEND", b"/a,/b/", decimal(first + 2)],
+    ]
+    assert bus.sync(b"/a/", binary(first))[0] == [b"SYNC", *wanted((1,), binary)[0]]
+
+
+def test_subscriptions_of_a_recognized_subscriber_begin_and_end(serve: Any, bus: Bus) -> None:
+    serve()
+    reference, collector = bus.subscriber(b"/a"), bus.collector()
+    reference.setsockopt(zmq.UNSUBSCRIBE, b"/a")
+    reference.setsockopt(zmq.SUBSCRIBE, b"/later/")
+    while not reference.poll(100):
+        collector.send_multipart(event(9, b"/a"))
+        collector.send_multipart(event(9, b"/later/"))
+    (frames,) = receive(reference, 1)
+    assert (frames[0], frames[1].isdigit()) == (b"/later/", True)
+
+
+def test_subscriber_names_its_dialect_by_a_mark(serve: Any, bus: Bus) -> None:
+    serve("sequence=decimal")
+    unclear, marked = bus.subscriber(b"/a/"), bus.subscriber(b"/a/", b"\0binary")
+    everything = bus.subscriber(b"", b"\0binary")
+    bus.collector().send_multipart(event(1))
+    seq = number(bus.history(1)[0][2])
+    assert receive(unclear, 1)[0][:2] == [b"/a/", decimal(seq)]
+    assert receive(marked, 1)[0][:2] == [b"/a/", binary(seq)]
+    assert receive(everything, 1)[0][:2] == [b"/a/", binary(seq)]
+    assert not any(map(has_more, (unclear, marked, everything)))
+
+
+def test_recognized_subscriber_reconnects(serve: Any, bus: Bus) -> None:
+    """Nothing that the server knows of a connection lasts longer than the connection."""
+    server = serve()
+    for _ in range(3):
+        reference = bus.subscriber(b"/a", RECONNECT_IVL=10)
+        text = bus.subscriber(b"/a/")
+        bus.collector().send_multipart(event(1))
+        assert receive(reference, 1)[0][1].isdigit()
+        assert len(receive(text, 1)[0][1]) == 8
+        reference.close()
+        text.close()
+    assert "too-many-subscriptions" not in server.log
+
+
+def test_recognition_can_be_turned_off(serve: Any, bus: Bus) -> None:
+    serve("recognize=no")
+    plain = bus.subscriber(b"/a")
+    bus.collector().send_multipart(event(1))
+    assert len(receive(plain, 1)[0][1]) == 8
