@@ -43,12 +43,12 @@ OTHER = b"\xff"
 #: The first bytes of all topics: a subscription to everything in the usual dialect.  An empty prefix would match keys.
 FIRST_BYTES = tuple(bytes((byte,)) for byte in (*range(0x80), *range(0xC2, 0xF5)))
 #: Upper bound of the memory of all subscriptions, half of it for one network, in bytes; and the most of one subscriber.
-MEMORY = 64 << 20
+MEMORY = 256 << 20
 MOST = 65_536
 #: Memory of a subscription besides its prefix, of each byte of that, and of the subscription to everything, in bytes.
 COST = 512
 COST_BYTE = 4
-COST_ALL = 32 << 10
+COST_ALL = 10 << 10
 
 
 @attrs.define(eq=False)
@@ -57,7 +57,7 @@ class _Subscriber:
     dialect: Dialect
     marked: bool = False
     prefixes: set[bytes] = attrs.field(factory=set, init=False)
-    #: the keys of its prefixes, and how many prefixes have each
+    #: the keys of its prefixes, and how many prefixes have each; without those of the subscription to everything
     keys: Counter[bytes] = attrs.field(factory=Counter, init=False)
 
 
@@ -156,7 +156,8 @@ class RecognizedSubscribers:
                 raise RemoteProtocolError("too-many-subscriptions", detail)
             self.memory.take(found.network, cost)
             found.prefixes.add(prefix)
-            found.keys.update(keys)
+            if keys is not FIRST_BYTES:
+                found.keys.update(keys)
         return keys
 
     def _unsubscribe(self, found: _Subscriber, prefix: bytes) -> Resubscribed:
@@ -164,23 +165,30 @@ class RecognizedSubscribers:
             return Resubscribed()
         found.prefixes.remove(prefix)
         self.memory.give(found.network, _cost(prefix))
-        removed = []
-        for key in self._keys(found.dialect, prefix):
-            found.keys[key] -= 1
-            if not found.keys[key]:
-                del found.keys[key]
-                removed.append(key)
-        return Resubscribed(removed=tuple(removed))
+        keys, kept = self._keys(found.dialect, prefix), self._everything(found)
+        if keys is FIRST_BYTES:
+            return Resubscribed(removed=tuple(key for key in keys if not found.keys[key]))
+        found.keys.subtract(keys)
+        removed = tuple(key for key in keys if not found.keys[key])
+        for key in removed:
+            del found.keys[key]
+        return Resubscribed(removed=tuple(key for key in removed if key not in kept))
+
+    def _everything(self, found: _Subscriber) -> tuple[bytes, ...]:
+        """Return the keys that a subscriber has by a subscription to everything in the usual dialect."""
+        return FIRST_BYTES if b"" in found.prefixes and found.dialect is self.usual else ()
 
     def _change(self, found: _Subscriber, dialect: Dialect) -> Resubscribed:
         """Change the dialect of a subscriber, and so the keys of all that it has subscribed to."""
         if dialect is found.dialect:
             return Resubscribed()
-        removed = tuple(found.keys)
+        removed = (*found.keys, *self._everything(found))
         self._others += 1 if dialect is not self.usual else -1
         found.dialect = dialect
-        found.keys = Counter(key for prefix in found.prefixes for key in self._keys(dialect, prefix))
-        return Resubscribed(tuple(found.keys), removed)
+        every = self._everything(found)
+        prefixes = found.prefixes - {b""} if every else found.prefixes
+        found.keys = Counter(key for prefix in prefixes for key in self._keys(dialect, prefix))
+        return Resubscribed((*found.keys, *every), removed)
 
     def _keys(self, dialect: Dialect, prefix: bytes) -> tuple[bytes, ...]:
         if dialect is not self.usual:

@@ -197,3 +197,10 @@ def test_subscribers_receive_what_they_want_in_their_dialect_alone(
             assert {*found} <= {dialect}
             if topic.startswith(tuple(wanted)):
                 assert found == [dialect]
+
+
+def test_all_connections_of_one_address_may_subscribe_to_everything() -> None:
+    """10,000 subscribers: more than have room beside the other connections of their clients."""
+    subscribers = RecognizedSubscribers(BINARY)
+    for descriptor in range(10_000):
+        subscribers.received(b"\1", descriptor, NETWORK)
