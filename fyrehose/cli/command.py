@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from fyrehose import __version__, plugins
+from fyrehose.cli import candidates
 from fyrehose.cli.cluster import cluster
 from fyrehose.cli.cluster_reseed import reseed
 from fyrehose.cli.completion import completion
@@ -65,12 +66,15 @@ def _protocol(command: F) -> F:
         show_default=True,
         metavar="NAME",
         help="Protocol to use; see `fyrehose protocols`.",
+        shell_complete=candidates.clients,
     )
     return option(command)
 
 
 def _tls(command: F) -> F:
-    option = click.option("--tls", metavar="CA[,CERT[,KEY]]", help="Use TLS with these PEM files.")
+    option = click.option(
+        "--tls", metavar="CA[,CERT[,KEY]]", help="Use TLS with these PEM files.", shell_complete=candidates.files
+    )
     return option(command)
 
 
@@ -96,8 +100,15 @@ def main() -> None:
 
 
 # Twisted parses the arguments, so that twistd and this command have the same options.
-@main.command(add_help_option=False, context_settings={"ignore_unknown_options": True}, short_help="Run the server.")
-@click.argument("arguments", metavar="[OPTIONS]", nargs=-1, type=click.UNPROCESSED)
+@main.command(
+    cls=candidates.Served,
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True},
+    short_help="Run the server.",
+)
+@click.argument(
+    "arguments", metavar="[OPTIONS]", nargs=-1, type=click.UNPROCESSED, shell_complete=candidates.serve_values
+)
 def serve(arguments: tuple[str, ...]) -> None:
     """Run the server; `fyrehose serve --help` lists its options.
 
@@ -113,8 +124,17 @@ def serve(arguments: tuple[str, ...]) -> None:
 @_protocol
 @click.option("--to", "addresses", type=Addresses(), default="127.0.0.1", help=f"{_ADDRESS}  [default: 127.0.0.1]")
 @_tls
-@click.option("--stream", metavar="NAME", help="Stream to publish to (not with backbone).")
-@click.option("--file", "files", multiple=True, metavar="PATH", help="Publish the lines of PATH; - is standard input.")
+@click.option(
+    "--stream", metavar="NAME", help="Stream to publish to (not with backbone).", shell_complete=candidates.streams
+)
+@click.option(
+    "--file",
+    "files",
+    multiple=True,
+    metavar="PATH",
+    help="Publish the lines of PATH; - is standard input.",
+    shell_complete=candidates.files,
+)
 @click.option("--whole", is_flag=True, help="Publish each file, or argument, as one message.")
 @click.option(
     "--window",
@@ -171,12 +191,24 @@ def publish(
 
 
 @main.command(short_help="Follow a stream, or read it from its start.")
-@click.option("--protocol", metavar="NAME", help="[default: http where it listens, else figg]")
+@click.option(
+    "--protocol",
+    metavar="NAME",
+    help="[default: http where it listens, else figg]",
+    shell_complete=candidates.clients,
+)
 @click.option("--from", "addresses", type=Addresses(), default="127.0.0.1", help=f"{_ADDRESS}  [default: 127.0.0.1]")
 @_tls
-@click.option("--stream", metavar="NAME", help="Stream to read (not with backbone), or pattern.")
+@click.option(
+    "--stream",
+    metavar="NAME",
+    help="Stream to read (not with backbone), or pattern.",
+    shell_complete=candidates.streams,
+)
 @click.option("--since", type=Since(), default="latest", show_default=True, help="First record.")
-@click.option("--subscription", metavar="NAME", help="Named subscription to continue.")
+@click.option(
+    "--subscription", metavar="NAME", help="Named subscription to continue.", shell_complete=candidates.subscriptions
+)
 @click.option("--takeover", is_flag=True, help="Displace another consumer of it.")
 @click.option("--count", type=WholeNumber(1), help="Stop after this many messages.")
 @click.option("--idle", type=DURATION, help="Stop when no message arrives for this long.")
@@ -239,8 +271,14 @@ def tail(
 
 @main.command("work", short_help="Run a command for each record of a stream.")
 @remote_options(HTTP_URL, "http")
-@click.option("--stream", required=True, metavar="NAME", help="Stream, or pattern.")
-@click.option("--subscription", required=True, metavar="NAME", help="Shared subscription; created if there is none.")
+@click.option("--stream", required=True, metavar="NAME", help="Stream, or pattern.", shell_complete=candidates.streams)
+@click.option(
+    "--subscription",
+    required=True,
+    metavar="NAME",
+    help="Shared subscription; created if there is none.",
+    shell_complete=candidates.subscriptions,
+)
 @click.option("--jobs", type=WholeNumber(1, 100), default=1, show_default=True, help="Processes at once.")
 @click.option("--idle", type=DURATION, help="Stop when no record comes for this long.")
 @click.argument("program", nargs=-1, required=True, metavar="-- COMMAND")
@@ -278,7 +316,7 @@ def work(
 
 
 @main.command("protocols")
-@click.argument("names", nargs=-1)
+@click.argument("names", nargs=-1, shell_complete=candidates.protocols)
 def show_protocols(names: tuple[str, ...]) -> None:
     """List the protocols, where they listen, and their options.
 
