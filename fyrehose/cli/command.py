@@ -16,6 +16,7 @@ from fyrehose.cli.cluster import cluster
 from fyrehose.cli.cluster_reseed import reseed
 from fyrehose.cli.completion import completion
 from fyrehose.cli.dead import dead
+from fyrehose.cli.doctor import doctor
 from fyrehose.cli.journal import journal
 from fyrehose.cli.program import Program
 from fyrehose.cli.reload import reload
@@ -82,9 +83,8 @@ class MainProgram(Program):
     """The command ``fyrehose``, whose help fits a screen because it explains commands, but not its own options."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the names of the options in one line, then the commands."""
+        """Write the names of the options in one line below the example, then the commands."""
         names = "; ".join(", ".join(option.opts) for option in self.get_params(ctx))
-        formatter.write_paragraph()
         formatter.write_text(f"Options: {names}")
         self.format_commands(ctx, formatter)
 
@@ -92,9 +92,8 @@ class MainProgram(Program):
 @click.group(cls=MainProgram, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="fyrehose %(version)s")
 def main() -> None:
-    """Publish to a Fyrehose server, read its streams, and inspect its journal.
-
-    \b
+    """\b
+    Publish to a Fyrehose server, read its streams, and inspect its journal:
         fyrehose publish --stream notes "first message"
     """
 
@@ -333,5 +332,5 @@ main.add_command(journal)
 cluster.add_command(reseed)
 main.add_command(cluster)
 main.add_command(completion)
-for _command in (streams, subscriptions, dead, stats, top, token, reload):
+for _command in (streams, subscriptions, dead, stats, top, token, reload, doctor):
     main.add_command(_command)

@@ -104,7 +104,7 @@ def _open_quote(line: str) -> str:
     return ""
 
 
-@click.command()
+@click.command(short_help="Print the script by which a shell completes words.")
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
