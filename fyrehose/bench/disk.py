@@ -1,15 +1,20 @@
-"""The lower bound of a durable message: write and fdatasync its bytes, again and again, in one file."""
+"""A disk: its file system, and the lower bound of a durable message: write and fdatasync its bytes in one file."""
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import attrs
+
 #: Approximate overhead of a record in the journal, in bytes: a batch header and a run header.
 AROUND = 200
+#: File systems that keep nothing when the machine restarts.
+VOLATILE = ("tmpfs", "ramfs", "devtmpfs")
 
 
 @contextmanager
@@ -48,3 +53,24 @@ def sync_times(path: Path, count: int, size: int = 128) -> list[float]:
     with allocated(path, len(record) * count) as descriptor:
         times = [write_and_sync(descriptor, record) for _ in range(count)]
     return sorted(ended - began for began, ended in times)
+
+
+@attrs.frozen
+class Mount:
+    """A mounted file system: its type, and its options."""
+
+    kind: str
+    options: tuple[str, ...]
+
+
+def mount_of(path: Path, table: Path = Path("/proc/self/mountinfo")) -> Mount:
+    """Return the mount that *path* is on."""
+    best, found = -1, Mount("unknown", ())
+    for line in table.read_text(encoding="utf-8", errors="replace").splitlines():
+        own, _, rest = line.partition(" - ")
+        point = re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), own.split()[4])
+        if path.is_relative_to(point) and len(point) >= best:  # of mounts on one point, the last one counts
+            kind, _, options = rest.split(" ", 2)
+            best = len(point)
+            found = Mount(kind, tuple({*own.split()[5].split(","), *options.split(",")}))
+    return found

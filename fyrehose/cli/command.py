@@ -12,6 +12,7 @@ import click
 
 from fyrehose import __version__, plugins
 from fyrehose.cli import candidates
+from fyrehose.cli.bench import bench
 from fyrehose.cli.cluster import cluster
 from fyrehose.cli.cluster_reseed import reseed
 from fyrehose.cli.completion import completion
@@ -332,5 +333,5 @@ main.add_command(journal)
 cluster.add_command(reseed)
 main.add_command(cluster)
 main.add_command(completion)
-for _command in (streams, subscriptions, dead, stats, top, token, reload, doctor):
+for _command in (streams, subscriptions, dead, stats, top, token, reload, doctor, bench):
     main.add_command(_command)

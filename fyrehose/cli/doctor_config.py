@@ -34,7 +34,7 @@ _EVERYBODY = (ip_network("0.0.0.0/0"), ip_network("::/0"))
 
 
 @attrs.frozen
-class Source:
+class ConfigSource:
     """A configuration, and where it is from.
 
     :ivar where: a file or a process, for people
@@ -46,7 +46,7 @@ class Source:
     file: Path | None = None
 
 
-def configured(file: Path | None, data_dir: Path | None) -> Source:
+def configured(file: Path | None, data_dir: Path | None) -> ConfigSource:
     """Return the configuration of a server that is started with these options.
 
     :raises ConfigError: the file cannot be used
@@ -56,7 +56,7 @@ def configured(file: Path | None, data_dir: Path | None) -> Source:
     return _parsed(words, "defaults" if file is None else str(file))
 
 
-def running(pid: int) -> Source | None:
+def running(pid: int) -> ConfigSource | None:
     """Return the configuration with which the process *pid* was started; None: it does not say.
 
     Its files are read as they are now.
@@ -76,7 +76,7 @@ def running(pid: int) -> Source | None:
         return _parsed(words[at + 1 :], f"process {pid}")
 
 
-def _parsed(words: Sequence[str], where: str) -> Source:
+def _parsed(words: Sequence[str], where: str) -> ConfigSource:
     from fyrehose.cli.serve import ServeOptions
 
     options = ServeOptions()
@@ -84,7 +84,7 @@ def _parsed(words: Sequence[str], where: str) -> Source:
         usage.Options.parseOptions(options, list(words))  # its own ends the process
     except usage.UsageError as error:
         raise ConfigError(str(error)) from error
-    return Source(options.resolved, where, None if options["config"] is None else Path(options["config"]))
+    return ConfigSource(options.resolved, where, None if options["config"] is None else Path(options["config"]))
 
 
 def descriptors_wanted(config: Config) -> tuple[int, bool]:
@@ -99,7 +99,7 @@ def descriptors_wanted(config: Config) -> tuple[int, bool]:
     return sum(descriptors_for(each.max_connections) for each in limited) + RESERVED, asked
 
 
-def checked(source: Source) -> Iterator[Finding]:
+def checked(source: ConfigSource) -> Iterator[Finding]:
     """Report what a configuration lacks."""
     config = source.config
     listeners = counted(len(config.listeners), "listener")

@@ -13,16 +13,14 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-import attrs
 from cryptography.hazmat.backends.openssl import backend as openssl
 
 from fyrehose import __version__, kernels
-from fyrehose.bench.disk import sync_times
+from fyrehose.bench.disk import VOLATILE, mount_of, sync_times
 from fyrehose.cli.findings import Finding, Level
 from fyrehose.options import counted, shown_size
 
-#: File systems that keep nothing when the machine restarts, and those whose syncs depend on another machine.
-VOLATILE = ("tmpfs", "ramfs", "devtmpfs")
+#: File systems whose syncs depend on another machine.
 REMOTE = ("nfs", "nfs4", "cifs", "smb3", "ceph", "glusterfs", "9p", "fuse.sshfs", "virtiofs")
 #: Options of mounts with which a sync does not reach the disk.
 UNSAFE_OPTIONS = ("nobarrier", "barrier=0", "nobarriers")
@@ -144,27 +142,6 @@ def _descriptor_limit(pid: int | None) -> tuple[int, str]:
             return int(found[1]), f"process {pid}"
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return (hard if hard != resource.RLIM_INFINITY else 1 << 30), "this shell"
-
-
-@attrs.frozen
-class Mount:
-    """A mounted file system: its type, and its options."""
-
-    kind: str
-    options: tuple[str, ...]
-
-
-def mount_of(path: Path, table: Path = Path("/proc/self/mountinfo")) -> Mount:
-    """Return the mount that *path* is on."""
-    best, found = -1, Mount("unknown", ())
-    for line in table.read_text(encoding="utf-8", errors="replace").splitlines():
-        own, _, rest = line.partition(" - ")
-        point = re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), own.split()[4])
-        if path.is_relative_to(point) and len(point) >= best:  # of mounts on one point, the last one counts
-            kind, _, options = rest.split(" ", 2)
-            best = len(point)
-            found = Mount(kind, tuple({*own.split()[5].split(","), *options.split(",")}))
-    return found
 
 
 def disk(directory: Path, min_free: int, keep_bytes: int) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import attrs
 
 from fyrehose.cli import doctor_config, doctor_journal, doctor_machine
-from fyrehose.cli.doctor_config import Source
+from fyrehose.cli.doctor_config import ConfigSource
 from fyrehose.cli.findings import Finding, Level
 from fyrehose.cli.reload import server_of
 from fyrehose.cli.remote import DEFAULT_URL, RemoteServer
@@ -73,13 +73,13 @@ class Patient:
         except (FyrehoseError, OSError):
             return None  # no journal, or no server: other findings say which
 
-    def _source(self, pid: int | None) -> Source:
+    def _source(self, pid: int | None) -> ConfigSource:
         found = None
         if self.file is None:
             found = doctor_config.running(pid) if pid is not None else None
         return found or doctor_config.configured(self.file, self.data_dir)
 
-    def _remote(self, source: Source | None) -> RemoteServer:
+    def _remote(self, source: ConfigSource | None) -> RemoteServer:
         """Return the admin listener that was named, or that of the configuration."""
         url, token_file = self.url, self.token_file
         listeners = source.config.listeners if source is not None and url is None else ()

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from fyrehose import kernels
+from fyrehose.bench.disk import Mount
 from fyrehose.cli import doctor_machine
-from fyrehose.cli.doctor_machine import Mount, clock, descriptors, disk, memory, mount_of, permissions, versions
+from fyrehose.cli.doctor_machine import clock, descriptors, disk, memory, permissions, versions
 from fyrehose.cli.findings import Finding, Level
 
 GIB = 1 << 30
@@ -111,19 +112,6 @@ def test_file_system_is_judged(
 ) -> None:
     monkeypatch.setattr(doctor_machine, "mount_of", lambda path: mount)
     assert [each.level for each in disk(tmp_path, 0, 0) if words in each.what] == [level]
-
-
-def test_mount_of_a_path_is_the_longest_that_has_it(tmp_path: Path) -> None:
-    table = tmp_path / "mountinfo"
-    table.write_text(
-        "1 0 8:1 / / rw,relatime shared:1 - ext4 /dev/sda rw\n"
-        "2 1 8:2 / /var/lib rw,relatime - xfs /dev/sdb rw,nobarrier\n"
-        "3 1 8:3 / /var/with\\040space ro - btrfs /dev/sdc ro\n"
-    )
-    assert mount_of(Path("/var/lib/fyrehose"), table).kind == "xfs"
-    assert "nobarrier" in mount_of(Path("/var/lib/fyrehose"), table).options
-    assert mount_of(Path("/var/library"), table).kind == "ext4"
-    assert mount_of(Path("/var/with space/data"), table).kind == "btrfs"
 
 
 @pytest.mark.parametrize(
