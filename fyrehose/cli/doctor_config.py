@@ -17,10 +17,11 @@ from fyrehose.cli.doctor_machine import permissions
 from fyrehose.cli.findings import Finding, Level
 from fyrehose.errors import ConfigError
 from fyrehose.extras import Extra
+from fyrehose.identity import Action
 from fyrehose.interfaces import IExtraPlugin
 from fyrehose.net.connections import descriptors_for
 from fyrehose.observe.listeners import encryption
-from fyrehose.options import counted, exact_size, options_of, read_toml
+from fyrehose.options import counted, exact_size, options_of, read_toml, typed
 from fyrehose.server.config import Config, ListenerConfig
 from fyrehose.server.listeners import check_guarded
 from fyrehose.server.process import RESERVED
@@ -111,9 +112,10 @@ def checked(source: ConfigSource) -> Iterator[Finding]:
     for listener in config.listeners:
         yield from _listener(listener, config)
     if config.replication is not None:
+        options = attrs.asdict(config.replication, recurse=False)
         for name in ("credentials", "key", "token_file"):
-            if path := getattr(config.replication, name):
-                yield from permissions(Path(path), f"replication.{name}".replace("_", "-"), private=True)
+            if options[name]:
+                yield from permissions(Path(options[name]), f"replication.{typed(name)}", private=True)
 
 
 def _retention(config: Config, where: str) -> Iterator[Finding]:
@@ -144,7 +146,7 @@ def _policy(config: Config) -> Iterator[Finding]:
     for number, rule in enumerate(config.policy.rules, 1):
         proven = rule.certificates or rule.keys or rule.tokens or rule.signers
         if not proven and any(network in _EVERYBODY for network in rule.networks):
-            may = [action for action in ("publish", "subscribe", "consume", "administer") if getattr(rule, action)]
+            may = [action for action in Action if rule.patterns(action)]
             what = f"rule {number} lets every address {' and '.join(may)}"
             yield Finding(Level.WARNING, "policy", what, where, "name networks, or ask for a certificate or a token")
     for table in read_toml("--policy", config.policy_file).get("allow", ()):
@@ -178,7 +180,7 @@ def _listener(listener: ListenerConfig, config: Config) -> Iterator[Finding]:
     known = {field.name for field in options_of(type(listener.settings))}
     for name in known & set(_PRIVATE):
         if options[name]:
-            yield from permissions(Path(options[name]), f"{listener.name}.{name}".replace("_", "-"), private=True)
+            yield from permissions(Path(options[name]), f"{listener.name}.{typed(name)}", private=True)
     if options.get("tls_certificate"):
         yield from _certificate(Path(options["tls_certificate"]), holds_key=not options.get("tls_key"), where=where)
 

@@ -17,7 +17,7 @@ from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
-from fyrehose.interfaces import IBroker, IClientPlugin, IConnected
+from fyrehose.interfaces import IBroker, IConnected, IOwnConnectionsPlugin
 from fyrehose.protocols.backbone.client import BackboneClient
 from fyrehose.protocols.backbone.client_session import BackboneOptions
 from fyrehose.protocols.backbone.frames import Address
@@ -81,7 +81,7 @@ class BackboneService(Service):
         return self._protocol.drain().addCallback(lambda _: self._port.stopListening())
 
 
-@implementer(IClientPlugin)
+@implementer(IOwnConnectionsPlugin)
 @attrs.frozen
 class BackbonePlugin:
     """The protocol plugin of the fyrehose backbone."""

@@ -15,7 +15,7 @@ from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
 from fyrehose.extras import EVENTBUS, Extra
-from fyrehose.interfaces import IBroker, IClientPlugin, IExtraPlugin
+from fyrehose.interfaces import IBroker, IExtraPlugin, IOwnConnectionsPlugin
 from fyrehose.protocols.eventbus.columns import PROTOCOL
 from fyrehose.protocols.eventbus.settings import EventBusSettings
 
@@ -49,7 +49,7 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
         raise ConfigError(message) from None
 
 
-@implementer(IClientPlugin, IExtraPlugin)
+@implementer(IOwnConnectionsPlugin, IExtraPlugin)
 @attrs.frozen
 class EventBusPlugin:
     """The protocol plugin of the event bus; importing it does not import pyzmq."""
