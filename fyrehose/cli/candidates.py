@@ -142,11 +142,13 @@ def _arguments_of_serve(ctx: click.Context, incomplete: str) -> Iterator[str]:
     from fyrehose.journal.settings import JournalSettings
     from fyrehose.options import options_of, typed
     from fyrehose.server.config import ServerSettings
-    from fyrehose.server.logs import FORMATS
+    from fyrehose.server.logs import FORMATS, LEVEL_NAMES
 
     before = (ctx.params.get("arguments") or ("",))[-1]
     if before == "--log-format":
         yield from FORMATS
+    if before == "--log-level":
+        yield from LEVEL_NAMES
     if before == "--durability":
         yield from ("batch", "interval:", "never")
     if before in ("--listen", "-l"):
