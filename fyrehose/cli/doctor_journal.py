@@ -39,8 +39,12 @@ def journal(directory: Path, pid: int | None) -> Iterator[Finding]:
     if not directory.is_dir() or not scan.segments(directory):
         yield Finding(Level.NOTE, "journal", "there is none yet", where, "the server creates it at its first start")
         return
-    if stat.S_IMODE(directory.stat().st_mode) & 0o007:
-        yield Finding(Level.WARNING, "journal", "every user can read its directory", where, f"chmod o-rwx {where}")
+    mode, newest = (stat.S_IMODE(path.stat().st_mode) for path in (directory, scan.segments(directory)[-1].path))
+    if mode & 0o002:
+        what = "every user can delete files of its directory"
+        yield Finding(Level.ERROR, "journal", what, where, f"chmod o-rwx {where}")
+    elif mode & 0o001 and newest & 0o004:
+        yield Finding(Level.WARNING, "journal", "every user can read its files", where, f"chmod o-rwx {where}")
     try:
         yield from _newest(directory, "open in a server" if pid else "no server has it open")
     except (FyrehoseError, OSError) as error:
@@ -152,7 +156,7 @@ def server(remote: RemoteServer) -> Iterator[Finding]:
         yield Finding(Level.WARNING, "server", what, where, "is the CPU shared? See docs/performance.md")
     refused = sorted(status["refusals"], key=lambda each: -each["count"])[:3]
     if refused:
-        what = ", ".join(f"{each['protocol']} {each['cause']} {each['count']:,} times" for each in refused)
+        what = ", ".join(f"{each['protocol']} {each['cause']} {counted(each['count'], 'time')}" for each in refused)
         yield Finding(Level.NOTE, "refused", what, where, "the log names the peers; docs/page.md the causes")
 
 

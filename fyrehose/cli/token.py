@@ -35,7 +35,7 @@ def token() -> None:
     """Sign tokens that end by themselves, for browsers and programs.
 
     \b
-        openssl rand -hex 32 > k
+        (umask 077; openssl rand -hex 32 > k)
         fyrehose token create --key k --rights 'subscribe=logs.*' --expires 1h
     """
 

@@ -67,9 +67,21 @@ def test_intact_journal_is_fine(data: Path) -> None:
     assert "1 segment" in found.what
 
 
-def test_journal_that_others_can_read_is_reported(data: Path) -> None:
-    data.chmod(0o755)
-    assert worse(journal(data, None)) == [(Level.WARNING, "journal")]
+@pytest.mark.parametrize(
+    ("directory", "file", "found"),
+    [
+        (0o755, 0o644, [(Level.WARNING, "journal")]),
+        (0o755, 0o640, []),
+        (0o750, 0o644, []),
+        (0o777, 0o640, [(Level.ERROR, "journal")]),
+    ],
+)
+def test_journal_that_others_can_read_or_change_is_reported(
+    directory: int, file: int, found: list[tuple[Level, str]], data: Path
+) -> None:
+    data.chmod(directory)
+    scan.segments(data)[-1].path.chmod(file)
+    assert worse(journal(data, None)) == found
 
 
 def test_damage_in_the_newest_segment_is_an_error(data: Path) -> None:
