@@ -7,18 +7,21 @@ fails leaves the line as it is.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 from click.shell_completion import CompletionItem
 
 from fyrehose.errors import FyrehoseError
+from fyrehose.options import duration
 
-#: How long the shell waits for values, in seconds.
-PATIENCE_S = 1.0
+#: How long the shell waits for values, in seconds, and the environment variable for another time.
+PATIENCE_S, WAIT = 1.0, "FYREHOSE_COMPLETION_WAIT"
 #: Most values that are shown.
 MOST = 200
 
@@ -29,7 +32,7 @@ Source = Callable[[click.Context, str], Iterable[str]]
 
 
 def completed(source: Source, patience_s: float = PATIENCE_S) -> Complete:
-    """Return a function for click that completes by *source*, but waits *patience_s* seconds at most."""
+    """Return a function for click that completes by *source*, and waits *patience_s* seconds at most."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         found: list[str] = []
@@ -46,10 +49,17 @@ def completed(source: Source, patience_s: float = PATIENCE_S) -> Complete:
         # Nothing else bounds the time: a server may send a byte now and then, and looking up a name may take long.
         thread = threading.Thread(target=collect, daemon=True)
         thread.start()
-        thread.join(patience_s)
+        thread.join(_patience(patience_s))
         return [CompletionItem(value) for value in found[:MOST]]
 
     return complete
+
+
+def _patience(default_s: float) -> float:
+    try:
+        return duration(os.environ[WAIT])
+    except (KeyError, ValueError):  # the shell has no place for an error
+        return default_s
 
 
 def _streams(ctx: click.Context, incomplete: str) -> Iterator[str]:
@@ -82,17 +92,16 @@ def _server(ctx: click.Context, default: str) -> Any:
 
 def _url_of(ctx: click.Context, default: str) -> str | None:
     """Return the URL of the http listener that the line names; None: it names an admin listener."""
-    from fyrehose import plugins
+    from fyrehose.cli.remote import HTTP_URL
 
     given = {param.name: param for param in ctx.command.params}
     if "url" in given:
         url: str = ctx.params.get("url") or str(given["url"].default)
         return url if given["url"].default == default else None
     (host, port), *_ = ctx.params.get("addresses") or (("127.0.0.1", None),)
-    http: Any = plugins.load("http")
     # The port in --from or --to is that of --protocol; streams are the same for all of them.
     if port is None or ctx.params.get("protocol") not in (None, "http"):
-        port = http.default_port
+        port = urlsplit(HTTP_URL).port
     shown = f"[{host}]" if ":" in host else host
     return f"http{'s' if ctx.params.get('tls') else ''}://{shown}:{port}"
 

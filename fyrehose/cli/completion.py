@@ -111,7 +111,7 @@ def completion(ctx: click.Context, shell: str) -> None:
     """Print the completion script for SHELL: one of these lines installs it.
 
     Names of streams, subscriptions and protocols are completed, too: by asking the server that the line names, for a
-    second at most, or by reading the journal's files.
+    second at most (FYREHOSE_COMPLETION_WAIT, such as 3s), or by reading the journal's files.
 
     \b
         echo 'eval "$(fyrehose completion bash)"' >> ~/.bashrc

@@ -13,7 +13,7 @@ from twisted.internet.task import Clock
 from zope.interface import implementer
 
 from fyrehose.cli import main
-from fyrehose.cli.candidates import MOST, completed
+from fyrehose.cli.candidates import MOST, WAIT, completed
 from fyrehose.cli.remote import RemoteServer
 from fyrehose.errors import FyrehoseError
 from fyrehose.interfaces import IClientPlugin, IJournalObserver, JournalState
@@ -37,14 +37,14 @@ class Nobody:
 
 def shown(line: str) -> list[str]:
     """Return the candidates for *line* as bash gets them."""
-    environment = {"_FYREHOSE_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_BREAKS": ":="}
+    environment = {"_FYREHOSE_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_BREAKS": ":=", WAIT: "60s"}
     result = CliRunner().invoke(main, [], prog_name="fyrehose", env=environment)
     assert result.exception is None or isinstance(result.exception, SystemExit)
     return [each.partition(",")[2] for each in result.output.splitlines() if each]
 
 
 def values(*found: str) -> list[str]:
-    complete = completed(lambda ctx, incomplete: iter(found))
+    complete = completed(lambda ctx, incomplete: iter(found), patience_s=60)
     return [item.value for item in complete(click.Context(main), OPTION, "a")]
 
 
@@ -73,12 +73,27 @@ def test_what_came_in_time_is_shown() -> None:
     assert [item.value for item in items] == ["first"]
 
 
+@pytest.mark.parametrize(("wait", "found"), [("60s", ["first", "last"]), ("nonsense", ["first"])])
+def test_person_may_wait_longer(wait: str, found: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+
+    def slow(ctx: click.Context, incomplete: str) -> Iterator[str]:
+        yield "first"
+        answered.wait(60 if wait == "nonsense" else 0)
+        yield "last"
+
+    monkeypatch.setenv(WAIT, wait)
+    items = completed(slow, patience_s=0.05)(click.Context(main), OPTION, "")
+    answered.set()
+    assert [item.value for item in items] == found
+
+
 def test_error_leaves_the_line_as_it_is() -> None:
     def failing(ctx: click.Context, incomplete: str) -> Iterator[str]:
         yield "first"
         raise FyrehoseError("refused")
 
-    assert [item.value for item in completed(failing)(click.Context(main), OPTION, "")] == ["first"]
+    assert [item.value for item in completed(failing, patience_s=60)(click.Context(main), OPTION, "")] == ["first"]
 
 
 @pytest.mark.parametrize(
