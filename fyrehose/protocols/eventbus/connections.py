@@ -85,6 +85,11 @@ class Connections:
     def __len__(self) -> int:
         return len(self._open)
 
+    def change(self, most: int) -> None:
+        """Admit up to *most* connections from now on; none is closed for that."""
+        self.most = most
+        self._networks.capacity = most - self.refused_limit
+
     @property
     def refused_limit(self) -> int:
         """The number of refused connections that may stay open."""

@@ -17,7 +17,7 @@ from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
 from fyrehose.extras import EVENTBUS, Extra
-from fyrehose.interfaces import IBroker, IClientPlugin, IDumpPlugin, IExtraPlugin
+from fyrehose.interfaces import IBroker, IDumpPlugin, IExtraPlugin, IOwnConnectionsPlugin
 from fyrehose.protocols.eventbus.columns import PROTOCOL
 from fyrehose.protocols.eventbus.mongodump import Dump
 from fyrehose.protocols.eventbus.settings import EventBusSettings
@@ -52,7 +52,7 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
         raise ConfigError(message) from None
 
 
-@implementer(IClientPlugin, IDumpPlugin, IExtraPlugin)
+@implementer(IOwnConnectionsPlugin, IDumpPlugin, IExtraPlugin)
 @attrs.frozen
 class EventBusPlugin:
     """The protocol plugin of the event bus; importing it does not import pyzmq."""

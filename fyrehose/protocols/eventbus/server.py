@@ -130,6 +130,11 @@ class EventBusServer:
         for port in (snapshot, publisher, collector):
             port.start()
 
+    def change(self, settings: EventBusSettings) -> None:
+        """Use other settings from now on, with the same stream and dialect."""
+        self._settings = settings
+        self._session.change(settings)
+
     def stop(self) -> Deferred[None]:
         """Stop serving.
 

@@ -63,6 +63,11 @@ class EventBusServerSession:
         self.snapshots = Snapshots(settings.snapshots, settings.snapshots_memory)
         self.pool = Pool(SNAPSHOT_MEMORY)
 
+    def change(self, settings: EventBusSettings) -> None:
+        """Use other settings from now on, with the same stream and dialect."""
+        self._settings = settings
+        self.snapshots.change(settings.snapshots, settings.snapshots_memory)
+
     def receive_pub(self, message: Sequence[bytes], count: int, now: float) -> RemoteProtocolError | None:
         """Process a message of COLLECTOR; its sequence is ignored, because the server assigns its own.
 

@@ -61,6 +61,9 @@ REQUEST_SIZE = 32 << 10
 SUBSCRIPTION_SIZE = 4 << 10
 #: How long a closed socket keeps sending what is queued, in milliseconds.
 LINGER = 1_000
+#: The options that need another listener: the sockets have the key and the sizes of frames, and clients that are
+#: connected the stream and the encoding of its sequences.
+FIXED = ("stream", "server_key", "sequence", "max_payload")
 #: The names of the three ports in the specification, "Ports and Connections".
 NAMES = ("SNAPSHOT", "PUBLISHER", "COLLECTOR")
 #: How long a refused connection is kept open, in seconds, because its client reconnects as soon as it is closed.
@@ -157,7 +160,7 @@ class EventBusService(Service):
         self._first = port
         self._settings = settings
         self._keys = Keys.load(settings.server_key) if settings.server_key else None
-        self._authenticator = self._make_authenticator()
+        self._authenticator = self._make_authenticator(settings)
         self._connections = Connections()
         self._context: Context | None = None
         self._port = port
@@ -213,18 +216,21 @@ class EventBusService(Service):
         return len(self._connections)
 
     def fixed(self, settings: EventBusSettings) -> Collection[str]:
-        """Return all options: ZeroMQ's sockets were made with them."""
-        return [field.name for field in attrs.fields(type(settings))]
+        """Return the options with which ZeroMQ's sockets were made, or on which connected clients rely."""
+        return FIXED
 
     def prepare(self, settings: EventBusSettings) -> Callable[[], None]:
-        """Read the clients' keys again, and return a function that uses them.
+        """Read the clients' keys again, and return a function that uses them and the rest of *settings*.
 
         :raises ConfigError: the keys cannot be read
         """
-        return partial(self._use, self._make_authenticator())
+        return partial(self._use, settings, self._make_authenticator(settings))
 
-    def _use(self, authenticator: Authenticator) -> None:
-        self._authenticator = authenticator
+    def _use(self, settings: EventBusSettings, authenticator: Authenticator) -> None:
+        self._settings, self._authenticator = settings, authenticator
+        self._connections.change(settings.max_connections)
+        if self._server is not None:
+            self._server.change(settings)
         ended = self._connections.end_forbidden(authenticator.may, range(self._port, self._port + 3))
         if ended:
             log.info(
@@ -233,10 +239,10 @@ class EventBusService(Service):
                 count=ended,
             )
 
-    def _make_authenticator(self) -> Authenticator:
+    def _make_authenticator(self, settings: EventBusSettings) -> Authenticator:
         clients = None
-        if self._keys is not None and self._settings.client_keys != "any":
-            clients = load_clients(self._settings.client_keys)
+        if self._keys is not None and settings.client_keys != "any":
+            clients = load_clients(settings.client_keys)
         return Authenticator(permits=self._permits, clients=clients, curve=self._keys is not None)
 
     def _permits(self, identity: Identity, action: Action) -> bool:

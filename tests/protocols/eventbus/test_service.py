@@ -6,6 +6,7 @@ from pathlib import Path
 from socket import create_server
 from typing import Any
 
+import attrs
 import pytest
 import zmq
 from twisted.internet.error import CannotListenError
@@ -382,3 +383,30 @@ def test_reload_reads_client_keys_again(make_service: Any, tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="no client key in"):
         running.service.prepare(running.service._settings)()
     assert len(running.service._authenticator.clients) == 2
+
+
+def test_reload_changes_what_is_decided_for_each_message(make_service: Any) -> None:
+    running = make_service(max_connections=100)
+    running.start()
+    service = running.service
+    changed = attrs.evolve(
+        service._settings, dedup=True, snapshots=3, snapshots_memory=1 << 20, timeout=7.0, max_connections=1_000
+    )
+    service.prepare(changed)()
+    session = service._server._session
+    assert (session._settings.dedup, service._server._settings.timeout) == (True, 7.0)
+    assert (session.snapshots.at_once, session.snapshots.memory.capacity) == (3, 1 << 20)
+    assert service._connections.most == 1_000
+    assert set(service.fixed(changed)) == {"stream", "server_key", "sequence", "max_payload"}
+    service.stopService()
+
+
+def test_reload_reads_the_keys_of_another_directory(make_service: Any, tmp_path: Path) -> None:
+    _, secret = create_certificates(tmp_path, "server")
+    for name, count in (("few", 1), ("many", 3)):
+        (tmp_path / name).mkdir()
+        for number in range(count):
+            create_certificates(tmp_path / name, f"client{number}")
+    running = make_service(server_key=secret, client_keys=str(tmp_path / "few"))
+    running.service.prepare(attrs.evolve(running.service._settings, client_keys=str(tmp_path / "many")))()
+    assert len(running.service._authenticator.clients) == 3
