@@ -85,16 +85,21 @@ class MainProgram(Program):
     """The command ``fyrehose``, whose help fits a screen because it explains commands, but not its own options."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the names of the options in one line below the example, then the commands."""
-        names = "; ".join(", ".join(option.opts) for option in self.get_params(ctx))
-        formatter.write_text(f"Options: {names}")
+        """Write the commands only: the usage names the options."""
         self.format_commands(ctx, formatter)
 
 
-@click.group(cls=MainProgram, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=MainProgram,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    options_metavar="[--version] [-h|--help]",
+)
 @click.version_option(__version__, message="fyrehose %(version)s")
 def main() -> None:
-    """Publish, read and inspect streams: fyrehose publish --stream notes "first"."""
+    """\b
+    Publish to a Fyrehose server, read its streams, and inspect its journal:
+        fyrehose publish --stream notes "first message"
+    """
 
 
 # Twisted parses the arguments, so that twistd and this command have the same options.
