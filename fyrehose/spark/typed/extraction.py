@@ -68,12 +68,12 @@ class Extracted:
 
 
 def extracted(
-    payloads: Sequence[bytes], table: TypedTable, known: Mapping[str, str], may_widen: frozenset[str] = frozenset()
+    payloads: Sequence[bytes], table: TypedTable, known: Mapping[str, str], fixed: frozenset[str] = frozenset()
 ) -> Extracted:
     """Extract the columns of a table from events.
 
     :param known: the types of the columns of fields, which are not declared
-    :param may_widen: those of them that may become wider; others keep their type, and what does not fit is a misfit
+    :param fixed: those of them that keep their type; a value that needs a wider column is a misfit there
     :raises Widened: a value needs a wider column
     """
     count = len(payloads)
@@ -101,7 +101,7 @@ def extracted(
             columns[column.name] = made
     fields = dict(known)
     if table.new_fields == COLUMNS:
-        columns |= _others(documents, table, paths, fields, may_widen, misfits)
+        columns |= _others(documents, table, paths, fields, fixed, misfits)
     elif table.new_fields == RESCUE:
         for row, document in enumerate(documents):
             misfits[row] |= any(document[name] is not None for name in document.keys() - paths)
@@ -155,7 +155,7 @@ def _others(
     table: TypedTable,
     paths: frozenset[str],
     fields: dict[str, str],
-    may_widen: frozenset[str],
+    fixed: frozenset[str],
     misfits: Any,
 ) -> dict[str, pa.Array]:
     """Return the columns of fields that no declared column has; *fields* gets those that are new."""
@@ -184,7 +184,7 @@ def _others(
     columns = {}
     for name, of_path in placed.items():
         kind = fields[name]
-        if kind == "long" and name in may_widen and float in map(type, of_path.values()):
+        if kind == "long" and name not in fixed and float in map(type, of_path.values()):
             raise Widened(name)
         columns[name] = _array(kind, [of_path.get(row) for row in range(len(documents))], misfits, None)
     return columns

@@ -194,12 +194,12 @@ def test_new_column_has_the_most_frequent_type() -> None:
 
 def test_known_column_is_widened_only_where_it_may_be() -> None:
     with pytest.raises(Widened) as raised:
-        run([{"a": 1}, {"a": 2.5}], table({}), {"a": "long"}, may_widen=frozenset({"a"}))
+        run([{"a": 1}, {"a": 2.5}], table({}), {"a": "long"})
     assert raised.value.name == "a"
-    found = run([{"a": 1}, {"a": 2.5}], table({}), {"a": "long"})
+    found = run([{"a": 1}, {"a": 2.5}], table({}), {"a": "long"}, fixed=frozenset({"a"}))
     assert [row["a"] for row in rows(found)] == [1, None]
     assert kept(found) == [1]
-    assert rows(run([{"a": "text"}], table({}), {"a": "long"}, may_widen=frozenset({"a"}))) == [{"a": None}]
+    assert rows(run([{"a": "text"}], table({}), {"a": "long"})) == [{"a": None}]
 
 
 def test_fields_beyond_the_limit_and_of_other_case_keep_the_payload(monkeypatch: pytest.MonkeyPatch) -> None:
