@@ -33,8 +33,8 @@ def event(seconds: float = 0, **fields: Any) -> bytes:
     return json.dumps({"@timestamp": at} | fields).encode()
 
 
-def request(seconds: float, status: Any, host: str = "a", **fields: Any) -> bytes:
-    return event(seconds, host={"name": host}, status=status, **fields)
+def request(seconds: float, status: Any, **fields: Any) -> bytes:
+    return event(seconds, **{"host": {"name": "a"}, "status": status} | fields)
 
 
 def beats(*events: bytes, stream: str = "web") -> Run:
@@ -124,7 +124,7 @@ def test_next_run_continues_and_an_idle_one_commits_nothing(written: Opener) -> 
 def test_rounds_of_any_size_give_the_same_table(written: Opener) -> None:
     journal = written()
     for number in range(30):
-        journal.append(beats(*(request(number, number, f"h{each}") for each in range(number % 4 + 1))))
+        journal.append(beats(*(request(number, number, each=each) for each in range(number % 4 + 1))))
     config = config_of(journal)
     run(config, round_bytes=700)
     small = rows(config)
@@ -203,8 +203,12 @@ def test_tasks_of_a_round_agree_on_types(written: Opener, monkeypatch: pytest.Mo
         journal.append(beats(request(number, 200, a=value, **({"B": 1} if number == 4 else {"b": 1}), pad="x" * 2000)))
     config = config_of(journal)
     parts = []
-    fill = job.fill
-    monkeypatch.setattr(job, "fill", lambda task: parts.append(task) or fill(task))  # type: ignore[func-returns-value]
+
+    def counted(task: writing.FillTask) -> list[writing.Filled]:
+        parts.append(task)
+        return writing.fill(task)
+
+    monkeypatch.setattr(job, "fill", counted)
     run(config)
     assert len(parts) > 6, "some tasks ran again"
     assert column(config, "a") in ([1.0, 2.5, None, None, 3.0, None], ["1", "2.5", "text", "text", "3", "more"])
@@ -325,12 +329,14 @@ columns = { errors = "count", first = "min(host)" }
 
 def expected_minutes(config: TablesConfig) -> list[tuple[Any, ...]]:
     data = duckdb.from_arrow(DeltaTable(f"{config.output}/requests").to_pyarrow_dataset())
-    return data.query(
+    found = data.query(
         "data",
         "select date_trunc('minute', event_time) as w, status, count(*), count(*), max(ms), sum(ms), avg(ms), "
         "cast(date_trunc('minute', event_time) at time zone 'UTC' as date) "
         "from data group by all order by all",
-    ).fetchall()
+    )
+    assert found is not None
+    return list(found.fetchall())
 
 
 def test_aggregates_are_what_a_query_gives_also_for_late_events(written: Opener) -> None:
