@@ -433,8 +433,8 @@ class TablesRun:
         for each in filled:
             counts.update(each.counts)
         try:
-            files, repeated_rows = self._without_repetitions(output, [file for each in filled for file in each.files])
-            counts.update({"duplicates": repeated_rows, "rows": -repeated_rows})
+            files, repetitions = self._without_repetitions(output, [file for each in filled for file in each.files])
+            counts.update(repetitions)
             self._grow(output, filled)
             total = output.counts + counts
             self._append(output, [file.action for file in files], position, chain, about, total)
@@ -499,10 +499,10 @@ class TablesRun:
 
     def _without_repetitions(
         self, output: _Output, files: Sequence[TypedFile], keys: RecentKeys | None = None
-    ) -> tuple[list[TypedFile], int]:
-        """Return files without events that were sent again, and how many these were."""
+    ) -> tuple[list[TypedFile], dict[str, int]]:
+        """Return files without events that were sent again, and what that adds to the counts."""
         if not output.table.key or not files:
-            return list(files), 0
+            return list(files), {}
         if keys is None:
             keys = output.keys = output.keys or self._recent(output)
         masks = [keys.add(file.keys, file.times) for file in files]
@@ -517,7 +517,9 @@ class TablesRun:
             action = file.action if mask.all() else next(made)
             if action is not None:
                 found.append(TypedFile(action=action, rows=int(mask.sum())))
-        return found, sum(int((~mask).sum()) for mask in masks)
+        gone = sum(int((~mask).sum()) for mask in masks)
+        rescued = sum(int((file.rescued & ~mask).sum()) for file, mask in zip(files, masks, strict=True))
+        return found, {"duplicates": gone, "rows": -gone, "rescued": -rescued}
 
     def _recent(self, output: _Output, until: int | None = None) -> RecentKeys:
         """Return the keys of the last rows of a table.
@@ -532,8 +534,8 @@ class TablesRun:
         newest = compute.max(last).as_py() if until is None else until
         since = newest - output.table.within
         chosen = files.filter(compute.greater_equal(last, since))
-        declared = {column.name: column.type for column in output.table.columns}
-        schema = _schema({ACCEPTED: "timestamp"} | {name: declared[name] for name in output.table.key})
+        whole = output.table.schema
+        schema = pa.schema([whole.field(name) for name in dict.fromkeys((ACCEPTED, *output.table.key))])
         batches = list(read(output.lake.store, chosen["path"].to_pylist(), schema, output.lake.vectors()))
         rows = pa.Table.from_batches(batches, schema).sort_by(ACCEPTED)
         times = rows[ACCEPTED].cast(pa.int64())

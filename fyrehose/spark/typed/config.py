@@ -98,7 +98,7 @@ class TypedTable:
     """A table, whose rows are the events of some streams.
 
     :ivar time: the field that has the time of an event
-    :ivar key: columns by which an event that was sent again is recognized; empty: there is no such key
+    :ivar key: columns by which an event that was sent again is recognized, unless one is null; empty: no such key
     :ivar within: how long after the first one it is, in microseconds
     """
 
@@ -405,7 +405,7 @@ def _expectation(name: str, section: _Section, types: Mapping[str, pa.DataType])
 def _deduplicated(section: _Section, columns: Sequence[TypedColumn]) -> tuple[tuple[str, ...], int]:
     section.allow("key", "within")
     key = section.texts("key", "a column, or a list of columns")
-    known = [column.name for column in columns]
+    known = [*(column.name for column in columns), EVENT_TIME]
     for name in key:
         if name not in known:
             raise section.wrong("key", f"there is no column {name!r}{suggestion(name, known) or '; declare it'}")

@@ -137,12 +137,14 @@ class TypedFile:
 
     :ivar keys: the digest of each row's key; empty if the table has no key
     :ivar times: when each row was accepted, in microseconds
+    :ivar rescued: a mask of the rows whose payload is kept
     """
 
     action: AddAction
     rows: int
     keys: bytes = b""
     times: Any = None
+    rescued: Any = None
 
 
 @attrs.frozen(kw_only=True)
@@ -306,6 +308,7 @@ def _written(
             rows=rows.num_rows,
             keys=digests(rows, key) if key else b"",
             times=rows[ACCEPTED].cast(pa.int64()).to_numpy() if key else None,
+            rescued=compute.is_valid(rows[RESCUED]).to_numpy() if key else None,
         )
 
 
@@ -354,11 +357,10 @@ def _shown(value: Any) -> Any:
 
 
 def digests(rows: pa.Table, key: tuple[str, ...]) -> bytes:
-    """Return the digest of each row's key, one behind the other; zeros where all its columns are null."""
+    """Return the digest of each row's key, one behind the other; zeros where one of its columns is null."""
     columns = [rows[name].to_pylist() for name in key]
-    nothing = (None,) * len(key)
     return b"".join(
-        bytes(DIGEST) if values == nothing else blake2b(repr(values).encode(), digest_size=DIGEST).digest()
+        bytes(DIGEST) if None in values else blake2b(repr(values).encode(), digest_size=DIGEST).digest()
         for values in zip(*columns, strict=True)
     )
 

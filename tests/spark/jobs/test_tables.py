@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -281,17 +281,17 @@ def test_expectation_that_must_be_met_stops_the_run_before_its_round(written: Op
 
 def test_event_sent_again_is_left_out_also_in_a_later_run(written: Opener) -> None:
     journal = written()
-    text = '[tables.requests.deduplicate]\nkey = ["host", "status"]\nwithin = "10s"\n'
+    text = '[tables.requests.deduplicate]\nkey = ["host", "status", "event_time"]\nwithin = "10s"\n'
     config = config_of(journal, text)
-    journal.append(beats(request(0, 1), request(0, 2), request(5, 1)))
+    journal.append(beats(request(0, 1), request(0, 2), request(0, 1)))
     assert run(config)["requests"].counts == {"rows": 2, "duplicates": 1}
     journal.append(beats(request(0, 2), request(0, 3), b"no key", b"no key"))
-    assert run(config)["requests"].counts == {"rows": 3 + 1, "duplicates": 3, "rescued": 2}
+    assert run(config)["requests"].counts == {"rows": 5, "duplicates": 2, "rescued": 2}
     for _ in range(12):
         journal.append(beats(request(0, 4), stream="other"))
     journal.append(beats(request(0, 2)))
     run(config, round_bytes=1)
-    assert column(config, "_seq") == [1, 2, 5, 6, 8]
+    assert column(config, "_seq") == [1, 2, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize("size", [1, 700, 1 << 30])
@@ -614,24 +614,3 @@ def test_table_in_an_object_store(written: Opener, bucket: str) -> None:
         for name in ("requests", "requests_quarantine", "minutes")
     }
     assert found == {"requests": 2, "requests_quarantine": 1, "minutes": 1}
-
-
-def test_rewritten_file_keeps_its_own_columns(tmp_path: Path) -> None:
-    from fyrehose.spark.stores import LakeStore
-
-    store = LakeStore.at(tmp_path)
-    times = pa.array([NOON, NOON], pa.timestamp("us", "UTC"))
-    made: Mapping[str, Any] = {
-        "_stream": ["a", "a"],
-        "_seq": [1, 2],
-        "_time": times,
-        "event_time": times,
-        "x.y": [1, None],
-    }
-    action = writing.write_file(store, "2026-01-31", "part", pa.table(made))
-    again = writing.rewrite(writing.RewriteTask(store=store, path=action.path, chosen=[False, True]))
-    assert again is not None
-    assert json.loads(again.stats or "")["minValues"]["_seq"] == 2
-    (batch,) = writing.read(store, [again.path], pa.schema([("x.y", pa.int64()), ("none", pa.string())]))
-    assert batch.to_pylist() == [{"x.y": None, "none": None}]
-    assert writing.rewrite(writing.RewriteTask(store=store, path=action.path, chosen=[False, False])) is None
