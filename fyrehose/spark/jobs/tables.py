@@ -312,6 +312,8 @@ class TablesRun:
         check_identity(self.source, self.identity, view)
         at = min(output.position for output in self.outputs)
         progress(at, view.mark)
+        if time.monotonic() - self._settled >= HEARTBEAT:
+            self.settle()
         behind, waited = view.mark - at, time.monotonic() - self._began
         if behind < 0:
             raise JournalUnreachable(
@@ -326,8 +328,6 @@ class TablesRun:
         self.summarize()  # A kill may have come between a table and its aggregates.
         if every is None:
             return None
-        if time.monotonic() - self._settled >= HEARTBEAT:
-            self.settle()
         if optimize_every and time.monotonic() - self._optimized >= optimize_every:
             self.optimize()
         return min(1.0, max(0.05, every - waited)) if behind else min(0.5, max(0.05, every / 4))

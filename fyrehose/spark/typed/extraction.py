@@ -40,7 +40,6 @@ _FORBIDDEN = re.compile(r"[ ,;{}()\n\t=]")
 _INFERRED = {str: "string", bool: "boolean", int: "long", float: "double", list: "string"}
 
 _MISFIT: Any = object()
-_ABSENT: Any = object()
 
 
 class Widened(Exception):
@@ -85,8 +84,8 @@ def extracted(
     for row, payload in enumerate(payloads):
         document: dict[str, Any] = {}
         try:
-            found = json.loads(payload.decode(), parse_constant=_refuse)
-            if type(found) is not dict or not _leaves(found, "", paths, document):
+            found = _DECODER.decode(payload.decode())
+            if type(found) is not dict or _leaves(found, "", paths, document) != len(document):
                 misfits[row] = True
         except (ValueError, RecursionError):
             misfits[row], document = True, {}
@@ -112,21 +111,25 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _leaves(document: dict[str, Any], prefix: str, whole: frozenset[str], found: dict[str, Any]) -> bool:
-    """Add the values of a document by their paths; return False if two of them have the same path.
+_DECODER = json.JSONDecoder(parse_constant=_refuse)
+
+
+def _leaves(document: dict[str, Any], prefix: str, whole: frozenset[str], found: dict[str, Any]) -> int:
+    """Add the values of a document by their paths, and return how many there are; two may have the same path.
 
     :param whole: paths of objects that are values
     """
-    unique = True
+    count = 0
     for key, value in document.items():
-        name = prefix + key
-        if type(value) is dict and name not in whole:
-            unique &= _leaves(value, name + ".", whole, found)
-        elif name in found:
-            unique = False
-        else:
+        if type(value) is not dict:
+            found[prefix + key] = value
+            count += 1
+        elif (name := prefix + key) in whole:
             found[name] = value
-    return unique
+            count += 1
+        else:
+            count += _leaves(value, name + ".", whole, found)
+    return count
 
 
 def _typed(column: TypedColumn, values: list[Any], misfits: Any) -> pa.Array:
