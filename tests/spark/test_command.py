@@ -186,4 +186,4 @@ def test_tables_from_a_configuration(written: Opener, tmp_path: Path, monkeypatc
     config.write_text(config.read_text().replace("streams", "streems"))
     said = run("tables", config)
     assert said.exit_code == 2
-    assert "line 5 in [tables.web]: unknown key 'streems'; did you mean streams?" in said.output
+    assert "line 5, in [tables.web]: unknown key 'streems'; did you mean streams?" in said.output

@@ -199,7 +199,7 @@ class _Section:
     def wrong(self, key: str | None, what: str) -> ConfigError:
         whole = self.path if key is None else (*self.path, key)
         where = f", line {line}" if (line := line_of(self.text, whole)) else ""
-        inside = f" in [{'.'.join(map(_quoted, self.path))}]" if self.path else ""
+        inside = f", in [{'.'.join(map(_quoted, self.path))}]" if self.path else ""
         return ConfigError(f"invalid {self.file}{where}{inside}: {what}")
 
     def allow(self, *known: str) -> None:

@@ -230,3 +230,13 @@ def test_types_are_those_of_the_page() -> None:
 
     assert list(TYPES) == ["string", "long", "double", "boolean", "timestamp", "date"]
     assert TYPES["long"] == pa.int64()
+
+
+def test_example_of_the_page_is_valid_and_its_error_is_the_real_one(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
+    (example,) = re.findall(r"```toml\n(journal = .*?)```", page, re.DOTALL)
+    assert [table.name for table in read(tmp_path, example).tables] == ["requests"]
+    with pytest.raises(ConfigError) as raised:
+        read(tmp_path, example.replace("host = { path", "host = { pth"))
+    said = str(raised.value).replace(f"{tmp_path}/", "")
+    assert said in " ".join(page.split())
