@@ -18,6 +18,7 @@ from fyrehose.errors import ConfigError, ExpectationFailed, JournalCorrupt, Jour
 from fyrehose.records import Run
 from fyrehose.spark.jobs import tables as job
 from fyrehose.spark.jobs.archive import archive
+from fyrehose.spark.jobs.optimize import delete, optimize
 from fyrehose.spark.jobs.tables import TableState, fill_tables, opened
 from fyrehose.spark.lake import Lake
 from fyrehose.spark.typed import extraction, writing
@@ -567,6 +568,19 @@ def test_many_files_are_merged_and_stay_the_same(written: Opener, monkeypatch: p
     assert (rows(config), rows(config, "minutes")) == (before, minutes)
     journal.append(beats(request(7, 200, ms=7)))
     assert run(config)["minutes"].rows == 1
+    assert [tuple(row.values()) for row in rows(config, "minutes")] == expected_minutes(config)
+
+
+def test_deleted_rows_leave_the_aggregates_and_the_lakes_merge_is_refused(written: Opener) -> None:
+    journal = written()
+    config = config_of(journal, AGGREGATES, columns='ms = "long"')
+    journal.append(beats(request(0, 200, ms=1), request(1, 404, ms=2), request(70, 200, ms=3)))
+    run(config)
+    assert delete(f"{config.output}/requests", "status = 404") == 1
+    with pytest.raises(ConfigError, match="is no archive of a journal"):
+        optimize(f"{config.output}/requests")
+    run(config)
+    assert column(config, "status") == [200, 200]
     assert [tuple(row.values()) for row in rows(config, "minutes")] == expected_minutes(config)
 
 

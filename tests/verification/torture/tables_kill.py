@@ -126,6 +126,7 @@ class Starter:
     def __init__(self, directory: Path, engine: str, warm: bool) -> None:
         self.directory, self.tables, self.log = directory, directory / "tables", directory / "log"
         self.config = directory / "tables.toml"
+        directory.mkdir(parents=True, exist_ok=True)
         self.config.write_text(CONFIG)
         self.engine = engine
         quick = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", "SPARK_LOCAL_IP": "127.0.0.1"}
