@@ -77,8 +77,8 @@ def extracted(
     """
     count = len(payloads)
     declared = [*table.columns, *([table.time] if table.time else [])]
-    # A path that is declared is a value, also if it is an object.
-    paths = frozenset(column.path for column in declared)
+    # A path that is declared is a value, also if it is an object.  An array has values that no step leads to.
+    paths = frozenset(column.path for column in declared if not column.steps)
     misfits = np.zeros(count, bool)
     documents: list[dict[str, Any]] = []
     for row, payload in enumerate(payloads):

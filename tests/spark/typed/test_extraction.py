@@ -158,6 +158,14 @@ def test_paths_into_objects_and_arrays() -> None:
     ]
 
 
+def test_array_of_which_a_part_is_declared_is_not_lost() -> None:
+    events = [{"items": [{"id": 5}, {"id": 6}]}, {"items": None}]
+    found = run(events, table({"id": ("items[0].id", "long")}))
+    assert rows(found) == [{"id": 5, "items": '[{"id":5},{"id":6}]'}, {"id": None, "items": None}]
+    assert kept(found) == []
+    assert kept(run(events, table({"id": ("items[0].id", "long")}, "rescue"))) == [0]
+
+
 def test_same_path_twice_in_an_event_keeps_the_payload() -> None:
     found = run([{"a": {"b": 1}, "a.b": 2}, {"a.b": 3}], table({}))
     assert [row["a.b"] for row in rows(found)] == [2, 3]
