@@ -286,8 +286,7 @@ class TablesRun:
                 )
         output.lake.add_columns([field for field in output.table.schema if field.name not in types])
         output.fields = {name: kind for name, kind in types.items() if name not in declared and name not in SYSTEM}
-        small = output.lake.totals()[1] < WIDEN and not output.lake.vectors()
-        output.fixed = set() if small else {name for name, kind in output.fields.items() if kind == "long"}
+        output.fixed = set()
 
     def states(self) -> list[TableState]:
         """Return what each table has."""
@@ -482,9 +481,12 @@ class TablesRun:
         if not wider:
             return True
         schema = _schema(_types(output.lake) | wider)
-        tasks = [RewriteTask(store=output.lake.store, path=file.path, schema=schema) for file in output.lake.files()]
-        actions = self.engine(rewrite, tasks)
-        if None in actions:  # An integer is too large to be a double.
+        small = output.lake.totals()[1] < WIDEN and not output.lake.vectors()
+        paths = [file.path for file in output.lake.files()] if small else []
+        actions = self.engine(
+            rewrite, [RewriteTask(store=output.lake.store, path=path, schema=schema) for path in paths]
+        )
+        if not small or None in actions:  # None: an integer is too large to be a double.
             output.fixed |= set(wider)
             return False
         before = output.before or self._progress(output)

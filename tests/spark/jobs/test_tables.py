@@ -197,6 +197,18 @@ def test_column_that_would_lose_digits_is_not_widened(written: Opener) -> None:
     assert column(config, "ms") == [large, None, 3]
 
 
+def test_column_of_a_large_table_is_not_widened(written: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = written()
+    journal.append(beats(request(0, 200, ms=1)))
+    config = config_of(journal)
+    run(config)
+    monkeypatch.setattr(job, "WIDEN", 1)
+    journal.append(beats(request(1, 200, ms=2.5), request(2, 200, ms=3)))
+    run(config)
+    assert column(config, "ms") == [1, None, 3]
+    assert [rescued is None for rescued in column(config, "rescued")] == [True, False, True]
+
+
 def test_tasks_of_a_round_agree_on_types(written: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "PART", 1000)
     journal = written()
@@ -569,6 +581,21 @@ def test_many_files_are_merged_and_stay_the_same(written: Opener, monkeypatch: p
     journal.append(beats(request(7, 200, ms=7)))
     assert run(config)["minutes"].rows == 1
     assert [tuple(row.values()) for row in rows(config, "minutes")] == expected_minutes(config)
+
+
+def test_repetitions_are_recognized_after_a_merge_of_files(written: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "MANY", 2)
+    journal = written()
+    config = config_of(journal, '[tables.requests.deduplicate]\nkey = "id"\nwithin = "1h"\n', columns='id = "long"')
+    for number in range(4):
+        journal.append(beats(event(0, id=number)))
+        run(config)
+    with opened(None, config) as it:
+        it.optimize()
+    assert len(DeltaTable(f"{config.output}/requests").file_uris()) == 1
+    journal.append(beats(*(event(0, id=number) for number in range(6))))
+    assert run(config)["requests"].counts == {"rows": 6, "duplicates": 4}
+    assert column(config, "id") == list(range(6))
 
 
 def test_deleted_rows_leave_the_aggregates_and_the_lakes_merge_is_refused(written: Opener) -> None:
