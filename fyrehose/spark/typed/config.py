@@ -17,6 +17,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
+from os.path import normpath
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -297,7 +298,7 @@ def _config(whole: _Section) -> TablesConfig:
 
 
 def _placed(folder: Path, location: str) -> str:
-    return location if "://" in location else str(folder / location)
+    return location if "://" in location else normpath(folder / location)
 
 
 def _table(name: str, section: _Section) -> TypedTable:
