@@ -11,7 +11,7 @@ import secrets
 import socket
 from typing import Any
 
-from benchmarks.wires.base import Job, Rows, Wire, Wrong, payload
+from fyrehose.bench.wires.base import Job, Rows, Wire, Wrong, payload
 
 #: Messages of one block at the most.
 BLOCK = 8_192

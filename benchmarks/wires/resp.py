@@ -5,7 +5,7 @@ The end of each payload, with the CR and LF behind it, is in nothing else that i
 
 from __future__ import annotations
 
-from benchmarks.wires.base import Job, Rows, Wire, Wrong, payload
+from fyrehose.bench.wires.base import Job, Rows, Wire, Wrong, payload
 
 #: Messages of one block at the most; entries of one reply, and their bytes.
 BLOCK, REPLY, REPLY_BYTES = 8_192, 1_000, 1 << 19
