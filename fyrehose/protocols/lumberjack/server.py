@@ -225,13 +225,13 @@ class LumberjackProtocol(SessionProtocol):
         if fresh:
             self.publish(fresh)
             sender.refused([run for run in fresh if not run.first_seq], Closed("the publish was refused"))
-        self._confirm(sender.take_durable())
+        self.durable(())  # the repetitions may be all that their windows lack
 
     def _originals_settled(self, error: Exception | None) -> None:
         """Acknowledge a turn whose repetitions waited for their originals, or refuse it if these were."""
         self.unsettled -= 1
-        if self._sender is not None and error is None:
-            self._confirm(self._sender.take_durable())
+        if error is None:
+            self.durable(())
         elif isinstance(error, FyrehoseError):
             self.refused(error)
         elif error is not None:
@@ -245,10 +245,6 @@ class LumberjackProtocol(SessionProtocol):
                 records += len(run.lengths) // 4
         if self._sender is not None:
             records = self._sender.durable(run for item in items for run in item.runs)
-        self._confirm(records)
-
-    def _confirm(self, records: int) -> None:
-        """Acknowledge what is complete with the next *records* durable records."""
         self.session.durable(records)
         self.active_at = self.clock.seconds()
         if self.session.out:
