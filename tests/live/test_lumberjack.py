@@ -6,7 +6,6 @@ import hashlib
 import json
 import random
 import re
-import signal
 import socket
 import ssl
 import subprocess

@@ -505,6 +505,34 @@ def test_memory_of_the_index_is_a_part_of_the_budget(dropping: Any) -> None:
     assert made.count("resent-forgotten") == 6
 
 
+@pytest.mark.parametrize(("seconds", "copies"), [(599, 1), (600, 2)])
+def test_lost_events_are_remembered_for_ten_minutes(dropping: Any, seconds: float, copies: int) -> None:
+    made = dropping()
+    peer = made.connect()
+    peer.send(frames(event(1)))
+    peer.lose()
+    made.clock.advance(seconds)
+    made.connect().send(frames(event(1)))
+    made.settle()
+    assert made.payloads == [event(1)] * copies
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_as_many_events_are_remembered_as_the_limit_says(dropping: Any, more: int) -> None:
+    made, most = dropping(), 65_536
+    for first in range(0, most + more, 8192):
+        peer = made.connect()
+        for at in range(first, min(first + 8192, most + more), 1024):
+            peer.send(frames(*map(event, range(at, min(at + 1024, most + more)))))
+            made.settle()
+        peer.lose()
+    made.connect().send(frames(b"{}"))
+    made.settle()
+    forgotten = made.count("resent-forgotten")
+    assert made.factory.repetitions.suspects + forgotten == most + more
+    assert (forgotten > 0) is (more > 0)
+
+
 def test_unknown_value_of_the_option_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected store or drop, not 'yes'"):
         build(LumberjackSettings, "lumberjack", {"resent": "yes"})
