@@ -167,10 +167,10 @@ class Repetitions:
         """
         others = self._senders.setdefault(network, {})
         if others:
-            self._overlaps[network] = self.seconds() + self.age
-            for other in others:
-                for stretch in other.recent:
+            if network not in self._overlaps:  # otherwise they are watched already
+                for stretch in [stretch for other in others for stretch in other.recent]:
                     self.watch(stretch)
+            self._overlaps[network] = self.seconds() + self.age
         sender = Sender(self, network, settled)
         others[sender] = None
         self._connections += 1

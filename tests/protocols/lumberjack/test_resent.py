@@ -245,6 +245,17 @@ def test_half_open_connections_of_a_network_find_each_others_events() -> None:
     assert door.charged == 0
 
 
+def test_another_connection_of_a_large_network_costs_no_walk_through_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    door = Door()
+    for n in range(5):
+        door.connect().send(event(n))
+    watched: list[Any] = []
+    monkeypatch.setattr(Repetitions, "watch", lambda self, stretch: watched.append(stretch))
+    last = door.connect()
+    assert watched == []
+    assert last.send(*map(event, range(5))) == []
+
+
 def test_connections_of_other_networks_are_not_taken_for_half_open() -> None:
     door = Door()
     door.connect("a").send(event(1))
