@@ -12,9 +12,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 schedules = import_module("resent_schedules")
 
-#: Rules that are broken so seldom that a search takes long: ``resent_schedules.py --without RULE`` finds them.
-SELDOM = ("durable", "refused-together", "refused-forgotten")
-
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_schedules_lose_nothing_and_store_no_event_with_an_identity_twice(seed: int) -> None:
@@ -23,7 +20,7 @@ def test_random_schedules_lose_nothing_and_store_no_event_with_an_identity_twice
     assert all(seen[kind] > 50 for kind in ("dropped", "doubled ok", "doubled clash", "doubled u"))
 
 
-@pytest.mark.parametrize("rule", [rule for rule in schedules.MISSING if rule not in SELDOM])
+@pytest.mark.parametrize("rule", schedules.MISSING)
 def test_a_missing_rule_is_noticed(rule: str) -> None:
-    found, _, _ = schedules.search_without(rule, 1, 300)
+    found, _, _ = schedules.search_without(rule, 1, 2_000)
     assert found
