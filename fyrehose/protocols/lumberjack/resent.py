@@ -416,24 +416,28 @@ class Sender:
             self.repetitions.renew(stretch)
         return fresh, originals
 
-    def begin(
-        self, runs: Sequence[Run], records: int, originals: Iterable[Stretch], windows: int, acknowledged: int
-    ) -> bool:
-        """Note a turn with *records* records, of which *runs* are about to be published.
+    def begin(self, records: int, stored: int, originals: Iterable[Stretch]) -> bool:
+        """Note a turn with *records* records, of which *stored* are about to be published.
 
         :param originals: the stretches that have the other records
-        :param windows: the number of windows that have begun on the connection
-        :param acknowledged: how many of them are acknowledged
         :return: whether an original is not durable, so that :attr:`settled` will be called for this turn
         """
         waited = [stretch for stretch in originals if stretch.run is not None]
-        turn = _Turn(self, records, sum(map(len, runs)), len(waited))
+        turn = _Turn(self, records, stored, len(waited))
         self._turns.append(turn)
         for stretch in waited:
             stretch.waiting.append(turn)
+        return bool(waited)
+
+    def publishing(self, runs: Iterable[Run], windows: int, acknowledged: int) -> None:
+        """Note that *runs* are about to be published; those that are not become :meth:`refused`.
+
+        :param windows: the number of windows that have begun on the connection
+        :param acknowledged: how many of them are acknowledged
+        """
         watched = self.repetitions.watches(self.network)
         for run in runs:
-            if run.content_type == JSON:
+            if run.content_type == JSON and id(run) not in self._flying:
                 made = self._flying[id(run)] = _stretch_of(run, self.network)
                 made.run, made.window = run, windows
                 if self._open:
@@ -443,7 +447,6 @@ class Sender:
         oldest, most = acknowledged - WINDOWS, self.repetitions.most_stretches
         while self.recent and (self.recent[0].window <= oldest or len(self.recent) > most):
             self.repetitions.forget(self.recent.popleft())
-        return bool(waited)
 
     def durable(self, runs: Iterable[Run]) -> int:
         """Note that *runs* are durable.

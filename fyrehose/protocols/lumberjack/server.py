@@ -221,11 +221,18 @@ class LumberjackProtocol(SessionProtocol):
         repeated = records - sum(map(len, fresh))
         if repeated:
             self.broker.counters.add(PROTOCOL, "resent-dropped", repeated)
-        self.unsettled += sender.begin(fresh, records, originals, *self.session.windows)
+        self.unsettled += sender.begin(records, records - repeated, originals)
         if fresh:
-            self.publish(fresh)
-            sender.refused([run for run in fresh if not run.first_seq], Closed("the publish was refused"))
+            self.publish_part(fresh)
         self.durable(())  # the repetitions may be all that their windows lack
+
+    def publish_part(self, runs: list[Run]) -> None:
+        sender = self._sender
+        if sender is not None:
+            sender.publishing(runs, *self.session.windows)
+        self.publish(runs)
+        if sender is not None:
+            sender.refused([run for run in runs if not run.first_seq], Closed("the publish was refused"))
 
     def _originals_settled(self, error: Exception | None) -> None:
         """Acknowledge a turn whose repetitions waited for their originals, or refuse it if these were."""

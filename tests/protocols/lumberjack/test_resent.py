@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fyrehose.broker.policy import parse
+from fyrehose.broker.streams import StreamRule, StreamRules
 from fyrehose.errors import Closed, ConfigError, JournalCorrupt
 from fyrehose.interfaces import JournalState
 from fyrehose.kernels import lumberjack as kernel
@@ -18,6 +20,7 @@ from fyrehose.options import build
 from fyrehose.protocols.lumberjack import resent
 from fyrehose.protocols.lumberjack.frames import Compressed, Json, Window
 from fyrehose.protocols.lumberjack.resent import Repetitions, Sender, is_same
+from fyrehose.protocols.lumberjack.routes import routes
 from fyrehose.protocols.lumberjack.server import LumberjackSettings
 from fyrehose.records import Run, column_of
 
@@ -98,7 +101,8 @@ class Writer:
         """Publish *events*; return those that are stored."""
         self.windows += 1
         fresh, originals = self.sender.sift([Door.run(*events)])
-        self.sender.begin(fresh, len(events), originals, self.windows, self.acknowledged)
+        self.sender.begin(len(events), sum(map(len, fresh)), originals)
+        self.sender.publishing(fresh, self.windows, self.acknowledged)
         for run in fresh:
             run.first_seq = len(self.door.stored) + 1
             self.door.stored += map(bytes, run.payloads())
@@ -106,6 +110,12 @@ class Writer:
             self.acknowledged += 1
             assert self.sender.durable(fresh) == len(events)
         return [bytes(payload) for run in fresh for payload in run.payloads()]
+
+
+def publish(sender: Sender, *runs: Run) -> None:
+    """Note that *runs* are on their way to the disk."""
+    sender.begin(sum(map(len, runs)), sum(map(len, runs)), {})
+    sender.publishing(runs, 1, 0)
 
 
 def test_event_of_a_lost_connection_is_stored_once() -> None:
@@ -194,11 +204,11 @@ def test_record_that_is_in_flight_is_found_and_its_repetition_waits_for_it() -> 
     door, told = Door(), []
     first = Writer(door, door.repetitions.connected("n", lambda error: None))
     (run,), _ = first.sender.sift([Door.run(event(1))])
-    first.sender.begin([run], 1, {}, 1, 0)
+    publish(first.sender, run)
     first.sender.close()
     second = door.repetitions.connected("n", told.append)
     fresh, originals = second.sift([Door.run(event(1), event(2))])
-    assert second.begin(fresh, 2, originals, 1, 0)
+    assert second.begin(2, 1, originals)
     assert second.durable(fresh) == 0
     assert first.sender.durable([run]) == 1
     assert (told, second.take_durable()) == ([None], 2)
@@ -211,9 +221,9 @@ def test_turns_are_durable_in_the_order_of_the_connection() -> None:
     lost.sender.close()
     sender = door.connect().sender
     stored = [Door.run(event(2))]
-    sender.begin(stored, 1, {}, 1, 0)
+    publish(sender, *stored)
     fresh, originals = sender.sift([Door.run(event(1))])
-    assert (fresh, sender.begin(fresh, 1, originals, 2, 0), sender.take_durable()) == ([], False, 0)
+    assert (fresh, sender.begin(1, 0, originals), sender.take_durable()) == ([], False, 0)
     assert sender.durable(stored) == 2
 
 
@@ -221,11 +231,11 @@ def test_repetition_of_a_record_that_is_refused_is_refused_once() -> None:
     door, told = Door(), []
     runs = [Door.run(event(n)) for n in range(2)]
     first = door.connect().sender
-    first.begin(runs, 2, {}, 1, 0)
+    publish(first, *runs)
     first.close()
     second = door.repetitions.connected("n", told.append)
-    fresh, originals = second.sift([Door.run(event(0), event(1))])
-    assert second.begin(fresh, 2, originals, 1, 0)
+    _, originals = second.sift([Door.run(event(0), event(1))])
+    assert second.begin(2, 0, originals)
     error = Closed("the disk failed")
     first.refused(runs, error)
     assert (told, second.take_durable()) == ([error], 0)
@@ -480,6 +490,56 @@ def test_end_of_the_log_is_searched_after_a_start(dropping: Any, server: Any) ->
     made.settle()
     assert made.payloads == [event(1), b'{"message":"ok"}', b'{"message":"ok"}', event(2)]
     assert peer.acks == [(2, 3)]
+
+
+def test_repetition_by_a_writer_that_may_not_publish_is_refused(dropping: Any) -> None:
+    made = dropping()
+    made.connect().send(frames(event(1)))
+    made.settle()
+    made.connect().lose()
+    made.broker.guard.change(parse({"allow": [{"network": "0.0.0.0/0", "publish": "other"}]}))
+    peer = made.connect()
+    peer.protocol.dataReceived(frames(event(1)))
+    made.clock.advance(0)
+    assert (peer.acks, made.count("Forbidden"), made.count("resent-dropped")) == ([], 1, 0)
+
+
+def test_half_open_connection_and_its_successor_store_each_event_once(dropping: Any) -> None:
+    made = dropping()
+    first, events = made.connect(), [event(n) for n in range(4)]
+    first.send(frames(*events[:2]))
+    made.settle()
+    second = made.connect()
+    second.send(frames(*events))
+    first.send(frames(*events[2:]))
+    made.settle()
+    assert (first.acks, second.acks, made.payloads) == ([(2, 2), (2, 2)], [(2, 4)], events)
+
+
+def test_repetitions_are_dropped_in_the_streams_of_their_routes(dropping: Any) -> None:
+    made = dropping(routes=routes("{service}"))
+    events = [event(n, service="ab"[n % 2]) for n in range(6)]
+    for sent in (events[:4], events):
+        peer = made.connect()
+        peer.send(frames(*sent))
+        made.settle()
+        assert peer.acks == [(2, len(sent))]
+        peer.lose()
+    assert [[record.payload for record in made.records_of(name)] for name in "ab"] == [events[::2], events[1::2]]
+
+
+def test_dead_letters_are_acknowledged_beside_repetitions(dropping: Any) -> None:
+    rules = StreamRules((StreamRule(names=("lumberjack",), max_payload=500),))
+    made = dropping(rules=rules, refused="dead-letter")
+    small, large = [event(n) for n in range(3)], event(9, message="x" * 500)
+    for _ in range(2):
+        peer = made.connect()
+        peer.send(frames(small[0], large, *small[1:]))
+        made.settle()
+        assert peer.acks == [(2, 4)]
+        peer.lose()
+    assert made.payloads == small[:1] + small[1:]
+    assert len(made.records_of("dead.lumberjack")) == 2
 
 
 def test_record_of_another_stream_proves_nothing(dropping: Any) -> None:

@@ -211,7 +211,8 @@ class World:
                 self.stat["dropped"] += 1
                 conn.entries.append((uid, self.original(payload)))
         acknowledged = sum(1 for end in conn.ends if end <= conn.acked)
-        conn.sender.begin(fresh, len(events), originals, len(conn.ends), acknowledged)
+        conn.sender.begin(len(events), sum(map(len, fresh)), originals)
+        conn.sender.publishing(fresh, len(conn.ends), acknowledged)
         for run in fresh:
             run.first_seq = len(self.journal) - len(run) + 1
             self.pending.append((conn, run))
@@ -337,8 +338,8 @@ def search(seed, schedules):
     return 0, "", seen
 
 
-def _not_waiting(self, runs, records, originals, windows, acknowledged):
-    return _BEGIN(self, runs, records, (), windows, acknowledged)
+def _not_waiting(self, records, stored, originals):
+    return _BEGIN(self, records, stored, ())
 
 
 def _any_order(self):
