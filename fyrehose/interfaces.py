@@ -640,6 +640,20 @@ class IPatternPlugin(IClientPlugin):
     """A plugin whose tailer follows all streams that match a pattern."""
 
 
+class IDumpPlugin(IProtocolPlugin):
+    """A plugin that reads the data of another server of its protocol."""
+
+    def dump(
+        path: Any, stream: str, refuse: Callable[[str, str], object], progress: Callable[[int, int], object]
+    ) -> Any:
+        """Return the contents of the file *path*: ``runs()`` yields numbered runs, ``repeated`` counts repetitions.
+
+        :param stream: the stream that the runs are of
+        :param refuse: called with the place of each record that cannot be used, and the reason; it may raise an error
+        :param progress: called with the number of bytes that were read, and that of all
+        """
+
+
 class IWorkPlugin(IClientPlugin):
     """A plugin whose client leases the records of shared subscriptions."""
 

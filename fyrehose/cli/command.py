@@ -15,6 +15,7 @@ from fyrehose.cli.cluster import cluster
 from fyrehose.cli.cluster_reseed import reseed
 from fyrehose.cli.completion import completion
 from fyrehose.cli.dead import dead
+from fyrehose.cli.eventbus import eventbus
 from fyrehose.cli.journal import journal
 from fyrehose.cli.program import Program
 from fyrehose.cli.reload import reload
@@ -80,7 +81,6 @@ class MainProgram(Program):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the names of the options in one line, then the commands."""
         names = "; ".join(", ".join(option.opts) for option in self.get_params(ctx))
-        formatter.write_paragraph()
         formatter.write_text(f"Options: {names}")
         self.format_commands(ctx, formatter)
 
@@ -295,5 +295,5 @@ main.add_command(journal)
 cluster.add_command(reseed)
 main.add_command(cluster)
 main.add_command(completion)
-for _command in (streams, subscriptions, dead, stats, top, token, reload):
+for _command in (streams, subscriptions, dead, eventbus, stats, top, token, reload):
     main.add_command(_command)

@@ -122,7 +122,7 @@ class ReplicatedGate:
     @property
     def caught_up(self) -> bool:
         """Return whether readers find here what the leader has acknowledged, except for the last moment."""
-        return self.leading or (self.cluster is not None and self.cluster.caught_up)
+        return self.leading if self.cluster is None else self.cluster.caught_up
 
     def cluster_status(self) -> ClusterStatus | None:
         """Return the figures of this server as a member; None while the journal is not open."""

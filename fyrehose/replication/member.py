@@ -17,6 +17,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.errors import ConfigError
+from fyrehose.interfaces import JournalState
 from fyrehose.journal.exchange import Batches
 from fyrehose.journal.format import Damage
 from fyrehose.journal.journal import FileJournal
@@ -75,6 +76,7 @@ class Member:
     _hint: int = attrs.field(default=0, init=False)  #: the last number in the shared log that was heard of
     _heard_leader: float = attrs.field(default=0.0, init=False)
     _answered: float = attrs.field(default=0.0, init=False)
+    _confirmed: float = attrs.field(default=0.0, init=False)  #: when the shared log answered this leader last
     _noted: float = attrs.field(default=0.0, init=False)
     _checked: float = attrs.field(default=float("-inf"), init=False)  #: when a follower asked for the log's extent last
     _trimmer: Trimmer = attrs.field(init=False)
@@ -164,11 +166,15 @@ class Member:
 
     @property
     def caught_up(self) -> bool:
-        """Return whether a leader is heard, and everything that it has told of is applied."""
-        silent = self.reactor.seconds() - self._heard_leader
-        return (
-            self.role.leader is not None and silent < self.settings.takeover_after and self.role.applied >= self._hint
-        )
+        """Return whether readers find here what was acknowledged, except for the last moment (rule 16).
+
+        A leader knows that while the shared log answers it; a follower, while it hears a leader and has applied
+        everything that it has told of.
+        """
+        role = self.role
+        leads = role.state is State.LEADER
+        age: float = self.reactor.seconds() - (self._confirmed if leads else self._heard_leader)
+        return age < self.settings.max_staleness and (leads or (role.leader is not None and role.applied >= self._hint))
 
     # Once in a while.
 
@@ -319,6 +325,7 @@ class Member:
 
     async def _measure(self) -> None:
         extent = await self.log.extent()
+        self._confirmed = self.reactor.seconds()
         why = self._trimmer.measured(self.role, extent.size, extent.limit)
         was, self._overfull = self._overfull, bool(why)
         if why and self.gate.suspend(why):
@@ -343,7 +350,8 @@ class Member:
     # Talk.
 
     def _say(self, leaving: bool = False) -> None:
-        self.log.say(self.peers.pack(self.role, leaving))
+        refusal = "" if self.journal.state is JournalState.WRITABLE else self.journal.refusal or "its disk is full"
+        self.log.say(self.peers.pack(self.role, leaving, self.reactor.seconds(), refusal))
 
     def _heard(self, message: bytes) -> None:
         if not self.running:
@@ -503,7 +511,8 @@ class Member:
         appended.addCallbacks(answered, refused).addBoth(settled).addErrback(self._failed)
 
     def _heard_answer(self) -> None:
-        self._answered, self._warned = self.reactor.seconds(), ""
+        self._answered = self._confirmed = self.reactor.seconds()
+        self._warned = ""
         if not self._overfull and self.gate.resume():
             log.info("replication: the shared log answers again")
 

@@ -98,6 +98,10 @@ class Connections:
         """Return the connections of *port*: the address and the descriptor of each."""
         return [(each.host, each.descriptor) for each in self._open.values() if each.port == port]
 
+    def find(self, port: int, descriptor: int) -> AcceptedConnection | None:
+        """Return the open connection *descriptor* to *port*, or None."""
+        return self._open.get((port, descriptor))
+
     def accepted(self, port: int, descriptor: int) -> AcceptedConnection | None:
         """Add a connection.
 

@@ -79,9 +79,11 @@ ATTEMPTS = 50
 #: Counters of the event bus, and the causes for which it refuses connections, requests and events.
 EVENTS = (
     LEFT,
+    "binary-subscribers",
     "broadcasts",
     "connections",
     "decimal-requests",
+    "decimal-subscribers",
     "duplicate",
     "pub-bytes",
     "pubs",
@@ -109,6 +111,7 @@ REFUSALS = (
     "subscriber-too-slow",
     "subtree-too-long",
     "too-many-snapshots",
+    "too-many-subscriptions",
     "too-many-subtrees",
     "topic-too-long",
     "unknown-command",
@@ -244,7 +247,8 @@ class EventBusService(Service):
         payload = self._settings.max_payload
         make = partial(make_socket, context, host=self._host)
         snapshot = make(zmq.ROUTER, largest=REQUEST_SIZE, received=REQUESTS_WAITING, sent=SYNCS_WAITING)
-        publisher = make(zmq.PUB, largest=SUBSCRIPTION_SIZE, received=REQUESTS_WAITING, sent=BROADCASTS_WAITING)
+        kind = zmq.XPUB if self._settings.recognize else zmq.PUB
+        publisher = make(kind, largest=SUBSCRIPTION_SIZE, received=REQUESTS_WAITING, sent=BROADCASTS_WAITING)
         waiting = min(max(PUBS_MEMORY // payload, PUBS_WAITING_LEAST), PUBS_WAITING_MOST)
         # ZeroMQ cuts the connection when a frame is too large for it and does not report why, so its limit is higher,
         # and the session refuses events that exceed max-payload by up to a quarter with a counter and a log line.
@@ -303,7 +307,7 @@ class EventBusService(Service):
         server = self._server = EventBusServer(reactor, self._broker, self._settings, self._connections)
         names = [f"{name} (port {port})" for port, name in enumerate(NAMES, self._port)]
         requests = ZMQPort(reactor, snapshot, server.request_received, server.serve_snapshots, names[0])
-        broadcasts = ZMQPort(reactor, publisher, name=names[1])
+        broadcasts = ZMQPort(reactor, publisher, server.subscription_received, server.subscriptions_read, names[1])
         pubs = ZMQPort(reactor, collector, server.pub_received, server.publish_turn, names[2])
         self._ports[0].start()
         self._ports += [requests, broadcasts, pubs]
@@ -317,13 +321,18 @@ class EventBusService(Service):
         :param value: the error number of a failed handshake, otherwise a file descriptor
         """
         before = len(self._connections)
+        recognizing = self._server if self._settings.recognize and port == self._port + 1 else None
         if event == CONNECTED:
             handshakes.succeeded()
         elif event == ACCEPTED:
             if self._admits(port, value):
                 handshakes.accepted(value)
+            if recognizing is not None:
+                recognizing.subscriber_connected(value)
         elif event == DISCONNECTED:
             self._disconnected(port, value, handshakes.ended(value))
+            if recognizing is not None:
+                recognizing.subscriber_left(value)
         else:
             handshakes.failed(value, protocol=event == FAILED_PROTOCOL, refused=event == FAILED_AUTH)
         self._broker.counters.gauge(PROTOCOL, "connections", len(self._connections) - before)

@@ -77,7 +77,8 @@ def test_service_binds_three_ports_and_a_zap_handler(make_service: Any) -> None:
     assert (listening.getHost().host, listening.getHost().port) == ("127.0.0.1", 5556)
     listening.startListening()
     sockets = running.fake.contexts[0].sockets
-    assert [socket.kind for socket in sockets] == [zmq.ROUTER, zmq.ROUTER, zmq.PUB, zmq.ROUTER]
+    assert [socket.kind for socket in sockets] == [zmq.ROUTER, zmq.ROUTER, zmq.XPUB, zmq.ROUTER]
+    assert sockets[2].options[zmq.XPUB_MANUAL] == 1
     assert [socket.bound[0] for socket in sockets] == [
         "inproc://zeromq.zap.01",
         "tcp://127.0.0.1:5556",
@@ -228,6 +229,23 @@ def test_connections_beyond_the_limit_are_refused(make_service: Any, monkeypatch
     assert running.service.connections == 2
     running.service.stopService()
     assert running.broker.counters.gauges["eventbus", "connections"] == 0
+
+
+@pytest.mark.parametrize(("recognize", "closed"), [(True, [(7, ["127.0.0.1"], [5557])]), (False, [])])
+def test_connection_with_the_descriptor_of_one_that_just_ended_is_closed(
+    make_service: Any, monkeypatch: pytest.MonkeyPatch, recognize: bool, closed: list[Any]
+) -> None:
+    """Its subscriptions could not be told from those of the earlier one."""
+    running = make_service(recognize=recognize)
+    running.start()
+    monkeypatch.setattr(connections, "peer_of", lambda port, descriptor: "127.0.0.1")
+    ended: list[Any] = []
+    monkeypatch.setattr(connections, "shut_down", lambda *args: ended.append(args))
+    publisher = running.fake.monitors[1]
+    for event in (ACCEPTED, DISCONNECTED, ACCEPTED):
+        publisher.happened(event, 7)
+    assert ended == closed
+    running.service.stopService()
 
 
 def test_a_handshake_that_fails_is_counted_and_logged(make_service: Any, log_lines: list[str]) -> None:
