@@ -10,7 +10,7 @@ Everything here is called in the reactor's thread, and no call blocks for longer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -197,6 +197,12 @@ class IJournal(Interface):
         :raises JournalCorrupt: a record is damaged; damage is never skipped silently
         """
 
+    def latest(size: int) -> Iterator[Run]:
+        """Yield the durable runs in about the last *size* bytes of the log; those of one stream are in order.
+
+        :raises JournalCorrupt: a record is damaged
+        """
+
     def status() -> JournalStatus | None:
         """Return the figures of an open journal; None if the journal is of a kind that has none."""
 
@@ -377,6 +383,9 @@ class IBroker(Interface):
 
     def read(stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
         """See :meth:`IJournal.read`."""
+
+    def latest(size: int) -> Iterator[Run]:
+        """See :meth:`IJournal.latest`."""
 
     def ready(producer: Any) -> None:
         """Give *producer*, which has something to send, a turn; see :meth:`fyrehose.broker.rounds.Rounds.ready`."""

@@ -263,6 +263,7 @@ def test_every_test_has_a_module() -> None:
         "tests/docs/*",
         "tests/doubles/*",
         "tests/verification/consumers/*",
+        "tests/verification/resent/*",
         "tests/verification/fuzz/*",
         "tests/kernels/*",
         "tests/trial/*",

@@ -8,7 +8,7 @@ acknowledged when its publisher settles it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import attrs
 from twisted.internet.defer import Deferred, fail, succeed
@@ -241,6 +241,10 @@ class Broker:
 
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
         runs: tuple[Run, ...] = self.journal.read(stream, start, max_bytes)
+        return runs
+
+    def latest(self, size: int) -> Iterator[Run]:
+        runs: Iterator[Run] = self.journal.latest(size)
         return runs
 
     def retire(self, streams: Sequence[str], by: str = "the server") -> Deferred[None]:

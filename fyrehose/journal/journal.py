@@ -10,7 +10,7 @@ cut off again (:meth:`FileJournal.truncate`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -653,6 +653,9 @@ class FileJournal:
             return runs
         floor = self._floors.floor(stream, last)
         return self._store.read(stream, floor, max_bytes) if floor <= last else ()
+
+    def latest(self, size: int) -> Iterator[Run]:
+        return self._store.latest(size)
 
     def status(self) -> JournalStatus:
         """Return the figures of an open journal, for metrics and status pages."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import attrs
 from twisted.internet.defer import Deferred, fail, succeed
@@ -183,6 +183,11 @@ class MemoryJournal:
             if count < len(part) or max_bytes <= 0:
                 break
         return tuple(found)
+
+    def latest(self, size: int) -> Iterator[Run]:
+        """Yield all runs, stream by stream."""
+        for runs in self._runs.values():
+            yield from runs
 
     @property
     def caught_up(self) -> bool:
