@@ -31,7 +31,7 @@ from typing import Any
 from deltalake import DeltaTable
 from plain_reader import records
 from pyspark.java_gateway import launch_gateway
-from spark_lives import descendants, kind_of, lives, parser_of, report, writing
+from spark_lives import descendants, kind_of, lives, parser_of, report, rounds, writing
 
 from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import recover
@@ -193,7 +193,7 @@ def main() -> int:
                 args,
                 lambda: starter.start("--follow", "--every", "0.1s"),
                 starter.disturb,
-                starter.tables / "silver",
+                lambda: rounds(starter.tables / "silver"),
                 wanted=1,
             )
         status = starter.start().wait()

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import polars
 from plain_reader import Record, records
-from spark_lives import descendants, kind_of, lives, parser_of, report, writing
+from spark_lives import descendants, kind_of, lives, parser_of, report, rounds, writing
 
 from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import recover
@@ -113,7 +113,7 @@ def main() -> int:
             args,
             lambda: start(journal, lake, log, args.engine, "--follow", "--every", "0.5s"),
             lambda archive, dice: disturb(archive, dice, args.engine),
-            lake,
+            lambda: rounds(lake),
             wanted=2,
         )
     status = start(journal, lake, log, args.engine, "--round", "1G").wait()
