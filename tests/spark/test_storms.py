@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,6 +63,24 @@ def test_rival_that_reached_the_same_position_is_no_lost_answer(written: Opener,
     with pytest.raises(JournalLocked, match="another archive of this journal has committed"):
         targets[1].commit(identity, None, after, actions[1:])
     assert [file.path for file in Lake.at(lake).files()] == ["date=2026-01-01/a"]
+
+
+@pytest.mark.parametrize("monitor", [None, lambda state: None])
+def test_rival_that_was_faster_is_named(written: Opener, tmp_path: Path, monitor: Any) -> None:
+    """As an archive on another machine, which no lock keeps away from a lake in an object store."""
+    journal, lake = written(), str(tmp_path / "lake")
+    journal.fill(10)
+    place = str(journal.directory)
+    archive(None, place, lake)
+    journal.fill(10)
+
+    def let_rival_commit(done: Any, view: Any) -> None:
+        shutil.rmtree(tmp_path / "lake" / "_locks")
+        archive(None, place, lake)
+
+    with pytest.raises(JournalLocked, match="another archive of this journal has committed"):
+        archive(None, place, lake, progress=let_rival_commit, monitor=monitor)
+    assert stored(lake) == journal.rows()
 
 
 def test_archive_that_follows_outlives_a_store_that_fails(

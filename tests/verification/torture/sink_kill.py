@@ -5,9 +5,9 @@
 
 A journal is being written all the time.  A query copies it into three streams of a server, in small micro-batches, with
 speculation, so that slow tasks have twins.  After a random time one process is killed: the driver, the JVM, a Python
-worker, or the server, which starts again.  Every other life also begins with a checkpoint whose last commit was
-removed, as if the driver had been killed between the batch and its commit.  In the end the query runs once undisturbed.
-Both journals are read by a reader of their own (plain_reader.py): each row of one is in the other once.
+worker, or the server, which starts again.  In the end the query runs undisturbed, and again after the last commit was
+removed from its checkpoint, as if the driver had been killed between the batch and its commit.  Both journals are read
+by a reader of their own (plain_reader.py): each row of one is in the other once.
 
 The status is 1 if a row is missing or doubled; the directory is kept then.
 """
@@ -29,18 +29,20 @@ from servers import Server, free_ports
 from spark_kill import PATIENCE, write
 from spark_lives import Process, descendants, kind_of, lives, parser_of, report, writing
 
-#: The query of one life: it copies the rows of stream X into the stream copy-X.
+#: How often the last micro-batch runs again in the end.
+AGAIN = 2
+#: The query of one life; the rows of a micro-batch say whether it ends.  It copies stream X into copy-X.
 QUERY = """
 import sys
 from fyrehose.spark import session
-journal, url, checkpoint, once = sys.argv[1:]
+journal, url, checkpoint, most = sys.argv[1:]
 conf = {"spark.speculation": "true", "spark.speculation.interval": "100ms", "spark.speculation.minTaskRuntime": "50ms",
         "spark.speculation.multiplier": "1.1", "spark.speculation.quantile": "0.5"}
 spark = session("sink", "local[2,4]", memory="1g", quick=True, conf=conf)
-rows = spark.readStream.format("fyrehose").options(maxRowsPerBatch="500", partitionBytes="20K").load(journal)
+rows = spark.readStream.format("fyrehose").options(maxRowsPerBatch=most, partitionBytes="20K").load(journal)
 rows = rows.selectExpr("concat('copy-', stream) stream", "payload")
 query = rows.writeStream.format("fyrehose").options(to=url, exactlyOnce="true", checkpointLocation=checkpoint)
-query.trigger(**({"availableNow": True} if once == "once" else {"processingTime": "0 seconds"})).start()
+query.trigger(**({"availableNow": True} if most == "5000" else {"processingTime": "0 seconds"})).start()
 spark.streams.awaitAnyTermination()
 """
 
@@ -53,7 +55,6 @@ class Lives:
         self.journal, self.checkpoint, self.log = (directory / name for name in ("journal", "checkpoint", "log"))
         self.ports = free_ports(("http",))
         self.server = self.serve()
-        self.number = self.again = 0
 
     def serve(self) -> Server:
         server = Server(self.directory / "server", ports=self.ports)
@@ -61,24 +62,22 @@ class Lives:
         return server
 
     def start(self, once: bool = False) -> Process:
-        self.number += 1
-        if self.number % 2 == 0:
-            self.forget_commit()
         words = [str(self.journal), f"http://127.0.0.1:{self.ports['http']}", str(self.checkpoint)]
+        words.append("5000" if once else "500")
         environ = os.environ | {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}  # start sooner
-        command = [sys.executable, "-c", QUERY, *words, "once" if once else "follow"]
+        command = [sys.executable, "-c", QUERY, *words]
         with self.log.open("ab") as output:
             return subprocess.Popen(command, stdout=output, stderr=output, env=environ, start_new_session=True)
 
-    def forget_commit(self) -> None:
-        """Remove the commit of the last micro-batch, if it is of the last one that began."""
-        numbers = self.done()
-        begun = max((int(path.name) for path in (self.checkpoint / "offsets").glob("[0-9]*")), default=-1)
-        if numbers and max(numbers) == begun:
-            last = self.checkpoint / "commits" / str(begun)
+    def finish(self) -> list[str]:
+        """Run the query to its end, and the last micro-batch again; return the problems."""
+        for _ in range(AGAIN + 1):
+            if status := self.start(once=True).wait():
+                return [f"the last query ended with {status}: see {self.log}"]
+            last = self.checkpoint / "commits" / str(max(self.done()))
             last.unlink()
-            last.with_name(f".{begun}.crc").unlink(missing_ok=True)
-            self.again += 1
+            last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+        return []
 
     def done(self) -> list[int]:
         """Return the numbers of the micro-batches that are committed."""
@@ -123,11 +122,9 @@ def main() -> int:
     try:
         with writing(__file__, life.journal, args.seed):
             kinds = lives(args, life.start, life.disturb, lambda: max(life.done(), default=0), wanted=2)
-        status = life.start(once=True).wait()
-        print(f"{life.again} micro-batches ran again although they had been committed", flush=True)
+        problems = life.finish()
     finally:
         life.server.kill()
-    problems = [] if status == 0 else [f"the last query ended with {status}: see {life.log}"]
     return report(problems + compare(life.journal, directory / "server" / "data"), kinds, directory)
 
 
