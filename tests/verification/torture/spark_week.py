@@ -28,6 +28,7 @@ from statistics import mean, quantiles
 from typing import Any
 
 import attrs
+import polars
 
 from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import recover
@@ -147,8 +148,10 @@ def main() -> None:
     rows = sum(file.rows for file in files)
     print(f"the log has {len(list(lake.glob('_delta_log/*.json')))} entries")
     print(f"{done.rounds} rounds, {rows:,} records in {len(files)} files", flush=True)
-    if rows != expected or len(files) >= MOST:
-        sys.exit(f"expected {expected:,} records in less than {MOST} files; see {directory}")
+    counted = polars.scan_delta(str(lake)).group_by("stream").agg(polars.col("seq").n_unique(), polars.len()).collect()
+    found = {stream: (numbers, many) for stream, numbers, many in counted.iter_rows()}
+    if found != {stream: (end, end) for stream, end in week.ends.items()} or rows != expected or len(files) >= MOST:
+        sys.exit(f"expected {expected:,} records, each once, in less than {MOST} files; see {directory}")
     if args.directory is None:
         shutil.rmtree(directory)
 
