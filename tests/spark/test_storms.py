@@ -160,3 +160,34 @@ def test_rounds_in_a_storm_have_every_record_once(
     archive(None, place, lake)
     assert stored(lake) == journal.rows()
     assert proxy.fates["lose"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_rivals_in_a_storm_have_every_record_once(
+    written: Opener, bucket: str, proxy: StoreProxy, ladder: Callable[[int, int], int]
+) -> None:
+    """Four rivals in ``make test``, 100 in ``make torture``: each commits after the other archive has begun."""
+    journal, lake = written(), f"{bucket}/lake"
+    journal.fill(5)
+    place = str(journal.directory)
+    archive(None, place, lake)
+    proxy.set(lose=0.05, refuse=0.05, reset=0.05, delay=0.05)
+
+    def catch_up(begun: Callable[[], object] = lambda: None) -> None:
+        positions: list[int] = []
+
+        def note(done: Any, view: Any) -> None:
+            if not positions:
+                begun()
+            positions.append(done.position)
+
+        mark = journal.place.view().mark
+        archive(None, place, lake, follow=True, every=0.01, progress=note, stop=lambda: positions[-1] >= mark)
+
+    for _ in range(ladder(4, 100)):
+        journal.fill(2)
+        with pytest.raises(JournalLocked, match="another archive of this journal has committed"):
+            catch_up(catch_up)
+    proxy.set()
+    assert stored(lake) == journal.rows()
