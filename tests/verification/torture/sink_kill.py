@@ -29,6 +29,8 @@ from servers import Server, free_ports
 from spark_kill import PATIENCE, write
 from spark_lives import Process, descendants, kind_of, lives, parser_of, report, writing
 
+#: The time between commits of the journal that is copied, in seconds: Spark is slow with small micro-batches.
+PAUSE = 0.5
 #: How often the last micro-batch runs again in the end.
 AGAIN = 2
 #: The query of one life; the rows of a micro-batch say whether it ends.  It copies stream X into copy-X.
@@ -114,7 +116,7 @@ def compare(source: Path, target: Path) -> list[str]:
 def main() -> int:
     args = (parser := parser_of(__doc__, count=20)).parse_args()
     if args.write:
-        write(args.write, args.seed)
+        write(args.write, args.seed, PAUSE)
     if args.count < 1:
         parser.error("--count must be at least 1")
     directory = args.directory or Path(tempfile.mkdtemp(prefix="fyrehose-sink-kill-"))

@@ -53,8 +53,8 @@ DELETING = 3
 REFUSED = 5
 
 
-def write(directory: Path, seed: int) -> None:
-    """Write to a journal until somebody ends this process."""
+def write(directory: Path, seed: int, pause: float = 0.05) -> None:
+    """Write to a journal until somebody ends this process, with so many seconds between commits."""
     dice = random.Random(seed)
     directory.mkdir(parents=True, exist_ok=True)
     writer = Writer(directory, recover(directory, Files()), 256 << 10, True)
@@ -68,7 +68,7 @@ def write(directory: Path, seed: int) -> None:
                 Run.of(stream, payloads, source="torture").numbered(writer.streams.ends.get(stream, 0) + 1, now)
             )
         writer.commit([runs], now, now)
-        time.sleep(0.05)
+        time.sleep(pause)
 
 
 def start(journal: Path, lake: Path, log: Path, engine: str, *more: str) -> subprocess.Popen[bytes]:
