@@ -10,7 +10,7 @@ import time
 from benchmarks.latencies import Latencies
 from benchmarks.plans import Outcome, Plan
 from benchmarks.wires import figg, http, lumberjack, nats, relink, resp, zmtp
-from benchmarks.wires.base import Job, Wire, Wrong
+from benchmarks.wires.base import Job, Pool, Wire, Worker, Wrong
 
 #: wire -> its publisher, its subscriber, and its late subscriber, which reads earlier messages
 WIRES: dict[str, tuple[type[Wire], type[Wire] | None, type[Wire] | None]] = {
@@ -22,6 +22,8 @@ WIRES: dict[str, tuple[type[Wire], type[Wire] | None, type[Wire] | None]] = {
     "nats": (nats.Publisher, nats.Subscriber, nats.Subscriber),
     "eventbus": (zmtp.Publisher, zmtp.Subscriber, zmtp.Snapshot),
 }
+#: Wires whose subscribers may be workers that share the messages; see ``leases`` in ``extra``.
+WORKERS: dict[str, type[Worker]] = {"http": http.WorkRequests, "redis": resp.GroupConsumer, "nats": nats.Puller}
 #: Wires without acknowledgements; messages count as published when the first subscriber has them.
 BY_DELIVERY = {"eventbus"}
 #: What one read takes at the most (or two messages, if they are larger), and what a block has at the most, in bytes.
@@ -88,7 +90,7 @@ class Connection:
 
     @property
     def finished(self) -> bool:
-        return self.flight.landed if self.publishes else self.wire.done >= self.finished_at
+        return self.flight.landed if self.publishes else self.wire.done_by_all >= self.finished_at
 
     @property
     def next_due(self) -> float | None:
@@ -115,6 +117,8 @@ class Connection:
         if self.wire.answers:
             answers = memoryview(bytes(self.wire.answers))
             self.wire.answers.clear()
+            if self.latencies is not None and self.wire.settling:
+                self.latencies.sent(self.wire.done + self.wire.settling, now)
             return answers
         left = self.total - self.sent
         room = self.window - self.flight.under_way
@@ -174,10 +178,15 @@ class Streams:
         plan = self.plan
         publisher, subscriber, reader = WIRES[plan.wire]
         kind = reader if plan.late else subscriber
+        pool = Pool()
         for _ in range(plan.subscribers):
-            if kind is None:
+            job = self._job(plan.expected, plan.late)
+            if "leases" in plan.extra:
+                wire: Wire = WORKERS[plan.wire](job, pool)
+            elif kind is None:
                 raise Wrong(f"{plan.wire} has no subscribers")
-            wire = kind(self._job(plan.expected, plan.late))
+            else:
+                wire = kind(job)
             self.subscribers.append(Connection(plan, plan.read_port, wire, 0))
         first = self.subscribers[0] if plan.wire in BY_DELIVERY and self.subscribers else None
         flight = None if first is None else Flight(first.wire, first.latencies)
