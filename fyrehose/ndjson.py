@@ -54,20 +54,22 @@ def as_object(record: Record) -> bytes:
     return json.dumps(shown, ensure_ascii=False).encode()
 
 
-def objects(run: Run) -> Iterator[bytes]:
+def objects(run: Run, begin: str = "") -> Iterator[bytes]:
     """Yield each record of *run* as a JSON object in UTF-8.
 
     The fields that all records have in common are encoded once, unless records have columns of their own.
+
+    :param begin: further members that come first, such as ``"token": "1.1", ``
     """
     columns = (run.producer_seq, run.event_ids, run.event_times)
     if not run.first_seq or any(column is not None for column in columns):
-        yield from map(as_object, run.records())
+        yield from (b"{%b%b" % (begin.encode(), as_object(record)[1:]) for record in run.records())
         return
     labels = {"producer": run.producer, "topic": run.topic, "content_type": run.content_type}
     constants = {"time": run.time or None, "source": run.source or None, **labels}
     known = {name: value for name, value in constants.items() if value is not None}
     common = json.dumps(known, ensure_ascii=False)[1:-1]
-    head = f'{{"stream": {encode_basestring(run.stream)}, "seq": '
+    head = f'{{{begin}"stream": {encode_basestring(run.stream)}, "seq": '
     middle = f", {common}, " if known else ", "
     for seq, payload in enumerate(run.payloads(), run.first_seq):
         try:

@@ -117,7 +117,7 @@ class Sharing:
             if lane is None:
                 unknown.append(item.stream or only)
             else:
-                actions.append(WorkerAction(item.kind, lane, item.seq, item.token, item.delay, item.why))
+                actions.append(WorkerAction(item.kind, lane, item.first, item.last, item.token, item.delay, item.why))
         if unknown:
             detail = f"stream {unknown[0][:80]!r} is not one of subscription {shared.name!r}: name the stream of each"
             return fail(InvalidPosition(f'{detail} record, as in ["logs.a", 7, "3.1"]'))
@@ -180,7 +180,7 @@ def describe(table: SharedSubscriptions, shared: SharedSubscription) -> dict[str
         "in_flight": group.leased,
         "waiting": max(0, group.open - group.leased - delayed),
         "delayed": delayed,
-        "window_full": not group.has_room(),
+        "window_full": not group.room(),
         "oldest_unsettled_seconds": age,
         "settled_total": sum(lane.progress.settled for lane in lanes),
         "dead_total": sum(lane.progress.dead for lane in lanes),
@@ -195,19 +195,13 @@ def describe(table: SharedSubscriptions, shared: SharedSubscription) -> dict[str
 def details(shared: SharedSubscription) -> dict[str, object]:
     """Return the floors, the leases and the last dead letters of *shared* as an object for JSON."""
     lanes, now = shared.work.lanes.values(), shared.group.now()
-    leased = ((lane, each, each.lease) for lane in lanes for each in lane.entries.values() if each.lease is not None)
+    leased = (each for lane in lanes for each in lane.leases())
     letters = sorted((time, lane.stream, *rest) for lane in lanes for *rest, time in lane.progress.letters)
     return {
         "floor": shared.places,
         "leases": [
-            {
-                "stream": lane.stream,
-                "seq": entry.seq,
-                "consumer": lease.consumer,
-                "ends_in": round(lease.end - now, 3),
-                "failures": entry.ended[1],
-            }
-            for lane, entry, lease in islice(leased, MOST_LEASES)
+            {"stream": stream, "seq": seq, "consumer": consumer, "ends_in": round(end - now, 3), "failures": failures}
+            for stream, seq, consumer, end, failures in islice(leased, MOST_LEASES)
         ],
         "dead_letters": [
             {"stream": stream, "seq": seq, "failures": failures, "why": why, "time": time}

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -21,7 +21,7 @@ from twisted.python.failure import Failure
 
 from fyrehose.broker.budget import Budget
 from fyrehose.broker.consumers import progress
-from fyrehose.broker.consumers.lane import Group, Lane, LaneChange
+from fyrehose.broker.consumers.lane import Group, Lane, LaneChange, Leased
 from fyrehose.broker.consumers.progress import (
     SOURCE,
     STREAM,
@@ -31,7 +31,7 @@ from fyrehose.broker.consumers.progress import (
     ShareOptions,
     StreamProgress,
 )
-from fyrehose.broker.consumers.work import Leased, Work, WorkerAction
+from fyrehose.broker.consumers.work import Work, WorkerAction
 from fyrehose.broker.lags import SubscriptionLags
 from fyrehose.broker.state_stream import StateStream
 from fyrehose.errors import (
@@ -69,7 +69,7 @@ Publish = Callable[[Sequence[Run], Sequence[Run]], Deferred[Any]]
 class LeasedRun:
     """Leased records that follow each other.
 
-    :ivar leases: the lease of each record of *run*
+    :ivar leases: the leases of the records of *run*, in their order
     """
 
     leases: list[Leased]
@@ -508,33 +508,28 @@ class SharedSubscriptions:
                 empty = True  # Others would find nothing either.
 
     def _take(self, shared: SharedSubscription, waiting: Waiting, most: int) -> list[LeasedRun]:
-        leased = shared.work.lease(waiting.consumer, waiting.request, most)
+        leased = deque(shared.work.lease(waiting.consumer, waiting.request, most))
         found: list[LeasedRun] = []
-        at, left, read = 0, ANSWER_BYTES, RunReader(self.journal)
-        while at < len(leased):
-            first = leased[at]
-            run = read.holding(first.lane.stream, first.seq)
+        left, read = ANSWER_BYTES, RunReader(self.journal)
+        while leased and (left > 0 or not found):
+            first = leased[0]
+            run = read.holding(first.lane.stream, first.first)
             if run is None:
-                first.lane.missing([first.seq])
-                at += 1
+                first.lane.missing(first.first, first.first)
+                _cut(leased, first.first)
                 continue
-            end = at + 1
-            while end < len(leased) and leased[end].lane is first.lane and leased[end].seq == first.seq + end - at:
-                if leased[end].seq > run.last_seq:
-                    break
-                end += 1
-            begin = first.seq - run.first_seq
-            part = run.slice(begin, begin + end - at)
+            leases = _within(leased, run.last_seq)
+            part = run.slice(first.first - run.first_seq, leases[-1].last - run.first_seq + 1)
             if len(part.payload) > left:
-                end = at + max(not found, _fitting(part, left))
-                part = part.slice(0, end - at)
-                for each in leased[end:]:
-                    each.lane.withdraw(each.seq)
-                del leased[end:]
-            if end > at:
-                found.append(LeasedRun(leased[at:end], part))
+                fitting = max(not found, _fitting(part, left))
+                part, left = part.slice(0, fitting), 0
+                leases, rest = _split(leases, first.first + fitting - 1)
+                leased.extendleft(reversed(rest))
+            if leases:
+                found.append(LeasedRun(leases, part))
             left -= len(part.payload)
-            at = end
+        for each in leased:
+            each.lane.withdraw(each.first, each.last)
         return found
 
     def _answer(self, shared: SharedSubscription, waiting: Waiting, found: list[LeasedRun]) -> None:
@@ -690,6 +685,32 @@ class RunReader:
 
     def _found(self, seq: int) -> Run | None:
         return next((run for run in self._runs if run.first_seq <= seq <= run.last_seq), None)
+
+
+def _split(leases: Iterable[Leased], last: int) -> tuple[list[Leased], list[Leased]]:
+    """Return the parts of *leases*, which are in order, up to record *last* and behind it."""
+    before, behind = [], []
+    for each in leases:
+        if each.first <= last:
+            before.append(attrs.evolve(each, last=min(last, each.last)))
+        if each.last > last:
+            behind.append(attrs.evolve(each, first=max(last + 1, each.first)))
+    return before, behind
+
+
+def _cut(leased: deque[Leased], last: int) -> list[Leased]:
+    """Remove the part up to record *last* from the first of *leased*, and return it."""
+    before, behind = _split([leased.popleft()], last)
+    leased.extendleft(behind)
+    return before
+
+
+def _within(leased: deque[Leased], last: int) -> list[Leased]:
+    """Remove those that follow each other, up to record *last*, from the beginning of *leased*, and return them."""
+    found = _cut(leased, last)
+    while leased and leased[0].lane is found[-1].lane and leased[0].first == found[-1].last + 1 <= last:
+        found += _cut(leased, last)
+    return found
 
 
 def _fitting(run: Run, size: int) -> int:

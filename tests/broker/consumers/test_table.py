@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
@@ -42,12 +43,13 @@ class World:
         return self.table.lease(shared, consumer, None, most, wait)
 
     def settle(self, shared: SharedSubscription, found: list[LeasedRun], **how: Any) -> Any:
-        actions = [WorkerAction("done", each.lane, each.seq, each.token) for part in found for each in part.leases]
+        leases = [each for part in found for each in part.leases]
+        actions = [WorkerAction("done", each.lane, each.first, each.last, each.token) for each in leases]
         return self.table.act(shared, actions, "w", **how)
 
 
 def seqs(answer: Any) -> list[int]:
-    return [each.seq for part in answer.result for each in part.leases]
+    return [seq for part in answer.result for each in part.leases for seq in range(each.first, each.last + 1)]
 
 
 def failure(deferred: Any) -> Any:
@@ -184,7 +186,8 @@ def test_what_is_settled_while_a_rewind_is_written_is_refused() -> None:
     found = world.lease(shared, 2).result
     world.journal.auto = False
     rewound = world.table.rewind(shared, {"s": 0})
-    assert [why for _, why in world.settle(shared, found).result[0]] == ["rewound", "rewound"]
+    refused = world.settle(shared, found).result[0]
+    assert [(action.first, action.last, why) for action, why in refused] == [(1, 2, "rewound")]
     world.journal.commit()
     assert rewound.called
     world.journal.auto = True
@@ -195,7 +198,7 @@ def test_a_start_knows_the_same_as_the_server_before() -> None:
     world = World()
     shared = world.create()
     (found,) = world.lease(shared, 4).result
-    world.settle(shared, [LeasedRun(found.leases[1:3], found.run)])
+    world.settle(shared, [LeasedRun([attrs.evolve(found.leases[0], first=2, last=3)], found.run)])
     world.table.close()
     again = World(world.journal).table.entries["work"]
     lane = again.work.lanes["s"]

@@ -49,6 +49,10 @@ def ignore(stored):
     """Do nothing: nobody waits for the append."""
 
 
+def numbers(ranges):
+    return [seq for first, last in ranges for seq in range(first, last + 1)]
+
+
 class Journal:
     """The records of the subscription that are durable, and, for the checks only, the truth about each record."""
 
@@ -100,11 +104,12 @@ class CheckedLane(Lane):
     acting = None
 
     def lease(self, consumer, most):
-        entries = super().lease(consumer, most)
-        for entry in entries:
-            self.server.world.leased(entry.seq)
-            self.server.high = max(self.server.high, entry.seq)
-        return entries
+        leased = super().lease(consumer, most)
+        for each in leased:
+            for seq in range(each.first, each.last + 1):
+                self.server.world.leased(seq)
+                self.server.high = max(self.server.high, seq)
+        return leased
 
     def tick(self):
         acting, self.acting = self.acting, None
@@ -115,9 +120,9 @@ class CheckedLane(Lane):
         self.server.world.alone(self.server, self.acting, seq)
         super().give_back(seq, batch, **kwargs)
 
-    def settle(self, seqs, batch):
-        self.server.world.alone(self.server, self.acting, *seqs)
-        super().settle(seqs, batch)
+    def settle(self, ranges, batch):
+        self.server.world.alone(self.server, self.acting, *numbers(ranges))
+        super().settle(ranges, batch)
 
 
 class Server:
@@ -145,8 +150,8 @@ class Server:
         return self.confident or self.world.now - self.confirmed < TAKEOVER
 
     def append(self, batches, results=(), then=ignore):
-        ends = [("settled", r) for batch in batches for r in batch.settled]
-        ends += [("expired", r) for b in batches for first, last in b.expired for r in range(first, last + 1)]
+        ends = [("settled", r) for batch in batches for r in numbers(batch.settled)]
+        ends += [("expired", r) for batch in batches for r in numbers(batch.expired)]
         letters = [batch.letter[0] for batch in batches if batch.letter is not None]
         ends += [("dead", r) for r in letters]
         payloads = [
@@ -207,16 +212,19 @@ class Server:
             leased = self.work.lease(str(worker), request, rest[0])
             bound = sum(r not in self.lane.progress.final for r in range(1, self.high + 1))
             check(bound <= WINDOW, f"{bound} unsettled records in a window of {WINDOW}")
-            self.world.answer(worker, ("leased", request, [(each.seq, each.token) for each in leased]))
+            self.world.answer(
+                worker,
+                ("leased", request, [(r, each.token) for each in leased for r in range(each.first, each.last + 1)]),
+            )
         elif kind == "settle":
             self.settle(worker, request, rest[0])
         elif kind == "return":
             r, token, delay, counted = rest
-            action = WorkerAction("failed" if counted else "untried", self.lane, r, token, delay)
+            action = WorkerAction("failed" if counted else "untried", self.lane, r, r, token, delay)
             self.do([action], worker)
         elif kind == "extend":
             r, token = rest
-            for _, extended in self.do([WorkerAction("extend", self.lane, r, token)], worker).extended:
+            for _, extended in self.do([WorkerAction("extend", self.lane, r, r, token)], worker).extended:
                 self.world.answer(worker, ("extended", request, [(r, extended)]))
         self.lane.acting = None
 
@@ -227,9 +235,9 @@ class Server:
         return outcome
 
     def settle(self, worker, request, records):
-        actions = [WorkerAction("done", self.lane, r, token) for r, token in records]
+        actions = [WorkerAction("done", self.lane, *one, token) for one, token in in_ranges(records)]
         outcome = self.work.act(actions, str(worker), whole=not self.partly)
-        good = [r for batch in outcome.batches for r in batch.settled]
+        good = [r for batch in outcome.batches for r in numbers(batch.settled)]
         if (outcome.refused and not self.partly) or not good:
             ended = [r for r, _ in records if r in self.lane.progress.final]
             self.world.answer(worker, ("refused", request, ended))
@@ -239,6 +247,17 @@ class Server:
             self.world.answer(worker, ("settled" if stored else "again", request, good))
 
         self.append(outcome.batches, [r for r, _ in records], done)
+
+
+def in_ranges(records):
+    """Return what a worker has done as it settles it: ranges with one token each."""
+    found = []
+    for r, token in sorted(records):
+        if found and found[-1] == ((found[-1][0][0], r - 1), token):
+            found[-1] = ((found[-1][0][0], r), token)
+        else:
+            found.append(((r, r), token))
+    return found
 
 
 class Worker:
@@ -525,7 +544,8 @@ def _without_appended():
 
     def why_not(lane, seq, token):
         why = real(lane, seq, token)
-        last = seq in lane.entries and lane._is_last_token(lane.entries[seq], token)
+        entry = lane.entries.get(seq)
+        last = entry is None or lane._is_last_token(entry, token)
         return "" if why == "being-settled" and last else why
 
     return {(Lane, "why_not"): why_not}
@@ -553,7 +573,7 @@ MISSING = {
     "old-token": _without_old_token,
     "epoch-first": _without_epoch,
     "ended-first": _without_ended,
-    "reach-first": lambda: {(Lane, "_is_reached"): lambda lane, seq: lane._raise_reach() or True},
+    "reach-first": lambda: {(Lane, "_reached"): lambda lane, last: lane._raise_reach() or last},
     "grace": lambda: {(Group, "in_grace"): lambda group: False},
     "leader-confirmed": lambda: {(Server, "confident"): True},
     "monotonic": lambda: {(Server, "stepping"): True},
@@ -564,7 +584,7 @@ MISSING = {
     "retention-ends": lambda: {(Lane, "_expire_deleted"): lambda lane, entries: None},
     "retention-grace": _without_retention_grace,
     "window": lambda: {  # The reach holds it as well.
-        (Group, "has_room"): lambda group: True,
+        (Group, "room"): lambda group: 1_000,
         (Lane, "_next_reach"): lambda lane: lane.seen + WINDOW,
     },
 }
