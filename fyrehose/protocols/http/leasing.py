@@ -104,9 +104,9 @@ def _leased(lease: int, found: Sequence[LeasedRun]) -> bytes:
         for leased in part.leases:
             epoch, number = leased.token
             begin = f'"token": "{epoch}.{number}", "failures": {leased.failures}, '
-            records += ndjson.objects(part.run.slice(at, at + len(leased)), begin)
+            records.append(ndjson.joined(part.run.slice(at, at + len(leased)), b", ", begin))
             at += len(leased)
-    return b'{"lease": %d, "records": [%b]}\n' % (lease, b", ".join(records))
+    return b'{"lease": %d, "records": [%b]}\n' % (lease, b"".join(records)[:-2])
 
 
 def _settled(
