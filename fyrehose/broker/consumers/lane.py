@@ -27,10 +27,11 @@ The rules, which a checked model has as well:
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 
 import attrs
 
@@ -151,6 +152,8 @@ class Group:
     :ivar hold_until: until when records that may have been leased before the start wait
     :ivar open: records of all lanes that are not final
     :ivar held: how many records each consumer holds, and *leased* all of them
+    :ivar stirred: the lanes that may have something to lease, by stream; the next one to be asked first
+    :ivar alarms: a heap of the times at which a lane has to look at its leases and delays
     """
 
     options: ShareOptions
@@ -167,6 +170,9 @@ class Group:
     open: int = attrs.field(default=0, init=False)
     held: Counter[str] = attrs.field(factory=Counter, init=False)
     leased: int = attrs.field(default=0, init=False)
+    stirred: OrderedDict[str, Lane] = attrs.field(factory=OrderedDict, init=False)
+    alarms: list[tuple[float, int, Lane]] = attrs.field(factory=list, init=False)
+    order: Iterator[int] = attrs.field(factory=count, init=False)
     redelivered: int = attrs.field(default=0, init=False)
     late: int = attrs.field(default=0, init=False)
     #: whether a rewind is being written: nothing may be appended for records of before
@@ -235,7 +241,7 @@ class Lane:
     entries: dict[int, OpenRecord] = attrs.field(factory=dict, init=False)
     fresh: FreshRanges = attrs.field(factory=FreshRanges, init=False)
     _fresh_ends: list[tuple[float, int, FreshLease]] = attrs.field(factory=list, init=False)
-    _order: Iterator[int] = attrs.field(factory=count, init=False)
+    _alarm: float = attrs.field(default=inf, init=False)  #: when the next tick is due
     _ready: list[int] = attrs.field(factory=list, init=False)
     _delayed: list[tuple[float, int]] = attrs.field(factory=list, init=False)
     _ends: list[tuple[float, int]] = attrs.field(factory=list, init=False)
@@ -244,6 +250,7 @@ class Lane:
     _known_keys: dict[int, str] = attrs.field(factory=dict, init=False)
     _oldest: int = attrs.field(default=0, init=False)
     _holding: bool = attrs.field(default=True, init=False)
+    _abandoned: bool = attrs.field(default=False, init=False)
     _expiring: list[tuple[int, int]] = attrs.field(factory=list, init=False)  #: records that nobody has looked at
     _unwritten: list[tuple[int, int]] = attrs.field(factory=list, init=False)  #: the same, to be appended again
 
@@ -253,6 +260,22 @@ class Lane:
         for first, last in self.progress.final.gaps(1, self.seen):
             for seq in range(first, last + 1):
                 self._enter(seq)
+        self.stir()
+        self._tick_at(self.group.hold_until)
+
+    def stir(self) -> None:
+        """Ask this lane when records are wanted: it may have some, since something has changed."""
+        if not self._abandoned:
+            self.group.stirred.setdefault(self.stream, self)
+
+    def has_more(self) -> bool:
+        """Return whether it has records to lease, as far as window, reach and delays allow it."""
+        return bool(self._ready) or self.seen < self.bounds()[1]
+
+    def _tick_at(self, when: float) -> None:
+        if when < self._alarm:
+            self._alarm = when
+            heappush(self.group.alarms, (when, next(self.group.order), self))
 
     # Leasing.
 
@@ -287,7 +310,7 @@ class Lane:
         number, end = entry.ended[0] + 1, self.group.now() + self.group.options.lease
         self._begin_lease(entry, Lease(number, end, consumer))
         self.group.redelivered += number > 1
-        heappush(self._ends, (end, entry.seq))
+        self._end_one_at(end, entry.seq)
         return Leased(self, entry.seq, entry.seq, (self.group.epoch, number), entry.ended[1])
 
     def _is_unused(self, seq: int) -> bool:
@@ -316,7 +339,12 @@ class Lane:
         return lease
 
     def _end_at(self, lease: FreshLease) -> None:
-        heappush(self._fresh_ends, (lease.end, next(self._order), lease))
+        heappush(self._fresh_ends, (lease.end, next(self.group.order), lease))
+        self._tick_at(lease.end)
+
+    def _end_one_at(self, end: float, seq: int) -> None:
+        heappush(self._ends, (end, seq))
+        self._tick_at(end)
 
     def is_waiting(self, entry: OpenRecord) -> bool:
         """Return whether *entry* is neither leased nor being written, and nothing holds it (rules 2, 5, 8, 12, 15)."""
@@ -390,8 +418,10 @@ class Lane:
             entry.queued = True
             if entry.not_before > self.group.now():
                 heappush(self._delayed, (entry.not_before, entry.seq))
+                self._tick_at(entry.not_before)
             else:
                 heappush(self._ready, entry.seq)
+                self.stir()
 
     # Settling, returning, extending.
 
@@ -464,7 +494,7 @@ class Lane:
         for fresh in self.fresh.remove(seq, seq):
             lease = fresh.lease
             self.entries[seq] = OpenRecord(seq, lease=Lease(1, lease.end, lease.consumer))
-            heappush(self._ends, (lease.end, seq))
+            self._end_one_at(lease.end, seq)
         return self.entries[seq]
 
     def give_back(
@@ -507,7 +537,7 @@ class Lane:
         entry = self._single(seq)
         assert entry.lease is not None, "it was just leased, or still is"
         entry.lease.end = self.group.now() + self.group.options.lease
-        heappush(self._ends, (entry.lease.end, seq))
+        self._end_one_at(entry.lease.end, seq)
         return self.group.epoch, entry.lease.number
 
     def renew(self, leased: Leased, consumer: str) -> Iterator[Leased]:
@@ -545,6 +575,8 @@ class Lane:
             self._let_go(fresh.lease.consumer, len(fresh))
             self.group.open -= 0 if fresh.closing else len(fresh)
         self.fresh.clear()
+        self.group.stirred.pop(self.stream, None)
+        self._abandoned = True  # Appends that are under way may still end.
 
     def leases(self) -> Iterator[tuple[str, int, str, float, int]]:
         """Yield stream, number, consumer, end and failures of each record that is leased."""
@@ -595,6 +627,11 @@ class Lane:
             self._expire_unseen()
         while self._delayed and self._delayed[0][0] <= now:
             heappush(self._ready, heappop(self._delayed)[1])
+            self.stir()
+        if self._alarm <= now:
+            self._alarm = inf
+            times = [heap[0][0] for heap in (self._ends, self._fresh_ends, self._delayed) if heap]
+            self._tick_at(min([*times, self.group.hold_until if self._holding else inf]))
 
     def _ended(self, lease: FreshLease) -> list[int]:
         """Return the records whose lease is *lease*, if it has ended."""
@@ -633,6 +670,7 @@ class Lane:
 
     def committed(self, batch: LaneChange) -> None:
         """Record that *batch* is durable."""
+        self.stir()
         self.progress.apply(batch.fields())
         for first, last in batch.settled:
             for fresh in self.fresh.remove(first, last):
@@ -653,6 +691,7 @@ class Lane:
 
     def undone(self, batch: LaneChange) -> None:
         """Make everything as it was before *batch*, which could not be written."""
+        self.stir()
         if batch.reach:
             self.reach = self.progress.reach
         entries = [self.entries[seq] for seq in batch.ended if seq in self.entries] + self._single_ends(batch)
@@ -685,7 +724,7 @@ class Lane:
             entry.closing, entry.letter = "", None
             self.group.open += 1
         if entry.lease is not None:
-            heappush(self._ends, (entry.lease.end, entry.seq))
+            self._end_one_at(entry.lease.end, entry.seq)
         else:
             self._oldest = 0  # The next tick looks for what retention has deleted.
             self._release(entry)

@@ -156,8 +156,10 @@ class SharedSubscriptions:
     #: by the name of a subscription that is being written: the requests for the same name, which wait
     _creating: dict[str, list[Deferred[None]]] = attrs.field(factory=dict, init=False)
     _loop: LoopingCall | None = attrs.field(default=None, init=False)
+    _reader: RunReader = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        self._reader = RunReader(self.journal)
         self.lags = SubscriptionLags(self.journal, lambda: self.now())
         self.stream = StateStream(
             STREAM,
@@ -510,10 +512,10 @@ class SharedSubscriptions:
     def _take(self, shared: SharedSubscription, waiting: Waiting, most: int) -> list[LeasedRun]:
         leased = deque(shared.work.lease(waiting.consumer, waiting.request, most))
         found: list[LeasedRun] = []
-        left, read = ANSWER_BYTES, RunReader(self.journal)
+        left = ANSWER_BYTES
         while leased and (left > 0 or not found):
             first = leased[0]
-            run = read.holding(first.lane.stream, first.first)
+            run = self._reader.holding(first.lane.stream, first.first)
             if run is None:
                 first.lane.missing(first.first, first.first)
                 _cut(leased, first.first)
@@ -613,7 +615,7 @@ class SharedSubscriptions:
 
     def _letter(self, dead: str, stream: str, seq: int) -> list[Run]:
         """Return a copy of the record *seq* for the stream of dead letters; its producer is where it comes from."""
-        run = RunReader(self.journal).holding(stream, seq)
+        run = self._reader.holding(stream, seq)
         if run is None:
             return []  # Retention was faster; the record ends all the same.
         record = next(iter(run.slice(seq - run.first_seq, seq - run.first_seq + 1).records()))
@@ -637,6 +639,7 @@ class SharedSubscriptions:
         """Wake the requests that wait for records of these streams."""
         for stream in ends:
             for shared in self._by_stream.get(stream, ()):
+                shared.work.lanes[stream].stir()
                 if shared.waiting:
                     self.wake(shared)
 
@@ -652,6 +655,7 @@ class SharedSubscriptions:
         return found
 
     def _check(self) -> None:
+        self._reader.forget()
         if self.refusal() is not None:
             return
         for shared in list(self.entries.values()):
@@ -669,7 +673,7 @@ class SharedSubscriptions:
 
 @attrs.define
 class RunReader:
-    """Reads the runs that hold records; records that follow each other come from one read."""
+    """Reads the runs that hold records; records that follow each other come from one read, until it is forgotten."""
 
     journal: IJournal
     _stream: str = ""
@@ -682,6 +686,10 @@ class RunReader:
             self._stream, self._runs = stream, self.journal.read(stream, seq, READ_BYTES)
             found = self._found(seq)
         return found
+
+    def forget(self) -> None:
+        """Free the memory of what was read."""
+        self._stream, self._runs = "", ()
 
     def _found(self, seq: int) -> Run | None:
         return next((run for run in self._runs if run.first_seq <= seq <= run.last_seq), None)

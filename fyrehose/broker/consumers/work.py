@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from heapq import heappop
 
 import attrs
 
@@ -103,12 +104,16 @@ class Work:
             return repeated
         left = min(most, self.group.options.most - self.group.held[consumer])
         leased: list[Leased] = []
-        for lanes in range(len(self.lanes), 0, -1):
+        self.tick()
+        stirred = self.group.stirred
+        for lanes in range(len(stirred), 0, -1):
             if left <= 0:
                 break
-            stream, lane = next(iter(self.lanes.items()))
-            self.lanes.move_to_end(stream)  # The streams take turns.
+            stream, lane = next(iter(stirred.items()))
+            stirred.move_to_end(stream)  # The streams take turns.
             found = lane.lease(consumer, -(-left // lanes))
+            if not lane.has_more():
+                del stirred[stream]
             left -= sum(map(len, found))
             leased += found
         if request is not None and leased:
@@ -120,7 +125,15 @@ class Work:
 
     def available(self) -> int:
         """Return about how many records could be leased now."""
-        return sum(lane.available() for lane in self.lanes.values())
+        return sum(lane.available() for lane in self.group.stirred.values())
+
+    def tick(self) -> None:
+        """Let the lanes end what is due by now."""
+        now, alarms = self.group.now(), self.group.alarms
+        while alarms and alarms[0][0] <= now:
+            lane = heappop(alarms)[2]
+            if self.lanes.get(lane.stream) is lane:
+                lane.tick()
 
     def _repeated(self, consumer: str, request: int) -> list[Leased]:
         """Return the leases of the last request of *consumer* if it has this number, from now on."""

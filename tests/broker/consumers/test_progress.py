@@ -17,9 +17,9 @@ from fyrehose.broker.consumers.progress import (
     SavedShares,
     ShareOptions,
     StreamProgress,
+    merged,
     pack,
     pack_checkpoint,
-    merged,
     packed_ranges,
 )
 from fyrehose.broker.state_stream import Replayed, replay
