@@ -51,6 +51,9 @@ UNTRIED = 10
 #: The delay after the first failure, in seconds; each further failure doubles it, up to the longest one.
 FIRST_DELAY, LONGEST_DELAY = 1.0, 300.0
 
+#: Seconds between two appends that only show that no other server has taken over.
+BETWEEN_PROOFS = 0.1
+
 #: Epoch of the server, and number of the delivery.
 Token = tuple[int, int]
 
@@ -114,6 +117,7 @@ class LaneChange:
     """The records of one append: all of them become durable, or none.
 
     :ivar epoch: the epoch that begins; 0: none does
+    :ivar proof: whether its append only shows that no other server has taken over
     :ivar letter: the record that becomes a dead letter
     """
 
@@ -124,6 +128,7 @@ class LaneChange:
     letter: DeadLetter | None = None
     reach: int = 0
     epoch: int = 0
+    proof: bool = False
 
     def fields(self) -> dict[str, object]:
         """Return the fields of its record."""
@@ -178,17 +183,25 @@ class Group:
     #: whether a rewind is being written: nothing may be appended for records of before
     rewinding: bool = attrs.field(default=False, init=False)
     _beginning: bool = attrs.field(default=False, init=False)
+    _prove_after: float = attrs.field(default=-inf, init=False)  #: when the next proof may be appended
 
     def __attrs_post_init__(self) -> None:
         self.epoch, self.stored_epoch = self.before + 1, self.before
         self.hold_until = self.now() + self.options.lease
 
     def may_lease(self) -> bool:
-        """Return whether this server may lease and extend; begin its epoch if it has not begun (rules 10 and 13)."""
+        """Return whether this server may lease and extend (rules 10 and 13).
+
+        If not, what is missing is appended: the beginning of its epoch, or a proof that nobody has taken over.
+        """
         if self.stored_epoch != self.epoch and not self._beginning:
             self._beginning = True
             self.append([LaneChange(epoch=self.epoch)])
-        return self.trusted() and self.stored_epoch == self.epoch and not self.rewinding
+        trusted = self.trusted()
+        if not trusted and not self._beginning and self.now() >= self._prove_after:
+            self._prove_after = self.now() + BETWEEN_PROOFS
+            self.append([LaneChange(proof=True)])
+        return trusted and self.stored_epoch == self.epoch and not self.rewinding
 
     @property
     def appended_epoch(self) -> int:

@@ -133,7 +133,6 @@ class SharedSubscriptions:
     :ivar refusal: returns why nothing can be leased at present, or None
     :ivar taken: whether an exclusive subscription has a name
     :ivar most: the most subscriptions
-    :ivar clustered: whether another server may take over, which nothing here can know yet (rule 13)
     """
 
     clock: IReactorTime
@@ -143,7 +142,6 @@ class SharedSubscriptions:
     refusal: Callable[[], PublishError | None] = attrs.field(default=lambda: None, kw_only=True)
     taken: Callable[[str], bool] = attrs.field(default=lambda name: False, kw_only=True)
     most: int = attrs.field(default=1_000, kw_only=True)
-    clustered: bool = attrs.field(default=False, kw_only=True)
     now: Callable[[], int] = attrs.field(default=lambda: time.time_ns() // 1000, kw_only=True)
     entries: dict[str, SharedSubscription] = attrs.field(factory=dict, init=False)
     stream: StateStream = attrs.field(init=False)
@@ -230,7 +228,7 @@ class SharedSubscriptions:
                         f"subscription {name!r} exists with other options; delete it, or use another name"
                     )
                 return self._settled(present)
-            self._check_alone()
+            self._check_durable()
             if name in self._creating:
                 self._creating[name].append(Deferred())
                 return self._creating[name][-1].addCallback(lambda _: self.create(name, options, floors))
@@ -263,15 +261,15 @@ class SharedSubscriptions:
 
         return self._change(payload).addCallback(created).addBoth(ended)
 
-    def _check_alone(self) -> None:
-        """Check that no other server can take over.
+    def _check_durable(self) -> None:
+        """Check that what is acknowledged survives the loss of this server: rules 8, 10 and 11 need it.
 
-        :raises SubscriptionError: one can
+        :raises SubscriptionError: it may be lost
         """
-        if self.clustered:
+        if self.journal.early:
             raise SubscriptionError(
-                "shared subscriptions do not work with [replication] yet: a server that was deposed could lease "
-                "records for some seconds more; use a named subscription with one consumer"
+                'shared subscriptions do not work with acknowledge = "local" in [replication]: a take-over may lose '
+                'what was settled, and lease it again; use acknowledge = "both"'
             )
 
     def _settled(self, shared: SharedSubscription) -> Deferred[SharedSubscription]:
@@ -288,7 +286,13 @@ class SharedSubscriptions:
             self._append(shared, batches).addErrback(self._not_written, shared)
 
         group = Group(
-            options, append, self.clock.seconds, wall=lambda: self.now(), before=saved.epoch, paused=saved.paused
+            options,
+            append,
+            self.clock.seconds,
+            lambda: bool(self.journal.leads_alone),
+            wall=lambda: self.now(),
+            before=saved.epoch,
+            paused=saved.paused,
         )
         if new:
             group.hold_until = 0.0  # Nobody has had a record.
@@ -470,7 +474,7 @@ class SharedSubscriptions:
         :return: fires with the leased records; cancelling it takes the request back
         """
         try:
-            self._check_alone()
+            self._check_durable()
         except SubscriptionError as error:
             return fail(error)
         refusal = self.refusal()
@@ -558,13 +562,19 @@ class SharedSubscriptions:
         consumer: str,
         runs: Sequence[Run] = (),
         publish: Any = None,
+        proven: bool = False,
     ) -> Deferred[tuple[list[tuple[WorkerAction, str]], list[tuple[WorkerAction, Any]]]]:
         """Do what a worker says about its records, and publish *runs* in the same commit.
 
         :param publish: publishes *runs* with the rights of the peer
+        :param proven: whether an append has just shown that no other server has taken over (rule 13)
         :return: fires when all is durable, with what was refused, and the extended leases; with *runs* nothing is done
             if anything is refused.  It fails with a PublishError.
         """
+        if not proven and any(action.kind == "extend" for action in actions) and not shared.group.trusted():
+            # Nobody can extend a lease while another server may have given it to somebody else.
+            written = self._append(shared, [LaneChange(proof=True)])
+            return written.addCallback(lambda _: self.act(shared, actions, consumer, runs, publish, proven=True))
         outcome = shared.work.act(actions, consumer, whole=bool(runs))
         answer = outcome.refused, outcome.extended
         done: Deferred[Any] = Deferred()

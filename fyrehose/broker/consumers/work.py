@@ -129,9 +129,10 @@ class Work:
 
     def tick(self) -> None:
         """Let the lanes end what is due by now."""
-        now, alarms = self.group.now(), self.group.alarms
+        now, alarms, due = self.group.now(), self.group.alarms, []
         while alarms and alarms[0][0] <= now:
-            lane = heappop(alarms)[2]
+            due.append(heappop(alarms)[2])
+        for lane in dict.fromkeys(due):  # Not in the loop above: what cannot be written is due again at once.
             if self.lanes.get(lane.stream) is lane:
                 lane.tick()
 

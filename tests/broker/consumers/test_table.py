@@ -155,12 +155,52 @@ def test_workers_that_create_a_subscription_at_the_same_time_share_it() -> None:
     assert isinstance(failure(other), SubscriptionConflict)
 
 
-def test_a_cluster_has_no_shared_subscriptions_yet() -> None:
+def test_nothing_is_shared_where_a_take_over_loses_what_was_acknowledged() -> None:
     world = World()
     shared = world.create()
-    world.table.clustered = True
+    world.journal.early = True
     assert isinstance(failure(world.table.create("other", ShareOptions(stream="s"), {"s": 0})), SubscriptionError)
     assert isinstance(failure(world.lease(shared)), SubscriptionError)
+
+
+def test_nothing_is_leased_or_extended_until_nobody_can_have_taken_over() -> None:
+    world = World()
+    shared = world.create()
+    (found,) = world.lease(shared, consumer="w1").result
+    world.journal.auto, world.journal.leads_alone = False, False
+    leased = world.lease(shared, consumer="w2")
+    (lease,) = found.leases
+    extended = world.table.act(shared, [WorkerAction("extend", lease.lane, 1, 1, lease.token)], "w1")
+    assert (leased.called, extended.called) == (False, False)
+    world.journal.leads_alone = True  # What was appended to find out is in the shared log.
+    world.journal.commit()
+    assert seqs(leased) == [2]
+    assert [(action.first, token) for action, token in extended.result[1]] == [(1, (1, 1))]
+
+
+def test_a_server_that_may_be_deposed_does_not_ask_again_and_again() -> None:
+    world = World()
+    shared = world.create()
+    world.journal.leads_alone = False
+    before = world.journal.bounds(STREAM)[1]
+    leased = world.lease(shared, wait=30)
+    assert not leased.called
+    assert world.journal.bounds(STREAM)[1] <= before + 2, "the epoch, and one proof"
+    world.clock.advance(CHECK)
+    world.journal.leads_alone = True
+    world.clock.advance(CHECK)
+    assert seqs(leased) == [1]
+
+
+def test_an_idle_subscription_writes_nothing() -> None:
+    world = World()
+    shared = world.create(first=10)
+    world.journal.leads_alone = False
+    world.lease(shared, wait=300)
+    before = world.journal.bounds(STREAM)[1]
+    for _ in range(20):
+        world.clock.advance(CHECK)
+    assert world.journal.bounds(STREAM)[1] == before
 
 
 def test_no_checkpoint_is_written_while_a_subscription_is_created() -> None:

@@ -114,6 +114,25 @@ def test_one_request_says_one_thing_about_a_record() -> None:
     assert [(action.kind, why) for action, why in outcome.refused] == [("failed", "being-settled")]
 
 
+def test_the_end_of_a_lease_that_cannot_be_written_is_tried_once_each_time() -> None:
+    world = World()
+    world.lease(2)
+    tried: list[LaneChange] = []
+
+    def refuse(batches: Sequence[LaneChange]) -> None:
+        tried.extend(batches)
+        for batch in batches:
+            world.group.undone(batch)
+
+    world.group.append = refuse
+    world.now = 20.0
+    assert [numbers(world.work.lease("x", None, 1)) for _ in range(3)] == [[3], [4], [5]]
+    assert 3 <= len(tried) <= 6
+    world.group.append = world.append
+    world.work.tick()
+    assert world.work.lanes["s"].entries[1].ended == (1, 1)
+
+
 def test_refusals_are_counted() -> None:
     world = World()
     leased = world.lease(1)
