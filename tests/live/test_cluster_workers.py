@@ -109,7 +109,7 @@ def test_each_input_has_one_result_over_killed_leaders(tmp_path: Path, ladder: A
             killed.start()
         deadline = time.monotonic() + PATIENCE
         while (shown := client.ask("GET", "/subscriptions/work")[0])["floor"]["inputs"] < inputs:
-            assert time.monotonic() < deadline, shown
+            assert time.monotonic() < deadline, json.dumps(shown)
             time.sleep(0.2)
         done.set()
         for worker in workers:
