@@ -6,9 +6,9 @@
 The client is written from docs/protocols/http.md alone.  Each worker is a process; in each second two of them are
 killed (new ones take their places), and one is stopped for longer than its lease lasts.  The records are published
 evenly over the time.  A worker publishes a result with each record that it settles, rejects some records, and lets some
-fail each time.  In the end every record must have one result, or else one dead letter, and the counters of the subscription must
-say the same.  With --kills the server is killed every ten seconds as well.  With --cheat a worker publishes its results
-separately from settling, which must be noticed.
+fail each time.  In the end every record must have one result, or else one dead letter, and the counters of the
+subscription must say the same.  With --kills the server is killed every ten seconds as well.  With --cheat a worker
+publishes its results separately from settling, which must be noticed.
 """
 
 from __future__ import annotations
