@@ -425,6 +425,8 @@ class Lane:
 
     def _release(self, entry: OpenRecord) -> None:
         """Let *entry* be leased again when its delay is over, if nothing else holds it."""
+        if self.group.rewinding:
+            return  # See :meth:`resume`.
         if entry.seq < self._oldest:
             self._expire_deleted([entry])
         elif self.is_waiting(entry) and not entry.queued:
@@ -576,6 +578,11 @@ class Lane:
             entry = self._single(seq)
             self._end_lease(entry)
             entry.not_before = 0.0
+            self._release(entry)
+
+    def resume(self) -> None:
+        """Let records be leased again, because a rewind could not be written."""
+        for entry in list(self.entries.values()):
             self._release(entry)
 
     def abandon(self) -> None:

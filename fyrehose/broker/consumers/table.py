@@ -392,6 +392,8 @@ class SharedSubscriptions:
 
         def refused(failure: Failure) -> Failure:
             shared.group.rewinding = False
+            for lane in shared.work.lanes.values():
+                lane.resume()
             return failure
 
         return self._change(*payloads).addCallbacks(written, refused)

@@ -327,6 +327,21 @@ def test_a_checkpoint_has_what_was_appended() -> None:
     assert (world.lane.appended().settled, world.lane.appended().ends) == (0, {})
 
 
+def test_nothing_is_appended_or_forgotten_while_a_rewind_is_written() -> None:
+    world = World(limit=0)
+    world.lease(2)
+    world.fail(1)
+    world.oldest = 2
+    world.lane.tick()
+    world.group.rewinding = True
+    world.commit()
+    assert world.waiting == [], "retention has deleted the record, and the rewind forgets it"
+    world.group.rewinding = False
+    world.lane.resume()
+    world.commit()
+    assert world.lane.progress.expired == 1
+
+
 def test_a_missing_record_expires() -> None:
     world = World()
     world.lease(2)
