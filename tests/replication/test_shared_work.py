@@ -13,7 +13,7 @@ from twisted.python.failure import Failure
 
 from fyrehose.broker.consumers.progress import ShareOptions
 from fyrehose.broker.consumers.work import Item
-from fyrehose.errors import FyrehoseError, SubscriptionError
+from fyrehose.errors import Following, FyrehoseError, SubscriptionError
 from fyrehose.interfaces import JournalState
 from fyrehose.records import Run
 from fyrehose.replication.role import State
@@ -193,6 +193,20 @@ def test_shared_work_continues_at_the_next_leader(cluster: Cluster) -> None:
     assert lease(cluster, new, 9)[:2] == [3, 4]
     assert settle(cluster, new, 3, 4, (2, 1)) == []
     assert shared.work.lanes["jobs"].progress.settled == 4
+
+
+def test_a_follower_does_not_show_how_far_the_work_was_when_it_started(cluster: Cluster) -> None:
+    leader = begin(cluster, 10)
+    cluster.settle()
+    follower = next(server for server in cluster.servers.values() if server is not leader)
+    follower.stop()
+    follower.start()
+    cluster.run(1)
+    sharing = follower.broker.named.sharing
+    assert sharing.listed() == []
+    with pytest.raises(Following):
+        sharing.show(sharing.find("work"))
+    assert [each["name"] for each in leader.broker.named.sharing.listed()] == ["work"]
 
 
 def test_nothing_is_shared_with_local_acknowledgements(cluster: Cluster) -> None:

@@ -18,7 +18,7 @@ from twisted.internet.defer import Deferred, fail
 from fyrehose.broker.consumers.progress import ShareOptions
 from fyrehose.broker.consumers.table import LeasedRun, SharedSubscription, SharedSubscriptions
 from fyrehose.broker.consumers.work import Item, WorkerAction
-from fyrehose.errors import Forbidden, FyrehoseError, InvalidPosition, NoSuchSubscription
+from fyrehose.errors import Following, Forbidden, FyrehoseError, InvalidPosition, NoSuchSubscription
 from fyrehose.identity import Action as Right
 from fyrehose.patterns import Pattern
 from fyrehose.records import Run
@@ -147,11 +147,19 @@ class Sharing:
         return self.table.delete(shared)
 
     def show(self, shared: SharedSubscription) -> dict[str, object]:
-        """Describe *shared*, with its leases and its last dead letters."""
+        """Describe *shared*, with its leases and its last dead letters.
+
+        :raises Following: another server leads, and this one does not know how far the work is
+        """
+        refusal = self.table.refusal()
+        if isinstance(refusal, Following):
+            raise refusal
         return {**describe(self.table, shared), **details(shared)}
 
     def listed(self) -> list[dict[str, object]]:
-        """Describe the subscriptions that the peer may consume."""
+        """Describe the subscriptions that the peer may consume; none if another server leads."""
+        if isinstance(self.table.refusal(), Following):
+            return []
         permits: Callable[[Right, str], bool] = self.peer.permits
         every = self.table.entries.values()
         return [describe(self.table, each) for each in every if permits(Right.CONSUME, each.options.stream)]
