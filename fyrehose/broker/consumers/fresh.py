@@ -44,6 +44,9 @@ class FreshRanges:
     _firsts: list[int] = attrs.field(factory=list, init=False)
     _ranges: list[FreshRange] = attrs.field(factory=list, init=False)
 
+    def __len__(self) -> int:
+        return len(self._ranges)
+
     def __iter__(self) -> Iterator[FreshRange]:
         return iter(self._ranges)
 

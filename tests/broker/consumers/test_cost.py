@@ -89,9 +89,24 @@ def test_a_million_records_behind_a_stuck_one_cost_nothing() -> None:
     assert (lane.progress.settled, lane.progress.final.floor) == (999_900, 0), "the first one is stuck"
     assert calls_of(world.work_once) == first
     assert len(lane.progress.final.above()) == 1
-    assert len(list(lane.fresh)) + len(lane.entries) == 1
+    assert len(lane.fresh) + len(lane.entries) == 1
     world.now = 29.0
     assert lane.extend(1, (1, 1), "first")
+
+
+def test_what_was_settled_leaves_nothing_in_memory_until_its_lease_would_have_ended() -> None:
+    world = World("s", last=2_000_000, lease=3_600)
+    lane = world.work.lanes["s"]
+    for _ in range(1_000):
+        world.work_once()
+    for _ in range(1_000):
+        (leased,) = world.work.lease("w", None, 1)
+        seq, token = leased.first, leased.token
+        for kind in ("extend", "extend", "failed", "done"):
+            action = WorkerAction(kind, lane, seq, seq, token, delay=86_400)
+            world.append(world.work.act([action], "w").batches)
+    assert len(lane.fresh) + len(lane.entries) == 1
+    assert max(len(lane._fresh_ends), len(lane._ends), len(lane._delayed), len(world.group.alarms)) < 500
 
 
 def test_records_that_nobody_has_had_cost_nothing() -> None:
