@@ -51,6 +51,9 @@ UNTRIED = 10
 #: The delay after the first failure, in seconds; each further failure doubles it, up to the longest one.
 FIRST_DELAY, LONGEST_DELAY = 1.0, 300.0
 
+#: A heap of times is rebuilt when it has more than so many entries beside two for each record: most are of records that
+#: were settled since.
+SPARE = 100
 #: Seconds between two appends that only show that no other server has taken over.
 BETWEEN_PROOFS = 0.1
 
@@ -352,10 +355,16 @@ class Lane:
         return lease
 
     def _end_at(self, lease: FreshLease) -> None:
+        if len(self._fresh_ends) > SPARE + 2 * len(self.fresh):
+            leases = {id(fresh.lease): fresh.lease for fresh in self.fresh}
+            self._fresh_ends = sorted((each.end, next(self.group.order), each) for each in leases.values())
         heappush(self._fresh_ends, (lease.end, next(self.group.order), lease))
         self._tick_at(lease.end)
 
     def _end_one_at(self, end: float, seq: int) -> None:
+        if len(self._ends) > SPARE + 2 * len(self.entries):
+            leases = ((each.lease, each.seq) for each in self.entries.values())
+            self._ends = sorted((lease.end, of) for lease, of in leases if lease is not None)
         heappush(self._ends, (end, seq))
         self._tick_at(end)
 
@@ -432,6 +441,9 @@ class Lane:
         elif self.is_waiting(entry) and not entry.queued:
             entry.queued = True
             if entry.not_before > self.group.now():
+                if len(self._delayed) > SPARE + 2 * len(self.entries):
+                    queued = (self.entries.get(seq) for _, seq in self._delayed)
+                    self._delayed = sorted((each.not_before, each.seq) for each in queued if each and each.queued)
                 heappush(self._delayed, (entry.not_before, entry.seq))
                 self._tick_at(entry.not_before)
             else:
