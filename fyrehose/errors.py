@@ -5,6 +5,7 @@
     │   ├── LocalProtocolError       the program misused a session; raised
     │   └── RemoteProtocolError      the peer violated the protocol; never raised, the last event of a session
     ├── PublishError               a publish was refused or failed; no part of it was acknowledged
+    │   ├── OutcomeUnknown           it may be stored nevertheless: the server failed, or was deposed
     │   ├── InvalidName              the stream's name is not 1 to 255 bytes of UTF-8
     │   ├── PayloadTooLarge          the payload exceeds the limit of its stream
     │   ├── TooManyStreams           the server has reached its limit of streams
@@ -165,6 +166,14 @@ class Following(ReadOnly):
 
 class Unreplicated(ReadOnly):
     """This server of a cluster was the leader, and cannot replicate: it waits for the shared log, or is deposed."""
+
+
+class OutcomeUnknown(PublishError):
+    """Whether the publish is stored is unknown: the server failed, or was deposed, after it had been written here.
+
+    A client must not be told that it failed.  The connection ends; a retry with the same key, or on the same link,
+    finds out.
+    """
 
 
 class Closed(PublishError):

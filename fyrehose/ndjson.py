@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from codecs import getincrementaldecoder
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from json.encoder import encode_basestring
 from typing import Any
@@ -23,8 +24,10 @@ from fyrehose.records import Buffer, Record, Run
 
 #: Bytes of a payload in a piece; a character may need six times as many in JSON.  A multiple of 3, for base64.
 STEP = 3 * 7_000
-#: Bytes of a payload that are decoded at once to find out whether it is UTF-8.
-CHECKED = 64 << 10
+#: Bytes of a payload that are checked in one call to find out whether it is UTF-8, and that are decoded at once.
+CHECKED, DECODED = 4 << 20, 64 << 10
+#: The most records of which the check is kept.
+KEPT = 1_024
 _Decoder = getincrementaldecoder("utf-8")
 
 
@@ -99,33 +102,67 @@ def _around(run: Run) -> tuple[str, str] | None:
     return f'"stream": {encode_basestring(run.stream)}, "seq": ', f", {common}, " if known else ", "
 
 
-def head_of(run: Run, text: bool | None = None) -> tuple[bytes, bool]:
-    """Return the beginning of the first record of *run* as a JSON object, up to its payload, and whether that is text.
+def head_of(run: Run, text: bool) -> bytes:
+    """Return the beginning of the first record of *run* as a JSON object, up to its payload.
 
-    :param text: whether the payload is text; None: find out
+    :param text: whether the payload is UTF-8, see :class:`TextCheck`
 
     The rest of the object are pieces of its payload (:func:`piece_of`) and :data:`END`.
     """
     whole = next(objects(attrs.evolve(run.slice(0, 1), lengths=bytes(4), payload=b"")))
-    text = is_text([next(run.payloads())]) if text is None else text
-    return whole.removesuffix(b'"payload": ""}') + (b'"payload": "' if text else b'"payload_base64": "'), text
+    return whole.removesuffix(b'"payload": ""}') + (b'"payload": "' if text else b'"payload_base64": "')
 
 
 #: The end of an object whose payload was written in pieces.
 END = b'"}'
 
 
-def is_text(payloads: Iterable[memoryview]) -> bool:
-    """Return whether *payloads*, end to end, are UTF-8, without a copy of all of them."""
-    decoder = _Decoder()
-    try:
-        for payload in payloads:
-            for begin in range(0, len(payload), CHECKED):
-                decoder.decode(payload[begin : begin + CHECKED])
-        decoder.decode(b"", final=True)
-    except UnicodeDecodeError:
-        return False
-    return True
+@attrs.define(eq=False)
+class TextCheck:
+    """Finds out whether payloads, end to end, are UTF-8, without a copy of them, and in several calls.
+
+    :ivar text: whether they are; None: not known yet
+    """
+
+    text: bool | None = attrs.field(default=None, init=False)
+    _decoder: Any = attrs.field(factory=lambda: _Decoder(), init=False)
+    _at: int = attrs.field(default=0, init=False)  #: how much of the payload is checked
+
+    def proceed(self, payload: memoryview, final: bool = True) -> bool:
+        """Check the next CHECKED bytes of *payload*, and return whether nothing of it is left to check.
+
+        :param final: whether it is the last payload
+        """
+        if self.text is not None:
+            return True
+        end = min(self._at + CHECKED, len(payload))
+        last = end == len(payload)
+        try:
+            for begin in range(self._at, end, DECODED):
+                self._decoder.decode(payload[begin : min(begin + DECODED, end)])
+            if final and last:
+                self._decoder.decode(b"", final=True)
+                self.text = True
+        except UnicodeDecodeError:
+            self.text = False
+        self._at = 0 if last else end
+        return last or self.text is False
+
+
+class TextChecks:
+    """The checks of large records, so that all readers of a record share one; the latest are kept."""
+
+    def __init__(self) -> None:
+        self._checks: OrderedDict[tuple[str, int], TextCheck] = OrderedDict()
+
+    def of(self, run: Run) -> TextCheck:
+        """Return the check of the first record of *run*, a new one if there is none."""
+        key = run.stream, run.first_seq
+        check = self._checks.pop(key, None) or TextCheck()
+        self._checks[key] = check
+        if len(self._checks) > KEPT:
+            self._checks.popitem(last=False)
+        return check
 
 
 def piece_of(payload: memoryview, begin: int, text: bool) -> tuple[bytes, int]:

@@ -10,7 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fyrehose.ndjson import END, STEP, as_object, head_of, lines, objects, piece_of
+from fyrehose.ndjson import (
+    CHECKED,
+    END,
+    KEPT,
+    STEP,
+    TextCheck,
+    TextChecks,
+    as_object,
+    head_of,
+    lines,
+    objects,
+    piece_of,
+)
 from fyrehose.records import Run
 
 RUN = Run.of("s", [b"one", b"", b"two\nlines", b"\xff\x00"], source="figg").numbered(7, 0)
@@ -82,11 +94,45 @@ def test_unknown_fields_are_omitted() -> None:
 )
 def test_a_record_in_pieces_is_the_record(payload: bytes) -> None:
     run = Run.of("s", [payload], source="http", topic="t").numbered(7, 1)
-    whole, text = head_of(run)
+    view, check = memoryview(payload), TextCheck()
+    assert check.proceed(view)
+    text = bool(check.text)
+    whole = head_of(run, text)
     begin = 0
-    view = memoryview(payload)
     while begin < len(payload):
         piece, begin = piece_of(view, begin, text)
         assert len(piece) <= 6 * STEP
         whole += piece
     assert whole + END == next(objects(run))
+
+
+@pytest.mark.parametrize(
+    ("payloads", "text"),
+    [
+        ([b""], True),
+        ([b"a" * CHECKED], True),
+        (["ä".encode() * CHECKED], True),
+        (["€".encode()[:1], "€".encode()[1:]], True),
+        (["€".encode()[:1]], False),
+        ([b"\xff" + b"a" * 2 * CHECKED, b"a"], False),
+        ([b"a" * CHECKED + b"\xff"], False),
+    ],
+)
+def test_payloads_are_checked_in_calls_of_bounded_length(payloads: list[bytes], text: bool) -> None:
+    check = TextCheck()
+    for payload in payloads:
+        calls = 1
+        while not check.proceed(memoryview(payload), final=payload is payloads[-1]):
+            calls += 1
+        assert calls <= max(1, -(-len(payload) // CHECKED))
+    assert check.text is text
+
+
+def test_readers_of_one_record_share_its_check_and_the_latest_checks_are_kept() -> None:
+    checks = TextChecks()
+    runs = [Run.of("s", [b"x"], source="test").numbered(seq, 1) for seq in range(1, KEPT + 2)]
+    found = [checks.of(run) for run in runs[:-1]]
+    assert checks.of(runs[0]) is found[0]
+    assert checks.of(runs[-1]) not in found
+    assert checks.of(runs[0]) is found[0]
+    assert checks.of(runs[1]) is not found[1], "the check that was used longest ago has made room"

@@ -3,8 +3,8 @@
     cursors of subscriptions, answers to reads, large records  -> Rounds.ready() -> take_turn() -> take_turn() ...
     received bytes, beyond INPUT_S in one round                -> Intake.wait() -> handle_more() -> handle_more() ...
 
-One turn of the reactor produces about ROUND bytes for all peers together.  A producer that has had its turn and has
-more to send goes to the end of the queue.
+One turn of the reactor produces about ROUND bytes for all peers together, for ROUND_S at the most.  A producer that has
+had its turn and has more to send goes to the end of the queue.
 
 Input is handled as it arrives, for INPUT_S in all.  What arrives then, or is more than one slice of a session, waits:
 the networks of the peers take turns, and within a network its connections, one slice at a time.
@@ -24,6 +24,8 @@ log = Logger()
 
 #: The most bytes that are produced for all peers before the reactor runs again.
 ROUND = 512 << 10
+#: How long they may take, in seconds: a turn that reads much to find little produces few bytes, too.
+ROUND_S = 0.005
 #: What a turn counts at the least, in bytes, because a turn also takes time when it produces little.
 LEAST = 1 << 10
 #: How long input is handled at once, and then in each round, in seconds: between two rounds the reactor runs.
@@ -59,9 +61,10 @@ class Rounds:
     def run(self, producers: Iterable[Producer] = ()) -> None:
         """Queue *producers*, and begin a round now, unless one is scheduled already.
 
-        In a round the producers have their turns in order, until ROUND bytes are produced; the rest follows in another.
+        In a round the producers have their turns in order, until ROUND bytes are produced or its time is over, which
+        begins after the first turn; the rest follows in another round.
         """
-        queue, left = self._queue, ROUND
+        queue, left, end = self._queue, ROUND, 0.0
         queue.extend(producers)
         if self._next_round is not None:
             return
@@ -70,6 +73,11 @@ class Rounds:
                 left -= max(queue.popleft().take_turn(), LEAST)
             except Exception:  # an error of one producer must not affect the others, nor the commit that runs a round
                 log.failure("what is sent to one peer ends: its turn failed")
+            if queue:  # most rounds have one turn, and ask for no time
+                now = self.clock.seconds()
+                end = end or now + ROUND_S
+                if now >= end:
+                    break
         if queue and self._next_round is None:
             self._next_round = self.clock.callLater(0, self._run_later)
 

@@ -10,10 +10,14 @@ from pathlib import Path
 import click
 
 from fyrehose.cli import cluster
-from fyrehose.errors import ConfigError, FyrehoseError, JournalCorrupt
+from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.journal import scan
+from fyrehose.journal.exchange import Handover
 from fyrehose.journal.files import Files, lock
-from fyrehose.journal.replica import REPLICA
+from fyrehose.journal.recovery import Recovered, recover
+from fyrehose.journal.replica import REPLICA, SetAside, bring_back, continuing
+from fyrehose.journal.settings import JournalSettings
+from fyrehose.journal.writer import Writer
 from fyrehose.options import counted
 from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry
 from fyrehose.replication.settings import ReplicationSettings
@@ -33,7 +37,8 @@ def reseed(config: Path, data_dir: Path | None, yes: bool) -> None:
     """Begin a new shared log with the journal of this server, after the old one was lost.
 
     Stop all servers first. What other servers have beyond the end of this journal is lost, so choose the server with
-    the longest journal: the command shows where it ends, and asks before it changes anything.
+    the longest journal: the command shows where it ends, with what was set aside and continues it, and asks before it
+    changes anything.
 
     \b
         fyrehose cluster reseed --config /etc/fyrehose/fyrehose.toml
@@ -42,22 +47,27 @@ def reseed(config: Path, data_dir: Path | None, yes: bool) -> None:
     settings, directory = _server(config, data_dir)
     locked = lock(directory)
     try:
-        end = _end(directory)
+        journal = recover(directory, Files())
+        aside = continuing(directory, journal.position, journal.identity, journal.chain)
+        end = aside[-1].end if aside else journal.position
         found = asyncio.run(cluster.survey(settings))
         if found.servers:
             names = ", ".join(str(said.get("name")) for said in found.servers)
             raise FyrehoseError(f"stop all servers of the cluster first; running: {names}")
         left = int(found.log["last"]) - int(found.log["first"]) + 1 if found.log and found.log["last"] else 0
         click.echo(
-            f"the journal of server {settings.name} ends at position {end}; the shared log of cluster "
-            f"{settings.cluster} has {counted(left, 'entry', 'entries')}, to be deleted"
+            f"the journal of server {settings.name} ends at position {end} "
+            f"({_parts(directory, journal.position, aside)}); the shared log of cluster {settings.cluster} has "
+            f"{counted(left, 'entry', 'entries')}, to be deleted"
         )
         if not yes:
             click.confirm("begin a new shared log at this position?", abort=True)
         # Larger than any number of take-overs, so that an entry of a server of the old log never counts.
         epoch = int(time.time())
         writer = EntryWriter(settings.name, int.from_bytes(os.urandom(8), "little"))
-        asyncio.run(begin_again(settings, LogEntry(EntryKind.TAKEOVER, epoch, writer, end)))
+        identity, chain = _keep(directory, journal, aside)
+        first = LogEntry(EntryKind.TAKEOVER, epoch, writer, end, identity=identity, chain=chain, after=chain)
+        asyncio.run(begin_again(settings, first))
     finally:
         os.close(locked)
     click.echo(f"the shared log begins at position {end}; start this server, then the others")
@@ -81,12 +91,26 @@ def _server(config: Path, data_dir: Path | None) -> tuple[ReplicationSettings, P
     return content.replication, directory
 
 
-def _end(directory: Path) -> int:
-    """Return the durable mark of the journal in *directory*.
-
-    :raises JournalCorrupt: it is not known
-    """
+def _parts(directory: Path, end: int, aside: list[SetAside]) -> str:
+    """Say of what the journal consists that ends at *end* and is continued by *aside*."""
     mark = scan.look_at_mark(directory, Files())
-    if mark.copied or mark.begin is None:
-        raise JournalCorrupt(f"the durable mark of {directory} is unknown: choose another server's journal")
-    return mark.durable
+    known = "an unknown position" if mark.copied or mark.begin is None else f"position {mark.durable}"
+    more = "".join(f", {each.path.name} to {each.end}" for each in aside)
+    return f"its durable mark is at {known}, whole batches reach to {end}{more}"
+
+
+def _keep(directory: Path, journal: Recovered, aside: list[SetAside]) -> tuple[bytes, int]:
+    """Bring *aside* back, and let the durable mark include all whole batches.
+
+    :return: the identity of the journal, and the checksum from which it continues
+    """
+    files = Files()
+    # It has a handover, so it adds no bytes of its own.
+    writer = Writer(directory, journal, JournalSettings().segment_size, files=files, handover=Handover())
+    try:
+        writer.open(journal.time)
+        bring_back(writer, aside, files)
+        writer.note()
+        return writer.identity, writer.chain
+    finally:
+        writer.close(in_order=False)

@@ -46,7 +46,8 @@ FAST, SLOW = 300e-6, 600e-6
 WEIGHT = 1 / 16
 #: A commit that takes longer than this, in seconds, is a stall.
 STALL = 10e-3
-#: After a stall, commits run in the writer thread until there was none for so many seconds.
+#: After two stalls within so many seconds, commits run in the writer thread until there was none for as long.  A single
+#: one is mostly another process that had the processor, and costs the other connections less than the hand-overs.
 CALM = 10.0
 #: A change is logged unless one was in the last so many seconds: on a busy machine there may be one each second.
 QUIET = 60.0
@@ -262,9 +263,11 @@ class Measured:
         # busy machine it is mostly the time that this thread waited for a processor.
         self._average += WEIGHT * (min(seconds, 2 * SLOW) - self._average)
         now = self.seconds()
+        stalled_again = False
         if seconds > STALL:
+            stalled_again = now < self._calm_at
             self._calm_at = now + CALM
-        if self.near and (seconds > STALL or self._average > SLOW):
+        if self.near and (stalled_again or self._average > SLOW):
             self.near = False
             self._log("a commit took {ms:.1f} ms; commits run in the writer thread", now, seconds)
         elif not self.near and self._average < FAST and now >= self._calm_at:

@@ -19,6 +19,17 @@ from fyrehose.records import Buffer, Run
 TOGETHER = 512 << 10
 
 
+@attrs.frozen(slots=True)
+class Batches:
+    """Whole batches, one or several, or the header of a segment with its first batch.
+
+    :ivar chain: the checksum from which the log continues behind them
+    """
+
+    data: Buffer
+    chain: int
+
+
 @attrs.define(eq=False)
 class Handover:
     """Collects what this server has written, for the other servers of its cluster.
@@ -27,19 +38,22 @@ class Handover:
     """
 
     wrote: Callable[[], object] = attrs.field(default=lambda: None)
-    _written: deque[tuple[int, list[Buffer]]] = attrs.field(factory=deque, init=False)
+    _written: deque[tuple[int, list[Batches]]] = attrs.field(factory=deque, init=False)
 
     def add(self, position: int, data: bytes) -> None:
         """Add whole batches that were written at *position*, or the header of a segment with its first batch."""
-        together = len(data) <= TOGETHER or data.startswith(fmt.SEGMENT_MAGIC)
-        self._written.append((position, [data] if together else _separated(data, position)))
+        start = fmt.SEGMENT_HEADER.size if data.startswith(fmt.SEGMENT_MAGIC) else 0
+        found = _separated(memoryview(data)[start:], position + start)
+        if start or len(data) <= TOGETHER:
+            found = [Batches(data, found[-1].chain)]
+        self._written.append((position, found))
         self.wrote()
 
-    def take(self) -> list[tuple[int, list[Buffer]]]:
+    def take(self) -> list[tuple[int, list[Batches]]]:
         """Return what was written since the last call: positions, and the bytes of whole batches there.
 
-        An item has several batches if they are small.  The header of a segment and the segment's first batch are one
-        item.  Any thread may call it.
+        An item of these has several batches if they are small.  The header of a segment and the segment's first batch
+        are one item.  Any thread may call it.
         """
         found = []
         with suppress(IndexError):
@@ -48,13 +62,14 @@ class Handover:
         return found
 
 
-def _separated(data: bytes, position: int) -> list[Buffer]:
-    """Return the batches in *data*, which are at *position*."""
-    view, at, found = memoryview(data), 0, list[Buffer]()
-    while at < len(data):
-        size = fmt.BatchHeader.unpack(view[at:], position + at).length + fmt.BATCH_HEADER.size
-        found.append(view[at : at + size])
-        at += size
+def _separated(view: memoryview, position: int) -> list[Batches]:
+    """Return each batch of those in *view*, which are at *position*."""
+    found = []
+    while view:
+        header = fmt.BatchHeader.unpack(view, position)
+        size = header.end - position
+        found.append(Batches(view[:size], header.checksum))
+        view, position = view[size:], header.end
     return found
 
 

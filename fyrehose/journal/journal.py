@@ -29,6 +29,7 @@ from fyrehose.errors import (
     JournalFailed,
     JournalFull,
     JournalLocked,
+    OutcomeUnknown,
     PublishError,
     ReadOnly,
     Unreplicated,
@@ -313,9 +314,12 @@ class FileJournal:
         if isinstance(commit.result, Committed) and self.state is not JournalState.FAILED:
             self.gate.synced(commit)
             return
+        error: PublishError | None = None
         if isinstance(commit.result, Failure):
             self._break(commit.result)
-        self.gate.failed(commit, self.refused())
+            if not commit.result.check(NoRoom):
+                error = OutcomeUnknown("the journal failed while it wrote; whether this is stored is unknown")
+        self.gate.failed(commit, error or self.refused())
 
     # Called by the gate.
 

@@ -1,7 +1,8 @@
 """The directory of a server of a cluster: what lies beyond the durable mark is set aside.
 
 MARK says up to where the log is on disk here *and* released (see :mod:`fyrehose.replication`).  Whatever lies beyond
-MARK when the journal is opened is set aside in ``torn-POSITION.bytes``: the shared log has what counts.
+MARK when the journal is opened is set aside in ``torn-POSITION.bytes``: the shared log has what counts.  If the shared
+log is lost, what was set aside may be all that is left, so it can be brought back where it continues the log.
 """
 
 from __future__ import annotations
@@ -9,10 +10,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import attrs
+
 from fyrehose.errors import JournalCorrupt
+from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
+from fyrehose.journal.exchange import start_of
 from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import last_byte
+from fyrehose.journal.writer import Writer
 
 #: Name of the file that marks a directory as a replica; it has the name of the server.
 REPLICA = "REPLICA"
@@ -43,7 +49,7 @@ def set_aside_beyond(directory: Path, position: int, files: Files) -> list[str]:
         fd = files.open(segment.path, os.O_RDWR)
         try:
             if stop > begin:
-                aside = directory / f"torn-{begin:016x}.bytes"
+                aside = _aside(directory, begin)
                 files.store(aside, files.pieces(fd, begin - segment.base, stop - segment.base))
                 notes.append(f"set aside {stop - begin} bytes beyond the durable mark; they are in {aside.name}")
             if begin > segment.base:
@@ -74,3 +80,76 @@ def cut_at_mark(directory: Path, files: Files) -> list[str]:
             "filled from another server"
         )
     return set_aside_beyond(directory, mark.durable, files)
+
+
+@attrs.frozen
+class SetAside:
+    """What was set aside at *position*, and continues the log up to *end*."""
+
+    path: Path
+    position: int
+    end: int
+
+
+def continuing(directory: Path, position: int, identity: bytes, chain: int) -> list[SetAside]:
+    """Return what was set aside and continues the log of *directory*, which ends at *position*, in order.
+
+    :param identity: of the journal
+    :param chain: the checksum from which the log continues
+    """
+    found = []
+    while (path := _aside(directory, position)).exists():
+        end, chain = _whole(bytearray(path.read_bytes()), position, identity, chain)
+        if end == position:
+            break
+        found.append(SetAside(path, position, end))
+        position = end
+    return found
+
+
+def bring_back(writer: Writer, found: list[SetAside], files: Files) -> None:
+    """Append what was set aside to the log again, durably, and delete its files.
+
+    :param found: see :func:`continuing`
+    :raises NoRoom: the disk is full; calling again goes on
+    """
+    for aside in found:
+        size = aside.end - aside.position
+        writer.apply(aside.position, aside.path.read_bytes()[:size].ljust(size, b"\0"))
+        files.unlink(aside.path)
+
+
+def _aside(directory: Path, position: int) -> Path:
+    """Return the path of what is set aside from *position* on."""
+    return directory / f"torn-{position:016x}.bytes"
+
+
+def _whole(data: bytearray, position: int, identity: bytes, chain: int) -> tuple[int, int]:
+    """Return where the whole batches of *data* end that continue a log at *position*, and the checksum behind them.
+
+    Zeros at the end of a batch are not in the file if nothing follows them; its checksum covers them.
+    """
+    begin = position
+    try:
+        if data.startswith(fmt.SEGMENT_MAGIC):
+            _batch(data, fmt.SEGMENT_HEADER.size, begin)
+            size, chain = start_of(begin, bytes(data), identity, chain, begun=False)
+            position += size
+        while position - begin < len(data):
+            header, body = _batch(data, position - begin, begin)
+            if header.chain != chain:
+                break
+            header.check(body)
+            position, chain = header.end, header.checksum
+    except fmt.Damage:
+        pass  # it ends here: the rest was not written as a whole
+    return position, chain
+
+
+def _batch(data: bytearray, at: int, begin: int) -> tuple[fmt.BatchHeader, bytes]:
+    """Return the header and the body of the batch at *at*, with the zeros that are missing at the end of *data*."""
+    body = at + fmt.BATCH_HEADER.size
+    data.extend(bytes(max(0, body - len(data))))
+    header = fmt.BatchHeader.unpack(data[at:body], begin + at)
+    data.extend(bytes(max(0, body + header.length - len(data))))
+    return header, bytes(data[body : body + header.length])

@@ -193,6 +193,16 @@ class Writer:
         if self._fd < 0:
             self._begin_segment()
 
+    @property
+    def identity(self) -> bytes:
+        """Return the identity of the journal, the same in every copy; UNKNOWN while it is empty."""
+        return self._identity
+
+    @property
+    def chain(self) -> int:
+        """Return the checksum from which the log continues at :attr:`position`."""
+        return self._chain
+
     def lead(self, time: int) -> None:
         """Prepare for commits in a cluster: begin the first segment if there is none.
 

@@ -23,6 +23,7 @@ import attrs
 from fyrehose.broker.budget import UnreadAnswer
 from fyrehose.broker.fairness import FairShare
 from fyrehose.broker.lending import Lending
+from fyrehose.broker.rounds import ROUND
 from fyrehose.errors import FyrehoseError, JournalCorrupt
 from fyrehose.interfaces import IBroker
 from fyrehose.pieces import PIECE
@@ -51,7 +52,8 @@ class SendingConnection(Protocol):
         """End the connection, because its peer leaves an answer unread, and others need the memory."""
 
 
-#: Returns the piece of a record that begins at a position, and the next position; None after the last piece.
+#: Returns the piece of a record that begins at a position, and the next position; None after the last piece.  An empty
+#: piece is not sent: the record is only prepared in that turn, which may take as long as a round.
 Cut = Callable[[Run, int], tuple[bytes, int | None]]
 
 
@@ -164,10 +166,11 @@ class Outgoing:
             self._finish(data)
         else:
             record.position = position
-            self._owner.transport.writeSequence(self._owner.frame(data))
+            if data:
+                self._owner.transport.writeSequence(self._owner.frame(data))
             if not self._owner.write_paused:
                 self.resume()
-        return len(data) + cost
+        return (len(data) or ROUND) + cost
 
     def _read(self, record: LargeRecord) -> Run:
         runs = self._owner.broker.read(record.stream, record.seq, 1)

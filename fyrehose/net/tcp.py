@@ -30,7 +30,16 @@ from zope.interface import implementer
 
 from fyrehose.broker import letters
 from fyrehose.broker.budget import Account
-from fyrehose.errors import Broken, Following, Forbidden, FyrehoseError, PublishError, ReadOnly, RemoteProtocolError
+from fyrehose.errors import (
+    Broken,
+    Following,
+    Forbidden,
+    FyrehoseError,
+    OutcomeUnknown,
+    PublishError,
+    ReadOnly,
+    RemoteProtocolError,
+)
 from fyrehose.identity import Identity
 from fyrehose.interfaces import IBroker, IBrokerPublisher, ISubscription
 from fyrehose.net.handshakes import Handshake
@@ -421,7 +430,11 @@ class SessionProtocol(TwistedProtocol):
         """Handle a publish that was accepted, and could not be written; a hook for subclasses."""
         if not isinstance(error, FyrehoseError):
             raise error
-        self.refused(error)
+        if isinstance(error, OutcomeUnknown):
+            self.broker.counters.refuse(self.log, self.protocol_name, type(error).__name__, self.peer, str(error))
+            self.abort()
+        else:
+            self.refused(error)
 
     def settled(self) -> None:
         """Handle the end of calls of the broker: close a connection that only waited for them."""
@@ -563,10 +576,11 @@ class SessionProtocol(TwistedProtocol):
     def is_idle(self) -> bool:
         """Return whether the connection can be closed without interrupting the peer.
 
-        It is busy if a publish is in flight, a frame is incomplete, or a subscription delivered since the last call.
+        It is busy if a publish is in flight, a frame is incomplete, or a subscription delivered since the last call;
+        never before its peer has sent anything.
         """
         delivered, self._written_to = self._written_to and bool(self._subscriptions), False
-        return not (self.unsettled or self.session.expected or delivered)
+        return self._silent or not (self.unsettled or self.session.expected or delivered)
 
     def make_room(self) -> None:
         """Close the connection, because the listener is full and another peer connects."""

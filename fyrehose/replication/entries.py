@@ -3,7 +3,7 @@
 The shared log hands the bytes of the journal from the leader to the followers.  Its entries are numbered 1, 2, 3 ... by
 the engine behind it.  Integers are little-endian:
 
-    entry       header 48 | name of the writer | data
+    entry       header 72 | name of the writer | data
     takeover    a server has become the leader, in a new epoch, where the log ends
     checkpoint  the log ends here; entries before this one may be deleted once other servers have synced them
     data        bytes of the journal that belong at a position: whole batches, or a part of a large one
@@ -12,6 +12,9 @@ A batch that does not fit into one entry is divided into parts; all but the last
 the last of them is there: after a take-over the log continues in front of an incomplete batch.  Whole batches may
 follow the last part in its entry.  The header of a segment
 is followed by the segment's first batch in the same entry, which no batch of the previous segment shares.
+
+A position alone does not say in which log it is: journals of two clusters may have the same length.  So each entry has
+the identity of its journal, and the chain, the checksum from which the journal continues at that position.
 
     in: the bytes of batches      out: entries; entries that count
 
@@ -27,11 +30,12 @@ from struct import Struct
 import attrs
 from crc32c import crc32c
 
-from fyrehose.journal.format import SEGMENT_MAGIC, Damage, Newer
+from fyrehose.journal.exchange import Batches
+from fyrehose.journal.format import SEGMENT_MAGIC, UNKNOWN, Damage, Newer
 from fyrehose.records import Buffer
 
-#: The newest version of the layout that this code reads.
-VERSION = 1
+#: The version of the layout that this code reads and writes.
+VERSION = 2
 MAGIC = b"FYRE"
 #: Upper bound of an entry, in bytes; the default limit of a message in NATS, which counts the message's headers, too.
 MAX_ENTRY = (1 << 20) - 4096
@@ -50,8 +54,11 @@ HEADER = Struct(
     "Q"  # incarnation: a random number for each start of the writer
     "I"  # length of the data
     "I"  # CRC32C of everything behind the header
+    "16s"  # identity of the journal; zeros before it has its first segment
+    "I"  # chain: the checksum from which the journal continues at the position; within a batch, that of its beginning
+    "I"  # the same behind the data
     "4x"
-    "I"  # CRC32C of the 44 bytes before
+    "I"  # CRC32C of the 68 bytes before
 )
 #: Upper bound of the data of an entry, in bytes.
 MAX_DATA = MAX_ENTRY - HEADER.size - MAX_WRITER
@@ -83,6 +90,9 @@ class LogEntry:
 
     :ivar position: where the data begins, or where the log ends, in the journal
     :ivar part: whether the batch continues in the next entry
+    :ivar identity: of the journal; UNKNOWN before it has its first segment
+    :ivar chain: the checksum from which the journal continues at *position*; within a batch, at the batch's beginning
+    :ivar after: the same behind the data
     """
 
     kind: EntryKind
@@ -91,6 +101,9 @@ class LogEntry:
     position: int
     data: bytes = b""
     part: bool = False
+    identity: bytes = UNKNOWN
+    chain: int = 0
+    after: int = 0
 
     @property
     def end(self) -> int:
@@ -99,7 +112,7 @@ class LogEntry:
 
     @property
     def ident(self) -> str:
-        """Return a name that no other entry has; an engine that drops repetitions recognizes them by it."""
+        """Return a name that no other entry has."""
         return f"{self.epoch}/{self.kind.name.lower()}/{self.position}/{self.writer.name}/{self.writer.incarnation:x}"
 
     def pack(self) -> bytes:
@@ -116,6 +129,9 @@ class LogEntry:
             self.writer.incarnation,
             len(self.data),
             crc32c(self.data, crc32c(name)),
+            self.identity,
+            self.chain,
+            self.after,
             0,
         )
         return b"".join((head[:-4], crc32c(head[:-4]).to_bytes(4, "little"), name, self.data))
@@ -129,11 +145,27 @@ class LogEntry:
         """
         if len(data) < HEADER.size:
             raise Damage(f"{len(data)} bytes are too few for an entry of the shared log")
-        magic, version, kind, part, size, epoch, position, incarnation, length, body, crc = HEADER.unpack_from(data)
-        if magic != MAGIC or crc != crc32c(data[: HEADER.size - 4]):
+        (
+            magic,
+            version,
+            kind,
+            part,
+            size,
+            epoch,
+            position,
+            incarnation,
+            length,
+            body,
+            identity,
+            chain,
+            after,
+            crc,
+        ) = HEADER.unpack_from(data)
+        if magic != MAGIC or (version == VERSION and crc != crc32c(data[: HEADER.size - 4])):
             raise Damage("the header of an entry of the shared log is damaged")
-        if version > VERSION:
-            raise Newer(f"a newer version wrote an entry of the shared log (version {version}, this reads {VERSION})")
+        if version != VERSION:
+            age = Newer if version > VERSION else Damage
+            raise age(f"another version wrote an entry of the shared log (version {version}, this reads {VERSION})")
         if len(data) != HEADER.size + size + length or crc32c(memoryview(data)[HEADER.size :]) != body:
             raise Damage("an entry of the shared log is damaged")
         if kind not in _KINDS or (length > 0) != (kind == EntryKind.DATA) or (part and kind != EntryKind.DATA):
@@ -143,7 +175,8 @@ class LogEntry:
         except UnicodeDecodeError as error:
             raise Damage("the writer of an entry of the shared log is not UTF-8") from error
         rest = bytes(data[HEADER.size + size :])
-        return cls(EntryKind(kind), epoch, EntryWriter(name, incarnation), position, rest, bool(part))
+        writer = EntryWriter(name, incarnation)
+        return cls(EntryKind(kind), epoch, writer, position, rest, bool(part), identity, chain, after)
 
 
 _KINDS = frozenset(EntryKind)
@@ -156,11 +189,15 @@ class Validity:
     :ivar epoch: of the last take-over that counted; 0: none yet
     :ivar end: the position where the log ends; parts of an incomplete batch are not included
     :ivar reached: the position behind the last part; equal to *end* if no batch is incomplete
+    :ivar identity: of the log; UNKNOWN while no entry has said it
+    :ivar chain: the checksum from which the log continues at *end*
     """
 
     epoch: int = 0
     end: int = 0
     reached: int = 0
+    identity: bytes = UNKNOWN
+    chain: int = 0
 
     def begin(self, entry: LogEntry) -> None:
         """Start in front of *entry*, the first that is left in the shared log; it then counts.
@@ -171,9 +208,18 @@ class Validity:
             raise Damage("the shared log begins with data instead of a checkpoint or a take-over")
         self.epoch = entry.epoch - (entry.kind is EntryKind.TAKEOVER)
         self.end = self.reached = entry.position
+        self.identity, self.chain = entry.identity, entry.chain
 
     def counts(self, entry: LogEntry) -> bool:
         """Return whether *entry*, the next one in the shared log, counts; if so, move behind it."""
+        if entry.chain != self.chain or self.identity not in (entry.identity, UNKNOWN):
+            return False  # it is of a journal that differs from the one whose bytes are in this log
+        if not self._continues(entry):
+            return False
+        self.identity = entry.identity
+        return True
+
+    def _continues(self, entry: LogEntry) -> bool:
         if entry.kind is EntryKind.TAKEOVER:
             if entry.epoch <= self.epoch or entry.position != self.end:
                 return False
@@ -185,40 +231,62 @@ class Validity:
             return self.reached == self.end
         self.reached = entry.end
         if not entry.part:
-            self.end = entry.end
+            self.end, self.chain = entry.end, entry.after
         return True
 
 
-def divide(position: int, batches: Sequence[Buffer], most: int = MAX_DATA) -> Iterator[tuple[int, bytes, bool]]:
+@attrs.frozen(slots=True)
+class Piece:
+    """What an entry has of the journal: data at a position.
+
+    :ivar part: whether the batch continues in the next piece
+    :ivar chain, after: as in :class:`LogEntry`
+    """
+
+    position: int
+    data: bytes
+    part: bool
+    chain: int
+    after: int
+
+    @property
+    def begins_segment(self) -> bool:
+        """Return whether the header of a segment is in front."""
+        return self.data.startswith(SEGMENT_MAGIC)
+
+
+def divide(position: int, chain: int, batches: Sequence[Batches], most: int = MAX_DATA) -> Iterator[Piece]:
     """Distribute consecutive batches over entries.
 
     :param position: of the first batch
-    :param batches: the bytes of whole batches, one or several in each item; a segment's header begins an item, which
-        has the segment's first batch, too
+    :param chain: the checksum from which the journal continues there
+    :param batches: a segment's header begins an item, which has the segment's first batch, too
     :param most: upper bound of the data of an entry, in bytes
-    :return: position, data, and whether the batch continues in the next entry, for each entry
     """
     pieces: list[Buffer] = []
-    size = 0
-    for batch in batches:
+    size, after = 0, chain
+    for each in batches:
+        batch = each.data
         new_segment = bytes(batch[: len(SEGMENT_MAGIC)]) == SEGMENT_MAGIC
         if pieces and (size + len(batch) > most or new_segment):
-            yield position, joined(pieces), False
+            yield Piece(position, joined(pieces), False, chain, after)
             position += size
-            pieces, size = [], 0
+            pieces, size, chain = [], 0, after
         if len(batch) <= most:
             pieces.append(batch)
             size += len(batch)
+            after = each.chain
             continue
         view = memoryview(batch)
         while len(view) > most:
-            yield position, bytes(view[:most]), True
+            yield Piece(position, bytes(view[:most]), True, chain, chain)
             position += most
             view = view[most:]
-        yield position, bytes(view), False
+        yield Piece(position, bytes(view), False, chain, each.chain)
         position += len(view)
+        chain = after = each.chain
     if pieces:
-        yield position, joined(pieces), False
+        yield Piece(position, joined(pieces), False, chain, after)
 
 
 def joined(pieces: Sequence[Buffer]) -> bytes:

@@ -150,6 +150,11 @@ def waits(position: int, returning: bool, peers: Peers, listened: float) -> str:
     :param returning: whether its journal has been used with a shared log before
     :param listened: for how long the other servers could be heard, in seconds
     """
+    if peers.stranger:
+        return (
+            f"the shared log is empty, and {peers.stranger} has another journal than this server; give one of the two "
+            "clusters another name (cluster), or put its own journal back"
+        )
     longer = [peer.name for peer in peers.others.values() if peer.position > position]
     if longer:
         return f"the shared log is empty, and {longer[0]} has a longer journal than this server; waiting for it"

@@ -18,16 +18,16 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from fyrehose.errors import ConfigError
+from fyrehose.errors import ConfigError, OutcomeUnknown
 from fyrehose.interfaces import JournalState
 from fyrehose.journal.commit import Commit, settle
-from fyrehose.journal.exchange import Handover
+from fyrehose.journal.exchange import Batches, Handover
 from fyrehose.journal.gate import IGate
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.replica import REPLICA, cut_at_mark
 from fyrehose.journal.writer import Committed
 from fyrehose.observe.meters import ClusterStatus
-from fyrehose.records import Buffer, Publish, Run
+from fyrehose.records import Publish, Run
 from fyrehose.replication.filling import Filler
 
 log = Logger()
@@ -92,7 +92,7 @@ class ReplicatedGate:
     """
 
     name: str
-    hand_over: Callable[[int, Sequence[Buffer]], object] = lambda position, batches: None
+    hand_over: Callable[[int, Sequence[Batches]], object] = lambda position, batches: None
     on_synced: Callable[[int], object] = lambda position: None
     cluster: ClusterMember | None = None
     filler: Filler | None = None
@@ -138,7 +138,7 @@ class ReplicatedGate:
     @property
     def caught_up(self) -> bool:
         """Return whether readers find here what the leader has acknowledged, except for the last moment."""
-        return self.leading or (self.cluster is not None and self.cluster.caught_up)
+        return self.leading if self.cluster is None else self.cluster.caught_up
 
     def cluster_status(self) -> ClusterStatus | None:
         """Return the figures of this server as a member; None while the journal is not open."""
@@ -199,7 +199,7 @@ class ReplicatedGate:
             if commit.result.end <= self._kept or not wrote:
                 self._journal.release(commit)
             else:
-                self.failed(commit, self._journal.refused())
+                self.failed(commit, self._unknown())
             return
         self._hand_over()
         self._journal.schedule()
@@ -216,7 +216,11 @@ class ReplicatedGate:
 
     def broke(self) -> None:
         """Refuse what waits: nothing releases it any more, and the failure is announced when nothing waits."""
-        self._drop_waiting(self._journal.refused())
+        self._drop_waiting(self._unknown())
+
+    def _unknown(self) -> OutcomeUnknown:
+        """Return the error of what is written here, and may be in the shared log (rule 15)."""
+        return OutcomeUnknown(f"{self.refusal or 'this server has failed'}; whether this is stored is unknown")
 
     def _keep_confirmed(self, committed: Committed) -> None:
         """Show the part of a commit in front of the position where the log was cut: it stays, and counts."""
@@ -315,7 +319,7 @@ class ReplicatedGate:
         self._release_waiting(position)
         if led:
             self._journal.forbid(reason)
-        self._drop_waiting(self._journal.refused())
+        self._drop_waiting(self._unknown())
         return self._journal.truncate(position).addBoth(self._truncated)
 
     def _truncated(self, result: Any) -> Any:

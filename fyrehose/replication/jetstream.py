@@ -31,19 +31,23 @@ from fyrehose.errors import ConfigError
 from fyrehose.journal.format import Damage
 from fyrehose.replication.entries import MAX_ENTRY, LogEntry
 from fyrehose.replication.shared_log import EntryRange, ISharedLog, Refused, Unavailable
-from fyrehose.replication.stream import create, stream_of, subject_of
+from fyrehose.replication.stream import create, limit_of, stream_of, subject_of
 
 log = Logger()
 T = TypeVar("T")
 
 #: JetStream's code for an append under a condition that does not hold.
 WRONG_LAST = 10071
+#: JetStream's code for having no leader at present: another NATS server may know one.
+NO_LEADER = 10008
 #: How often the connection is tried again, in seconds.
 RETRY = 0.25
 #: After so many seconds without an answer the next server is asked: this one is frozen, or cut off from the others.
 SILENT = 3.0
 #: How long a connection that was left may take to close, in seconds.
 CLOSE = 5.0
+#: How long the end of the connection may take, twice, in seconds.
+LAST_WORDS = 0.75
 #: How many bytes of entries one request reads; the connection's buffers hold several times as much.
 READ_BYTES = 4 << 20
 #: How many bytes one read of the connection takes at most.
@@ -58,6 +62,7 @@ class JetStreamLog:
     :ivar servers: URLs, for example ``nats://10.0.0.1:4222``
     :ivar name: of the cluster; part of the subjects' names
     :ivar replicas: on how many machines each entry must be
+    :ivar limit: size at which the leader stops, in bytes, if this server creates the stream
     :ivar timeout: seconds after which an answer is not waited for any longer
     :ivar options: further arguments of ``nats.connect``: credentials, TLS
     """
@@ -66,6 +71,7 @@ class JetStreamLog:
     servers: Sequence[str]
     name: str
     replicas: int = 3
+    limit: int = 8 << 30
     timeout: float = 2.0
     options: dict[str, Any] = attrs.field(factory=dict)
     _loop: asyncio.AbstractEventLoop | None = attrs.field(default=None, init=False)
@@ -175,7 +181,7 @@ class JetStreamLog:
         try:
             info = await self._stream.stream_info(self.stream)
         except NotFoundError:
-            info = await create(self._stream, self.name, self.replicas)
+            info = await create(self._stream, self.name, self.replicas, self.limit)
         return judge(info.config, self.stream, self.subject, self.replicas)
 
     async def _failed(self, error: Exception) -> None:
@@ -190,7 +196,8 @@ class JetStreamLog:
     async def _append(self, entry: LogEntry, expect: int) -> int:
         from nats.js.errors import APIError
 
-        headers = {"Nats-Msg-Id": entry.ident, "Nats-Expected-Last-Sequence": str(expect)}
+        # An entry that is numbered anew, behind one that does not count, is no repetition.
+        headers = {"Nats-Msg-Id": f"{entry.ident}/{expect}", "Nats-Expected-Last-Sequence": str(expect)}
         try:
             answer = await self._stream.publish(
                 self.subject, entry.pack(), timeout=self.timeout, stream=self.stream, headers=headers
@@ -206,8 +213,9 @@ class JetStreamLog:
         return self._ask(self._extent())
 
     async def _extent(self) -> EntryRange:
-        state = (await self._stream.stream_info(self.stream)).state
-        return EntryRange(int(state.first_seq) or 1, int(state.last_seq), int(state.bytes))
+        info = await self._stream.stream_info(self.stream)
+        state = info.state
+        return EntryRange(int(state.first_seq) or 1, int(state.last_seq), int(state.bytes), limit_of(info.config))
 
     def read(self, number: int, most: int) -> Deferred[list[tuple[int, LogEntry]]]:
         return self._ask(self._read(number, most))
@@ -258,9 +266,10 @@ class JetStreamLog:
         if self._leaving is not None:
             self._leaving.cancel()
         if self._client is not None:
-            with suppress(Exception):  # the last words are a courtesy
-                await self._client.flush(timeout=1)
-            await self._client.close()
+            with suppress(Exception):  # the last words are a courtesy, which a frozen server does not take
+                await self._client.flush(timeout=LAST_WORDS)
+            with suppress(Exception):
+                await asyncio.wait_for(self._client.close(), LAST_WORDS)
 
     def _stop(self, _: object) -> None:
         loop, thread, self._loop, self._client = self._loop, self._thread, None, None
@@ -287,9 +296,12 @@ class JetStreamLog:
                 answered()
                 self.reactor.callFromThread(done.errback, Failure())
             except Exception as error:
-                self._unanswered()
-                unavailable = Unavailable(f"NATS does not answer: {str(error) or type(error).__name__}")
-                self.reactor.callFromThread(done.errback, Failure(unavailable))
+                if refused := refusal(error):
+                    answered()
+                else:
+                    self._unanswered()
+                why = refused or f"NATS does not answer: {str(error) or type(error).__name__}"
+                self.reactor.callFromThread(done.errback, Failure(Unavailable(why)))
             else:
                 answered()
                 self.reactor.callFromThread(done.callback, result)
@@ -300,6 +312,15 @@ class JetStreamLog:
         else:
             asyncio.run_coroutine_threadsafe(run(), self._loop)
         return done
+
+
+def refusal(error: Exception) -> str:
+    """Return what NATS has answered, if *error* is an answer; empty: it is none."""
+    from nats.js.errors import APIError
+
+    if not isinstance(error, APIError) or error.err_code in (None, NO_LEADER):
+        return ""
+    return f"NATS refuses: {error.description or type(error).__name__} (code {error.err_code})"
 
 
 def _is_entry(message: Any, number: int) -> bool:
@@ -325,7 +346,7 @@ def judge(config: Any, stream: str, subject: str, replicas: int) -> list[str]:
         for name, value in (
             ("max_age", config.max_age),
             ("max_msgs", config.max_msgs),
-            ("max_bytes", config.max_bytes),
+            ("max_bytes", None if str(config.discard) == "new" else config.max_bytes),
             ("max_msgs_per_subject", config.max_msgs_per_subject),
         )
         if value not in (None, 0, -1)

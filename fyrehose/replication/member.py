@@ -17,12 +17,13 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.errors import ConfigError
+from fyrehose.interfaces import JournalState
+from fyrehose.journal.exchange import Batches
 from fyrehose.journal.format import Damage
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.writer import NoRoom
 from fyrehose.observe.meters import ClusterStatus
 from fyrehose.options import shown_size
-from fyrehose.records import Buffer
 from fyrehose.replication.entries import EntryWriter, LogEntry
 from fyrehose.replication.filling import too_far_behind, waits
 from fyrehose.replication.gate import ReplicatedGate
@@ -44,8 +45,8 @@ ANNOUNCE = 0.005
 QUIET = 5.0
 #: How much the clocks of two servers may differ in speed.
 DRIFT = 0.01
-#: How long an orderly stop waits for the shared log, in seconds.
-PATIENCE = 5.0
+#: How long an orderly stop waits for the shared log, in seconds; the whole stop takes five at most.
+PATIENCE = 3.0
 
 
 @attrs.define(eq=False)
@@ -77,6 +78,7 @@ class Member:
     _hint: int = attrs.field(default=0, init=False)  #: the last number in the shared log that was heard of
     _heard_leader: float = attrs.field(default=0.0, init=False)
     _answered: float = attrs.field(default=0.0, init=False)
+    _confirmed: float = attrs.field(default=0.0, init=False)  #: when the shared log answered this leader last
     _noted: float = attrs.field(default=0.0, init=False)
     _checked: float = attrs.field(default=float("-inf"), init=False)  #: when a follower asked for the log's extent last
     _trimmer: Trimmer = attrs.field(init=False)
@@ -86,7 +88,7 @@ class Member:
     _released: int = attrs.field(default=0, init=False)
     _opened_at: float | None = attrs.field(default=None, init=False)  #: when the shared log was opened
     _busy: set[str] = attrs.field(factory=set, init=False)  #: jobs of which one at a time is under way
-    _asked: set[str] = attrs.field(factory=set, init=False)  #: appends that are under way
+    _asked: set[tuple[str, int]] = attrs.field(factory=set, init=False)  #: appends that are under way
     _sent: dict[str, float] = attrs.field(factory=dict, init=False)  #: when appends of unknown outcome were first sent
     _proven: float = attrs.field(default=float("-inf"), init=False)  #: see :attr:`leads_alone`
     _actions: deque[Action] = attrs.field(factory=deque, init=False)
@@ -111,7 +113,8 @@ class Member:
                 most=shown_size(self.settings.ahead),
             )
         writer = EntryWriter(self.settings.name, self.incarnation)
-        self.role = Role(writer, self.journal.writer.position, ahead=self.settings.ahead)
+        end = self.journal.writer
+        self.role = Role(writer, end.position, ahead=self.settings.ahead, identity=end.identity, chain=end.chain)
         self.gate.hand_over, self.gate.on_synced = self._hand_over, self._synced
         self._heard_leader = self._answered = self.reactor.seconds()
         self._ticking = LoopingCall(self._tick)
@@ -183,11 +186,15 @@ class Member:
 
     @property
     def caught_up(self) -> bool:
-        """Return whether a leader is heard, and everything that it has told of is applied."""
-        silent = self.reactor.seconds() - self._heard_leader
-        return (
-            self.role.leader is not None and silent < self.settings.takeover_after and self.role.applied >= self._hint
-        )
+        """Return whether readers find here what was acknowledged, except for the last moment (rule 16).
+
+        A leader knows that while the shared log answers it; a follower, while it hears a leader and has applied
+        everything that it has told of.
+        """
+        role = self.role
+        leads = role.state is State.LEADER
+        age: float = self.reactor.seconds() - (self._confirmed if leads else self._heard_leader)
+        return age < self.settings.max_staleness and (leads or (role.leader is not None and role.applied >= self._hint))
 
     # Once in a while.
 
@@ -223,11 +230,15 @@ class Member:
             for each in idle:
                 each.callback(None)
         if isinstance(result, Failure) and result.check(Unavailable):
-            if str(result.value) != self._warned:
-                log.warn("replication: {why}", why=str(result.value))
-            self._warned = str(result.value)
+            self._unavailable(result)
             return None
         return result
+
+    def _unavailable(self, failure: Failure) -> None:
+        """Say once why the shared log does nothing."""
+        if str(failure.value) != self._warned:
+            log.warn("replication: {why}", why=str(failure.value))
+        self._warned = str(failure.value)
 
     def _failed(self, failure: Failure) -> None:
         """Stop for good: the journal or the shared log cannot be used."""
@@ -317,15 +328,16 @@ class Member:
 
     def _lead(self, now: float) -> None:
         role = self.role
-        if any(item.entry.ident not in self._asked for item in role.inflight if not item.known):
+        if any((item.entry.ident, item.expect) not in self._asked for item in role.inflight if not item.known):
             role.repeat()
             self._soon()
         if not role.pending:
             self._answered = now
         if role.state is not State.LEADER:
             return
-        if now - self._answered > QUIET and self.gate.suspend("the shared log does not answer"):
-            log.warn("replication: the shared log does not answer; messages are refused until it does")
+        why = self._warned or "the shared log does not answer"
+        if now - self._answered > QUIET and self.gate.suspend(why):
+            log.warn("replication: {why}; messages are refused until it accepts them", why=why)
         self._trimmer.trim(role, now)
         if self._trimmer.is_due(now):
             self._once("measure", self._measure)
@@ -333,14 +345,15 @@ class Member:
 
     async def _measure(self) -> None:
         extent = await self.log.extent()
-        why = self._trimmer.measured(self.role, extent.size)
+        self._confirmed = self.reactor.seconds()
+        why = self._trimmer.measured(self.role, extent.size, extent.limit)
         was, self._overfull = self._overfull, bool(why)
         if why and self.gate.suspend(why):
             log.warn("replication: {why}; messages are refused until another server confirms", why=why)
         elif was and not why:
             self._heard_answer()
 
-    def _hand_over(self, position: int, batches: Sequence[Buffer]) -> None:
+    def _hand_over(self, position: int, batches: Sequence[Batches]) -> None:
         """Append to the shared log what this server has written, and is perhaps still syncing."""
         if self.role.state is not State.LEADER:
             return
@@ -357,14 +370,15 @@ class Member:
     # Talk.
 
     def _say(self, leaving: bool = False) -> None:
-        self.log.say(self.peers.pack(self.role, leaving))
+        refusal = "" if self.journal.state is JournalState.WRITABLE else self.journal.refusal or "its disk is full"
+        self.log.say(self.peers.pack(self.role, leaving, self.reactor.seconds(), refusal))
 
     def _heard(self, message: bytes) -> None:
         if not self.running:
             return
         now = self.reactor.seconds()
         try:
-            peer = self.peers.hear(message, now)
+            peer = self.peers.hear(message, now, self.role)
         except ConfigError:
             self._failed(Failure())
             return
@@ -479,6 +493,7 @@ class Member:
             self._overfull = False
             self._say()
             await self.gate.lead()
+            self.role.identity = self.journal.writer.identity  # an empty journal has one now
             self._led_once = True
         elif state is State.FOLLOWER:
             self._heard_leader = self.reactor.seconds()
@@ -499,9 +514,10 @@ class Member:
                 raise ConfigError(f"the shared log does not continue this journal: {damage}") from damage
 
     def _append(self, entry: LogEntry, expect: int, since: int) -> None:
-        if entry.ident in self._asked:
+        asked = entry.ident, expect
+        if asked in self._asked:
             return
-        self._asked.add(entry.ident)
+        self._asked.add(asked)
         self._sent.setdefault(entry.ident, self.reactor.seconds())
 
         def answered(number: int) -> None:
@@ -515,9 +531,10 @@ class Member:
                 self.role.refused(entry, error.last, since)
             else:
                 failure.trap(Unavailable)
+                self._unavailable(failure)
 
         def settled(result: Any) -> Any:
-            self._asked.discard(entry.ident)
+            self._asked.discard(asked)
             if self.running:
                 self._soon()
             return result
@@ -526,7 +543,8 @@ class Member:
         appended.addCallbacks(answered, refused).addBoth(settled).addErrback(self._failed)
 
     def _heard_answer(self) -> None:
-        self._answered = self.reactor.seconds()
+        self._answered = self._confirmed = self.reactor.seconds()
+        self._warned = ""
         if not self._overfull and self.gate.resume():
             log.info("replication: the shared log answers again")
 

@@ -11,11 +11,18 @@ import json
 from typing import Any
 
 import attrs
+from twisted.logger import Logger
 
 from fyrehose.errors import ConfigError
+from fyrehose.journal.format import UNKNOWN
 from fyrehose.replication.entries import EntryWriter
 from fyrehose.replication.role import Role, State
 from fyrehose.replication.settings import ReplicationSettings
+
+log = Logger()
+
+#: The most servers with another journal that are remembered, so that each is logged once.
+MOST_STRANGERS = 100
 
 
 @attrs.define(eq=False)
@@ -68,11 +75,14 @@ class Peers:
     #: The incarnation of another server with this server's name, if one was heard.
     _rival: int = attrs.field(default=0, init=False)
     _left: set[EntryWriter] = attrs.field(factory=set, init=False)  #: leaders that have handed over
+    _strangers: set[EntryWriter] = attrs.field(factory=set, init=False)  #: servers whose journals differ from this one
 
-    def pack(self, role: Role, leaving: bool) -> bytes:
+    def pack(self, role: Role, leaving: bool, now: float = 0.0, refusal: str = "") -> bytes:
         """Return the message of this server.
 
         :param leaving: whether it stops, so that another server may take over at once
+        :param now: the time, in seconds
+        :param refusal: why it refuses publishers although it leads; empty: it does not
         """
         said = {
             "name": self.settings.name,
@@ -82,32 +92,61 @@ class Peers:
             "applied": role.applied,
             "reported": role.reported,
             "position": role.mark,
+            "identity": role.identity.hex(),
+            "end": role.position,
+            "chain": role.chain,
             "address": self.settings.address,
             "journal": self.settings.journal,
             "leaving": leaving,
         }
+        if role.state is State.LEADER:
+            said["refusal"] = refusal
+            # Those that are lost say nothing: only the leader knows of them.
+            said["silent"] = {name: round(now - peer.heard, 1) for name, peer in self.others.items()}
         if self._rival:
             said["rival"] = self._rival
         return json.dumps(said).encode()
 
-    def hear(self, message: bytes, now: float) -> ClusterPeer | None:
-        """Record the message of another server; return None if it is one of this server, or of no server.
+    def hear(self, message: bytes, now: float, role: Role | None = None) -> ClusterPeer | None:
+        """Record the message of another server.
 
+        :param role: of this server; None: its journal is not open yet
+        :return: None if it is a message of this server, of no server, or of one whose journal differs from this one
         :raises ConfigError: another server that is alive has the same name
         """
         try:
             said = json.loads(message)
             name, incarnation = str(said["name"]), int(said["incarnation"])
             _ = int(said["epoch"]), str(said["state"]), int(said.get("reported", 0)), int(said.get("position", 0))
+            theirs = (
+                bytes.fromhex(said.get("identity", "")) or UNKNOWN,
+                int(said.get("end", 0)),
+                int(said.get("chain", 0)),
+            )
         except (ValueError, KeyError, TypeError):
             return None
         if name == self.settings.name:
             self._hear_rival(incarnation, said)
             return None
+        if role is not None and _differs(theirs, (role.identity, role.position, role.chain)):
+            self._refuse(EntryWriter(name, incarnation), theirs[0], role.identity)
+            return None
         self.others[name] = peer = ClusterPeer(name, now, said)
         if said.get("leaving"):
             self._left.add(peer.writer)
         return peer
+
+    def _refuse(self, stranger: EntryWriter, theirs: bytes, ours: bytes) -> None:
+        """Believe nothing of a server whose journal differs from this one (rule 11)."""
+        self.others.pop(stranger.name, None)
+        if stranger not in self._strangers and len(self._strangers) < MOST_STRANGERS:
+            self._strangers.add(stranger)
+            log.warn(
+                "replication: what {name} says is ignored, because its journal {theirs} differs from ours, {ours}",
+                name=stranger.name,
+                theirs=theirs.hex(),
+                ours=ours.hex(),
+            )
 
     def _hear_rival(self, incarnation: int, said: dict[str, Any]) -> None:
         """Notice another server with this server's name.
@@ -133,6 +172,18 @@ class Peers:
         """Return the durable mark of a server; 0 if it is unknown."""
         return self.others[name].position if name in self.others else 0
 
+    @property
+    def stranger(self) -> str:
+        """Return the name of a server whose journal differs from this one; empty: none was heard."""
+        return next((each.name for each in self._strangers), "")
+
     def heard_since(self, time: float) -> list[ClusterPeer]:
         """Return the servers that were heard after *time*."""
         return [peer for peer in self.others.values() if peer.heard > time]
+
+
+def _differs(one: tuple[bytes, int, int], other: tuple[bytes, int, int]) -> bool:
+    """Return whether two journals, each as (identity, end, chain there), cannot be copies of one another."""
+    if UNKNOWN in (one[0], other[0]):
+        return False  # one of them is empty
+    return one[0] != other[0] or (one[1] == other[1] and one[2] != other[2])

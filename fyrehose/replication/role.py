@@ -5,7 +5,8 @@
 
 A follower applies the entries that count.  Its take-over is an append under the condition that the shared log has not
 grown; no matter what each server believed about the old leader, only one server's append is accepted.  A leader has
-several appends in flight; each is repeated unchanged until its outcome is known.
+several appends in flight; each is repeated unchanged until its outcome is known.  An entry that does not count takes a
+number of the shared log, and nothing else: followers skip it, and a leader numbers what it has in flight anew.
 
 The *durable mark* of a replicated journal is the position up to which the log is synced here **and** accepted by the
 shared log; nothing beyond it is acknowledged or delivered.
@@ -21,9 +22,9 @@ from enum import Enum
 
 import attrs
 
-from fyrehose.journal.format import SEGMENT_MAGIC, Damage
-from fyrehose.records import Buffer
-from fyrehose.replication.entries import MAX_DATA, EntryKind, EntryWriter, LogEntry, Validity, divide, joined
+from fyrehose.journal.exchange import Batches
+from fyrehose.journal.format import SEGMENT_MAGIC, UNKNOWN, Damage
+from fyrehose.replication.entries import MAX_DATA, EntryKind, EntryWriter, LogEntry, Piece, Validity, divide, joined
 
 #: How many appends to the shared log are under way at once.
 WINDOW = 8
@@ -150,6 +151,8 @@ class Role:
 
     :ivar writer: this server
     :ivar position: up to here the journal agrees with the entries that count; at the start, its durable mark
+    :ivar identity: of the journal; UNKNOWN while it is empty
+    :ivar chain: the checksum from which the journal continues at *position*
     :ivar synced: up to here the journal is on disk
     :ivar ahead: how many bytes a leader may acknowledge before the shared log has accepted them
     :ivar validity: decides which entries count
@@ -164,6 +167,8 @@ class Role:
     most: int = MAX_DATA
     eager: int = EAGER
     ahead: int = 0
+    identity: bytes = UNKNOWN
+    chain: int = 0
     validity: Validity = attrs.field(factory=Validity)
     synced: int = attrs.field(init=False)
     state: State = attrs.field(default=State.FOLLOWER, init=False)
@@ -175,17 +180,21 @@ class Role:
     inflight: deque[UnsettledAppend] = attrs.field(factory=deque, init=False)
     _start: int = attrs.field(init=False)  #: the durable mark at the start
     _end: int = attrs.field(init=False)  #: where the leader's journal ends
-    _queue: deque[tuple[EntryKind, int, bytes, bool]] = attrs.field(factory=deque, init=False)
+    _end_chain: int = attrs.field(init=False)  #: the checksum from which it continues there
+    _queue: deque[tuple[EntryKind, Piece]] = attrs.field(factory=deque, init=False)
     _parts: list[bytes] = attrs.field(factory=list, init=False)
     #: Where the journal ended after each entry that is not reported yet: (number, position).
     _ends: deque[tuple[int, int]] = attrs.field(factory=deque, init=False)
     _actions: list[Action] = attrs.field(factory=list, init=False)
     #: True while the journal is being truncated or filled; everything else is ignored meanwhile.
     _waiting: bool = attrs.field(default=False, init=False)
+    #: Whether nothing follows the append in flight, because it was numbered anew.
+    _alone: bool = attrs.field(default=False, init=False)
     _signs: int = attrs.field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.synced = self._start = self._end = self.position
+        self._end_chain = self.chain
 
     @property
     def mark(self) -> int:
@@ -226,7 +235,8 @@ class Role:
         self.applied = number
         if self._counts(entry):
             self._apply(entry)
-        self._ends.append((number, self.position))
+        if self._is_of_this_journal():
+            self._ends.append((number, self.position))
 
     def _begin(self, entry: LogEntry) -> bool:
         """Start at the first entry that is left (rules 9 and 10); return False if the journal ends before it."""
@@ -245,6 +255,17 @@ class Role:
     def _counts(self, entry: LogEntry) -> bool:
         return self.validity.counts(entry)
 
+    def _is_of_this_journal(self) -> bool:
+        """Stop if the shared log has the bytes of another journal than this one (rule 11)."""
+        log = self.validity
+        if self.identity == UNKNOWN:
+            self.identity = log.identity
+        if log.identity not in (self.identity, UNKNOWN):
+            self._stop(f"its journal is {log.identity.hex()}, and this one is {self.identity.hex()}")
+        elif log.end == self.position and log.chain != self.chain:
+            self._stop(f"the journal differs from it before position {self.position}")
+        return self.state is not State.STOPPED
+
     def _apply(self, entry: LogEntry) -> None:
         if entry.kind is not EntryKind.DATA:
             self._parts.clear()
@@ -262,6 +283,7 @@ class Role:
         if known < len(data):
             self._actions.append(Write(begin + known, data[known:]))
             self.position = self._end = entry.end
+            self.chain = self._end_chain = entry.after
 
     def learned_last(self, last: int, since: int) -> None:
         """Record that the last number in the shared log is *last*, as far as the engine knows (rule 7).
@@ -269,7 +291,7 @@ class Role:
         :param since: :attr:`applied` when the engine was asked
         """
         if self.state is State.LEADER and last > self.applied + len(self.inflight):
-            self._step_down("another server has written to the shared log")
+            self._actions.append(LookAt(self.applied + 1))  # another server has written to the shared log
         if self.state is not State.FOLLOWER or self._waiting:
             return
         if last < since:
@@ -295,7 +317,7 @@ class Role:
         if not self._may_take_over(last):
             return False
         self._set(State.CANDIDATE, reason)
-        self._send(self._entry(EntryKind.TAKEOVER, self.position, epoch=self.validity.epoch + 1))
+        self._send(EntryKind.TAKEOVER, self._here(), self.validity.epoch + 1)
         return True
 
     def _may_take_over(self, last: int) -> bool:
@@ -307,15 +329,19 @@ class Role:
             and (self.applied == 0 or self.validity.end == self.position)
         )
 
+    def _here(self) -> Piece:
+        """Return nothing at the end of the journal, for entries without data."""
+        return Piece(self._end, b"", False, self._end_chain, self._end_chain)
+
     # Lead.
 
-    def append(self, position: int, batches: Sequence[Buffer]) -> None:
+    def append(self, position: int, batches: Sequence[Batches]) -> None:
         """Append batches to the shared log that the leader has appended to its journal at *position*."""
         assert self.state is State.LEADER, "only the leader appends"
         assert position == self._end, f"the journal ends at {self._end}, not at {position}"
-        for at, data, part in divide(position, batches, self.most):
-            self._queue.append((EntryKind.DATA, at, data, part))
-            self._end = at + len(data)
+        for piece in divide(position, self._end_chain, batches, self.most):
+            self._queue.append((EntryKind.DATA, piece))
+            self._end, self._end_chain = piece.position + len(piece.data), piece.after
         self._pump()
 
     def add_checkpoint(self) -> bool:
@@ -323,37 +349,58 @@ class Role:
 
         :return: False if that is not possible, or an earlier checkpoint was not purged yet
         """
-        queued = [item.entry.kind for item in self.inflight] + [kind for kind, *_ in self._queue]
+        queued = [item.entry.kind for item in self.inflight] + [kind for kind, _ in self._queue]
         adds = self.state is State.LEADER and self.checkpoint is None and EntryKind.CHECKPOINT not in queued
         if adds:
-            self._queue.append((EntryKind.CHECKPOINT, self._end, b"", False))
+            self._queue_checkpoint()
             self._pump()
         return adds
 
-    def _entry(self, kind: EntryKind, position: int, data: bytes = b"", part: bool = False, epoch: int = 0) -> LogEntry:
-        return LogEntry(kind, epoch or self.validity.epoch, self.writer, position, data, part)
+    def _queue_checkpoint(self) -> None:
+        """Queue a checkpoint in front of all that may wait: a shared log that is full takes little more."""
+        within = bool(self.inflight) and self.inflight[-1].entry.part
+        for at, (_, piece) in enumerate(self._queue):
+            if not within:
+                here = Piece(piece.position, b"", False, piece.chain, piece.chain)
+                self._queue.insert(at, (EntryKind.CHECKPOINT, here))
+                return
+            within = piece.part
+        self._queue.append((EntryKind.CHECKPOINT, self._here()))
 
     def _pump(self) -> None:
         large = min(LARGE, self.most)
-        while self._queue and len(self.inflight) < self.window:
-            if len(self.inflight) >= self.eager and sum(len(data) for _, _, data, _ in self._queue) < large:
+        while self._queue and len(self.inflight) < (1 if self._alone else self.window):
+            if len(self.inflight) >= self.eager and sum(len(piece.data) for _, piece in self._queue) < large:
                 return
-            self._send(self._entry(*self._take_queued()))
+            self._send(*self._take_queued())
 
-    def _take_queued(self) -> tuple[EntryKind, int, bytes, bool]:
+    def _take_queued(self) -> tuple[EntryKind, Piece]:
         """Return the next entry of the queue, joined with those behind it as far as they fit."""
-        kind, position, data, part = self._queue.popleft()
-        pieces, size = [data], len(data)
-        while self._queue and kind is EntryKind.DATA and not part:
-            after, _, more, is_part = self._queue[0]
-            if after is not EntryKind.DATA or is_part or size + len(more) > self.most or more.startswith(SEGMENT_MAGIC):
+        kind, first = self._queue.popleft()
+        pieces, size, after = [first.data], len(first.data), first.after
+        while self._queue and kind is EntryKind.DATA and not first.part:
+            following, more = self._queue[0]
+            fits = following is EntryKind.DATA and size + len(more.data) <= self.most
+            if not fits or more.part or more.begins_segment:
                 break
             self._queue.popleft()
-            pieces.append(more)
-            size += len(more)
-        return kind, position, joined(pieces), part
+            pieces.append(more.data)
+            size += len(more.data)
+            after = more.after
+        return kind, Piece(first.position, joined(pieces), first.part, first.chain, after)
 
-    def _send(self, entry: LogEntry) -> None:
+    def _send(self, kind: EntryKind, piece: Piece, epoch: int = 0) -> None:
+        entry = LogEntry(
+            kind,
+            epoch or self.validity.epoch,
+            self.writer,
+            piece.position,
+            piece.data,
+            piece.part,
+            self.identity,
+            piece.chain,
+            piece.after,
+        )
         item = UnsettledAppend(entry, self.applied + len(self.inflight))
         self.inflight.append(item)
         self._actions.append(Append(entry, item.expect, self.applied))
@@ -371,7 +418,7 @@ class Role:
         if number == item.expect + 1:
             item.known = True
             self._confirm()
-        else:
+        elif number > item.expect:  # else it was sent before it was numbered anew
             self._actions.append(LookAt(item.expect + 1))
 
     def refused(self, entry: LogEntry, last: int, since: int) -> None:
@@ -391,15 +438,33 @@ class Role:
 
     def found(self, number: int, entry: LogEntry | None) -> None:
         """Record which entry has this number; None if it was purged, which another leader has done (rule 5)."""
-        item = next((item for item in self.inflight if item.expect + 1 == number and not item.known), None)
-        if item is None:
-            return
-        if entry == item.entry:
+        item = next((item for item in self.inflight if item.expect + 1 == number), None)
+        if item is not None and (item.known or item.entry == entry):
             item.known = True
             self._confirm()
-        else:
-            by = "another server" if entry is None else f"{entry.writer.name!r}, epoch {entry.epoch},"
-            self._step_down(f"{by} has written to the shared log")
+        elif self.state in (State.LEADER, State.CANDIDATE) and number == self.applied + 1:
+            if entry is not None and number > 1 and not attrs.evolve(self.validity).counts(entry):
+                self._skip(number)
+            else:
+                by = "another server" if entry is None else f"{entry.writer.name!r}, epoch {entry.epoch},"
+                self._step_down(f"{by} has written to the shared log")
+
+    def _skip(self, number: int) -> None:
+        """Number what is in flight anew, behind an entry that does not count (rule 14).
+
+        What was sent for the old numbers does not count where it is accepted, because what precedes it is not there.
+        It takes the next numbers, however, so only the first append is sent again until it is accepted.
+        """
+        self.applied = number
+        self._ends.append((number, self.position))
+        while len(self.inflight) > 1:
+            later = self.inflight.pop().entry
+            piece = Piece(later.position, later.data, later.part, later.chain, later.after)
+            self._queue.appendleft((later.kind, piece))
+        for item in self.inflight:
+            self._alone = True
+            item.expect, item.known = number, False
+            self._actions.append(Append(item.entry, number, number))
 
     def _find(self, entry: LogEntry) -> UnsettledAppend | None:
         return next((item for item in self.inflight if item.entry == entry and not item.known), None)
@@ -408,6 +473,7 @@ class Role:
         """Process the oldest appends, up to the first whose outcome is not known yet."""
         while self.inflight and self.inflight[0].known:
             item = self.inflight.popleft()
+            self._alone = False
             self.applied = item.expect + 1
             if self.applied == 1:
                 self.validity.begin(item.entry)
@@ -425,19 +491,17 @@ class Role:
             self._set(State.LEADER, f"its take-over was accepted, epoch {entry.epoch}")
         elif entry.kind is EntryKind.CHECKPOINT:
             self.checkpoint = self.applied
-        elif entry.part:
-            self._parts.append(entry.data)  # needed after stepping down, if the remaining parts were accepted, too
-        else:
-            self._parts.clear()
-            self.position = entry.end
+        elif not entry.part:
+            self.position, self.chain = entry.end, entry.after
 
     def _step_down(self, reason: str) -> None:
         """Follow again: nothing beyond the confirmed position was acknowledged, and it is cut off (rule 5)."""
         self.inflight.clear()
         self._queue.clear()
+        self._alone = False
         self.checkpoint = self.leader = None
         self._waiting = True
-        self._end = self.position
+        self._end, self._end_chain = self.position, self.chain
         self.synced = min(self.synced, self.position)
         self._actions.append(Cut(self.position, reason))
         self._set(State.FOLLOWER, reason)

@@ -33,11 +33,13 @@ class EntryRange:
     :ivar first: number of the first entry that is left; *last* + 1 if none is
     :ivar last: number of the last entry; 0 if there has never been one
     :ivar size: of these entries, in bytes
+    :ivar limit: the size beyond which the leader must stop, because the engine accepts little more; 0: none
     """
 
     first: int
     last: int
     size: int = attrs.field(default=0, eq=False)
+    limit: int = attrs.field(default=0, eq=False)
 
 
 class ISharedLog(Interface):

@@ -11,6 +11,10 @@ from fyrehose.replication.settings import ReplicationSettings
 
 #: For how long JetStream recognizes a repeated append; later ones fail because of their condition.
 DUPLICATES = 120.0
+#: JetStream's codes for having no server with enough room, and for not having enough itself.
+NO_ROOM = (10005, 10023, 10047)
+#: The smallest shared log, in bytes: what is in flight has to fit in twice.
+LEAST = 24 << 20
 #: How long NATS may take to answer, in seconds.
 PATIENCE = 10.0
 
@@ -25,14 +29,40 @@ def subject_of(cluster: str) -> str:
     return f"fyrehose.{cluster}.log"
 
 
-async def create(jetstream: Any, cluster: str, replicas: int) -> Any:
+async def create(jetstream: Any, cluster: str, replicas: int, limit: int) -> Any:
     """Create the stream of a cluster; return its description.
 
+    JetStream sets room aside for what the stream may store, and refuses more.  A stream without a bound would fill the
+    store of the NATS servers, which then do not answer any more, and cannot be trimmed.
+
     :param jetstream: a context of nats-py
+    :param limit: size of the shared log at which the leader stops, in bytes; less if the NATS servers have not the room
     """
+    from nats.js.errors import APIError
+
+    while True:
+        try:
+            return await jetstream.add_stream(_config(cluster, replicas, limit))
+        except APIError as error:
+            if error.err_code not in NO_ROOM or limit // 2 < LEAST:
+                raise
+            limit //= 2
+
+
+def limit_of(config: Any) -> int:
+    """Return the size of the shared log at which the leader must stop, in bytes; 0: the stream has no bound.
+
+    The rest of what the stream may store is for what is in flight then, and for the checkpoint that lets it be trimmed.
+
+    :param config: the settings of the stream
+    """
+    return int(config.max_bytes) * 8 // 9 if (config.max_bytes or 0) > 0 else 0
+
+
+def _config(cluster: str, replicas: int, limit: int) -> Any:
     from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 
-    config = StreamConfig(
+    return StreamConfig(
         name=stream_of(cluster),
         description="the journal of a cluster of Fyrehose servers, on its way from the leader to the others",
         subjects=[subject_of(cluster)],
@@ -40,11 +70,11 @@ async def create(jetstream: Any, cluster: str, replicas: int) -> Any:
         storage=StorageType.FILE,
         num_replicas=replicas,
         discard=DiscardPolicy.NEW,
+        max_bytes=limit * 9 // 8,
         max_age=0,
         duplicate_window=DUPLICATES,
         allow_direct=True,
     )
-    return await jetstream.add_stream(config)
 
 
 async def begin_again(settings: ReplicationSettings, first: LogEntry) -> None:
@@ -73,7 +103,7 @@ async def begin_again(settings: ReplicationSettings, first: LogEntry) -> None:
         jetstream = client.jetstream(timeout=PATIENCE)
         with suppress(NotFoundError):  # it is lost already
             await jetstream.delete_stream(stream_of(settings.cluster))
-        await create(jetstream, settings.cluster, settings.replicas)
+        await create(jetstream, settings.cluster, settings.replicas, settings.log_limit)
         headers = {"Nats-Msg-Id": first.ident, "Nats-Expected-Last-Sequence": "0"}
         await jetstream.publish(subject_of(settings.cluster), first.pack(), headers=headers)
     except (Error, OSError, TimeoutError) as error:

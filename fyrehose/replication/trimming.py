@@ -20,8 +20,11 @@ from fyrehose.replication.settings import ReplicationSettings
 
 log = Logger()
 
-#: The leader appends a checkpoint after this many entries, or when everything is accepted.
+#: The leader appends a checkpoint after this many entries or bytes, or when everything is accepted.  A log that is full
+#: takes none, so there must be one within it: what is trimmed in front of it makes room for all that is in flight, and
+#: for the next checkpoint.
 TRIM = 1000
+TRIM_BYTES = 16 << 20
 #: How often the leader measures the shared log, in seconds.
 MEASURE = 5.0
 #: The leader warns at this part of the limit.
@@ -33,30 +36,38 @@ class Trimmer:
     """Trims the shared log while this server leads.
 
     :ivar size: of the shared log when it was measured last, in bytes
+    :ivar limit: the size beyond which servers that do not confirm are not waited for, in bytes
     """
 
     settings: ReplicationSettings
     peers: Peers
     size: int = attrs.field(default=0, init=False)
+    limit: int = attrs.field(init=False)
     _measured: float = attrs.field(default=float("-inf"), init=False)
     _trimmed: int = attrs.field(default=0, init=False)  #: the last entry before the last checkpoint
+    _trimmed_at: int = attrs.field(default=0, init=False)  #: where the journal ended there
     _led: float = attrs.field(default=0.0, init=False)  #: when this server became the leader
     _warned: bool = attrs.field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.limit = self.settings.log_limit
 
     def start(self, role: Role, now: float) -> None:
         """Begin, because this server leads from now on."""
         self._trimmed, self._led, self._warned, self.size = role.applied, now, False, 0
+        self._trimmed_at = role.position
 
     def trim(self, role: Role, now: float) -> None:
         """Append a checkpoint, or purge what everybody has, if it is time for it."""
         grown = role.applied - self._trimmed
-        if (grown >= TRIM or (grown > 1 and not role.pending)) and role.add_checkpoint():
-            self._trimmed = role.applied
+        large = grown >= TRIM or role.position - self._trimmed_at >= TRIM_BYTES
+        if (large or (grown > 1 and not role.pending)) and role.add_checkpoint():
+            self._trimmed, self._trimmed_at = role.applied, role.position
         if role.checkpoint is None:
             return
         least = now - self.settings.member_timeout
         heard = self.peers.heard_since(least)
-        if self.size > self.settings.log_limit:
+        if self.size > self.limit:
             role.purge([peer.reported for peer in heard if peer.reported >= role.checkpoint])
         elif len(heard) + 1 >= self.settings.members or self._led < least:
             role.purge([peer.reported for peer in heard])
@@ -67,13 +78,14 @@ class Trimmer:
         self._measured = now if due else self._measured
         return due
 
-    def measured(self, role: Role, size: int) -> str:
+    def measured(self, role: Role, size: int, limit: int = 0) -> str:
         """Record the size of the shared log.
 
+        :param limit: of the engine that stores it; 0: none
         :return: why the leader has to refuse messages; empty if it may accept them
         """
         self.size = size
-        limit = self.settings.log_limit
+        self.limit = limit = min(limit or self.settings.log_limit, self.settings.log_limit)
         if size <= limit * WARN:
             self._warned = False
             return ""

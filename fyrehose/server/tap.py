@@ -30,6 +30,7 @@ from fyrehose.errors import ConfigError, Deposed, FyrehoseError, MissingExtra
 from fyrehose.journal.commit import Far
 from fyrehose.journal.journal import FileJournal
 from fyrehose.net.turns import TurnEnds
+from fyrehose.net.twisted_private import bound_events
 from fyrehose.options import counted, suggestion
 from fyrehose.replication.jetstream import JetStreamLog
 from fyrehose.replication.replicated import replicated
@@ -290,7 +291,9 @@ class ServerProcess(Service):
         if find_spec("nats") is None:
             raise MissingExtra("replication needs nats-py; install it with: pip install 'fyrehose[replication]'")
         options = cluster.connect_options()
-        shared_log = JetStreamLog(self.reactor, cluster.servers, cluster.cluster, cluster.replicas, options=options)
+        shared_log = JetStreamLog(
+            self.reactor, cluster.servers, cluster.cluster, cluster.replicas, cluster.log_limit, options=options
+        )
         return replicated(
             self.reactor,
             config.data_dir,
@@ -367,6 +370,8 @@ class ServerProcess(Service):
     def _run(self) -> None:
         process.dump_stacks_on_abort()
         process.reduce_garbage_collection()
+        process.share_interpreter()
+        bound_events(self.reactor)
         process.stop_on_signals(self.reactor, self._drain)
         process.reload_on_hangup(self.reactor, self.reload)
         for warning in self.listeners.warnings:

@@ -30,12 +30,14 @@ class NatsNodes:
 
     :ivar ports: of the clients; the same again after a restart
     :ivar routes: ports where the other nodes connect
+    :ivar room: most that each node stores, as NATS writes sizes: ``48MB``; empty: as much as the disk has
     """
 
     directory: Path
     count: int = 3
     ports: list[int] = attrs.field(init=False)
     routes: list[int] = attrs.field(init=False)
+    room: str = attrs.field(default="", kw_only=True)
     #: Ports of loopback, each of which leads to the route of one node; empty: the nodes reach each other directly.
     proxies: list[int] = attrs.field(factory=list, init=False)
     _processes: dict[int, subprocess.Popen[bytes]] = attrs.field(factory=dict, init=False)
@@ -70,9 +72,10 @@ class NatsNodes:
         folder = self.directory / f"nats-{node}"
         folder.mkdir(parents=True, exist_ok=True)
         cluster = self._cluster_options(node) if self.count > 1 else ""
+        room = f", max_file_store: {self.room}" if self.room else ""
         folder.joinpath("nats.conf").write_text(
             f'server_name: n{node}\nlisten: "127.0.0.1:{self.ports[node]}"\n'
-            f'jetstream {{ store_dir: "{folder / "store"}", sync_interval: always }}\n{cluster}'
+            f'jetstream {{ store_dir: "{folder / "store"}", sync_interval: always{room} }}\n{cluster}'
         )
         with folder.joinpath("log").open("ab") as log:
             self._processes[node] = subprocess.Popen(

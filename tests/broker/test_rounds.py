@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 from twisted.internet.task import Clock
 
-from fyrehose.broker.rounds import INPUT_S, LEAST, ROUND, Intake, Rounds
+from fyrehose.broker.rounds import INPUT_S, LEAST, ROUND, ROUND_S, Intake, Rounds
 
 
 class Reactor(Clock):
@@ -20,14 +20,20 @@ class Reactor(Clock):
 
 @attrs.define(eq=False)
 class Endless:
-    """A producer with more to send than anybody reads."""
+    """A producer with more to send than anybody reads.
+
+    :ivar seconds: how long each of its turns takes
+    """
 
     rounds: Rounds
     size: int
+    seconds: float = 0.0
     turns: int = 0
 
     def take_turn(self) -> int:
         self.turns += 1
+        if self.seconds:
+            self.rounds.clock.rightNow += self.seconds  # type: ignore[attr-defined]
         self.rounds.ready(self)
         return self.size
 
@@ -62,6 +68,17 @@ def test_turns_that_produce_nothing_end_a_round_as_well() -> None:
     rounds.ready(idle)
     clock.advance(1)
     assert idle.turns == ROUND // LEAST
+
+
+def test_a_round_ends_when_its_time_is_over_however_little_it_has_produced() -> None:
+    clock = Reactor()
+    rounds = Rounds(clock)
+    slow = [Endless(rounds, 100, ROUND_S / 2) for _ in range(100)]
+    rounds.run(slow)
+    assert sum(producer.turns for producer in slow) == 3, "the first turn of a round is not counted"
+    clock.advance(1)
+    assert sum(producer.turns for producer in slow) == 6
+    assert max(producer.turns for producer in slow) == 1
 
 
 def test_closing_forgets_all_producers() -> None:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from click.testing import CliRunner, Result
 
@@ -14,11 +15,14 @@ from fyrehose.cli import cluster, cluster_reseed
 from fyrehose.cli.cluster import Survey
 from fyrehose.cli.command import main
 from fyrehose.journal import scan
+from fyrehose.journal.exchange import Handover
 from fyrehose.journal.files import Files, lock
+from fyrehose.journal.recovery import recover
+from fyrehose.journal.replica import cut_at_mark
+from fyrehose.journal.writer import Writer
+from fyrehose.records import Run
 from fyrehose.replication.entries import EntryKind, LogEntry, Validity
 from fyrehose.replication.settings import ReplicationSettings
-
-END = 4096
 
 
 @pytest.fixture
@@ -42,15 +46,30 @@ def hear(monkeypatch: pytest.MonkeyPatch, found: Survey) -> None:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
-    """Return the configuration of a server whose journal is durable up to END."""
-    data = tmp_path / "data"
-    data.mkdir()
-    (data / "REPLICA").write_text("a\n")
-    files = Files()
-    fd = files.open(data / scan.MARK_NAME, os.O_RDWR | os.O_CREAT)
-    files.write(fd, scan.pack_mark(END, 0, files.identity(fd)), 0)
-    files.close(fd)
+def writer(tmp_path: Path) -> Writer:
+    """Return the writer of the journal of a server of a cluster, with three messages, of which two are released."""
+    directory = tmp_path / "data"
+    directory.mkdir()
+    (directory / "REPLICA").write_text("a\n")
+    made = Writer(directory, recover(directory, Files()), 1 << 14, handover=Handover())
+    made.open(1)
+    made.lead(1)
+    for number in (1, 2):
+        commit(made, number)
+    made.released = made.position
+    made.note()
+    commit(made, 3)
+    return made
+
+
+def commit(of: Writer, number: int, size: int = 100) -> None:
+    of.commit([[Run.of("s", [bytes(size)], source="t").numbered(number, number)]], number, number)
+
+
+@pytest.fixture
+def config(tmp_path: Path, writer: Writer) -> Path:
+    """Return the configuration of the server whose journal *writer* has written."""
+    writer.close(in_order=False)
     path = tmp_path / "fyrehose.toml"
     path.write_text('data-dir = "data"\n[replication]\nservers = ["nats://10.0.0.1:4222"]\nname = "a"\ncluster = "x"\n')
     return path
@@ -60,12 +79,69 @@ def run(config: Path, *words: str, answer: str = "") -> Result:
     return CliRunner().invoke(main, ["cluster", "reseed", "--config", str(config), *words], input=answer)
 
 
-def test_the_new_log_begins_where_the_journal_is_durable(config: Path, begun: list[tuple[str, LogEntry]]) -> None:
+def records(directory: Path) -> int:
+    """Return the last number of the stream in the journal, as a server finds it that starts there."""
+    cut_at_mark(directory, Files())
+    return recover(directory, Files()).streams.ends["s"]
+
+
+def test_the_new_log_begins_behind_the_last_whole_batch_not_at_the_mark(
+    config: Path, writer: Writer, begun: list[tuple[str, LogEntry]]
+) -> None:
     ended = run(config, "--yes")
     assert ended.exit_code == 0, ended.output
     assert "the shared log of cluster x has 10 entries, to be deleted" in ended.output
+    assert (
+        f"its durable mark is at position {writer.released}, whole batches reach to {writer.position}" in ended.output
+    )
     ((name, first),) = begun
-    assert (name, first.kind, first.position, first.writer.name) == ("x", EntryKind.TAKEOVER, END, "a")
+    assert (name, first.kind, first.position, first.writer.name) == ("x", EntryKind.TAKEOVER, writer.position, "a")
+    assert (first.identity, first.chain, first.after) == (writer.identity, writer.chain, writer.chain)
+    assert records(writer.directory) == 3
+
+
+def test_what_an_earlier_start_has_set_aside_is_brought_back(
+    config: Path, writer: Writer, begun: list[tuple[str, LogEntry]]
+) -> None:
+    (note,) = cut_at_mark(writer.directory, Files())
+    aside = writer.directory / note.split()[-1]
+    size = writer.position - writer.released
+    aside.write_bytes(aside.read_bytes().ljust(size, b"\0") + b"FYB\x01 half a batch")
+    ended = run(config, "--yes")
+    assert f"whole batches reach to {writer.released}, {aside.name} to {writer.position}" in ended.output
+    assert begun[0][1].position == writer.position
+    assert records(writer.directory) == 3
+    assert not aside.exists()
+
+
+def test_segments_that_were_set_aside_are_brought_back_one_after_the_other(
+    writer: Writer, begun: list[tuple[str, LogEntry]], request: pytest.FixtureRequest
+) -> None:
+    for number in range(4, 60):
+        commit(writer, number, size=1000)
+    config = request.getfixturevalue("config")
+    notes = cut_at_mark(writer.directory, Files())
+    assert len(notes) > 2
+    run(config, "--yes")
+    assert begun[0][1].position == writer.position
+    assert records(writer.directory) == 59
+    assert not list(writer.directory.glob("torn-*"))
+
+
+def test_what_was_set_aside_and_does_not_continue_the_journal_stays_there(
+    writer: Writer, begun: list[tuple[str, LogEntry]], request: pytest.FixtureRequest
+) -> None:
+    config = request.getfixturevalue("config")
+    cut_at_mark(writer.directory, Files())
+    again = Writer(writer.directory, recover(writer.directory, Files()), 1 << 14, handover=Handover())
+    again.open(1)
+    commit(again, 3, size=104)  # another batch in its place
+    again.released = again.position
+    again.note()
+    again.close(in_order=False)
+    run(config, "--yes")
+    assert begun[0][1].position == again.position
+    assert list(writer.directory.glob("torn-*"))
 
 
 def test_entries_of_a_server_of_the_old_log_do_not_count(config: Path, begun: list[tuple[str, LogEntry]]) -> None:
@@ -75,8 +151,9 @@ def test_entries_of_a_server_of_the_old_log_do_not_count(config: Path, begun: li
     validity = Validity()
     validity.begin(first)
     assert validity.counts(first)
-    assert not validity.counts(LogEntry(EntryKind.DATA, 1, first.writer, END, b"late"))
-    assert not validity.counts(LogEntry(EntryKind.TAKEOVER, 2, first.writer, END))
+    late = attrs.evolve(first, kind=EntryKind.DATA, epoch=1, data=b"late")
+    assert not validity.counts(late)
+    assert not validity.counts(attrs.evolve(first, epoch=2))
 
 
 @pytest.mark.parametrize(("answer", "count"), [("n\n", 0), ("y\n", 1)])
@@ -84,7 +161,7 @@ def test_reseed_asks_before_it_deletes_anything(
     config: Path, begun: list[tuple[str, LogEntry]], answer: str, count: int
 ) -> None:
     ended = run(config, answer=answer)
-    assert f"ends at position {END}" in ended.output
+    assert "ends at position" in ended.output
     assert len(begun) == count
 
 
@@ -114,9 +191,13 @@ def test_reseed_refuses_a_journal_that_was_never_one_of_a_cluster(
     assert not begun
 
 
-def test_reseed_refuses_a_journal_whose_durable_mark_is_unknown(
-    config: Path, begun: list[tuple[str, LogEntry]]
+def test_a_journal_whose_durable_mark_is_unknown_ends_at_its_last_whole_batch(
+    config: Path, writer: Writer, begun: list[tuple[str, LogEntry]]
 ) -> None:
-    (config.parent / "data" / scan.MARK_NAME).write_bytes(b"")
-    assert "the durable mark of" in run(config, "--yes").output
-    assert not begun
+    (writer.directory / scan.MARK_NAME).write_bytes(b"")
+    assert (
+        f"its durable mark is at an unknown position, whole batches reach to {writer.position}"
+        in run(config, "--yes").output
+    )
+    assert begun[0][1].position == writer.position
+    assert records(writer.directory) == 3

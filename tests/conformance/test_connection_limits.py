@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
@@ -11,6 +12,9 @@ from twisted.internet.task import Clock
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.protocols.figg.server import FiggFactory, FiggSettings
+from fyrehose.protocols.http.server import HttpFactory
+from fyrehose.protocols.lumberjack.server import LumberjackFactory
+from fyrehose.protocols.relink.server import RelinkFactory
 from fyrehose.testing import MemoryJournal, Transport
 
 DEFAULTS = FiggSettings()
@@ -24,13 +28,14 @@ class Unsorted(Clock):
 
 
 class Server:
-    """A Figg server with default limits; refused connections are closed at once."""
+    """A Figg server with default limits, or one of another protocol; refused connections are closed at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, factory: Any = FiggFactory) -> None:
         self.clock = Unsorted()
         self.broker = Broker(self.clock, MemoryJournal(), Sequencer())
         self.broker.open()
-        self.factory: Any = FiggFactory(self.broker, FiggSettings(refusal_delay=0.0), self.clock)
+        settings = attrs.evolve(factory.defaults, refusal_delay=0.0)
+        self.factory: Any = factory(self.broker, settings, reactor=self.clock)
 
     def connect(self, number: int, host: str) -> Transport | None:
         address = IPv4Address("TCP", host, 1 + number % 60_000)
@@ -63,3 +68,12 @@ def test_beyond_as_many_connections_as_the_limit_says_one_makes_room() -> None:
         if number >= DEFAULTS.max_connections - 1:
             assert server.count("made-room") == max(0, number - DEFAULTS.max_connections)
     assert server.count("too-many-connections") == 0
+
+
+@pytest.mark.parametrize("factory", [FiggFactory, HttpFactory, LumberjackFactory, RelinkFactory])
+def test_a_connection_that_has_sent_nothing_is_idle(factory: Any) -> None:
+    """A full listener then closes it at once to make room, and need not look for another one."""
+    server = Server(factory)
+    server.connect(1, "10.0.0.1")
+    (silent,) = server.factory.connections
+    assert silent.is_idle()

@@ -16,14 +16,16 @@ import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 
+from fyrehose import ndjson
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.net.connections import SessionFactory
+from fyrehose.parts import LAST_PART, PART
 from fyrehose.protocols.figg.frames import Attach, DataRun
 from fyrehose.protocols.figg.server import FiggFactory
 from fyrehose.protocols.figg.session import FiggClientSession
 from fyrehose.protocols.http.server import HttpFactory
-from fyrehose.records import Column, Run
+from fyrehose.records import MAX_PAYLOAD, Column, Run
 from fyrehose.testing import MemoryJournal, Transport
 
 #: How many peers there are, and the most bytes that they may hold together: those of the issue.
@@ -181,6 +183,42 @@ def test_peers_that_never_read_hold_little(world: World, size: int, count: int) 
     lent = world.broker.budget.lending.lent
     assert sum(peer.held for peer in peers) + lent <= MOST
     assert max(peer.largest for peer in peers) <= PIECE
+
+
+class Turns(Clock):
+    """A clock that makes one turn of the reactor out of each 10 ms."""
+
+    def callLater(self, delay: float, *args: Any, **kw: Any) -> Any:
+        return super().callLater(max(delay, 0.01), *args, **kw)
+
+
+@pytest.mark.parametrize("way", ["http read", "http live", "http pattern", "http joined"])
+def test_no_turn_checks_the_whole_of_a_large_record(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JSON needs to know whether a payload is UTF-8 before its first byte is sent; 16 MiB may take 20 ms."""
+    checked: list[int] = [0]
+
+    class Counting(ndjson._Decoder):  # type: ignore[misc, name-defined]
+        def decode(self, data: Any, final: bool = False) -> Any:
+            checked[-1] += len(data)
+            return super().decode(data, final)
+
+    monkeypatch.setattr(ndjson, "_Decoder", Counting)
+    world = World(*WAYS.get(way, http("/streams/s?parts=join")), clock=Turns())
+    rest = Run.of("s", [b"a"], source="test", producer="p", content_type=LAST_PART)
+
+    def publish() -> None:
+        part = Run.of("s", [b"a" * MAX_PAYLOAD], source="test", producer="p", content_type=PART)
+        world.broker.publish([part])
+        world.broker.publish([rest])
+
+    peers = asked(world, publish, lambda: [world.ask(number) for number in range(10)])
+    for _ in range(250):
+        checked.append(0)
+        world.clock.advance(0.01)
+    assert all(peer.held for peer in peers), "every peer has been sent the beginning"
+    assert max(checked) <= MAX_PAYLOAD // 4 + PIECE
+    if way != "http joined":
+        assert sum(checked) <= MAX_PAYLOAD + 10 * PIECE, "it is checked once, not for each peer"
 
 
 @pytest.mark.parametrize("way", ["figg", "http live", "http pattern"])

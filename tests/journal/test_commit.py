@@ -586,8 +586,19 @@ def test_slow_disk_moves_commits_to_the_writer_thread(measured: Measured) -> Non
     assert measured.near, "it is fast again"
 
 
-def test_one_stall_is_enough_and_it_has_to_be_calm_for_a_while(measured: Measured, clock: Clock) -> None:
+def test_stalls_that_are_far_apart_change_nothing(measured: Measured, clock: Clock) -> None:
+    for _ in range(10):
+        feed(measured, FAST / 2)
+        measured.took(10 * STALL)
+        assert measured.near
+        clock.advance(CALM)
+
+
+def test_two_stalls_are_enough_and_it_has_to_be_calm_for_a_while(measured: Measured, clock: Clock) -> None:
     feed(measured, FAST / 2)
+    measured.took(1.01 * STALL)
+    assert measured.near
+    clock.advance(CALM - 0.001)
     measured.took(1.01 * STALL)
     assert not measured.near
     feed(measured, FAST / 2)
@@ -600,9 +611,11 @@ def test_one_stall_is_enough_and_it_has_to_be_calm_for_a_while(measured: Measure
 
 
 def test_stalls_in_the_writer_thread_keep_commits_there(measured: Measured, clock: Clock) -> None:
+    feed(measured, FAST / 2)
+    measured.took(10 * STALL)
     for _ in range(30):
-        feed(measured, FAST / 2)
         measured.took(10 * STALL)
+        feed(measured, FAST / 2)
         clock.advance(1.0)
         assert not measured.near
 

@@ -13,7 +13,16 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.errors import Closed, JournalCorrupt, JournalError, JournalFailed, JournalFull, JournalLocked, ReadOnly
+from fyrehose.errors import (
+    Closed,
+    JournalCorrupt,
+    JournalError,
+    JournalFailed,
+    JournalFull,
+    JournalLocked,
+    OutcomeUnknown,
+    ReadOnly,
+)
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
@@ -271,13 +280,13 @@ class TestNoRoom:
         logged_errors.take()
         ((state, reason),) = bench.observer.states
         assert (state, "its LOCK was deleted or replaced" in reason) == (JournalState.FAILED, True)
-        assert isinstance(failed(bench.append(b"b")), Closed), "it would be acknowledged and lost"
+        assert isinstance(failed(bench.append(b"b")), OutcomeUnknown), "it would be acknowledged and lost"
 
     def test_nothing_is_acknowledged_into_a_deleted_directory(self, open_journal, logged_errors) -> None:
         bench = open_journal()
         assert bench.append(b"a").called
         shutil.rmtree(bench.directory)
-        assert isinstance(failed(bench.append(b"lost")), Closed)
+        assert isinstance(failed(bench.append(b"lost")), OutcomeUnknown)
         assert bench.journal.state is JournalState.FAILED
         logged_errors.take()
         ((state, reason),) = bench.observer.states
@@ -348,7 +357,7 @@ class TestFailStop:
         bench = open_journal(files=files)
         bench.append(b"kept")
         files.name, files.nth, files.error = "sync", files.calls["sync"] + 1, error
-        assert isinstance(failed(bench.append(b"not confirmed")), Closed)
+        assert isinstance(failed(bench.append(b"not confirmed")), OutcomeUnknown)
         assert bench.journal.state is JournalState.FAILED
         assert bench.observer.ends == {"s": 1}
         assert isinstance(failed(bench.append(b"after")), Closed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -13,12 +14,12 @@ import pytest
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
-from fyrehose.journal.exchange import Handover
+from fyrehose.journal.exchange import Batches, Handover
 from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.replica import REPLICA, cut_at_mark, set_aside_beyond
 from fyrehose.journal.writer import NoRoom, Writer
-from fyrehose.records import Buffer, Run
+from fyrehose.records import Run
 from tests.doubles.disk import RecordingFiles, images
 from tests.doubles.files import FaultyFiles
 
@@ -39,13 +40,17 @@ def commit(of: Writer, number: int, size: int = 1000, stream: str = "s") -> None
     of.commit([[Run.of(stream, [b"%d" % number + bytes(size)], source="t").numbered(number, number)]], number, number)
 
 
-def follow(leader: Writer, *followers: Writer) -> list[tuple[int, list[Buffer]]]:
+def bytes_of(batches: Sequence[Batches]) -> bytes:
+    return b"".join(each.data for each in batches)
+
+
+def follow(leader: Writer, *followers: Writer) -> list[tuple[int, list[Batches]]]:
     """Release what the leader has written, and apply it to the followers."""
     outgoing = leader.handover.take()
     leader.released = leader.position
     for position, batches in outgoing:
         for follower in followers:
-            follower.apply(position, b"".join(batches))
+            follower.apply(position, bytes_of(batches))
     return outgoing
 
 
@@ -183,13 +188,13 @@ def test_damaged_batches_are_refused_and_nothing_is_written(pair: tuple[Writer, 
     commit(leader, 1)
     first, second = leader.handover.take()
     for position, batches in (first, second):
-        data = bytearray(b"".join(batches))
+        data = bytearray(bytes_of(batches))
         data[at if at < len(data) else 0] ^= 4
         before = follower.position, follower.durable
         with pytest.raises(fmt.Damage):
             follower.apply(position, bytes(data))
         assert (follower.position, follower.durable) == before
-        follower.apply(position, b"".join(batches))
+        follower.apply(position, bytes_of(batches))
     assert log_of(follower.directory) == log_of(leader.directory)
 
 
@@ -201,19 +206,19 @@ def test_batches_that_do_not_continue_the_log_are_refused(tmp_path: Path) -> Non
     start, batch = other.handover.take()
     follower = replica(tmp_path / "follower")
     with pytest.raises(fmt.Damage, match="belongs at"):
-        follower.apply(batch[0], b"".join(batch[1]))
+        follower.apply(batch[0], bytes_of(batch[1]))
     follow(one, follower)
     commit(one, 2)
     commit(one, 3)
     _, (position, batches) = one.handover.take()
     with pytest.raises(fmt.Damage, match="belongs at"):
-        follower.apply(position, b"".join(batches))
+        follower.apply(position, bytes_of(batches))
     commit(other, 2, size=990)
     position, batches = other.handover.take()[-1]
     with pytest.raises(fmt.Damage, match="does not continue this log"):
-        follower.apply(position, b"".join(batches))
+        follower.apply(position, bytes_of(batches))
     with pytest.raises(fmt.Damage, match="another journal"):
-        follower.apply(start[0], b"".join(start[1]))
+        follower.apply(start[0], bytes_of(start[1]))
 
 
 @pytest.mark.parametrize("name", ["write", "allocate", "rename", "open", "truncate"])
@@ -227,11 +232,11 @@ def test_applying_is_repeated_after_a_full_disk(pair: tuple[Writer, Writer], nam
         for position, batches in leader.handover.take():
             files.name, files.nth, files.error = name, files.calls[name] + 1, errno.ENOSPC
             try:
-                follower.apply(position, b"".join(batches))
+                follower.apply(position, bytes_of(batches))
             except NoRoom:
                 failed += 1
                 files.name = ""
-                follower.apply(position, b"".join(batches))
+                follower.apply(position, bytes_of(batches))
     assert failed
     assert log_of(follower.directory) == log_of(leader.directory)
 
@@ -264,7 +269,7 @@ def test_a_follower_recovers_from_every_power_cut(tmp_path: Path) -> None:
                 assert again.position >= mark
                 for position, batches in sent:
                     if position >= again.position:
-                        again.apply(position, b"".join(batches))
+                        again.apply(position, bytes_of(batches))
                 assert log_of(directory) == log_of(leader.directory)
                 again.close(True)
                 checked += 1
@@ -280,13 +285,13 @@ def test_the_time_of_records_does_not_go_back_when_a_follower_with_a_slow_clock_
     follower.lead(1)
     commit(follower, 2)
     position, batches = follower.handover.take()[-1]
-    assert fmt.BatchHeader.unpack(batches[0], position).time == 5000
+    assert fmt.BatchHeader.unpack(batches[0].data, position).time == 5000
 
 
 def test_a_segment_of_another_position_is_refused(pair: tuple[Writer, Writer]) -> None:
     leader, follower = pair
     position, batches = leader.handover.take()[0]
-    data = b"".join(batches)
+    data = bytes_of(batches)
     head = fmt.SegmentHeader.unpack(data[: fmt.SEGMENT_HEADER.size])
     with pytest.raises(fmt.Damage, match="the segment does not continue this log"):
         follower.apply(position, attrs.evolve(head, base=64).pack() + data[fmt.SEGMENT_HEADER.size :])

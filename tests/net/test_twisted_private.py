@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import pytest
 from twisted.internet.endpoints import UNIXServerEndpoint
+from twisted.internet.epollreactor import EPollReactor
 from twisted.internet.error import ConnectionLost
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.tcp import Port, Server
@@ -22,11 +23,13 @@ from twisted.python.failure import Failure
 from fyrehose.net.sockets import READ
 from fyrehose.net.twisted_private import (
     ACCEPTS,
+    EVENTS,
     UNSENT,
     WRITE,
     PromptServer,
     ReopeningLogFile,
     _unsent,
+    bound_events,
     hand_over,
     path_of,
     tune_port,
@@ -268,6 +271,7 @@ def test_a_port_accepts_a_few_connections_at_a_time() -> None:
             port.doRead()
             accepted.append(port.sessionno - before)
         assert accepted == [ACCEPTS, ACCEPTS, 1, 0]
+        assert accepted[0] <= 8, "five listeners accept in the same turn of the reactor"
     finally:
         for client in (*clients, *(transport.socket for transport in made)):
             client.close()
@@ -332,3 +336,49 @@ def test_log_file_is_opened_again_by_its_name(tmp_path: Path) -> None:
     assert not os.path.samestat(first, os.fstat(log.descriptor))
     assert ((tmp_path / "moved").read_text(), (tmp_path / "log").read_text()) == ("", "behind\n")
     log.close()  # type: ignore[no-untyped-call]
+
+
+def test_a_turn_of_the_reactor_handles_a_bounded_number_of_events() -> None:
+    reactor: Any = EPollReactor()
+    bound_events(reactor)
+    readable, other = socket.socketpair()
+    other.send(b"x")
+    handled: list[int] = []
+
+    @attrs.define(eq=False)
+    class Readable:
+        descriptor: int
+
+        def fileno(self) -> int:
+            return self.descriptor
+
+        def doRead(self) -> None:
+            handled.append(self.descriptor)
+            reactor.removeReader(self)
+
+        def logPrefix(self) -> str:
+            return "test"
+
+    descriptors = [os.dup(readable.fileno()) for _ in range(2 * EVENTS + 1)]
+    try:
+        for descriptor in descriptors:
+            reactor.addReader(Readable(descriptor))
+        counts = []
+        for _ in range(4):
+            before = len(handled)
+            reactor.doIteration(0)
+            counts.append(len(handled) - before)
+        assert counts == [EVENTS, EVENTS, 1, 0]
+        assert sorted(handled) == sorted(descriptors)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        readable.close()
+        other.close()
+
+
+def test_other_reactors_are_left_as_they_are() -> None:
+    reactor = Reactor()
+    before = attrs.asdict(reactor)
+    bound_events(reactor)
+    assert attrs.asdict(reactor) == before

@@ -6,22 +6,26 @@ from typing import Any
 
 import attrs
 import pytest
+from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fyrehose.journal.format import SEGMENT_MAGIC, Damage, Newer
+from fyrehose.journal.exchange import Batches
+from fyrehose.journal.format import SEGMENT_MAGIC, UNKNOWN, Damage, Newer
 from fyrehose.replication import entries
-from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry, Validity, divide
+from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry, Piece, Validity, divide
 
 A, B = EntryWriter("a", 0x0102030405060708), EntryWriter("b", 2)
-DATA = LogEntry(EntryKind.DATA, 7, A, 0x1000, b"batch", part=True)
+DATA = LogEntry(EntryKind.DATA, 7, A, 0x1000, b"batch", True, bytes(range(16)), 0x0A0B0C0D, 0x01020304)
 GOLDEN = bytes.fromhex(
-    # magic, version 1, kind 3, part, one byte of name
-    "46595245 01 03 01 01"
+    # magic, version 2, kind 3, part, one byte of name
+    "46595245 02 03 01 01"
     # epoch, position, incarnation
     "0700000000000000 0010000000000000 0807060504030201"
-    # five bytes of data; checksums of what follows and of the header
-    "05000000 ef5fce59 00000000 446a468b"
+    # five bytes of data; the checksum of what follows the header
+    "05000000 ef5fce59"
+    # identity of the journal; chain before and after; the checksum of the header
+    "000102030405060708090a0b0c0d0e0f 0d0c0b0a 04030201 00000000 ac97465c"
     # "a" "batch"
     "61 6261746368"
 )
@@ -70,10 +74,10 @@ def test_every_truncated_entry_is_detected() -> None:
 
 
 def test_an_entry_of_a_newer_version_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entries, "VERSION", 2)
+    monkeypatch.setattr(entries, "VERSION", 3)
     packed = DATA.pack()
-    monkeypatch.setattr(entries, "VERSION", 1)
-    with pytest.raises(Newer, match="version 2, this reads 1"):
+    monkeypatch.setattr(entries, "VERSION", 2)
+    with pytest.raises(Newer, match="version 3, this reads 2"):
         LogEntry.unpack(packed)
 
 
@@ -153,6 +157,32 @@ def test_the_first_entry_that_is_left_says_epoch_and_end(first: LogEntry) -> Non
     assert rule.counts(data(4, 100, b"x"))
 
 
+def test_an_entry_of_another_journal_or_another_past_does_not_count() -> None:
+    mine, other = bytes(15) + b"1", bytes(15) + b"2"
+    rule = Validity()
+    first = changed(checkpoint(3, 64), identity=mine, chain=7, after=7)
+    rule.begin(first)
+    assert rule.counts(first)
+    foreign = changed(takeover(4, 64), identity=other, chain=7, after=7)
+    assert not rule.counts(foreign), "another journal of the same length"
+    assert not rule.counts(changed(foreign, identity=UNKNOWN)), "an empty journal is not this one"
+    assert not rule.counts(changed(foreign, identity=mine, chain=8, after=8)), "a copy that went on by itself"
+    assert rule.counts(changed(foreign, identity=mine))
+    part = changed(data(4, 64, b"ab", part=True), identity=mine, chain=7, after=7)
+    assert rule.counts(part)
+    assert rule.counts(changed(part, position=66, part=False, after=9))
+    assert (rule.end, rule.chain) == (68, 9)
+    assert not rule.counts(changed(data(4, 68, b"x"), identity=mine, chain=7, after=10))
+
+
+def test_the_identity_of_an_empty_log_is_that_of_its_first_segment() -> None:
+    rule = Validity()
+    rule.begin(takeover(1, 0))
+    assert rule.counts(takeover(1, 0))
+    assert rule.counts(changed(data(1, 0, b"ab"), identity=bytes(range(16)), after=5))
+    assert rule.identity == bytes(range(16))
+
+
 def test_the_shared_log_cannot_begin_with_data() -> None:
     with pytest.raises(Damage, match="begins with data"):
         Validity().begin(data(1, 0, b"x"))
@@ -164,23 +194,34 @@ def test_divided_batches_are_the_same_bytes_and_count(batches: list[bytes], most
     rule = Validity()
     assert rule.counts(takeover(1, 0))
     joined = b""
-    for position, content, part in divide(0, batches, most):
-        assert len(content) <= most
-        assert rule.counts(data(1, position, content, part))
-        joined += content
+    chains = [crc32c(b"".join(batches[: at + 1])) for at in range(len(batches))]
+    for piece in divide(0, 0, list(map(Batches, batches, chains)), most):
+        assert len(piece.data) <= most
+        assert rule.counts(
+            attrs.evolve(data(1, piece.position, piece.data, piece.part), chain=piece.chain, after=piece.after)
+        )
+        joined += piece.data
+        assert piece.part or piece.after == crc32c(joined)
     assert joined == b"".join(batches)
     assert rule.end == rule.reached == len(joined)
 
 
 def test_an_entry_never_spans_the_beginning_of_a_segment() -> None:
     segment = SEGMENT_MAGIC + b"12345678"
-    pieces = list(divide(100, [b"aaaa", b"bbbb", segment, b"cccc"], 1000))
-    assert pieces == [(100, b"aaaabbbb", False), (108, segment + b"cccc", False)]
+    batches = [Batches(b"aaaa", 1), Batches(b"bbbb", 2), Batches(segment, 3), Batches(b"cccc", 4)]
+    pieces = list(divide(100, 9, batches, 1000))
+    assert pieces == [Piece(100, b"aaaabbbb", False, 9, 2), Piece(108, segment + b"cccc", False, 2, 4)]
 
 
 def test_small_batches_share_an_entry_and_large_ones_are_divided() -> None:
-    pieces = list(divide(0, [b"aa", b"bb", b"c" * 9, b"d"], 4))
-    assert pieces == [(0, b"aabb", False), (4, b"cccc", True), (8, b"cccc", True), (12, b"c", False), (13, b"d", False)]
+    pieces = list(divide(0, 9, [Batches(b"aa", 1), Batches(b"bb", 2), Batches(b"c" * 9, 3), Batches(b"d", 4)], 4))
+    assert pieces == [
+        Piece(0, b"aabb", False, 9, 2),
+        Piece(4, b"cccc", True, 2, 2),
+        Piece(8, b"cccc", True, 2, 2),
+        Piece(12, b"c", False, 2, 3),
+        Piece(13, b"d", False, 3, 4),
+    ]
 
 
 def test_the_largest_entry_fits_into_a_message_of_one_mebibyte() -> None:

@@ -12,7 +12,7 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
-from fyrehose.errors import Closed, ReadOnly, Unreplicated
+from fyrehose.errors import Closed, OutcomeUnknown, ReadOnly, Unreplicated
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.commit import InlineWorker, Worker
@@ -111,7 +111,7 @@ class Member:
         self.ends = dict(now(self.journal.open(self)))
 
     def take(self, position: int, batches: Sequence[Buffer]) -> None:
-        self.handed.append((position, b"".join(batches)))
+        self.handed.append((position, b"".join(each.data for each in batches)))
 
     def durable(self, ends: dict[str, int]) -> None:
         self.ends.update(ends)
@@ -248,7 +248,7 @@ def test_stepping_down_fails_and_sets_aside_what_is_not_released(member: Callabl
     for payload in (b"lost", b"lost, too"):
         old.append(payload).addBoth(results.append)
     now(old.gate.follow(kept, "b has taken over"))
-    assert [str(failure.value) for failure in results] == ["b has taken over"] * 2
+    assert [str(failure.value) for failure in results] == ["b has taken over; whether this is stored is unknown"] * 2
     assert old.states[-1] == (JournalState.READ_ONLY, "b has taken over")
     assert old.position() == kept
     assert b"lost" in old.directory.joinpath(f"torn-{kept:016x}.bytes").read_bytes()
@@ -310,7 +310,7 @@ def test_stepping_down_says_how_many_acknowledged_messages_it_drops(
     leader.append(b"never told").addErrback(lambda failure: results.append(failure.type))
     leader.gate.acknowledge(told)
     now(leader.gate.follow(kept, "b has taken over"))
-    assert results == [None, None, Unreplicated]
+    assert results == [None, None, OutcomeUnknown]
     assert leader.read() == [b"kept"]
     assert sum("not confirmed 2 of the messages" in line for line in log_lines) == 1
     assert leader.states[-1] == (JournalState.READ_ONLY, "b has taken over")
@@ -369,7 +369,7 @@ def test_stepping_down_within_a_commit_keeps_its_batches_that_were_confirmed(
     worker.held = False
     worker.settle()
     now(followed)
-    assert [failure.type for failure in results] == [Unreplicated] * 3
+    assert [failure.type for failure in results] == [OutcomeUnknown] * 3
     now(new.gate.lead())
     new.append(b"next")
     new.gate.release(new.position())
@@ -431,7 +431,7 @@ def test_a_retirement_that_is_not_released_fails(member: Callable[[str], Member]
     results: list[Any] = []
     leader.journal.retire(["s"]).addBoth(results.append)
     now(leader.gate.follow(position, "b leads"))
-    assert results[0].check(ReadOnly)
+    assert results[0].check(OutcomeUnknown)
     assert leader.journal.ends() == {"s": 1}
 
 
@@ -522,7 +522,7 @@ def test_a_retirement_that_the_disk_refuses_fails(tmp_path: Path, logged_errors:
     files.name, files.nth = "write", files.calls["write"] + 1
     results: list[Any] = []
     leader.journal.retire(["s"]).addBoth(results.append)
-    assert results[0].check(Closed)
+    assert results[0].check(OutcomeUnknown)
     assert leader.states[-1][0] is JournalState.FAILED
     assert len(logged_errors.take()) == 1
     leader.journal.close()
@@ -641,7 +641,7 @@ def test_a_journal_that_cannot_be_opened_leaves_no_file_open(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("error", "state", "refused", "logged"),
-    [(errno.EIO, JournalState.FAILED, Closed, 1), (errno.ENOSPC, JournalState.READ_ONLY, ReadOnly, 0)],
+    [(errno.EIO, JournalState.FAILED, OutcomeUnknown, 1), (errno.ENOSPC, JournalState.READ_ONLY, ReadOnly, 0)],
 )
 def test_an_append_that_the_disk_refuses_fails_once(
     tmp_path: Path, logged_errors: Any, error: int, state: JournalState, refused: type, logged: int

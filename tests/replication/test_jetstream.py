@@ -10,13 +10,14 @@ from typing import Any
 
 import attrs
 import pytest
+from nats.js.errors import APIError
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
 from fyrehose.errors import ConfigError
 from fyrehose.replication.entries import MAX_DATA, EntryKind, EntryWriter, LogEntry
-from fyrehose.replication.jetstream import JetStreamLog, judge
+from fyrehose.replication.jetstream import JetStreamLog, judge, refusal
 from fyrehose.replication.shared_log import EntryRange, Refused, Unavailable
 from fyrehose.testing.nats import NatsNodes, program
 
@@ -217,6 +218,7 @@ class Config:
     max_age: float = 0.0
     max_msgs: int = -1
     max_bytes: int = -1
+    discard: str = "old"
     max_msgs_per_subject: int = -1
     max_msg_size: int = -1
     no_ack: bool = False
@@ -249,6 +251,24 @@ def test_a_stream_with_the_right_settings_has_no_warnings() -> None:
 def test_a_stream_that_would_lose_entries_is_refused(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         judged(**change)
+
+
+def test_a_stream_that_refuses_what_is_too_much_is_accepted() -> None:
+    assert judged(max_bytes=1 << 20, discard="new") == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (APIError(400, "maximum bytes exceeded", 10077), "NATS refuses: maximum bytes exceeded (code 10077)"),
+        (APIError(404, "stream not found", 10059), "NATS refuses: stream not found (code 10059)"),
+        (APIError(503, "JetStream system temporarily unavailable", 10008), ""),
+        (APIError(503), ""),
+        (TimeoutError(), ""),
+    ],
+)
+def test_what_nats_answers_is_said_and_what_is_no_answer_is_not(answer: Exception, said: str) -> None:
+    assert refusal(answer) == said
 
 
 def test_too_few_replicas_are_warned_about() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -20,7 +21,7 @@ from fyrehose.broker.broker import Broker
 from fyrehose.broker.once import STREAM as KEYS
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.cli.command import main
-from fyrehose.errors import Closed, ConfigError, Following, JournalUnreachable, ReadOnly, Unreplicated
+from fyrehose.errors import ConfigError, Following, JournalUnreachable, OutcomeUnknown, ReadOnly
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.commit import InlineWorker
@@ -216,8 +217,24 @@ def test_the_status_names_the_role_and_the_leader(cluster: Cluster) -> None:
     assert leads.epoch == follows.epoch == 1
     assert follower.journal.caught_up
     cluster.hub.away.add(follower.name)
-    cluster.run(4)
+    cluster.run(9)
+    assert follower.journal.caught_up
+    cluster.run(2)
     assert not follower.journal.caught_up
+
+
+def test_a_leader_that_is_cut_off_is_not_ready_for_readers_although_nobody_publishes(cluster: Cluster) -> None:
+    leader = cluster.add("a")
+    cluster.elect()
+    cluster.run(30)
+    assert leader.journal.caught_up, "it asks the shared log now and then"
+    cluster.hub.away.add("a")
+    cluster.run(16)
+    assert leader.role is State.LEADER
+    assert not leader.journal.caught_up
+    cluster.hub.away.clear()
+    cluster.run(10, until=lambda: leader.journal.caught_up)
+    assert leader.journal.caught_up
 
 
 def test_nothing_is_acknowledged_before_the_shared_log_has_accepted_it(cluster: Cluster) -> None:
@@ -289,6 +306,41 @@ def test_a_subscriber_that_comes_from_another_server_is_not_given_a_message_twic
     assert sink.payloads == [b"4"]
 
 
+def test_another_clusters_journal_of_the_same_length_is_refused_and_the_others_go_on(
+    cluster: Cluster, tmp_path: Path, logged_errors: list[Any]
+) -> None:
+    other = Cluster(tmp_path / "other")
+    for each in (cluster, other):
+        for name in "abc":
+            each.add(name)
+        each.elect().publish(b"mine" if each is cluster else b"them")
+        each.settle()
+    for server in other.servers.values():
+        server.stop()
+    stray = next(server for server in cluster.servers.values() if server.role is State.FOLLOWER)
+    stray.stop()
+    good = [server for server in cluster.servers.values() if server is not stray]
+    shutil.rmtree(stray.journal.directory)
+    assert len(other.servers[stray.name].log()) == len(good[0].log()), "a position alone cannot tell them"
+    (other.directory / stray.name).rename(stray.journal.directory)
+    stray.start()
+    cluster.run(10, until=lambda: stray.journal.state is JournalState.FAILED)
+    assert stray.journal.state is JournalState.FAILED
+    (said,) = logged_errors
+    assert "is of another cluster: its journal is" in str(said["log_failure"])
+    logged_errors.clear()
+    leader = cluster.elect()
+    leader.publish(b"more")
+    cluster.run(10)
+    assert leader in good
+    assert [server.read() for server in good] == [[b"mine", b"more"]] * 2
+    assert stray.read() == [b"them"]
+    closed: list[Any] = []
+    stray.journal.close().addBoth(closed.append)
+    cluster.run(10, until=lambda: bool(closed))
+    stray.up = False
+
+
 def test_another_server_takes_over_when_the_leader_is_away(cluster: Cluster) -> None:
     for name in "abc":
         cluster.add(name)
@@ -307,7 +359,7 @@ def test_another_server_takes_over_when_the_leader_is_away(cluster: Cluster) -> 
     cluster.hub.away.clear()
     cluster.run(10, until=lambda: old.role is State.FOLLOWER)
     cluster.settle()
-    assert [type(error) for error in old.refused] == [Unreplicated]
+    assert [type(error) for error in old.refused] == [OutcomeUnknown]
     for server in cluster.servers.values():
         assert server.read() == [b"kept", b"new"]
     assert b"lost" in next(old.journal.directory.glob("torn-*.bytes")).read_bytes()
@@ -495,7 +547,7 @@ def test_a_leader_whose_disk_fails_ends_although_appends_wait_for_the_shared_log
     cluster.run(0.5)
     leader.journal.break_off("the disk failed")
     assert told == [JournalState.FAILED]
-    assert [type(error) for error in leader.refused] == [Closed]
+    assert [type(error) for error in leader.refused] == [OutcomeUnknown]
     logged_errors.clear()
 
 

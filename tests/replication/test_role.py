@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
+import attrs
+
+from fyrehose.journal.exchange import Batches
 from fyrehose.journal.format import SEGMENT_MAGIC
 from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry
 from fyrehose.replication.role import (
@@ -20,6 +23,7 @@ from fyrehose.replication.role import (
     State,
     Write,
 )
+from tests.doubles.shared_log import whole
 
 ME, OTHER = EntryWriter("me", 1), EntryWriter("other", 2)
 
@@ -122,21 +126,21 @@ def test_batches_that_the_journal_has_are_compared_and_not_written_again() -> No
 
 def test_the_leader_acknowledges_what_is_synced_and_accepted() -> None:
     role = leader()
-    role.append(0, [b"abc"])
+    role.append(0, whole(b"abc"))
     (entry,) = appends(role)
     role.accepted(entry, 2)
     assert role.mark == 0
     role.was_synced(3)
     assert role.mark == 3
-    role.append(3, [b"de"])
+    role.append(3, whole(b"de"))
     role.was_synced(5)
     assert role.mark == 3
 
 
 def test_a_leader_acknowledges_ahead_what_is_synced_up_to_a_limit() -> None:
     role = leader()
-    role.append(0, [b"abc"])
-    role.append(3, [b"defgh"])
+    role.append(0, whole(b"abc"))
+    role.append(3, whole(b"defgh"))
     assert (role.mark, role.acknowledged) == (0, 0)
     role.ahead = 4
     assert role.acknowledged == 0
@@ -150,7 +154,7 @@ def test_a_leader_acknowledges_ahead_what_is_synced_up_to_a_limit() -> None:
 
 def test_an_accepted_append_is_confirmed_when_all_before_it_are() -> None:
     role = leader(most=3)
-    role.append(0, [b"abc", b"def"])
+    role.append(0, whole(b"abc", b"def"))
     role.was_synced(6)
     first, second = appends(role)
     role.accepted(second, 3)
@@ -161,7 +165,7 @@ def test_an_accepted_append_is_confirmed_when_all_before_it_are() -> None:
 
 def test_an_append_that_was_accepted_at_another_number_is_not_confirmed() -> None:
     role = leader()
-    role.append(0, [b"abc"])
+    role.append(0, whole(b"abc"))
     role.was_synced(3)
     (entry,) = appends(role)
     role.accepted(entry, 9)
@@ -171,7 +175,7 @@ def test_an_append_that_was_accepted_at_another_number_is_not_confirmed() -> Non
 
 def test_an_unknown_append_is_repeated_unchanged_until_its_outcome_is_known() -> None:
     role = leader(most=3)
-    role.append(0, [b"abc", b"def"])
+    role.append(0, whole(b"abc", b"def"))
     sent = actions(role)
     role.repeat()
     assert actions(role) == sent
@@ -182,7 +186,7 @@ def test_an_unknown_append_is_repeated_unchanged_until_its_outcome_is_known() ->
 
 def test_a_refused_append_that_is_there_nevertheless_is_confirmed() -> None:
     role = leader()
-    role.append(0, [b"abc"])
+    role.append(0, whole(b"abc"))
     role.was_synced(3)
     (entry,) = appends(role)
     role.refused(entry, 2, 1)
@@ -193,7 +197,7 @@ def test_a_refused_append_that_is_there_nevertheless_is_confirmed() -> None:
 
 def test_a_refusal_before_the_appends_in_front_have_arrived_changes_nothing() -> None:
     role = leader(most=3)
-    role.append(0, [b"abc", b"def"])
+    role.append(0, whole(b"abc", b"def"))
     _, second = appends(role)
     role.refused(second, 1, 1)
     assert actions(role) == []
@@ -202,7 +206,7 @@ def test_a_refusal_before_the_appends_in_front_have_arrived_changes_nothing() ->
 
 def test_a_leader_steps_down_and_truncates_when_somebody_elses_entry_is_in_the_place() -> None:
     role = leader(most=3)
-    role.append(0, [b"abc", b"def"])
+    role.append(0, whole(b"abc", b"def"))
     first, second = appends(role)
     role.accepted(first, 2)
     role.refused(second, 3, 1)
@@ -220,31 +224,121 @@ def test_a_leader_steps_down_and_truncates_when_somebody_elses_entry_is_in_the_p
 
 def test_a_leader_steps_down_when_the_place_was_purged() -> None:
     role = leader()
-    role.append(0, [b"abc"])
+    role.append(0, whole(b"abc"))
     role.take()
     role.found(2, None)
     assert role.state is State.FOLLOWER
 
 
-def test_an_idle_leader_steps_down_when_the_shared_log_has_grown() -> None:
+def test_an_idle_leader_looks_at_what_another_server_has_written_and_steps_down_if_it_counts() -> None:
     role = leader()
     role.learned_last(1, 1)
-    assert role.state is State.LEADER
+    assert actions(role) == []
     role.learned_last(2, 1)
+    assert actions(role) == [LookAt(2)]
+    role.found(2, takeover(2, 0))
     assert role.state is State.FOLLOWER
-
-
-def test_remaining_parts_of_the_own_batch_count_after_stepping_down() -> None:
-    role = leader(most=3, window=1)
-    role.append(0, [b"abcde"])
-    role.accepted(data(1, 0, b"abc", ME, part=True), 2)
-    second = data(1, 3, b"de", ME)
-    assert appends(role)[-1] == second
-    role.learned_last(9, 2)
     role.was_cut()
+    role.read(2, takeover(2, 0))
+    assert role.leader == OTHER
+
+
+def test_a_void_entry_costs_an_idle_leader_nothing() -> None:
+    role = leader()
+    role.learned_last(2, 1)
+    role.found(2, data(0, 0, b"late"))
+    assert (role.state, role.applied) == (State.LEADER, 2)
+    role.append(0, whole(b"abc"))
+    assert actions(role) == [LookAt(2), Append(data(1, 0, b"abc", ME), 2, 2)]
+
+
+def test_a_leader_numbers_what_is_in_flight_anew_behind_a_void_entry() -> None:
+    role = leader()
+    role.append(0, whole(b"abc"))
+    role.append(3, whole(b"def"))
+    first, second = appends(role)
+    role.refused(first, 3, 1)
+    role.accepted(second, 3)  # by accident, its number fits; behind the void entry it does not count either
+    role.found(2, data(0, 0, b"late"))
+    assert actions(role) == [LookAt(2), Append(first, 2, 2)], "alone: what follows would take its place"
+    assert (role.state, role.position) == (State.LEADER, 0)
+    role.refused(first, 3, 2)
+    role.found(3, second)
+    assert actions(role) == [LookAt(3), Append(first, 3, 3)]
+    role.accepted(first, 4)
+    assert actions(role) == [Append(second, 4, 4)]
+    role.accepted(second, 5)
+    assert (role.applied, role.position, role.pending) == (5, 6, False)
+
+
+def test_an_answer_to_what_was_numbered_anew_confirms_nothing() -> None:
+    role = leader()
+    role.append(0, whole(b"abc"))
+    (first,) = appends(role)
+    role.found(2, data(0, 0, b"late"))
     role.take()
-    role.read(3, second)
-    assert actions(role) == [Write(0, b"abcde")]
+    role.accepted(first, 2)
+    assert role.pending
+    assert actions(role) == []
+    role.accepted(first, 3)
+    assert not role.pending
+
+
+def test_a_candidate_tries_again_behind_a_void_entry() -> None:
+    role = Role(ME, 0)
+    role.read(1, takeover(1, 0))
+    assert role.take_over(1)
+    role.take()
+    role.found(2, data(0, 0, b"late"))
+    assert actions(role) == [Append(takeover(2, 0, ME), 2, 2)]
+    role.accepted(takeover(2, 0, ME), 3)
+    assert role.state is State.LEADER
+
+
+MINE, FOREIGN = bytes(15) + b"1", bytes(15) + b"2"
+
+
+def of(entry: LogEntry, identity: bytes, chain: int, after: int | None = None) -> LogEntry:
+    return attrs.evolve(entry, identity=identity, chain=chain, after=chain if after is None else after)
+
+
+def test_a_server_whose_journal_is_another_one_of_the_same_length_stops() -> None:
+    role = Role(ME, 64, identity=MINE, chain=7)
+    role.read(1, of(takeover(1, 64), FOREIGN, 7))
+    assert role.state is State.STOPPED
+    role.noted(64)
+    assert role.reported == 0, "nobody may believe that it has the other journal's bytes"
+
+
+def test_a_server_whose_copy_went_on_by_itself_stops_where_it_ends() -> None:
+    role = Role(ME, 64, identity=MINE, chain=8)
+    role.read(1, of(takeover(1, 60), MINE, 5))
+    assert role.state is State.FOLLOWER
+    role.read(2, of(data(1, 60, b"abcd"), MINE, 5, 7))
+    assert role.state is State.STOPPED
+
+
+def test_a_leader_is_not_stopped_by_a_take_over_for_another_journal() -> None:
+    role = Role(ME, 64, identity=MINE, chain=7)
+    assert role.take_over(0)
+    (entry,) = appends(role)
+    assert (entry.identity, entry.chain, entry.after) == (MINE, 7, 7)
+    role.accepted(entry, 1)
+    role.append(64, [Batches(b"abc", 9)])
+    (entry,) = appends(role)
+    assert (entry.chain, entry.after) == (7, 9)
+    role.found(2, of(takeover(2, 64), FOREIGN, 7))
+    assert role.state is State.LEADER
+    role.accepted(entry, 3)
+    assert (role.position, role.chain) == (67, 9)
+
+
+def test_an_empty_server_takes_the_identity_of_the_log() -> None:
+    role = Role(ME, 0)
+    role.read(1, of(takeover(1, 0), bytes(16), 0))
+    role.read(2, of(data(1, 0, b"abc"), MINE, 0, 4))
+    assert (role.identity, role.chain) == (MINE, 4)
+    assert role.state is State.FOLLOWER
 
 
 def test_a_candidate_follows_again_after_somebody_else_was_faster() -> None:
@@ -259,7 +353,7 @@ def test_a_candidate_follows_again_after_somebody_else_was_faster() -> None:
 
 def test_no_more_appends_than_the_window_are_under_way() -> None:
     role = leader(window=2, most=1)
-    role.append(0, [b"a", b"b", b"c"])
+    role.append(0, whole(b"a", b"b", b"c"))
     first, _ = appends(role)
     assert role.pending
     role.accepted(first, 2)
@@ -269,7 +363,7 @@ def test_no_more_appends_than_the_window_are_under_way() -> None:
 def test_small_appends_wait_for_the_first_two_and_are_joined() -> None:
     role = leader()
     for position, batch in enumerate([b"a", b"b", b"c", b"d"]):
-        role.append(position, [batch])
+        role.append(position, whole(batch))
     first, second = appends(role)
     assert (first.data, second.data) == (b"a", b"b")
     role.accepted(first, 2)
@@ -278,33 +372,33 @@ def test_small_appends_wait_for_the_first_two_and_are_joined() -> None:
 
 def test_large_appends_do_not_wait() -> None:
     role = leader(most=3)
-    role.append(0, [b"abc", b"def", b"ghi", b"jk"])
+    role.append(0, whole(b"abc", b"def", b"ghi", b"jk"))
     assert [entry.data for entry in appends(role)] == [b"abc", b"def", b"ghi"]
 
 
-def test_the_beginning_of_a_segment_and_a_checkpoint_are_not_joined_with_what_was_before() -> None:
+def test_a_checkpoint_goes_first_and_the_beginning_of_a_segment_is_not_joined_with_what_was_before() -> None:
     role = leader()
     segment = SEGMENT_MAGIC + b"s"
     for position, batch in enumerate([b"a", b"b", b"c"]):
-        role.append(position, [batch])
-    role.append(3, [segment])
-    role.append(3 + len(segment), [b"d"])
+        role.append(position, whole(batch))
+    role.append(3, whole(segment))
+    role.append(3 + len(segment), whole(b"d"))
     role.add_checkpoint()
-    role.append(4 + len(segment), [b"e"])
+    role.append(4 + len(segment), whole(b"e"))
     sent = []
     while role.pending:
         sent += [(entry.kind, entry.data) for entry in appends(role)]
         item = role.inflight[0]
         role.accepted(item.entry, item.expect + 1)
     data, checkpoint = EntryKind.DATA, EntryKind.CHECKPOINT
-    assert sent == [(data, b"a"), (data, b"b"), (data, b"c"), (data, segment + b"d"), (checkpoint, b""), (data, b"e")]
+    assert sent == [(data, b"a"), (data, b"b"), (checkpoint, b""), (data, b"c"), (data, segment + b"de")]
 
 
 def test_a_part_is_not_joined_with_what_follows() -> None:
     role = leader(most=3)
-    role.append(0, [b"a"])
-    role.append(1, [b"b"])
-    role.append(2, [b"cdefg"])
+    role.append(0, whole(b"a"))
+    role.append(1, whole(b"b"))
+    role.append(2, whole(b"cdefg"))
     sent = []
     while role.pending:
         sent += [(entry.data, entry.part) for entry in appends(role)]
@@ -348,10 +442,10 @@ def test_a_server_stops_when_its_journal_goes_beyond_the_shared_log() -> None:
 
 def test_a_leader_stops_when_the_shared_log_has_lost_what_was_confirmed() -> None:
     role = leader()
-    role.append(0, [b"abc"])
+    role.append(0, whole(b"abc"))
     (entry,) = appends(role)
     role.accepted(entry, 2)
-    role.append(3, [b"def"])
+    role.append(3, whole(b"def"))
     (entry,) = appends(role)
     for _ in range(SIGNS):
         role.refused(entry, 1, 2)
@@ -360,10 +454,10 @@ def test_a_leader_stops_when_the_shared_log_has_lost_what_was_confirmed() -> Non
 
 def test_an_answer_that_was_outdated_on_arrival_is_no_sign_of_lost_entries() -> None:
     role = leader()
-    role.append(0, [b"abc"])
+    role.append(0, whole(b"abc"))
     (entry,) = appends(role)
     role.accepted(entry, 2)
-    role.append(3, [b"def"])
+    role.append(3, whole(b"def"))
     (entry,) = appends(role)
     for _ in range(SIGNS):
         role.refused(entry, 1, since=1)
@@ -372,7 +466,7 @@ def test_an_answer_that_was_outdated_on_arrival_is_no_sign_of_lost_entries() -> 
 
 def test_an_existing_journal_begins_an_empty_shared_log_where_it_ends() -> None:
     role = leader(position=100)
-    role.append(100, [b"abc"])
+    role.append(100, whole(b"abc"))
     (entry,) = appends(role)
     role.accepted(entry, 2)
     role.was_synced(103)
@@ -404,7 +498,7 @@ def test_a_shared_log_that_begins_with_data_is_not_followed() -> None:
 
 def test_the_shared_log_is_purged_when_every_other_member_has_it_on_disk() -> None:
     role = leader()
-    role.append(0, [b"abc"])
+    role.append(0, whole(b"abc"))
     role.accepted(data(1, 0, b"abc", ME), 2)
     role.add_checkpoint()
     role.add_checkpoint()  # one at a time

@@ -11,7 +11,8 @@ from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry
 from fyrehose.replication.peers import Peers
 from fyrehose.replication.role import Append, Purge, Role
 from fyrehose.replication.settings import ReplicationSettings
-from fyrehose.replication.trimming import Trimmer
+from fyrehose.replication.trimming import TRIM_BYTES, Trimmer
+from tests.doubles.shared_log import whole
 
 MIB = 1 << 20
 
@@ -35,7 +36,7 @@ class World:
         self.answer()
         self.trimmer.start(self.role, self.now)
         for _ in range(2):
-            self.role.append(self.role.position, [b"x"])
+            self.role.append(self.role.position, whole(b"x"))
             self.answer()
         self.trimmer.trim(self.role, self.now)
         assert self.answer()[-1].kind is EntryKind.CHECKPOINT
@@ -113,12 +114,33 @@ def test_the_warning_is_repeated_only_after_the_log_was_small_again(world: World
 def test_the_next_checkpoint_follows_a_purge(world: World) -> None:
     """What is appended while a checkpoint waits for a member is not forgotten."""
     world.hear("b", 4)
-    world.role.append(world.role.position, [b"y"])
+    world.role.append(world.role.position, whole(b"y"))
     world.answer()
     assert not world.purged()
     world.hear("c", 4)
     assert world.purged()
-    world.role.append(world.role.position, [b"z"])
+    world.role.append(world.role.position, whole(b"z"))
     world.answer()
     world.trimmer.trim(world.role, world.now)
     assert [entry.kind for entry in world.answer()] == [EntryKind.CHECKPOINT]
+
+
+def test_a_checkpoint_follows_many_bytes_although_more_is_in_flight() -> None:
+    world = World()
+    world.hear("b", 4)
+    world.hear("c", 4)
+    assert world.purged()
+    for _ in range(TRIM_BYTES >> 20):
+        world.role.append(world.role.position, whole(bytes(MIB)))
+        world.answer()
+    world.role.append(world.role.position, whole(b"pending"))
+    world.role.take()
+    world.trimmer.trim(world.role, world.now)
+    assert [action.entry.kind for action in world.role.take() if isinstance(action, Append)] == [EntryKind.CHECKPOINT]
+
+
+def test_a_limit_of_the_engine_counts_if_it_is_less() -> None:
+    world = World()
+    world.hear("b", 4)
+    world.trimmer.measured(world.role, 30 * MIB, limit=28 * MIB)
+    assert world.purged(), "beyond it, the silent server is not waited for"

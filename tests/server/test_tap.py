@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import stat
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -188,15 +189,17 @@ class StoppingReactor(MemoryReactorClock):
 
 
 @pytest.fixture
-def ending(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def ending(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Record exit statuses and lines on standard error instead of ending the process."""
     said: list[Any] = []
+    interval = sys.getswitchinterval()
     monkeypatch.setattr(process, "exit_with", said.append)
     monkeypatch.setattr(process, "say", said.append)
     monkeypatch.setattr(process, "stop_on_signals", lambda reactor, drain: None)
     monkeypatch.setattr(process, "reload_on_hangup", lambda reactor, reload: None)
     monkeypatch.setattr(process, "raise_descriptor_limit", lambda: 20_000)
-    return said
+    yield said
+    sys.setswitchinterval(interval)
 
 
 @pytest.mark.parametrize(
@@ -261,11 +264,11 @@ def test_max_connections_is_reduced_to_the_available_descriptors(
     config = parsed(*words, "--data-dir", str(tmp_path)).resolved
     server = ServerProcess(StoppingReactor(), config)
     limits = [child.factory.settings.max_connections for child in server.fyrehose if hasattr(child, "factory")]
-    assert limits == [807, 5], "what one does not want is for the others"
+    assert limits == [838, 5], "what one does not want is for the others"
     assert server.listeners.remarks == [
         (
-            "file-descriptor limit 1000: max-connections of lines reduced to 807; "
-            "for the configured maximum, use `ulimit -n 10477`, or LimitNOFILE= in a unit"
+            "file-descriptor limit 1000: max-connections of lines reduced to 838; "
+            "for the configured maximum, use `ulimit -n 10445`, or LimitNOFILE= in a unit"
         )
     ]
     assert not server.listeners.warnings, "the maximum was not configured"
@@ -319,8 +322,8 @@ def test_reducing_a_configured_maximum_logs_one_warning(
     words += ["--listen", "figg=tcp:0:interface=127.0.0.1", "--listen", "relink=tcp:0:interface=127.0.0.1"]
     server = ServerProcess(StoppingReactor(), parsed(*words).resolved)
     (warning,) = server.listeners.warnings
-    assert warning.startswith("file-descriptor limit 1000: max-connections of figg, relink reduced to 406 each")
-    assert "`ulimit -n 31097`" in warning
+    assert warning.startswith("file-descriptor limit 1000: max-connections of figg, relink reduced to 421 each")
+    assert "`ulimit -n 31065`" in warning
     assert not server.listeners.remarks
 
 
@@ -521,6 +524,26 @@ def test_the_service_manager_is_notified(ending: list[Any], tmp_path: Path, monk
         server.fyrehose.running = 0
         server.stopService()
         assert manager.recv(1000) == b"STOPPING=1\nSTATUS=stopping"
+
+
+def test_a_busy_reactor_lets_the_writer_thread_run_within_half_a_millisecond(
+    ending: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = ServerProcess(StoppingReactor(), parsed("--data-dir", str(tmp_path)).resolved)
+    monkeypatch.setattr(server.fyrehose, "startService", lambda: succeed(None))
+    server._run()
+    assert sys.getswitchinterval() <= 0.0005
+
+
+def test_each_turn_of_the_reactor_handles_a_bounded_number_of_events(
+    ending: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounded: list[Any] = []
+    monkeypatch.setattr(tap, "bound_events", bounded.append)
+    server = ServerProcess(StoppingReactor(), parsed("--data-dir", str(tmp_path)).resolved)
+    monkeypatch.setattr(server.fyrehose, "startService", lambda: succeed(None))
+    server._run()
+    assert bounded == [server.reactor]
 
 
 def test_the_watchdog_runs_while_the_server_serves(ending: list[Any], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ The transport pauses both, and a paused answer keeps nothing but its position.
 from __future__ import annotations
 
 import json
-from typing import Protocol
+from typing import Any, Protocol
 
 import attrs
 from zope.interface import implementer
@@ -17,10 +17,10 @@ from zope.interface import implementer
 from fyrehose import ndjson
 from fyrehose.errors import FyrehoseError, JournalCorrupt
 from fyrehose.interfaces import IBroker, IConnectedSink, ISubscription
-from fyrehose.ndjson import is_text
+from fyrehose.ndjson import TextCheck, TextChecks
 from fyrehose.net.lifecycle import Timers
 from fyrehose.net.outgoing import LargeRecord
-from fyrehose.parts import BETWEEN, LARGEST, event_at, is_part
+from fyrehose.parts import BETWEEN, event_at, is_part
 from fyrehose.pieces import PIECE, Encoded
 from fyrehose.protocols.http.session import PROTOCOL, HttpSession
 from fyrehose.records import Delivery, Run
@@ -36,6 +36,7 @@ RECORD_COST = 512
 class AnsweredConnection(Protocol):
     """The connection that an answer is sent to, which is an HttpProtocol."""
 
+    factory: Any  #: whose ``checks`` are shared by all readers of a large record
     broker: IBroker
     session: HttpSession
     timers: Timers
@@ -96,16 +97,18 @@ class Form:
                 last = seq
         return Encoded(b"".join(found), last, len(found))
 
-    def large(self, run: Run) -> LargeRecord:
+    def large(self, run: Run, checks: TextChecks) -> LargeRecord:
         """Return the first record of *run*, which is larger than a piece, to be sent in pieces."""
-        begin, text = ndjson.head_of(run)
-        begin = self.head(run.first_seq) + begin
+        check = checks.of(run)
 
         def cut(run: Run, position: int) -> tuple[bytes, int | None]:
-            if not position:
-                return begin, 1
             payload = memoryview(run.payload)
-            data, end = ndjson.piece_of(payload, position - 1, text)
+            if not position:
+                check.proceed(payload)
+                if check.text is None:
+                    return b"", 0
+                return self.head(run.first_seq) + ndjson.head_of(run, check.text), 1
+            data, end = ndjson.piece_of(payload, position - 1, bool(check.text))
             return (data, end + 1) if end < len(payload) else (data + ndjson.END + self.after, None)
 
         return LargeRecord(run.stream, run.first_seq, cut, run.slice(0, 1))
@@ -126,15 +129,28 @@ class _JoinedEvent:
     """An event that is sent as one record, one of its parts after the other.
 
     :ivar numbers: the records that are its parts, those that are not sent yet
-    :ivar text: whether it is UTF-8
+    :ivar unchecked: those of which it is not known yet whether they are UTF-8
     :ivar begun: whether the beginning of its JSON object was sent
     """
 
     numbers: list[int]
-    text: bool
-    begun: bool = False
+    unchecked: list[int]
+    check: TextCheck = attrs.field(factory=TextCheck, init=False)
+    begun: bool = attrs.field(default=False, init=False)
     #: the end of the part before, which is encoded with the next one: a part of a character, or of a group of base64
-    _rest: bytes = b""
+    _rest: bytes = attrs.field(default=b"", init=False)
+
+    @property
+    def text(self) -> bool:
+        """Return whether the event is UTF-8, which is checked."""
+        return bool(self.check.text)
+
+    def check_part(self, part: Run) -> None:
+        """Check more of *part*, the first that is unchecked."""
+        if self.check.proceed(memoryview(part.payload), final=len(self.unchecked) == 1):
+            del self.unchecked[0]
+        if self.check.text is False:
+            self.unchecked.clear()
 
     def next_record(self, part: Run, begin: bytes) -> LargeRecord:
         """Return the next part, to be sent in pieces behind *begin*."""
@@ -261,19 +277,22 @@ class ReadAnswer:
         if part.first_seq != numbers[-1]:
             self.next = part.first_seq + 1
             return cost
-        text = is_text(memoryview(self._part(number).payload) for number in numbers)
-        self._joining = _JoinedEvent(list(numbers), text)
-        return self._send_part() + LARGEST // 16 + cost
+        self._joining = _JoinedEvent(list(numbers), list(numbers))
+        return self._send_part() + cost
 
     def _send_part(self) -> int:
-        """Send the next part of an event that is being joined."""
+        """Send the next part of an event that is being joined, once all are checked."""
         event = self._joining
         assert event is not None
+        if event.unchecked:
+            part = self._part(event.unchecked[0])
+            event.check_part(part)
+            return len(part.payload) // 16
         part = self._part(event.numbers[0])
         begin = b""
         if event.begun is False:
             labels = attrs.evolve(self._part(event.numbers[-1]), content_type=None)
-            begin, event.begun = ndjson.head_of(labels, event.text)[0], True
+            begin, event.begun = ndjson.head_of(labels, event.text), True
         self.connection.send_record(event.next_record(part, begin))
         if not event.numbers:
             self._joining, self.next, self.left = None, part.first_seq + 1, self.left - 1
@@ -294,7 +313,7 @@ class ReadAnswer:
         encoded = LINE.encode(runs)
         if not encoded.records:
             self.next, self.left = runs[0].first_seq + 1, self.left - 1
-            self.connection.send_record(LINE.large(runs[0]))
+            self.connection.send_record(LINE.large(runs[0], self.connection.factory.checks))
             return len(runs[0].payload) // 16
         self.next, self.left = encoded.last + 1, self.left - encoded.records
         self.connection.session.send(encoded.data)
@@ -371,7 +390,7 @@ class LiveAnswer:
         """Send the first records as events, as many as fit into a piece."""
         encoded = delivery.encoded(self.encode)
         if not encoded.records:
-            self.connection.send_record(self.form.large(delivery.runs[0]))
+            self.connection.send_record(self.form.large(delivery.runs[0], self.connection.factory.checks))
             return delivery.first_seq
         self.connection.session.send(encoded.data)
         self.connection.flush()

@@ -26,6 +26,7 @@ from fyrehose import errors
 from fyrehose.broker.ends import Ends
 from fyrehose.errors import FyrehoseError
 from fyrehose.interfaces import IBroker
+from fyrehose.ndjson import TextChecks
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.peers import PROOFS
@@ -568,6 +569,7 @@ class HttpFactory(SessionFactory):
     ) -> None:
         super().__init__(broker, settings, reactor)
         self.ends, self.now, self.labels = Ends(broker), time.time, count(1)
+        self.checks = TextChecks()
         self._endpoint = endpoint
         self.configure(self.settings)
 

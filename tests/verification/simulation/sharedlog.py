@@ -47,7 +47,7 @@ class SharedLog:
     def __init__(self, world: World, on_purge: Callable[[int], None]) -> None:
         self.world, self.on_purge = world, on_purge
         self.entries: list[LogEntry] = []
-        self.numbers: dict[str, int] = {}
+        self.numbers: dict[tuple[str, int], int] = {}
         self.first = 1
         self.past: deque[EntryRange] = deque([EntryRange(1, 0)], maxlen=4)
         self.truth = bytearray()
@@ -66,7 +66,7 @@ class SharedLog:
 
     def append(self, entry: LogEntry, expect: int) -> int:
         last = len(self.entries)
-        known = self.numbers.get(entry.ident)
+        known = self.numbers.get((entry.ident, expect))
         if known is not None and self.world.random.random() < 0.8:  # it forgets what was repeated after a while
             return known
         if last != expect:
@@ -77,7 +77,7 @@ class SharedLog:
     def _grow(self, entry: LogEntry) -> None:
         self._ends.append(len(self.truth))
         self.entries.append(entry)
-        self.numbers[entry.ident] = len(self.entries)
+        self.numbers[entry.ident, len(self.entries) - 1] = len(self.entries)
         self.past.append(EntryRange(self.first, len(self.entries)))
         if len(self.entries) == 1:
             self._validity.begin(entry)

@@ -6,21 +6,23 @@
 A stream holds records of one size, of bytes that JSON escapes to six.  N readers at 127.0.0.2 ask for the stream from
 its beginning and read nothing, while honest clients at 127.0.0.1, of Figg and HTTP, publish 100 bytes every
 20 ms and wait for the acknowledgement.  Each line says how long these waited (median, 99 %, longest), and how much the
-memory of the server grew.  The status is 1 if it grew by more than --memory.
+memory of the server grew.  The status is 1 if it grew by more than --memory.  With --readers 0 the lines say what the
+honest clients wait for without readers: the ways http-pattern and eventbus publish meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import multiprocessing
 import os
 import resource
 import socket
 import statistics
 import sys
 import tempfile
-import threading
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -50,14 +52,28 @@ def fill(port: int, size: int, count: int, topic: bytes = b"deaf") -> None:
                 )
 
 
-class Honest(threading.Thread):
-    """A client that publishes small messages, and measures how long each acknowledgement takes."""
+class Honest:
+    """A client that publishes small messages, and measures how long each acknowledgement takes.
+
+    It has a process of its own: a thread would also wait while the attackers compute.
+    """
 
     def __init__(self, name: str, port: int) -> None:
-        super().__init__(daemon=True)
-        self.name, self.port, self.waits, self.over = name, port, [0.0], threading.Event()
+        context = multiprocessing.get_context("fork")
+        self.name, self.port, self.over = name, port, context.Event()
+        self._result, result = context.Pipe(duplex=False)
+        self._process = context.Process(target=self._run, args=(result,), daemon=True)
+        self._process.start()
+        result.close()
 
-    def run(self) -> None:
+    def stop(self) -> None:
+        """End the client, and take what it has measured."""
+        self.over.set()
+        self.waits: list[float] = self._result.recv()
+        self._process.join()
+
+    def _run(self, result: Connection) -> None:
+        waits = [0.0]
         with contextlib.closing(socket.create_connection((HONEST, self.port), timeout=120)) as peer:
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             number = 0
@@ -71,7 +87,8 @@ class Honest(threading.Thread):
                         b"POST /streams/honest HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n" + b"x" * 100
                     )
                 peer.recv(1 << 16)
-                self.waits.append(time.monotonic() - began)
+                waits.append(time.monotonic() - began)
+        result.send(waits)
 
     def said(self) -> str:
         ordered = sorted(self.waits)
@@ -106,8 +123,6 @@ def trial(way: str, size: str, arguments: argparse.Namespace, root: Path) -> lis
             reader.recv(1 << 20)
         base = Usage(server.process.pid).resident
         clients = [Honest(name, ports[name]) for name in ("figg", "http")]
-        for client in clients:
-            client.start()
         if way == "eventbus":
             peers = deaf_bus(ports["eventbus"], arguments.readers, *SIZES[size])
         else:
@@ -125,8 +140,7 @@ def trial(way: str, size: str, arguments: argparse.Namespace, root: Path) -> lis
             time.sleep(0.05)
             most = max(most, Usage(server.process.pid).resident)
         for client in clients:
-            client.over.set()
-            client.join()
+            client.stop()
         grown = max(most, Usage(server.process.pid).resident) - base
         print(
             f"{way:12} {size:6} {len(peers):4} readers: {grown >> 10:5} MiB; " + "; ".join(c.said() for c in clients),

@@ -7,7 +7,8 @@ The roles and entries are the real ones (fyrehose/replication); journals, disks,
 models.  The shared log accepts an append only if its last number is the expected one.  Requests and answers take any
 time, are lost, repeated, or overtake each other; a request that was given up may still arrive.  Servers crash (and keep
 what was synced, and any part of the rest), pause for as long as they like, and start again; machines are lost, one at a
-time, with their disks.  The leader trims the shared log.  Checked after every step:
+time, with their disks, and one at a time finds another cluster's journal of the same length on its disk.  The leader
+trims the shared log.  Checked after every step:
 
     A  an acknowledged byte is in the shared log, or was when it was trimmed
     B  a journal agrees with the entries that count, up to its durable mark
@@ -15,6 +16,9 @@ time, with their disks.  The leader trims the shared log.  Checked after every s
     D  no server truncates its journal below its durable mark
     E  an acknowledged byte is in what is left of the shared log, or synced on two servers; on one while a machine that
        was lost is not filled again
+    F  a server with another cluster's journal stops, and no other server does
+    G  a leader steps down only for an entry that counts
+    H  when everything is well again, a server leads and acknowledges within a bounded number of steps
 
 ``--break`` takes one rule away, and the status must then be 1.  Prints a line per violation, with the number of its
 schedule: repeat it with --first NUMBER --count 1.
@@ -28,6 +32,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import attrs
+from crc32c import crc32c
+
+from fyrehose.journal.exchange import Batches
 from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry, Validity
 from fyrehose.replication.role import Append, Changed, Compare, Cut, Fill, LookAt, Purge, Role, State, Write
 
@@ -102,6 +110,37 @@ class AcksRemote(Role):
         return self.position
 
 
+class DeposedByVoid(Role):
+    """Rule 14, taken away: a leader steps down for an entry that does not count."""
+
+    def _skip(self, number: int) -> None:
+        self._step_down("another server has written to the shared log")
+
+
+class Together(Role):
+    """Rule 17, taken away: everything in flight is sent again behind an entry that does not count."""
+
+    def _skip(self, number: int) -> None:
+        self.applied = number
+        for at, item in enumerate(self.inflight):
+            item.expect, item.known = number + at, False
+            self._actions.append(Append(item.entry, item.expect, number))
+
+
+class CountsForeign(Validity):
+    """Rule 11, taken away in one half: entries of another journal count."""
+
+    def counts(self, entry: LogEntry) -> bool:
+        return super().counts(attrs.evolve(entry, identity=self.identity, chain=self.chain))
+
+
+class Trusting(Role):
+    """Rule 11, taken away in the other half: a server follows another journal."""
+
+    def _is_of_this_journal(self) -> bool:
+        return True
+
+
 class TrimsAlone(Role):
     """Rule 9, taken away in one half: the shared log is trimmed although nobody else has what it had."""
 
@@ -117,8 +156,17 @@ ROLES: dict[str, type[Role]] = {
     "ack-local": AcksLocal,
     "ack-remote": AcksRemote,
     "trim-alone": TrimsAlone,
+    "depose-by-void": DeposedByVoid,
+    "number-together": Together,
+    "trust-position": Trusting,
 }
+#: Rules of validity that are taken away.
+VALIDITIES: dict[str, type[Validity]] = {"count-void": CountsVoid, "trust-position": CountsForeign}
 #: Rules that are taken away elsewhere than in a role.
+#: How many steps may pass after the last trouble until something is acknowledged again.
+CALM = 2000
+#: The identities of the cluster's journal, and of another one.
+MINE, FOREIGN = b"m" * 16, b"f" * 16
 ELSEWHERE = ("count-void", "no-truncate", "mark-local", "trim-anywhere", "copy-unconfirmed")
 RULES = (*ROLES, *ELSEWHERE)
 
@@ -132,9 +180,11 @@ class World:
         self.base = 0  #: entries before it were purged
         self.truth = bytearray()  #: the bytes that count
         self.ends: list[int] = []  #: how many of them there were in front of each entry
+        self.counted: list[bool] = []  #: whether each entry counts
         self.validity, self.parts = Validity(), b""
         self.acked = 0  #: bytes below were acknowledged
         self.net: list[tuple[Callable[..., None], Server, int, tuple[Any, ...]]] = []
+        self.is_calm = False
         self.messages = self.starts = self.fills = self.voids = 0
         self.servers = [Server(self, i) for i in range(servers)]
 
@@ -152,6 +202,8 @@ class World:
             server.paused = not server.paused
         elif 0.1 < luck < 0.104 and self.whole():
             server.lose()
+        elif 0.104 < luck < 0.108 and self.whole():
+            server.swap()
         else:
             server.turn()
         self.check()
@@ -183,7 +235,9 @@ class World:
         self.log.append(entry)
         if len(self.log) == 1:
             self.validity.begin(entry)
-        if not self.validity.counts(entry):
+        counts = self.validity.counts(entry)
+        self.counted.append(counts)
+        if not counts:
             self.voids += 1
         elif entry.kind is not EntryKind.DATA:
             self.parts = b""
@@ -212,15 +266,35 @@ class World:
             self.acked = max(self.acked, end)
 
     def check(self) -> None:
-        enough = 1 if any(server.lost for server in self.servers) else 2
+        enough = 1 if any(server.lost or server.foreign for server in self.servers) else 2
         gone = min(self.left(), self.acked)
         if gone and self.copies(gone) < enough:
             raise Violation(f"E: {gone} bytes are trimmed, and synced on {self.copies(gone)} servers")
 
+    def hears_leader(self) -> bool:
+        """Return whether nobody has a reason to take over, because a leader is heard; in trouble it never is."""
+        return self.is_calm and any(server.role.state in (State.LEADER, State.CANDIDATE) for server in self.servers)
+
+    def calm(self) -> None:
+        """Everything is well from now on: something must be acknowledged soon."""
+        for server in self.servers:
+            server.paused = False
+            if not server.up:
+                server.start()
+        before, self.is_calm = self.acked, True
+        for _ in range(CALM):
+            if self.acked > before:
+                return
+            if self.net:
+                self.arrive(*self.net.pop(0))
+            self.rnd.choice(self.servers).turn()
+            self.check()
+        raise Violation(f"H: nothing is acknowledged {CALM} steps after the last trouble")
+
     def finish(self) -> None:
         """Check every journal as a whole."""
         for server in self.servers:
-            if server.disk[: server.mark] != self.truth[: server.mark]:
+            if not server.foreign and server.disk[: server.mark] != self.truth[: server.mark]:
                 raise Violation(f"B: server {server.ident} differs below its mark")
         if self.acked > len(self.truth):
             raise Violation(f"A: {self.acked} bytes were acknowledged, {len(self.truth)} count")
@@ -236,6 +310,7 @@ class Server:
         self.synced = 0  #: on disk for certain
         self.mark_disk = 0  #: the durable mark that was written
         self.up, self.paused, self.lost = True, False, False
+        self.foreign = False  #: whether it has another cluster's journal
         self.start()
 
     def start(self) -> None:
@@ -246,10 +321,12 @@ class Server:
             del self.disk[self.mark_disk :]
         self.synced = min(self.synced, len(self.disk))
         self.mark = self.mark_disk
-        validity = CountsVoid() if world.broken == "count-void" else Validity()
+        validity = VALIDITIES.get(world.broken or "", Validity)()
         kind = ROLES.get(world.broken or "", Role)
         begin = len(self.disk) if world.broken == "no-truncate" else self.mark_disk
-        self.role = kind(EntryWriter(self.name, self.incarnation), begin, window=3, most=MOST, validity=validity)
+        writer, chain = EntryWriter(self.name, self.incarnation), crc32c(self.disk[:begin])
+        identity = FOREIGN if self.foreign else MINE
+        self.role = kind(writer, begin, window=3, most=MOST, validity=validity, identity=identity, chain=chain)
         self.role.eager = world.rnd.choice((1, 2, 3))
         self.cutting: int | None = None
         self.filling = False
@@ -270,6 +347,15 @@ class Server:
         self.name += "+"
         self.start()
 
+    def swap(self) -> None:
+        """Somebody has put a journal of another cluster, which ends at the same position, on this server's disk."""
+        if self.mark_disk:
+            self.disk = bytearray(b"#" * self.mark_disk)
+            self.synced = self.mark_disk
+            self.foreign, self.paused = True, False
+            self.name += "+"
+            self.start()
+
     def turn(self) -> None:
         if not self.up or self.paused:
             return
@@ -280,7 +366,7 @@ class Server:
             self.cut()
         elif self.role.state is State.LEADER:
             self.lead(luck)
-        elif luck < 0.85 or self.world.rnd.random() < 0.7:
+        elif luck < 0.85 or self.world.rnd.random() < 0.7 or self.world.hears_leader():
             self.follow()
         else:
             world = self.world
@@ -304,7 +390,7 @@ class Server:
                 data = (b"<%d>" % world.messages) * world.rnd.randint(1, 3)
                 position = len(self.disk)
                 self.disk += data
-                self.role.append(position, [data])
+                self.role.append(position, [Batches(data, crc32c(self.disk))])
         elif luck < 0.6:
             self.role.add_checkpoint()
             self.role.purge([s.role.reported for s in world.servers if s is not self and not s.lost])
@@ -359,7 +445,7 @@ class Server:
                 case Write(position, data):
                     self.write(position, data)
                 case Compare(position, data):
-                    if self.disk[position : position + len(data)] != data:
+                    if self.disk[position : position + len(data)] != data and not self.foreign:
                         raise Violation(f"B: server {self.ident} differs from the shared log at {position}")
                 case Cut(position):
                     self.cutting = position
@@ -368,9 +454,18 @@ class Server:
                 case Purge(number):
                     self.purge(number)
                 case Changed(state, reason):
-                    if state is State.STOPPED:
-                        raise Violation(f"B: server {self.ident} stops: {reason}")
+                    self.changed(state, reason)
         self.advance()
+
+    def changed(self, state: State, reason: str) -> None:
+        world, applied = self.world, self.role.applied
+        if state is State.STOPPED and self.foreign:
+            self.foreign = False
+            self.lose()  # it is emptied, and filled again
+        elif state is State.STOPPED:
+            raise Violation(f"F: server {self.ident} stops: {reason}")
+        elif state is State.FOLLOWER and not any(world.counted[applied:]):
+            raise Violation(f"G: server {self.ident} steps down: {reason}")
 
     def write(self, position: int, data: bytes) -> None:
         if position != len(self.disk):
@@ -390,6 +485,10 @@ class Server:
 
     def advance(self) -> None:
         """The one release point: synced here, and accepted by the shared log."""
+        if self.foreign:
+            if self.role.state is State.LEADER:
+                raise Violation(f"F: server {self.ident} leads with another cluster's journal")
+            return
         mark = self.role.mark
         if mark > self.mark:
             self.world.release(self, self.mark, mark)
@@ -407,6 +506,7 @@ def schedule(seed: str, steps: int, broken: str | None = None) -> tuple[World, s
         for _ in range(steps):
             world.step()
         world.finish()
+        world.calm()
     except (Violation, AssertionError) as violation:
         return world, str(violation) or repr(violation)
     return world, ""
