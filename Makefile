@@ -197,7 +197,7 @@ torture: .venv/native.stamp
 	$(BIN)/python tests/verification/torture/spark_kill.py --count $(call scaled,30)
 	$(BIN)/python tests/verification/torture/spark_kill.py --count $(call scaled,30) --engine local --busy 3
 	$(BIN)/python tests/verification/torture/spark_week.py --minutes $(call scaled,10080)
-	$(BIN)/python tests/verification/torture/pipeline_kill.py --count $(call scaled,20)
+	$(BIN)/python tests/verification/torture/tables_kill.py --count $(call scaled,50)
 	$(BIN)/python tests/verification/torture/spark_cluster.py --records $(call scaled,200000)
 	$(BIN)/python tests/verification/torture/spark_tour.py --events $(call scaled,1000000)
 

@@ -601,7 +601,7 @@ class IClientPlugin(IProtocolPlugin):
     """A protocol plugin that also makes clients, for ``fyrehose publish``, ``fyrehose tail`` and other programs.
 
     A client connects to *endpoint* if one is given: by TLS, or to one of several servers.  *host* and *port* are then
-    only the name of the server; clients that do not connect by TCP, or make several connections, use them alone.
+    only the name of the server.  See :class:`IOwnConnectionsPlugin` for clients that cannot use an endpoint.
     """
 
     default_port = Attribute("The port on which servers listen by default.")
@@ -614,6 +614,13 @@ class IClientPlugin(IProtocolPlugin):
 
     def tailer(reactor: Any, host: str, port: int, endpoint: Any = None) -> Any:
         """Return an :class:`ITailer` that is not connected yet, or None if the protocol cannot subscribe."""
+
+
+class IOwnConnectionsPlugin(IClientPlugin):
+    """A plugin whose clients connect by *host* and *port* alone, because they use other or more connections than one.
+
+    They get no *endpoint*, so they cannot use TLS or the addresses of several servers.
+    """
 
 
 class ITransactionalPlugin(IClientPlugin):
@@ -631,6 +638,20 @@ class IConsumingPlugin(IClientPlugin):
 
 class IPatternPlugin(IClientPlugin):
     """A plugin whose tailer follows all streams that match a pattern."""
+
+
+class IDumpPlugin(IProtocolPlugin):
+    """A plugin that reads the data of another server of its protocol."""
+
+    def dump(
+        path: Any, stream: str, refuse: Callable[[str, str], object], progress: Callable[[int, int], object]
+    ) -> Any:
+        """Return the contents of the file *path*: ``runs()`` yields numbered runs, ``repeated`` counts repetitions.
+
+        :param stream: the stream that the runs are of
+        :param refuse: called with the place of each record that cannot be used, and the reason; it may raise an error
+        :param progress: called with the number of bytes that were read, and that of all
+        """
 
 
 class IWorkPlugin(IClientPlugin):

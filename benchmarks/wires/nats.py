@@ -12,7 +12,7 @@ import secrets
 import socket
 from typing import Any
 
-from benchmarks.wires.base import Job, Pool, Rows, Wire, Worker, Wrong, payload
+from fyrehose.bench.wires.base import Job, Pool, Rows, Wire, Worker, Wrong, payload
 
 #: Messages of one block at the most.
 BLOCK = 8_192

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import socket
 
-from benchmarks.wires.base import Job, Pool, Rows, Wire, Worker, Wrong, payload
+from fyrehose.bench.wires.base import Job, Pool, Rows, Wire, Worker, Wrong, payload
 
 #: Messages of one block at the most; entries of one reply, and their bytes.
 BLOCK, REPLY, REPLY_BYTES = 8_192, 1_000, 1 << 19

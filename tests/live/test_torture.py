@@ -94,8 +94,8 @@ def test_a_soak() -> None:
     assert " 0 violations" in run("soak.py", "--minutes", "0.05", "--every", "1", "--kills")
 
 
-def test_pipeline_has_every_event_once_after_kills() -> None:
-    assert "1 kills (1 driver): 0 problems" in run("pipeline_kill.py", "--warm", "--count", "1", "--busy", "3")
+def test_typed_tables_have_every_event_once_after_kills() -> None:
+    assert "1 kills (1 driver): 0 problems" in run("tables_kill.py", "--warm", "--count", "1", "--busy", "3")
 
 
 def test_a_server_is_fuzzed_at_every_listener() -> None:

@@ -115,6 +115,15 @@ class BackboneServerSession(BackboneSession[Pushed | Replay]):
         self._forwards = Rates(settings.forward_rate, settings.forward_rate, most=1)
         self._recent_requests: OrderedDict[Request, float] = OrderedDict()
 
+    def change(self, settings: BackboneSettings) -> None:
+        """Use other settings, of the same stream, from now on; clients keep their places and rations."""
+        self._settings = settings
+        self.subscribers.change(settings.subscribers)
+        self.sent_bytes.change(settings.destination_rate, settings.destination_rate * BURST)
+        self._pushes.change(settings.push_rate, settings.push_rate)
+        self._requests.change(settings.request_rate, settings.request_rate)
+        self._requests.most = 2 * settings.subscribers
+
     def ration(self, client: KnownClient, trains: tuple[Train, ...], ranges: Iterable[Range]) -> tuple[Train, ...]:
         """Return as much of *trains* as the credit of *client* covers, and hold the rest for its next KEEPALIVE.
 

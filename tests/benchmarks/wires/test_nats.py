@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from benchmarks.wires.base import Job, Pool, Wrong, payload
 from benchmarks.wires.nats import Publisher, Puller, Subscriber, pub
+from fyrehose.bench.wires.base import Job, Pool, Wrong, payload
 
 JOB = Job(stream="news", size=50, messages=6)
 ACK = b'MSG %s.data 2 %d\r\n{"stream":"news","seq":%d}\r\n'

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.wires.base import Job, Pool, Wrong, payload
 from benchmarks.wires.resp import GroupConsumer, Publisher, Subscriber, command
+from fyrehose.bench.wires.base import Job, Pool, Wrong, payload
 
 JOB = Job(stream="news", size=50, messages=6)
 
