@@ -10,7 +10,7 @@ import time
 from fyrehose.bench.latencies import Latencies
 from fyrehose.bench.plans import LoadOutcome, Plan
 from fyrehose.bench.wires import figg, http, lumberjack, relink, zmtp
-from fyrehose.bench.wires.base import Job, Pool, Wire, Worker, Wrong
+from fyrehose.bench.wires.base import Job, Pool, Wire, WorkerWire, Wrong
 
 #: wire -> its publisher, its subscriber, and its late subscriber, which reads earlier messages
 WIRES: dict[str, tuple[type[Wire], type[Wire] | None, type[Wire] | None]] = {
@@ -21,7 +21,7 @@ WIRES: dict[str, tuple[type[Wire], type[Wire] | None, type[Wire] | None]] = {
     "eventbus": (zmtp.ZmtpPublisherWire, zmtp.ZmtpSubscriberWire, zmtp.ZmtpSnapshotWire),
 }
 #: Wires whose subscribers may be workers that share the messages; see ``leases`` in ``extra``.
-WORKERS: dict[str, type[Worker]] = {"http": http.HttpWorkerWire}
+WORKERS: dict[str, type[WorkerWire]] = {"http": http.HttpWorkerWire}
 #: Wires without acknowledgements; messages count as published when the first subscriber has them.
 BY_DELIVERY = {"eventbus"}
 #: What one read takes at the most (or two messages, if they are larger), and what a block has at the most, in bytes.

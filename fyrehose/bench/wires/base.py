@@ -49,7 +49,7 @@ class Wire:
 
     #: messages that are sent together, or not at all
     unit = 1
-    #: messages that the request under way settles, see :class:`Worker`
+    #: messages that the request under way settles, see :class:`WorkerWire`
     settling = 0
 
     def __init__(self, job: Job) -> None:
@@ -85,7 +85,7 @@ class Wire:
         raise NotImplementedError
 
 
-class Worker(Wire):
+class WorkerWire(Wire):
     """A wire that leases messages and settles them; :attr:`pool` counts what all of them have settled together.
 
     :ivar most: how many messages it leases at a time

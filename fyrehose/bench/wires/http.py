@@ -6,7 +6,7 @@ import json
 import re
 import socket
 
-from fyrehose.bench.wires.base import Job, Pool, Wire, Worker, Wrong, payload
+from fyrehose.bench.wires.base import Job, Pool, Wire, WorkerWire, Wrong, payload
 
 _HEAD_END = b"\r\n\r\n"
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
@@ -78,7 +78,7 @@ _SEQ = re.compile(rb'"seq": (\d+)')
 _TOKEN = re.compile(rb'"token": ("[^"]+")')
 
 
-class HttpWorkerWire(Worker):
+class HttpWorkerWire(WorkerWire):
     """Leases, settles what it has, and so on: one request at a time, each after the answer to the one before.
 
     Records are settled as one range if they have the numbers and the token of one, which all have that nobody has had.
