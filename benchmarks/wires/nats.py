@@ -12,7 +12,7 @@ import secrets
 import socket
 from typing import Any
 
-from fyrehose.bench.wires.base import Job, Pool, Rows, Wire, WorkerWire, Wrong, payload
+from fyrehose.bench.wires.base import Job, Rows, Wire, WorkerPool, WorkerWire, Wrong, payload
 
 #: Messages of one block at the most.
 BLOCK = 8_192
@@ -136,7 +136,7 @@ _DELIVERY = re.compile(rb"\r\nMSG \S+ 2 (\$JS\.ACK\.\S+) \d+\r\n")
 class Puller(_Client, WorkerWire):
     """A worker of a pull consumer with AckExplicit: asks for messages, acknowledges each, and waits for the answers."""
 
-    def __init__(self, job: Job, pool: Pool) -> None:
+    def __init__(self, job: Job, pool: WorkerPool) -> None:
         WorkerWire.__init__(self, job, pool)
         self.inbox = b"_INBOX." + secrets.token_hex(8).encode()
         self._consumer = f"work-{job.extra['round']}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import socket
 
-from fyrehose.bench.wires.base import Job, Pool, Rows, Wire, WorkerWire, Wrong, payload
+from fyrehose.bench.wires.base import Job, Rows, Wire, WorkerPool, WorkerWire, Wrong, payload
 
 #: Messages of one block at the most; entries of one reply, and their bytes.
 BLOCK, REPLY, REPLY_BYTES = 8_192, 1_000, 1 << 19
@@ -79,7 +79,7 @@ _ID = re.compile(rb"\r\n(\d+-\d+)\r\n\*2\r\n")
 class GroupConsumer(WorkerWire):
     """A consumer of a group: XREADGROUP, XACK of what came, and so on, one command at a time."""
 
-    def __init__(self, job: Job, pool: Pool) -> None:
+    def __init__(self, job: Job, pool: WorkerPool) -> None:
         super().__init__(job, pool)
         self._end = payload(job.size)[-24:] + b"\r\n"
         self._stream, self._group = job.stream.encode(), b"work-%d" % job.extra["round"]

@@ -10,7 +10,7 @@ import time
 from fyrehose.bench.latencies import Latencies
 from fyrehose.bench.plans import LoadOutcome, Plan
 from fyrehose.bench.wires import figg, http, lumberjack, relink, zmtp
-from fyrehose.bench.wires.base import Job, Pool, Wire, WorkerWire, Wrong
+from fyrehose.bench.wires.base import Job, Wire, WorkerPool, WorkerWire, Wrong
 
 #: wire -> its publisher, its subscriber, and its late subscriber, which reads earlier messages
 WIRES: dict[str, tuple[type[Wire], type[Wire] | None, type[Wire] | None]] = {
@@ -176,7 +176,7 @@ class StreamLoad:
         plan = self.plan
         publisher, subscriber, reader = WIRES[plan.wire]
         kind = reader if plan.late else subscriber
-        pool = Pool()
+        pool = WorkerPool()
         for _ in range(plan.subscribers):
             job = self._job(plan.expected, plan.late)
             if "leases" in plan.extra:

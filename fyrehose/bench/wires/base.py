@@ -38,7 +38,7 @@ class Job:
 
 
 @attrs.define(eq=False)
-class Pool:
+class WorkerPool:
     """Workers that share the messages of one stream, and what all of them have settled together."""
 
     done: int = 0
@@ -91,7 +91,7 @@ class WorkerWire(Wire):
     :ivar most: how many messages it leases at a time
     """
 
-    def __init__(self, job: Job, pool: Pool) -> None:
+    def __init__(self, job: Job, pool: WorkerPool) -> None:
         super().__init__(job)
         self.pool, self.most = pool, int(job.extra["leases"])
 

@@ -6,7 +6,7 @@ import json
 import re
 import socket
 
-from fyrehose.bench.wires.base import Job, Pool, Wire, WorkerWire, Wrong, payload
+from fyrehose.bench.wires.base import Job, Wire, WorkerPool, WorkerWire, Wrong, payload
 
 _HEAD_END = b"\r\n\r\n"
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
@@ -84,7 +84,7 @@ class HttpWorkerWire(WorkerWire):
     Records are settled as one range if they have the numbers and the token of one, which all have that nobody has had.
     """
 
-    def __init__(self, job: Job, pool: Pool) -> None:
+    def __init__(self, job: Job, pool: WorkerPool) -> None:
         super().__init__(job, pool)
         self._name = f"work-{job.extra['round']}"
         body = {"consumer": f"w{id(self)}", "most": self.most, "wait": 20}

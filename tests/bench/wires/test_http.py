@@ -7,7 +7,7 @@ import json
 import h11
 import pytest
 
-from fyrehose.bench.wires.base import Job, Pool, Wrong
+from fyrehose.bench.wires.base import Job, WorkerPool, Wrong
 from fyrehose.bench.wires.http import HttpPublisherWire, HttpWorkerWire, line
 
 
@@ -64,7 +64,7 @@ def test_a_refusal_is_noticed() -> None:
         wire.scan(data, len(data))
 
 
-def worker(pool: Pool) -> HttpWorkerWire:
+def worker(pool: WorkerPool) -> HttpWorkerWire:
     return HttpWorkerWire(Job(stream="s", size=50, messages=10, extra={"leases": 100, "round": 1}), pool)
 
 
@@ -78,7 +78,7 @@ def leased(*numbers: int, token: str = "1.1") -> bytes:
     [((7, 8, 9), [[[7, 9], "1.1"]]), ((7, 9), [[7, "1.1"], [9, "1.1"]]), ((7,), [[[7, 7], "1.1"]])],
 )
 def test_a_worker_settles_what_it_has_leased(numbers: tuple[int, ...], items: list[object]) -> None:
-    pool = Pool()
+    pool = WorkerPool()
     wire, other = worker(pool), worker(pool)
     data = bytearray(leased(*numbers))
     assert [wire.scan(data, cut) for cut in range(len(data))] == [0] * len(data)
@@ -93,7 +93,7 @@ def test_a_worker_settles_what_it_has_leased(numbers: tuple[int, ...], items: li
 
 
 def test_a_worker_without_records_asks_again_and_notices_a_refusal() -> None:
-    wire = worker(Pool())
+    wire = worker(WorkerPool())
     data = bytearray(leased())
     wire.scan(data, len(data))
     assert bytes(wire.answers) == wire.begin()

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from benchmarks.wires.nats import Publisher, Puller, Subscriber, pub
-from fyrehose.bench.wires.base import Job, Pool, Wrong, payload
+from fyrehose.bench.wires.base import Job, WorkerPool, Wrong, payload
 
 JOB = Job(stream="news", size=50, messages=6)
 ACK = b'MSG %s.data 2 %d\r\n{"stream":"news","seq":%d}\r\n'
@@ -85,7 +85,7 @@ def delivered(puller: Puller, number: int) -> bytes:
 
 
 def test_a_puller_acknowledges_what_it_has_and_waits_for_the_answers() -> None:
-    pool = Pool()
+    pool = WorkerPool()
     puller = Puller(Job(stream="news", size=50, messages=6, extra={"leases": 2, "round": 1}), pool)
     pull = puller.begin()
     said = bytearray(delivered(puller, 1) + delivered(puller, 2))
@@ -104,7 +104,7 @@ def test_a_puller_acknowledges_what_it_has_and_waits_for_the_answers() -> None:
 
 
 def test_a_puller_settles_what_it_has_when_there_is_no_more() -> None:
-    puller = Puller(Job(stream="news", size=50, messages=6, extra={"leases": 5, "round": 1}), Pool())
+    puller = Puller(Job(stream="news", size=50, messages=6, extra={"leases": 5, "round": 1}), WorkerPool())
     puller.begin()
     status = b"HMSG %s.data 2 30 30\r\nNATS/1.0 404 No Messages\r\n\r\n\r\n" % puller.inbox
     said = bytearray(delivered(puller, 1) + status)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.wires.resp import GroupConsumer, Publisher, Subscriber, command
-from fyrehose.bench.wires.base import Job, Pool, Wrong, payload
+from fyrehose.bench.wires.base import Job, WorkerPool, Wrong, payload
 
 JOB = Job(stream="news", size=50, messages=6)
 
@@ -61,7 +61,7 @@ def test_something_else_than_entries_is_noticed() -> None:
 
 
 def test_a_group_consumer_acknowledges_what_it_read() -> None:
-    pool = Pool()
+    pool = WorkerPool()
     wire = GroupConsumer(Job(stream="news", size=50, messages=6, extra={"leases": 100, "round": 2}), pool)
     said = reply(b"1-0", b"1-1")
     assert [wire.scan(said, cut) for cut in range(len(said))] == [0] * len(said)
@@ -74,6 +74,6 @@ def test_a_group_consumer_acknowledges_what_it_read() -> None:
 
 
 def test_a_group_consumer_asks_again_when_nothing_came() -> None:
-    wire = GroupConsumer(Job(stream="news", size=50, messages=6, extra={"leases": 100, "round": 2}), Pool())
+    wire = GroupConsumer(Job(stream="news", size=50, messages=6, extra={"leases": 100, "round": 2}), WorkerPool())
     assert wire.scan(bytearray(b"*-1\r\n"), 5) == 5
     assert bytes(wire.answers) == wire.begin()
