@@ -130,6 +130,8 @@ class IJournal(Interface):
     refusal = Attribute("Why publishing is refused although the disk has room, for people; empty: it is not.")
     leader = Attribute("The address of the server that publishers have to use; empty: unknown; None: this server.")
     caught_up = Attribute("Whether readers find here what was acknowledged, except for the last moment.")
+    leads_alone = Attribute("Whether no other server can have taken over from this one, which accepts publishes.")
+    early = Attribute("Whether publishers are told of a commit before it survives the loss of this server.")
     now = Attribute("Called for the wall clock, in microseconds since 1970 UTC.")
     meters = Attribute("The measurements: fyrehose.observe.meters.JournalMeters.")
 

@@ -276,6 +276,9 @@ def test_every_test_has_a_module() -> None:
         "tests/journal/test_identity.py",
         "tests/journal/test_newer.py",
         "tests/journal/test_descriptors.py",
+        # What requests of workers cost, and workers of a cluster: lanes, work, table and replication together.
+        "tests/broker/consumers/test_cost.py",
+        "tests/replication/test_shared_work.py",
         # Handshakes, holding, connections and TLS together.
         "tests/net/test_failed_handshakes.py",
         # The sessions and columns of one protocol together.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from enum import Enum
 from fnmatch import fnmatch
+from functools import partial
 from typing import Any
 
 import attrs
@@ -132,6 +133,11 @@ def _http() -> Iterable[Case]:
     yield case("post/window-1", 3_000, window=1)
     yield case("post/16-connections", 16_000, publishers=16, window=1)
     yield case("ndjson", M, window=8_000, extra={"batch": 2_000})
+    # Workers lease 100 messages at a time, or one, and settle them.
+    work = partial(case, late=True, against=("redis-always", "jetstream-always"))
+    batch = {"batch": 2_000}
+    yield work("workers/16", M // 2, subscribers=16, window=8_000, extra={**batch, "leases": 100}, target=8.0)
+    yield work("workers/1", 3_000, subscribers=1, window=1, extra={**batch, "leases": 1})
 
 
 def _backbone() -> Iterable[Case]:

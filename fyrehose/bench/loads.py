@@ -56,6 +56,8 @@ class Bout:
         return self._run(self._past() if self.case.late else self._live(f"live-{self.rounds}"))
 
     def _past(self) -> list[Plan]:
+        if "leases" in self.case.extra:  # Workers share the messages, and one process.
+            return [self._plan("past", subscribers=self.case.subscribers)]
         return [self._plan("past", subscribers=1) for _ in range(self.case.subscribers)]
 
     def _live(self, stream: str) -> list[Plan]:
@@ -82,7 +84,13 @@ class Bout:
             late=late,
             rate=case.rate,
             reads=0.0 if publishers else case.reads,
-            extra={**case.extra, **self.contestant.extra, **self.running.extra, "last": self.held},
+            extra={
+                **case.extra,
+                **self.contestant.extra,
+                **self.running.extra,
+                "last": self.held,
+                "round": self.rounds,
+            },
         )
 
     def _run(self, plans: list[Plan]) -> Sample:

@@ -10,7 +10,7 @@ import time
 from fyrehose.bench.latencies import Latencies
 from fyrehose.bench.plans import LoadOutcome, Plan
 from fyrehose.bench.wires import figg, http, lumberjack, relink, zmtp
-from fyrehose.bench.wires.base import Job, Wire, Wrong
+from fyrehose.bench.wires.base import Job, Wire, WorkerPool, WorkerWire, Wrong
 
 #: wire -> its publisher, its subscriber, and its late subscriber, which reads earlier messages
 WIRES: dict[str, tuple[type[Wire], type[Wire] | None, type[Wire] | None]] = {
@@ -20,6 +20,8 @@ WIRES: dict[str, tuple[type[Wire], type[Wire] | None, type[Wire] | None]] = {
     "relink": (relink.RelinkPublisherWire, relink.RelinkSubscriberWire, relink.RelinkSubscriberWire),
     "eventbus": (zmtp.ZmtpPublisherWire, zmtp.ZmtpSubscriberWire, zmtp.ZmtpSnapshotWire),
 }
+#: Wires whose subscribers may be workers that share the messages; see ``leases`` in ``extra``.
+WORKERS: dict[str, type[WorkerWire]] = {"http": http.HttpWorkerWire}
 #: Wires without acknowledgements; messages count as published when the first subscriber has them.
 BY_DELIVERY = {"eventbus"}
 #: What one read takes at the most (or two messages, if they are larger), and what a block has at the most, in bytes.
@@ -86,7 +88,7 @@ class LoadConnection:
 
     @property
     def finished(self) -> bool:
-        return self.flight.landed if self.publishes else self.wire.done >= self.finished_at
+        return self.flight.landed if self.publishes else self.wire.done_by_all >= self.finished_at
 
     @property
     def next_due(self) -> float | None:
@@ -113,6 +115,8 @@ class LoadConnection:
         if self.wire.answers:
             answers = memoryview(bytes(self.wire.answers))
             self.wire.answers.clear()
+            if self.latencies is not None and self.wire.settling:
+                self.latencies.sent(self.wire.done + self.wire.settling, now)
             return answers
         left = self.total - self.sent
         room = self.window - self.flight.under_way
@@ -172,10 +176,15 @@ class StreamLoad:
         plan = self.plan
         publisher, subscriber, reader = WIRES[plan.wire]
         kind = reader if plan.late else subscriber
+        pool = WorkerPool()
         for _ in range(plan.subscribers):
-            if kind is None:
+            job = self._job(plan.expected, plan.late)
+            if "leases" in plan.extra:
+                wire: Wire = WORKERS[plan.wire](job, pool)
+            elif kind is None:
                 raise Wrong(f"{plan.wire} has no subscribers")
-            wire = kind(self._job(plan.expected, plan.late))
+            else:
+                wire = kind(job)
             self.subscribers.append(LoadConnection(plan, plan.read_port, wire, 0))
         first = self.subscribers[0] if plan.wire in BY_DELIVERY and self.subscribers else None
         flight = None if first is None else Flight(first.wire, first.latencies)

@@ -176,7 +176,6 @@ class Broker:
         self._restore(ends)
         self.largest = {stream: self._max_payload(stream) for stream in ends}
         self.table.open()
-        self.shares.clustered = self.journal.cluster_status() is not None
         self.shares.open()
         self.journal.keeper.unread = lambda: [*self.table.unread(), *self.shares.unread()]
 

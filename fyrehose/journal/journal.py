@@ -171,6 +171,16 @@ class FileJournal:
         return self.state is not JournalState.FAILED and bool(self.gate.caught_up)
 
     @property
+    def leads_alone(self) -> bool:
+        """Return whether no other server can have taken over from this one, which accepts publishes."""
+        return self.state is JournalState.WRITABLE and bool(self.gate.leads_alone)
+
+    @property
+    def early(self) -> bool:
+        """Return whether publishers are told of a commit before it survives the loss of this server."""
+        return bool(self.gate.early)
+
+    @property
     def writer(self) -> Writer:
         """Return the writer of an open journal."""
         return self._writer

@@ -45,6 +45,12 @@ class ClusterMember(Protocol):
     @property
     def leader_address(self) -> str: ...
 
+    @property
+    def leads_alone(self) -> bool: ...
+
+    @property
+    def early(self) -> bool: ...
+
     def status(self) -> ClusterStatus: ...
 
     def start(self) -> None: ...
@@ -113,6 +119,16 @@ class ReplicatedGate:
     def accepts(self) -> bool:
         """Return whether this server leads, and the shared log answers."""
         return self.leading and not self._suspended
+
+    @property
+    def leads_alone(self) -> bool:
+        """Return whether this server leads, and no other one can have taken over from it."""
+        return self.accepts and (self.cluster is None or self.cluster.leads_alone)
+
+    @property
+    def early(self) -> bool:
+        """Return whether publishers are told before the shared log has what they sent."""
+        return self.cluster is not None and self.cluster.early
 
     @property
     def leader(self) -> str | None:

@@ -43,6 +43,8 @@ READ = 64
 ANNOUNCE = 0.005
 #: How long the leader waits for the shared log before it refuses messages, in seconds.
 QUIET = 5.0
+#: How much the clocks of two servers may differ in speed.
+DRIFT = 0.01
 #: How long an orderly stop waits for the shared log, in seconds; the whole stop takes five at most.
 PATIENCE = 3.0
 
@@ -87,6 +89,8 @@ class Member:
     _opened_at: float | None = attrs.field(default=None, init=False)  #: when the shared log was opened
     _busy: set[str] = attrs.field(factory=set, init=False)  #: jobs of which one at a time is under way
     _asked: set[tuple[str, int]] = attrs.field(factory=set, init=False)  #: appends that are under way
+    _sent: dict[str, float] = attrs.field(factory=dict, init=False)  #: when appends of unknown outcome were first sent
+    _proven: float = attrs.field(default=float("-inf"), init=False)  #: see :attr:`leads_alone`
     _actions: deque[Action] = attrs.field(factory=deque, init=False)
     #: Fire when no action is under way any more.
     _idle: list[Deferred[None]] = attrs.field(factory=list, init=False)
@@ -163,6 +167,22 @@ class Member:
         """Return the address of the server that leads, as its configuration has it; empty if it is unknown."""
         leader = self.role.leader
         return "" if leader is None else self.peers.address_of(leader.name)
+
+    @property
+    def leads_alone(self) -> bool:
+        """Return whether no other server can have taken over from this leader.
+
+        A follower waits for ``takeover-after`` after the last entry that it has read, and takes over only if it has
+        read all of them.  So nobody can have taken over before that time has passed since an entry was sent which the
+        shared log has accepted.
+        """
+        passed = self.reactor.seconds() - self._proven
+        return self.running and self.role.state is State.LEADER and passed < self.settings.takeover_after * (1 - DRIFT)
+
+    @property
+    def early(self) -> bool:
+        """Return whether publishers are told before the shared log has what they sent."""
+        return self.settings.ahead > 0
 
     @property
     def caught_up(self) -> bool:
@@ -388,8 +408,19 @@ class Member:
 
     # Act.
 
+    def _note_accepted(self) -> None:
+        """Note when the last entry was sent that the shared log has accepted from this leader."""
+        if self.role.state not in (State.LEADER, State.CANDIDATE):
+            self._sent.clear()
+            self._proven = float("-inf")
+            return
+        unknown = {item.entry.ident for item in self.role.inflight}
+        for ident in self._sent.keys() - unknown:
+            self._proven = max(self._proven, self._sent.pop(ident))
+
     def _soon(self) -> None:
         """Carry out the actions of the role, now or behind those that are under way."""
+        self._note_accepted()
         self._actions.extend(self.role.take())
         self._once("act", self._act)
 
@@ -487,6 +518,7 @@ class Member:
         if asked in self._asked:
             return
         self._asked.add(asked)
+        self._sent.setdefault(entry.ident, self.reactor.seconds())
 
         def answered(number: int) -> None:
             self._heard_answer()

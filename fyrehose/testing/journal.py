@@ -57,6 +57,8 @@ class MemoryJournal:
     stream_age: Callable[[str], float] = lambda stream: 0
     leader: str | None = attrs.field(default=None, kw_only=True)
     refusal: str = attrs.field(default="", init=False)
+    leads_alone: bool = attrs.field(default=True, init=False)
+    early: bool = attrs.field(default=False, init=False)
     meters: JournalMeters = attrs.field(factory=JournalMeters, init=False)
     state: JournalState = attrs.field(default=JournalState.CLOSED, init=False)
     floor: int = attrs.field(default=0, init=False)

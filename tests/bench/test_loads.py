@@ -48,11 +48,16 @@ def bout(**changes: object) -> Bout:
     return Bout(case, FYREHOSE, running)
 
 
+def test_workers_share_a_process_and_the_messages() -> None:
+    (plan,) = bout(late=True, subscribers=4, extra={"leases": 100})._past()
+    assert (plan.subscribers, plan.expected, plan.late) == (4, 10, True)
+
+
 def test_subscribers_have_a_process_of_their_own() -> None:
     subscribers, publishers = bout(publishers=3, subscribers=4)._live("s")
     assert (subscribers.subscribers, subscribers.expected, subscribers.read_port) == (4, 10, 2)
     assert (publishers.publishers, publishers.subscribers, publishers.port) == ([4, 3, 3], 0, 1)
-    assert publishers.extra == {"directory": "d", "last": 0}
+    assert publishers.extra == {"directory": "d", "last": 0, "round": 0}
 
 
 def test_publisher_without_own_messages_has_separate_subscribers() -> None:

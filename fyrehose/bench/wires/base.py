@@ -37,17 +37,31 @@ class Job:
     extra: dict[str, Any] = attrs.field(factory=dict)
 
 
+@attrs.define(eq=False)
+class WorkerPool:
+    """Workers that share the messages of one stream, and what all of them have settled together."""
+
+    done: int = 0
+
+
 class Wire:
     """The base of all.  ``done`` counts the messages that were acknowledged, or received."""
 
     #: messages that are sent together, or not at all
     unit = 1
+    #: messages that the request under way settles, see :class:`WorkerWire`
+    settling = 0
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.done = 0
         #: what is to be said because of what was heard
         self.answers = bytearray()
+
+    @property
+    def done_by_all(self) -> int:
+        """The messages that are done by all connections which share them."""
+        return self.done
 
     def hello(self, sock: socket.socket) -> None:
         """Whatever comes before the first message; ``sock`` blocks."""
@@ -69,6 +83,27 @@ class Wire:
         :raises Wrong: that is not what should come
         """
         raise NotImplementedError
+
+
+class WorkerWire(Wire):
+    """A wire that leases messages and settles them; :attr:`pool` counts what all of them have settled together.
+
+    :ivar most: how many messages it leases at a time
+    """
+
+    def __init__(self, job: Job, pool: WorkerPool) -> None:
+        super().__init__(job)
+        self.pool, self.most = pool, int(job.extra["leases"])
+
+    @property
+    def done_by_all(self) -> int:
+        return self.pool.done
+
+    def settled(self, count: int) -> None:
+        """Count *count* of the messages that are being settled."""
+        self.settling -= count
+        self.done += count
+        self.pool.done += count
 
 
 def payload(size: int) -> bytes:

@@ -7,8 +7,8 @@ import json
 import h11
 import pytest
 
-from fyrehose.bench.wires.base import Job, Wrong
-from fyrehose.bench.wires.http import HttpPublisherWire, line
+from fyrehose.bench.wires.base import Job, WorkerPool, Wrong
+from fyrehose.bench.wires.http import HttpPublisherWire, HttpWorkerWire, line
 
 
 def publisher(messages: int, **extra: int) -> HttpPublisherWire:
@@ -61,4 +61,44 @@ def test_a_refusal_is_noticed() -> None:
     wire.block(1)
     data = bytearray(answer(status="503 Service Unavailable"))
     with pytest.raises(Wrong, match="503"):
+        wire.scan(data, len(data))
+
+
+def worker(pool: WorkerPool) -> HttpWorkerWire:
+    return HttpWorkerWire(Job(stream="s", size=50, messages=10, extra={"leases": 100, "round": 1}), pool)
+
+
+def leased(*numbers: int, token: str = "1.1") -> bytes:
+    records = [{"token": token, "failures": 0, "stream": "s", "seq": number, "payload": "x"} for number in numbers]
+    return answer(json.dumps({"lease": 30, "records": records}).encode())
+
+
+@pytest.mark.parametrize(
+    ("numbers", "items"),
+    [((7, 8, 9), [[[7, 9], "1.1"]]), ((7, 9), [[7, "1.1"], [9, "1.1"]]), ((7,), [[[7, 7], "1.1"]])],
+)
+def test_a_worker_settles_what_it_has_leased(numbers: tuple[int, ...], items: list[object]) -> None:
+    pool = WorkerPool()
+    wire, other = worker(pool), worker(pool)
+    data = bytearray(leased(*numbers))
+    assert [wire.scan(data, cut) for cut in range(len(data))] == [0] * len(data)
+    assert wire.scan(data, len(data)) == len(data)
+    (body,) = bodies(bytes(wire.answers))
+    assert json.loads(body) == {"done": items}
+    wire.answers.clear()
+    data = bytearray(answer(b'{"refused": [], "settled": []}'))
+    assert wire.scan(data, len(data)) == len(data)
+    assert (wire.done, other.done, other.done_by_all) == (len(numbers), 0, len(numbers))
+    assert bytes(wire.answers) == wire.begin()
+
+
+def test_a_worker_without_records_asks_again_and_notices_a_refusal() -> None:
+    wire = worker(WorkerPool())
+    data = bytearray(leased())
+    wire.scan(data, len(data))
+    assert bytes(wire.answers) == wire.begin()
+    data = bytearray(leased(7))
+    wire.scan(data, len(data))
+    data = bytearray(answer(b'{"refused": [{"seq": 7, "why": "lease-lost"}]}'))
+    with pytest.raises(Wrong, match="lease-lost"):
         wire.scan(data, len(data))
