@@ -240,6 +240,21 @@ def test_most_frequent_refusals_are_listed_first(watched: Any) -> None:
     ]
 
 
+def test_events_that_are_no_refusals_are_listed_in_order(watched: Any) -> None:
+    counters = watched.broker.counters
+    counters.declare("lumberjack", ("resent-dropped", "resent-forgotten", "unrouted"))
+    counters.add("lumberjack", "connections", 9)
+    counters.add("lumberjack", "resent-forgotten", 1)
+    counters.add("lumberjack", "resent-dropped", 300)
+    counters.add("figg", "skipped", 2)
+    counters.refuse(log, "figg", "a", "x")
+    assert watched.status.complete()["events"] == [
+        {"protocol": "figg", "event": "skipped", "count": 2},
+        {"protocol": "lumberjack", "event": "resent-dropped", "count": 300},
+        {"protocol": "lumberjack", "event": "resent-forgotten", "count": 1},
+    ]
+
+
 def test_server_with_a_full_disk_is_not_ready(watched: Any) -> None:
     watched.journal.enter(JournalState.READ_ONLY, "full")
     assert watched.status.ready() == (False, "read-only")

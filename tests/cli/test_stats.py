@@ -68,6 +68,7 @@ def status(**changes: Any) -> dict[str, Any]:
         "streams": {"total": 9, "matching": 3, "listed": [stream]},
         "subscribers": {"total": 1, "lag": 1234, "listed": [subscriber]},
         "refusals": [{"protocol": "lumberjack", "cause": "too-large", "count": 5}],
+        "events": [{"protocol": "lumberjack", "event": "resent-dropped", "count": 300}],
     }
     return {**made, **changes}
 
@@ -188,6 +189,7 @@ def test_stats_shows_the_whole_status(asked: list[Any]) -> None:
         "lumberjack 3 2 0 1,500 1.9 MiB 10 25 ms - 5",
         "figg/a tcp:8119 none this machine 4",
         "lumberjack too-large 5",
+        "lumberjack resent-dropped 300",
         "figg 10.0.0.1:5 orders 4 1,234 waits for the client",
     ):
         assert part in said
