@@ -145,7 +145,7 @@ class Exporter:
         other = CounterMetricFamily("fyrehose_events", "Other events counted.", labels=("protocol", "event"))
         for protocol, event in sorted({*counters.counts, *counters.known}):
             count = counters.counts[protocol, event]
-            if (protocol, event) in counters.refusals or counters.known.get((protocol, event)):
+            if counters.counts_refusals((protocol, event)):
                 refused.add_metric((protocol, event), count)
             elif event != "connections":  # fyrehose_connections_total has it
                 other.add_metric((protocol, event), count)

@@ -85,6 +85,7 @@ class Status:
             },
             "subscriptions": self._subscriptions(listed),
             "refusals": self._refusals(),
+            "events": self._events(),
         }
 
     def streams_page(self, match: str, page: int, limit: int) -> dict[str, Any]:
@@ -236,6 +237,15 @@ class Status:
         counters = self.broker.counters
         refusals = sorted((-counters.counts[key], *key) for key in counters.refusals)
         return [{"protocol": protocol, "cause": cause, "count": -count} for count, protocol, cause in refusals]
+
+    def _events(self) -> list[dict[str, Any]]:
+        """Return what has happened besides refusals and connections, as ``fyrehose_events_total`` has it."""
+        counters = self.broker.counters
+        return [
+            {"protocol": protocol, "event": event, "count": count}
+            for (protocol, event), count in sorted(counters.counts.items())
+            if count and event != "connections" and not counters.counts_refusals((protocol, event))
+        ]
 
 
 def protocols_of(broker: Broker) -> list[str]:

@@ -20,7 +20,7 @@ from fyrehose.cli.values import FORMAT, WholeNumber, remote_options
 from fyrehose.options import shown_size
 
 #: Columns that are text, besides the first.
-_TEXTS = ("stream", "cause", "endpoint", "encryption", "access", "state")
+_TEXTS = ("stream", "cause", "event", "endpoint", "encryption", "access", "state")
 #: Width from which the table of protocols has all columns.
 ALL_COLUMNS = 110
 #: Forecasts beyond it are not given in days, which would mean nothing, in seconds.
@@ -35,7 +35,8 @@ SECOND = 1.1
 def stats(url: str, token_file: Path | None, ca: Path | None, form: str) -> None:
     """Show the status of a running server.
 
-    Shows the journal, protocols, listeners, refused requests and subscribers. json: the whole status as one object.
+    Shows the journal, protocols, listeners, refused requests, other events that are counted, and subscribers. json: the
+    whole status as one object.
 
     \b
         fyrehose stats
@@ -133,6 +134,11 @@ def _overview(status: dict[str, Any], everything: bool) -> list[RenderableType]:
         table = _table("refused by", "cause", "count")
         for each in status["refusals"]:
             table.add_row(each["protocol"], each["cause"], _count(each["count"]))
+        lines += [Text(), table]
+    if everything and status["events"]:
+        table = _table("counted by", "event", "count")
+        for each in status["events"]:
+            table.add_row(each["protocol"], each["event"], _count(each["count"]))
         lines += [Text(), table]
     if everything and found["listed"]:
         lines += [Text(), _subscribers(found["listed"])]

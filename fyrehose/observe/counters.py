@@ -54,6 +54,10 @@ class Counters:
         self.known.update(dict.fromkeys(((protocol, name) for name in events), False))
         self.known.update(dict.fromkeys(((protocol, name) for name in (*BROKER_REFUSALS, *refusals)), True))
 
+    def counts_refusals(self, key: tuple[str, str]) -> bool:
+        """Return whether the counter *key* counts refusals or drops."""
+        return key in self.refusals or self.known.get(key, False)
+
     def add(self, protocol: str, name: str, n: int = 1) -> None:
         """Add *n* to a counter; both names come from the code, never from a peer."""
         self.counts[protocol, name] += n

@@ -59,6 +59,11 @@ const COLUMNS = {
     { label: "cause", value: (each) => each.cause },
     number("count", "count"),
   ],
+  events: [
+    { label: "protocol", value: (each) => each.protocol, show: (each) => protocolLabel(each.protocol) },
+    { label: "event", value: (each) => each.event },
+    number("count", "count"),
+  ],
   // Retention waits for all kinds: consumers of a stream, workers that share one, and programs that read the journal's files.
   subscriptions: [
     { label: "subscription", value: (each) => visible(each.name), show: (each) => (each.kind === "shared" ? leasesButton(each.name) : visible(each.name)) },
@@ -131,6 +136,7 @@ const KEYS = {
   subscribers: (each) => `${each.protocol} ${each.peer} ${each.stream}`,
   listeners: (each) => `${each.name} ${each.endpoint}`,
   refusals: (each) => `${each.protocol} ${each.cause}`,
+  events: (each) => `${each.protocol} ${each.event}`,
   subscriptions: (each) => each.name,
   leases: (each) => `${each.stream} ${each.seq}`,
 };
@@ -157,6 +163,7 @@ function showStatus(status) {
   tables.subscribers.show(unique(status.subscribers.listed));
   tables.listeners.show(status.listeners || []);
   tables.refusals.show(status.refusals);
+  tables.events.show(status.events);
   setText("subscriptions-count", count(status.subscriptions.total));
   tables.subscriptions.show(status.subscriptions.listed);
   showLeases();
