@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from fyrehose.testing.nats import program
+
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(300)]
 
 TORTURE = Path(__file__).parents[1] / "verification" / "torture"
@@ -36,6 +38,13 @@ def test_kill_loses_no_acknowledged_record(durability: str, tmp_path: Path) -> N
 def test_events_with_an_identity_are_stored_once_over_kills_and_stops(tmp_path: Path) -> None:
     words = ("--kills", "3", "--sigterms", "2", "--agents", "2", "--directory", str(tmp_path))
     assert " 0 doubled, 0 lost" in run("resent_kill.py", *words)
+
+
+@pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server")
+def test_events_with_an_identity_are_stored_once_over_takeovers(tmp_path: Path) -> None:
+    said = run("resent_kill.py", "--takeovers", "3", "--agents", "2", "--directory", str(tmp_path))
+    assert int(said.split(" take-overs ")[0]) >= 3
+    assert " 0 doubled, 0 lost" in said
 
 
 def test_torture_detects_lost_records(tmp_path: Path) -> None:

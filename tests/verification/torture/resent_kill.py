@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Kills the real server under agents that send again what is not acknowledged, and counts what is stored twice.
 
-    resent_kill.py [--kills 100] [--sigterms 50] [--resent drop|store] [--agents 4] [--plain] [--client raw|pylogbeat]
-                   [--busy MS] [--cuts SECONDS] [--seed N] [--directory DIR]
+    resent_kill.py [--kills 100] [--sigterms 50] [--takeovers 0] [--resent drop|store] [--agents 4] [--plain]
+                   [--client raw|pylogbeat] [--busy MS] [--cuts SECONDS] [--seed N] [--directory DIR]
 
 The agents are written from the protocol's text, with Filebeat's rules: two connections each, two batches of up to 300
 events on a connection, each as one or two windows.  When a connection is lost, each of its batches comes again from its
@@ -10,9 +10,12 @@ first event without an acknowledgement, on any connection and in other windows. 
 closes a connection itself, without reading what was acknowledged.  With --client pylogbeat each agent is one that sends
 a window and waits for it.  Events are those of Filebeat; with --plain they are different, and have no identity.
 
-Each stop, by SIGKILL or SIGTERM in turn by chance, comes after up to --busy milliseconds of load.  In the end
-everything is acknowledged, and the files are read.  Prints how many events were acknowledged, stored, stored twice and
-lost.  The status is 1 if any is lost, or is stored twice although it has an identity and --resent is drop.
+Each stop, by SIGKILL or SIGTERM in turn by chance, comes after up to --busy milliseconds of load.  With --takeovers the
+server is a cluster instead, whose leader is lost so often by SIGKILL, SIGTERM or SIGSTOP (resent_takeovers.py); agents
+know the addresses of all servers, and try one after the other.  In the end everything is acknowledged, and the files
+are read, those of the last leader in a cluster, by plain_reader.py.  Prints how many events were acknowledged, stored,
+stored twice and lost.  The status is 1 if any is lost, or is stored twice although it has an identity and --resent is
+drop.
 """
 
 from __future__ import annotations
@@ -37,9 +40,9 @@ import pylogbeat
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import plain_reader
 import servers
-
-from fyrehose.journal.offline import dump
+from resent_takeovers import WAYS, Takeovers
 
 BATCH = 300
 #: How long an agent waits for an acknowledgement, and before it connects again, in seconds.
@@ -49,14 +52,19 @@ SILENCE, RETRY = 10.0, 0.05
 class Agent(threading.Thread):
     """An agent: what it has sent, and what it knows to be acknowledged."""
 
-    def __init__(self, name: str, port: int, plain: bool, cuts: float, seed: str) -> None:
+    def __init__(self, name: str, ports: list[int], plain: bool, cuts: float, seed: str) -> None:
         super().__init__(name=name, daemon=True)
-        self.port, self.plain, self.cuts, self.dice = port, plain, cuts, random.Random(seed)
+        self.plain, self.cuts, self.dice = plain, cuts, random.Random(seed)
+        self.ports = deque(ports)  #: of the servers; the first one is tried next
         self.ephemeral = str(uuid.UUID(int=self.dice.getrandbits(128), version=4))
         self.made, self.acked, self.resent = 0, set[int](), 0
         self.retry: deque[list[int]] = deque()
         self.ending = threading.Event()
         self.error = ""
+
+    def next_port(self) -> int:
+        self.ports.rotate(-1)
+        return self.ports[-1]
 
     def fields(self, number: int) -> dict[str, object]:
         found: dict[str, object] = {
@@ -125,7 +133,7 @@ class Connection:
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
-        self.socket = socket.create_connection(("127.0.0.1", agent.port), timeout=SILENCE)
+        self.socket = socket.create_connection(("127.0.0.1", agent.next_port()), timeout=SILENCE)
         self.socket.setblocking(False)
         self.out, self.heard = bytearray(), bytearray()
         self.batches: deque[list[int]] = deque()  #: each with what is not acknowledged
@@ -195,7 +203,7 @@ class PyLogBeat(Agent):
 
     def work(self) -> None:
         while not self.done:
-            client = pylogbeat.PyLogBeatClient("127.0.0.1", self.port, timeout=SILENCE)
+            client = pylogbeat.PyLogBeatClient("127.0.0.1", self.next_port(), timeout=SILENCE)
             client._log = lambda *args, **kwargs: None  # it prints what goes wrong at closing
             until = time.monotonic() + self.dice.expovariate(1 / self.cuts)
             batch: list[int] = []
@@ -216,18 +224,61 @@ class PyLogBeat(Agent):
                     client.close()
 
 
+class OneServer:
+    """One server, which starts again after each stop."""
+
+    def __init__(self, root: Path, resent: str) -> None:
+        self.root = root
+        self.named = servers.free_ports(("lumberjack",))
+        self.ports = list(self.named.values())
+        self.options = ("--option", f"lumberjack.resent={resent}", "--option", "journal.min-free=0")
+
+    def start(self) -> None:
+        self.server = servers.Server(self.root, *self.options, ports=self.named)
+        self.server.wait_until_serving()
+
+    def lose(self, how: signal.Signals) -> None:
+        self.server.kill(how)
+        self.start()
+
+    def stop(self) -> Path:
+        self.server.kill(signal.SIGTERM)
+        return self.root
+
+
 def stops(arguments: argparse.Namespace, dice: random.Random) -> list[signal.Signals]:
-    found = [signal.SIGKILL] * arguments.kills + [signal.SIGTERM] * arguments.sigterms
+    if arguments.takeovers:
+        found = [WAYS[n % len(WAYS)] for n in range(arguments.takeovers)]
+    else:
+        found = [signal.SIGKILL] * arguments.kills + [signal.SIGTERM] * arguments.sigterms
     dice.shuffle(found)
     return found
+
+
+def torture(served: OneServer | Takeovers, agents: list[Agent], arguments: argparse.Namespace) -> Path:
+    """Stop *served* again and again under *agents*, until everything is acknowledged; return where the journal is."""
+    dice = random.Random(arguments.seed)
+    served.start()
+    for agent in agents:
+        agent.start()
+    for number, how in enumerate(stops(arguments, dice), 1):
+        time.sleep(dice.uniform(0, arguments.busy) / 1000)
+        served.lose(how)
+        if number % 10 == 0:
+            print(f"{number} stops, {sum(len(each.acked) for each in agents)} acknowledged", flush=True)
+    for agent in agents:
+        agent.ending.set()
+    for agent in agents:
+        agent.join(60)
+    return served.stop()
 
 
 def stored(directory: Path) -> Counter[str]:
     """Count the messages in the files."""
     found: Counter[str] = Counter()
-    for run in dump.runs(directory / "data"):
-        for payload in run.payloads() if run.stream == "lumberjack" else ():
-            found[" ".join(json.loads(bytes(payload))["message"].split(" ", 2)[:2])] += 1
+    for record in plain_reader.records(directory / "data"):
+        if record.stream == "lumberjack":
+            found[" ".join(json.loads(record.payload)["message"].split(" ", 2)[:2])] += 1
     return found
 
 
@@ -235,6 +286,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--sigterms", type=int, default=50)
+    parser.add_argument("--takeovers", type=int, default=0, help="lose the leader of a cluster so often instead")
     parser.add_argument("--resent", choices=("drop", "store"), default="drop")
     parser.add_argument("--client", choices=("raw", "pylogbeat"), default="raw")
     parser.add_argument("--plain", action="store_true", help="events without an identity")
@@ -245,52 +297,48 @@ def main() -> int:
     parser.add_argument("--directory", type=servers.directory, help="for the journal; a temporary one by default")
     arguments = parser.parse_args()
 
-    dice = random.Random(arguments.seed)
     root = Path(tempfile.mkdtemp(prefix="fyrehose-resent-", dir=arguments.directory))
-    ports = servers.free_ports(("lumberjack",))
-    options = ("--option", f"lumberjack.resent={arguments.resent}", "--option", "journal.min-free=0")
+    cluster = Takeovers(root, arguments.resent, random.Random(arguments.seed)) if arguments.takeovers else None
+    served = cluster or OneServer(root, arguments.resent)
     kind = {"raw": Agent, "pylogbeat": PyLogBeat}[arguments.client]
     agents = [
-        kind(f"agent-{n}", ports["lumberjack"], arguments.plain, arguments.cuts, f"{arguments.seed}-{n}")
+        kind(f"agent-{n}", served.ports, arguments.plain, arguments.cuts, f"{arguments.seed}-{n}")
         for n in range(arguments.agents)
     ]
     began = time.monotonic()
-    for number, how in enumerate([*stops(arguments, dice), None]):
-        server = servers.Server(root, *options, ports=ports)
-        server.wait_until_serving()
-        if not number:
-            for agent in agents:
-                agent.start()
-        if how is None:
-            break
-        time.sleep(dice.uniform(0, arguments.busy) / 1000)
-        server.kill(how)
-        if (number + 1) % 10 == 0:
-            print(f"{number + 1} stops, {sum(len(each.acked) for each in agents)} acknowledged", flush=True)
-    for agent in agents:
-        agent.ending.set()
-    for agent in agents:
-        agent.join(60)
-    server.kill(signal.SIGTERM)
+    try:
+        directory = torture(served, agents, arguments)
+    finally:
+        if cluster is not None:
+            cluster.close()
+    what = f"{arguments.kills} kills and {arguments.sigterms} orderly stops"
+    if cluster is not None:
+        what = f"{cluster.count} take-overs"
+    problems = report(what, agents, stored(directory), arguments, time.monotonic() - began)
+    problems += cluster.problems if cluster is not None else []
+    for problem in problems:
+        print(f"VIOLATION: {problem}")
+    return servers.verdict(bool(problems), root)
 
+
+def report(
+    what: str, agents: list[Agent], found: Counter[str], arguments: argparse.Namespace, seconds: float
+) -> list[str]:
+    """Print the figures; return what is wrong."""
     problems = [f"{agent.name}: {agent.error or 'it does not end'}" for agent in agents if not agent.done]
-    found = stored(root)
     acked = {f"{agent.name} {number}" for agent in agents for number in agent.acked}
     lost, doubled = acked - found.keys(), sum(found.values()) - len(found)
     if lost:
         problems.append(f"LOST: {sorted(lost)[:5]}")
     if doubled and arguments.resent == "drop" and not arguments.plain:
         problems.append(f"stored twice: {[name for name, count in found.items() if count > 1][:5]}")
-    for problem in problems:
-        print(f"VIOLATION: {problem}")
     events = "without an identity" if arguments.plain else "with an identity"
     print(
-        f"{arguments.kills} kills and {arguments.sigterms} orderly stops with resent={arguments.resent}, "
-        f"{arguments.client} agents, events {events} (seed {arguments.seed}): {len(acked)} acknowledged, "
-        f"{sum(agent.resent for agent in agents)} sent again, {sum(found.values())} stored, {doubled} doubled, "
-        f"{len(lost)} lost, {time.monotonic() - began:.0f} s"
+        f"{what} with resent={arguments.resent}, {arguments.client} agents, events {events} (seed {arguments.seed}): "
+        f"{len(acked)} acknowledged, {sum(agent.resent for agent in agents)} sent again, {sum(found.values())} stored, "
+        f"{doubled} doubled, {len(lost)} lost, {seconds:.0f} s"
     )
-    return servers.verdict(bool(problems), root)
+    return problems
 
 
 if __name__ == "__main__":

@@ -1,0 +1,113 @@
+"""Three Fyrehose servers and three NATS servers for resent_kill.py: the leader is lost, and another one takes over.
+
+    kill -9, SIGTERM, or SIGSTOP for longer than a take-over takes  ->  another one leads  ->  the lost one starts again
+
+Only the leader has its lumberjack listener open.  A frozen leader is continued once another one leads: then it reads
+what agents have sent to it meanwhile, notices that it leads no more, and ends.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+import urllib.request
+from pathlib import Path
+
+import servers
+
+from fyrehose.testing.cluster import Cluster, ClusterServer
+
+#: How a leader is lost.
+WAYS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)
+#: How long a frozen leader stays frozen at most once another one leads, in seconds.
+FROZEN_S = 3.0
+#: The status of a server from which another one has taken over.
+DEPOSED = 7
+PATIENCE = 120.0
+
+
+class Takeovers:
+    """A cluster whose servers drop or store what is sent again.
+
+    :ivar ports: of the lumberjack listeners, of which the leader's is open
+    :ivar problems: what was wrong with how servers ended
+    """
+
+    def __init__(self, root: Path, resent: str, dice: random.Random) -> None:
+        self.cluster, self.dice = Cluster(root), dice
+        self.problems: list[str] = []
+        self.ports: list[int] = []
+        for server in self.cluster.servers.values():
+            port = servers.free_ports(("lumberjack",))["lumberjack"]
+            self.ports.append(port)
+            server.listen = {"lumberjack": f"tcp:{port}"}
+            server.more = f'[option.lumberjack]\nresent = "{resent}"\n\n'
+
+    def start(self) -> None:
+        self.cluster.__enter__()
+        self.leader()
+
+    def leader(self, besides: ClusterServer | None = None) -> ClusterServer:
+        """Wait until a server leads that is not *besides*; return it."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            for server in self.cluster.servers.values():
+                if server is not besides and is_ready(server):
+                    return server
+            if time.monotonic() > deadline:
+                raise TimeoutError("no server leads; the logs are in its directory")
+            time.sleep(0.05)
+
+    def lose(self, how: signal.Signals) -> None:
+        """Stop the leader, wait until another one leads, and start it again."""
+        lost = self.leader()
+        if how is signal.SIGSTOP:
+            self._freeze(lost)
+        elif (status := lost.stop(how)) not in (0, -signal.SIGKILL):
+            self.problems.append(f"server {lost.name} ended with status {status} after {how.name}")
+        self.leader(besides=lost)
+        lost.start()
+
+    def _freeze(self, server: ClusterServer) -> None:
+        process = server.process
+        assert process is not None
+        process.send_signal(signal.SIGSTOP)
+        try:
+            self.leader(besides=server)
+            time.sleep(self.dice.uniform(0, FROZEN_S))
+        finally:
+            process.send_signal(signal.SIGCONT)
+        if (status := process.wait(PATIENCE)) != DEPOSED:
+            self.problems.append(f"server {server.name} ended with status {status} when another one led")
+
+    def stop(self) -> Path:
+        """Stop every server, the leader last, so that no other one takes over; return the leader's directory."""
+        deadline = time.monotonic() + PATIENCE
+        while not all(is_ready(server, "?for=read") for server in self.cluster.servers.values()):
+            if time.monotonic() > deadline:
+                raise TimeoutError("not every server is back; the logs are in its directory")
+            time.sleep(0.05)
+        leader = self.leader()
+        for server in [each for each in self.cluster.servers.values() if each is not leader] + [leader]:
+            if status := server.stop():
+                self.problems.append(f"server {server.name} ended with status {status} after SIGTERM")
+        return leader.directory
+
+    def close(self) -> None:
+        """End what still runs."""
+        self.cluster.__exit__()
+
+    @property
+    def count(self) -> int:
+        """Return how often a server took over from another one."""
+        return sum(server.log.count(" is leader now: ") for server in self.cluster.servers.values()) - 1
+
+
+def is_ready(server: ClusterServer, question: str = "") -> bool:
+    """Return whether *server* leads, or what else its page is asked."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.ports[2]}/ready{question}", timeout=1):
+            return True
+    except OSError:
+        return False
