@@ -55,6 +55,8 @@ class Door:
     damaged: bool = False
     charged: int = 0
     forgotten: int = 0
+    asked: list[int] = attrs.field(factory=list)  #: where each read began, and the limits of their sizes
+    limits: list[int] = attrs.field(factory=list)
     repetitions: Repetitions = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -69,6 +71,8 @@ class Door:
     def read(self, stream: str, start: int, size: int) -> tuple[Run, ...]:
         if self.damaged:
             raise JournalCorrupt("damaged")
+        self.asked.append(start)
+        self.limits.append(size)
         return (self.run(*self.stored[start - 1 : start + 1], first=start),) if start <= len(self.stored) else ()
 
     @staticmethod
@@ -364,6 +368,18 @@ def test_run_is_compared_by_a_bounded_number_of_reads() -> None:
             writer.send(each)
         writer.sender.close()
     assert door.connect().send(*events) == events[resent.MOST_READS :]
+
+
+def test_no_more_is_read_than_may_come_again_and_in_the_order_of_the_log() -> None:
+    """A server that takes over reads thousands of small windows at once, and answers nobody meanwhile."""
+    door, events = Door(), [event(n) for n in range(10, 20)]
+    runs = [Door.run(each, first=n) for n, each in enumerate(events, 1)]
+    door.stored += events
+    door.repetitions.recover(runs, lambda run: "n")
+    assert door.asked == list(range(1, 11))
+    assert door.limits == [len(each) for each in events]
+    assert door.connect().send(events[3]) == []
+    assert door.limits[10:] == [len(events[3])]
 
 
 def test_events_without_identity_are_not_watched() -> None:
