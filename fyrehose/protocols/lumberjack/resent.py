@@ -58,7 +58,7 @@ WINDOWS = 8
 ENTRY = 256
 #: The most stretches of all connections, and the least of each.
 STRETCHES, LEAST_STRETCHES = 65_536, 32
-#: Size of one read of the journal, in bytes, and the most reads for one run that is compared.
+#: The most that one read of the journal returns, in bytes, and the most reads for one run that is compared.
 READ, MOST_READS = 1 << 20, 16
 #: The largest event that is compared as JSON, in bytes.
 MOST_JSON = 64 << 10
@@ -78,6 +78,7 @@ def choice(text: str) -> str:
 class Stretch:
     """Consecutive records of one stream that one turn of a connection has published.
 
+    :ivar payload: the size of the events, in bytes
     :ivar size: what it takes of a table
     :ivar window: ordinal, on its connection, of the last window that has some of the events
     :ivar run: the records while they are not durable
@@ -89,6 +90,7 @@ class Stretch:
     stream: str
     first: int
     count: int
+    payload: int
     size: int
     network: str
     window: int = 0
@@ -118,7 +120,8 @@ _NOBODY: tuple[Stretch | None, int] = (None, 0)
 
 
 def _stretch_of(run: Run, network: str) -> Stretch:
-    return Stretch(run.stream, run.first_seq, len(run), max(len(run), len(run.payload) >> 10, 1), network)
+    size = max(len(run), len(run.payload) >> 10, 1)
+    return Stretch(run.stream, run.first_seq, len(run), len(run.payload), size, network)
 
 
 @attrs.define(eq=False)
@@ -296,8 +299,8 @@ class Repetitions:
 
     def _read_all(self) -> None:
         """Read the events of stretches that are not in the index yet."""
-        while self._unread:
-            stretch, _ = self._unread.popitem()
+        unread, self._unread = self._unread, {}
+        for stretch in unread:
             identities: list[bytes | None] = []
             try:
                 for run in [stretch.run] if stretch.run is not None else self._runs(stretch):
@@ -315,14 +318,15 @@ class Repetitions:
 
     def _runs(self, stretch: Stretch) -> Iterable[Run]:
         """Yield the records of *stretch* as the journal has them, up to the first one that is gone."""
-        at, end = stretch.first, stretch.first + stretch.count
+        at, end, left = stretch.first, stretch.first + stretch.count, stretch.payload
         while at < end:
-            for run in self.read(stretch.stream, at, READ) or (None,):
+            for run in self.read(stretch.stream, at, min(left, READ)) or (None,):
                 if run is None or run.first_seq != at:
                     return
                 part = run.slice(0, end - at)
                 yield part
                 at += len(part)
+                left -= len(part.payload)
                 if at == end:
                     return
 
@@ -353,7 +357,7 @@ class _Stored:
             return found
         self._left -= 1
         try:
-            for run in self.read(stretch.stream, stretch.first + at, READ):
+            for run in self.read(stretch.stream, stretch.first + at, min(stretch.payload, READ)):
                 if run.first_seq != stretch.first + at + len(found) or run.content_type != JSON:
                     break
                 found += run.payloads()
