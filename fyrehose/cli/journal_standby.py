@@ -127,9 +127,9 @@ def _exported(where: str | None, standby: Standby) -> Iterator[None]:
         yield
         return
     ADMIN.require("--metrics")
-    from fyrehose.observe.exporting import Exported, families
+    from fyrehose.observe.exporting import CommandMetrics, families
 
-    class Metrics(Exported):
+    class Metrics(CommandMetrics):
         def collect(self) -> Iterable[Metric]:
             """Yield the present lag."""
             lag = standby.lag

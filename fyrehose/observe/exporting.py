@@ -29,7 +29,7 @@ Values = Mapping[str, tuple[str, float]]
 
 
 @attrs.define(eq=False)
-class Exported(Collector):
+class CommandMetrics(Collector):
     """Metrics that are exported; a subclass collects them.
 
     :ivar where: a file whose name ends with ``.prom``, or HOST:PORT to listen on

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import attrs
 from prometheus_client.core import Metric
 
-from fyrehose.observe.exporting import Exported, families
+from fyrehose.observe.exporting import CommandMetrics, families
 
 if TYPE_CHECKING:
     from fyrehose.spark.jobs.archive import ArchiveState
@@ -21,7 +21,7 @@ _LABELS = ("server", "lake")
 
 
 @attrs.define(eq=False)
-class Metrics(Exported):
+class Metrics(CommandMetrics):
     """The metrics of one archive."""
 
     _state: ArchiveState | None = attrs.field(default=None, init=False)

@@ -11,10 +11,10 @@ import pytest
 from prometheus_client.core import Metric
 
 from fyrehose.errors import ConfigError, FyrehoseError
-from fyrehose.observe.exporting import Exported, families, log
+from fyrehose.observe.exporting import CommandMetrics, families, log
 
 
-class Thermometer(Exported):
+class Thermometer(CommandMetrics):
     def collect(self) -> Iterable[Metric]:
         gauges = {"degrees": ("How warm it is.", 21.5)}
         return families(gauges, {"readings": ("How often it was read.", 3)}, ("room",), ("hall",))
