@@ -414,10 +414,13 @@ class Lane:
         heappush(self._ends, (entry.lease.end, seq))
         return self.token(entry)
 
-    def missing(self, seqs: Sequence[int]) -> None:
-        """End *seqs*, which were just leased, as expired: the journal does not have them any more."""
-        for seq in seqs:
-            self._expire(self.entries[seq])
+    def missing(self, seq: int, behind: int) -> None:
+        """End record *seq*, which was just leased, as expired: the journal has nothing from it up to *behind*.
+
+        Numbers behind it that nobody has looked at end with it, however many they are.
+        """
+        self._expire(self.entries[seq])
+        self._expire_unseen(behind - 1)
 
     def withdraw(self, seq: int) -> None:
         """Take back the lease of *seq*, which no worker was told of."""
@@ -467,7 +470,7 @@ class Lane:
                 self._release(entry)
         if changed:
             self._expire_deleted(list(self.entries.values()))
-            self._expire_unseen()
+            self._expire_unseen(self._oldest - 1)
         while self._delayed and self._delayed[0][0] <= now:
             heappush(self._ready, heappop(self._delayed)[1])
 
@@ -481,9 +484,9 @@ class Lane:
         self._close(entry, "expired")
         self._append(LaneChange(self, expired=[(entry.seq, entry.seq)]))
 
-    def _expire_unseen(self) -> None:
-        """End the records that retention has deleted before anybody looked at them."""
-        first, self.seen = self.seen + 1, max(self.seen, self._oldest - 1)
+    def _expire_unseen(self, last: int) -> None:
+        """End the numbers up to *last* that nobody has looked at: the journal does not have their records."""
+        first, self.seen = self.seen + 1, max(self.seen, last)
         unwritten = [*self._unwritten, *self.progress.final.gaps(first, self.seen)]
         self._unwritten = []
         if unwritten:

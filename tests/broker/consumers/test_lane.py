@@ -326,9 +326,23 @@ def test_a_checkpoint_has_what_was_appended() -> None:
 def test_a_missing_record_expires() -> None:
     world = World()
     world.lease(2)
-    world.lane.missing([1])
+    world.lane.missing(1, 2)
     world.commit()
     assert (world.lane.progress.expired, world.group.held["w"]) == (1, 1)
+
+
+def test_numbers_that_nobody_has_looked_at_expire_with_the_missing_record_before_them() -> None:
+    world = World()
+    world.last = 1 << 40
+    assert world.lease() == [1]
+    world.lane.missing(1, 1 << 39)
+    world.refuse()
+    world.lane.missing(1, 1 << 39)
+    world.lane.tick()
+    world.commit()
+    assert world.lane.progress.final.floor == (1 << 39) - 1
+    assert world.lane.progress.expired == (1 << 39) - 1
+    assert world.lease() == [1 << 39]
 
 
 def test_a_withdrawn_lease_counts_for_nothing() -> None:
