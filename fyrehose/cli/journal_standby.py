@@ -49,7 +49,7 @@ def follow(
     promote DIR`.
 
     \b
-        fyrehose journal follow http://10.0.0.5:8120 standby --token-file token
+        fyrehose journal follow http://10.0.0.5:8120 data --token-file token
     """
     from fyrehose.journal import subscriptions
     from fyrehose.journal.files import Files
@@ -94,8 +94,8 @@ def promote(yes: bool, directory: Path) -> None:
     that no number is used twice, whatever the lost server accepted in its last moments.
 
     \b
-        fyrehose journal promote standby
-        fyrehose serve --data-dir standby
+        fyrehose journal promote data
+        fyrehose serve --data-dir data
     """
     from fyrehose.journal.copies import followed
     from fyrehose.journal.files import Files
