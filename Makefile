@@ -176,6 +176,8 @@ torture: .venv/native.stamp
 	$(BIN)/python tests/verification/torture/replication.py --count $(call scaled,100000)
 	$(BIN)/python tests/verification/torture/weather.py --rounds $(call scaled,40)
 	$(BIN)/python tests/verification/torture/reorder.py --count $(call scaled,5)
+	$(BIN)/python tests/verification/torture/workers.py --minutes $(call scaled,2) --records $(call scaled,20000)
+	$(BIN)/python tests/verification/torture/workers.py --minutes $(call scaled,2) --records $(call scaled,10000) --kills
 	$(BIN)/python tests/verification/torture/sweep.py --count $(call scaled,200)
 	$(BIN)/python tests/verification/torture/abuse.py --connections 1000 --seconds $(call scaled,10)
 	$(BIN)/python tests/verification/torture/lumberjack_writers.py --level 0
@@ -196,7 +198,8 @@ torture: .venv/native.stamp
 	$(BIN)/python tests/verification/torture/spark_kill.py --count $(call scaled,30)
 	$(BIN)/python tests/verification/torture/spark_kill.py --count $(call scaled,30) --engine local --busy 3
 	$(BIN)/python tests/verification/torture/spark_week.py --minutes $(call scaled,10080)
-	$(BIN)/python tests/verification/torture/pipeline_kill.py --count $(call scaled,20)
+	$(BIN)/python tests/verification/torture/tables_kill.py --count $(call scaled,50)
+	$(BIN)/python tests/verification/torture/sink_kill.py --count $(call scaled,20)
 	$(BIN)/python tests/verification/torture/spark_cluster.py --records $(call scaled,200000)
 	$(BIN)/python tests/verification/torture/spark_tour.py --events $(call scaled,1000000)
 

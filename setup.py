@@ -2,13 +2,18 @@
 
 Each kernel is optional: without a C compiler the build warns, and the pure-Python kernels are used.  With
 ``FYREHOSE_PURE=1`` none is built, so that the wheel is one for every machine.
+
+With ``FYREHOSE_SPLIT=1`` the wheel depends on fyrehose-protocols instead of bringing its modules: that is how a release
+is built.  A checkout, and the sdist, bring everything, so that they need no other distribution.
 """
 
 import os
 import re
+import sys
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import Distribution, Extension, setup
+from setuptools.command.build_py import build_py
 
 NATIVE = Path("fyrehose", "kernels", "native")
 #: The only one outside of the kernels, because it uses pyzmq; its docstring says how.
@@ -34,8 +39,44 @@ def description(readme, address):
     return text if address else f"{text}\nThe pages that this text names are in `docs/` of the source distribution.\n"
 
 
+class Split(Distribution):
+    """A distribution that depends on fyrehose-protocols of the same version."""
+
+    def parse_config_files(self, *args, **options):
+        super().parse_config_files(*args, **options)
+        requirement = f"fyrehose-protocols=={self.metadata.version}"
+        self.install_requires = [*self.install_requires, requirement]
+        self.metadata.install_requires = [*self.metadata.install_requires, requirement]
+
+
+class WithoutProtocols(build_py):
+    """Leave out the files of fyrehose-protocols."""
+
+    def find_package_modules(self, package, package_dir):
+        found = super().find_package_modules(package, package_dir)
+        return [
+            each for each in found if (package if each[1] == "__init__" else f"{package}.{each[1]}") not in others()
+        ]
+
+    def find_data_files(self, package, src_dir):
+        return [name for name in super().find_data_files(package, src_dir) if Path(name).name != "py.typed"]
+
+
+def others():
+    """Return the names of the modules of fyrehose-protocols."""
+    tools = str(Path(__file__).parent / "tools")
+    if tools not in sys.path:
+        sys.path.append(tools)
+    from protocols import modules
+
+    return modules()
+
+
 if __name__ == "__main__":
+    split = os.environ.get("FYREHOSE_SPLIT") == "1"
     setup(
+        distclass=Split if split else Distribution,
+        cmdclass={"build_py": WithoutProtocols} if split else {},
         long_description=description(Path("README.md").read_text(encoding="utf-8"), ADDRESS),
         project_urls={"Source": ADDRESS, "Changes": f"{ADDRESS}/blob/main/NEWS.md"} if ADDRESS else {},
         ext_modules=[]

@@ -1,8 +1,6 @@
-"""How fast it is: load from outside, the real server in a process of its own, and the servers of others beside it.
+"""How fast it is beside others: the cases, servers and load makers of :mod:`fyrehose.bench`, and what they lack.
 
-cases      what is measured, a line each               command  which of them, from the command line
-runner     rounds, each server in its turn             results  medians and spread     table, plot
-servers    what is measured: Fyrehose and its peers    makers   the load makers, as seen by the runner
-scraping   what Prometheus does meanwhile
-maker      a load maker: the program                   wires    prepared bytes, and counting what comes back
+command    which cases, from the command line          runner   rounds, each server in its turn
+peers      the servers of others                       maker    a load maker that knows their wires, too
+table, plot, comparing, targets, growth                what is shown of the results
 """

@@ -61,7 +61,8 @@ def main(
         import numpy as _  # noqa: F401
     except ImportError:
         raise MissingExtra("the benchmarks count with numpy: pip install 'fyrehose[bench]'") from None
-    from benchmarks import command, peers, usage
+    from benchmarks import command, peers
+    from fyrehose.bench import usage
 
     if pair is not None:
         command.compare(*(command.Report.loads(path.read_text(encoding="utf-8")) for path in pair))

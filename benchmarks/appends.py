@@ -11,7 +11,7 @@ from typing import Any
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from benchmarks.plans import Outcome, Plan
+from fyrehose.bench.plans import LoadOutcome, Plan
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
@@ -37,14 +37,14 @@ class Appends:
     def connect(self) -> None:
         """Do nothing: the journal is opened by :meth:`run`, because that needs a running reactor."""
 
-    def run(self, start: float) -> Outcome:
+    def run(self, start: float) -> LoadOutcome:
         """Append all batches, and wait until they are durable."""
         from twisted.internet import reactor
 
         self._reactor: Any = reactor
         self._reactor.callWhenRunning(self._open)
         self._reactor.run()
-        return Outcome(
+        return LoadOutcome(
             began=self._began,
             ended=self._ended,
             cpu=self._cpu,

@@ -37,9 +37,9 @@ from rich.table import Table
 from twisted.internet.defer import Deferred
 
 import fyrehose
-from benchmarks.wires import backbone, figg, lumberjack
-from benchmarks.wires.base import Job, Wire, Wrong, payload, read_exactly
 from fyrehose import plugins
+from fyrehose.bench.wires import backbone, figg, lumberjack
+from fyrehose.bench.wires.base import Job, Wire, Wrong, payload, read_exactly
 from fyrehose.journal.journal import FileJournal
 from fyrehose.protocols.relink.client_session import ConnectorSession
 from fyrehose.protocols.relink.frames import Op
@@ -141,8 +141,8 @@ def job(stream: str, messages: int, **extra: Any) -> Job:
 
 def figg_trip(port: int, rounds: int) -> Round:
     """Figg: PUBLISH, ACK and a DATA to one subscriber."""
-    publisher = Peer(figg.Publisher(job("figg", rounds)), port)
-    subscriber = Peer(figg.Subscriber(job("figg", rounds)), port)
+    publisher = Peer(figg.FiggPublisherWire(job("figg", rounds)), port)
+    subscriber = Peer(figg.FiggSubscriberWire(job("figg", rounds)), port)
 
     def one(number: int) -> None:
         publisher.send(1)
@@ -154,7 +154,7 @@ def figg_trip(port: int, rounds: int) -> Round:
 
 def lumberjack_trip(port: int, rounds: int) -> Round:
     """Lumberjack: a compressed window of 10 events, and its A."""
-    peer = Peer(lumberjack.Publisher(job("lumberjack", 10 * rounds, level=3, batch=10)), port)
+    peer = Peer(lumberjack.LumberjackPublisherWire(job("lumberjack", 10 * rounds, level=3, batch=10)), port)
 
     def one(number: int) -> None:
         peer.send(10)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import click
 
-from benchmarks.makers import Makers
-from benchmarks.plans import Outcome, Plan
+from fyrehose.bench.makers import Makers
+from fyrehose.bench.plans import LoadOutcome, Plan
 from fyrehose.journal import scan
 from fyrehose.testing.cluster import Cluster, ClusterServer
 
@@ -53,7 +53,7 @@ def leader_of(cluster: Cluster) -> ClusterServer:
 
 def publish(
     cluster: Cluster, leader: ClusterServer, stream: str, messages: int, window: int
-) -> tuple[Outcome, list[float]]:
+) -> tuple[LoadOutcome, list[float]]:
     """Publish; return the outcome, and the CPU seconds of the leader, of a follower, and of the NATS servers."""
     servers = list(cluster.servers.values())
     followers = [server for server in servers if server is not leader]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
-import subprocess
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -15,12 +13,14 @@ import attrs
 from rich.status import Status
 from rich.table import Table
 
-from benchmarks import peers, plot, results, runner, servers, usage
-from benchmarks.cases import CASES, Case, selected
+from benchmarks import peers, plot, runner
 from benchmarks.comparing import compared
-from benchmarks.results import Measured, Results
-from benchmarks.servers import CannotStart, Contestant
 from benchmarks.table import changes, markdown, tables
+from fyrehose.bench import results, servers, usage
+from fyrehose.bench.cases import CASES, Case, selected
+from fyrehose.bench.disk import mount_of
+from fyrehose.bench.results import Measurement, Results
+from fyrehose.bench.servers import CannotStart, Contestant
 from fyrehose.cli.console import terminal
 from fyrehose.errors import FyrehoseError
 
@@ -55,7 +55,7 @@ class Report:
     """Results of a run, the machine, and the reasons why contestants were not measured."""
 
     machine: dict[str, str]
-    measured: list[Measured]
+    measured: list[Measurement]
     #: cases and contestants that could not be measured, and why
     failed: list[str]
 
@@ -110,7 +110,7 @@ def measure(cases: Sequence[Case], directory: Path, wanted: Wanted) -> Report:
     there, missing = available(cases, wanted)
     about = machine(directory, wanted, there)
     console.print("\n".join(f"{name}: {value}" for name, value in about.items()), markup=False, highlight=False)
-    measured: list[Measured] = []
+    measured: list[Measurement] = []
     failed: list[str] = []
     with console.status("") as status:
         for case in cases:
@@ -192,7 +192,7 @@ def machine(directory: Path, wanted: Wanted, there: dict[str, Contestant]) -> di
     """Describe the machine and the software that are measured."""
     versions = {name: contestant.version() for name, contestant in there.items()}
     return {
-        "machine": f"{os.cpu_count()} cores ({_processor()}), Linux {platform.release()}, disk: {_disk(directory)}",
+        "machine": usage.machine(mount_of(directory.absolute()).kind),
         "Python": platform.python_version(),
         "servers": ", ".join(f"{name} ({version})" for name, version in versions.items()),
         "rounds": f"{wanted.rounds}, {wanted.scale:g} times the messages, durability {wanted.durability}",
@@ -202,16 +202,3 @@ def machine(directory: Path, wanted: Wanted, there: dict[str, Contestant]) -> di
 
 def _tell(status: Status, case: str, what: str) -> None:
     status.update(f"{case}: {what}")
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
-
-
-def _disk(directory: Path) -> str:
-    """Return the type of the file system; on tmpfs a sync costs nothing."""
-    words = ["stat", "--file-system", "--format=%T", str(directory)]
-    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip() or "unknown"

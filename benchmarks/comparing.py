@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import attrs
 
-from benchmarks.results import Measured, Results, Spread
+from fyrehose.bench.results import Measurement, Results, Spread
 
 #: What is compared: cost, speed, latency, memory.  Others (what load makers cost) say nothing about a server.
 FIGURES = (
@@ -69,6 +69,6 @@ def _pairs(before: Results, after: Results) -> Iterator[Change]:
                 yield _change(then, now, figure)
 
 
-def _change(then: Measured, now: Measured, figure: str) -> Change:
+def _change(then: Measurement, now: Measurement, figure: str) -> Change:
     before, after = then.spread(figure), now.spread(figure)
     return Change(case=now.case, contestant=now.contestant, figure=figure, before=before, after=after)

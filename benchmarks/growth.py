@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from benchmarks.results import Results, Spread
+from fyrehose.bench.results import Results, Spread
 
 #: The numbers that grow, as the names of the cases have them; how they are named; the figure, and its unit.
 DIMENSIONS = {

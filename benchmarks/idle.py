@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks import usage
-from benchmarks.cases import Case
-from benchmarks.results import Sample
-from benchmarks.servers import CannotStart, Contestant
-from benchmarks.wires.base import Job
-from benchmarks.wires.figg import Subscriber
+from fyrehose.bench import usage
+from fyrehose.bench.cases import Case
+from fyrehose.bench.results import Sample
+from fyrehose.bench.servers import CannotStart, Contestant
+from fyrehose.bench.wires.base import Job
+from fyrehose.bench.wires.figg import FiggSubscriberWire
 
 #: Descriptors that a process needs besides connections.
 SPARE = 200
@@ -54,7 +54,7 @@ def attached(port: int, connections: int) -> Iterator[None]:
     allow(connections)
     with contextlib.ExitStack() as stack:
         for _ in range(connections):
-            wire = Subscriber(Job(stream="idle", size=128, messages=1))
+            wire = FiggSubscriberWire(Job(stream="idle", size=128, messages=1))
             peer = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
             peer.sendall(wire.begin())
             wire.begun(peer)

@@ -13,7 +13,7 @@ import struct
 import sys
 from typing import Any
 
-from benchmarks.wires import backbone
+from fyrehose.bench.wires import backbone
 
 #: The file that the loop for Figg writes again and again, in bytes; a sync that also allocates blocks takes longer.
 FILE = 64 << 20

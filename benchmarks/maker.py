@@ -1,62 +1,20 @@
-"""Load maker: ``python -m benchmarks.maker`` reads its plan, waits for the start time, and prints its outcome.
-
-It sends bytes that were made before in large writes, and counts what comes back in large reads, all in one thread: so
-its own CPU, which it reports, stays below that of what it measures.
-"""
+"""Load maker that also knows the servers of others, a disk and a journal: see :mod:`fyrehose.bench.maker`."""
 
 from __future__ import annotations
 
-import resource
-import sys
-import time
-from collections.abc import Callable
-from typing import Protocol
-
 from benchmarks.appends import Appends
-from benchmarks.datagrams import Datagrams
 from benchmarks.disk import Disk
-from benchmarks.plans import Outcome, Plan
-from benchmarks.streams import Streams
-from benchmarks.wires.base import Wrong
+from benchmarks.wires import nats, resp
+from fyrehose.bench import maker
+from fyrehose.bench.streams import WIRES, WORKERS
 
+maker.KINDS |= {"disk": Disk, "journal": Appends}
+WIRES |= {
+    "redis": (resp.Publisher, resp.Subscriber, resp.Subscriber),
+    "nats": (nats.Publisher, nats.Subscriber, nats.Subscriber),
+}
 
-class Load(Protocol):
-    """A kind of load."""
-
-    def connect(self) -> None: ...
-
-    def run(self, start: float) -> Outcome: ...
-
-    def close(self) -> None: ...
-
-
-def make(plan: Plan) -> Load:
-    """Build the load that ``plan`` describes."""
-    kinds: dict[str, Callable[[Plan], Load]] = {"disk": Disk, "journal": Appends, "backbone": Datagrams}
-    return kinds.get(plan.wire, Streams)(plan)
-
-
-def own_cpu() -> float:
-    """Return the CPU seconds of this process."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
-def main() -> None:
-    """Run one load maker on standard input and output."""
-    load = make(Plan.loads(sys.stdin.readline()))
-    try:
-        load.connect()
-        print("ready", flush=True)
-        start = float(sys.stdin.readline().split()[1])
-        print(load.run(start).dumps(), flush=True)
-        sys.stdin.read()
-    except (OSError, Wrong) as error:
-        now = time.monotonic()
-        print(Outcome(began=now, ended=now, cpu=own_cpu(), trouble=f"{error}").dumps(), flush=True)
-    finally:
-        load.close()
-
+WORKERS |= {"redis": resp.GroupConsumer, "nats": nats.Puller}
 
 if __name__ == "__main__":
-    main()
+    maker.main()

@@ -23,7 +23,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from benchmarks.servers import CannotStart, Contestant, Durable, Running, Spawned, spawn, start_nothing
+from fyrehose.bench.servers import CannotStart, Contestant, Durable, Running, Spawned, spawn, start_nothing
 from fyrehose.testing.ports import free_port
 
 #: Directory in which `--install-peers` installs servers that the system does not have.

@@ -7,11 +7,14 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import idle, loads, starts
-from benchmarks.cases import Case, Work
-from benchmarks.results import Measured, Sample
-from benchmarks.servers import Contestant
+from benchmarks import idle, starts
+from fyrehose.bench import loads
+from fyrehose.bench.cases import Case, CaseWork
+from fyrehose.bench.results import Measurement, Sample
+from fyrehose.bench.servers import Contestant
 
+#: The load makers that also know the servers of others.
+MAKER = "benchmarks.maker"
 #: Told what is going on.
 Told = Callable[[str], None]
 
@@ -23,7 +26,7 @@ def run(
     rounds: int,
     durability: str,
     told: Told = lambda what: None,
-) -> list[Measured]:
+) -> list[Measurement]:
     """Run all rounds of ``case``.
 
     :param directory: where servers keep their files; it is emptied afterwards
@@ -31,13 +34,13 @@ def run(
     :raises LoadFailed: a load maker met trouble
     """
     try:
-        if case.work is Work.START:
+        if case.work is CaseWork.START:
             samples = {contestants[0].name: starts.measure(case, directory, rounds, durability, told)}
-        elif case.work is Work.IDLE:
+        elif case.work is CaseWork.IDLE:
             samples = {contestants[0].name: idle.measure(case, contestants[0], directory, rounds, durability, told)}
         else:
             samples = _in_turn(case, contestants, directory, rounds, durability, told)
-        return [Measured(case=case.name, contestant=name, samples=taken) for name, taken in samples.items()]
+        return [Measurement(case=case.name, contestant=name, samples=taken) for name, taken in samples.items()]
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -58,7 +61,7 @@ def _in_turn(
             stack.enter_context(idle.attached(running.port, case.idle))
             # One at a time, and at a rate, nobody takes all day.
             whole = case.window == 1 or case.rate
-            bouts.append(loads.Bout(case if whole else case.scaled(contestant.share), contestant, running))
+            bouts.append(loads.Bout(case if whole else case.scaled(contestant.share), contestant, running, MAKER))
             bouts[-1].prepare()
         for number in range(rounds):
             for bout in bouts:

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.cases import Case
-from benchmarks.makers import Makers
-from benchmarks.plans import Plan
-from benchmarks.results import Sample
-from benchmarks.servers import Running, start_fyrehose
-from benchmarks.wires.base import Job, read_exactly
-from benchmarks.wires.figg import Publisher
+from fyrehose.bench.cases import Case
+from fyrehose.bench.makers import Makers
+from fyrehose.bench.plans import Plan
+from fyrehose.bench.results import Sample
+from fyrehose.bench.servers import Running, start_fyrehose
+from fyrehose.bench.wires.base import Job, read_exactly
+from fyrehose.bench.wires.figg import FiggPublisherWire
 
 #: Messages that are published between a start and a kill, so that the next start has to recover.
 BETWEEN = 1_000
@@ -64,6 +64,6 @@ def accepted(port: int) -> None:
     :raises Wrong: the server closes the connection
     """
     with socket.create_connection(("127.0.0.1", port), timeout=60) as peer:
-        peer.sendall(Publisher(Job(stream="first", size=128, messages=1)).block(1))
+        peer.sendall(FiggPublisherWire(Job(stream="first", size=128, messages=1)).block(1))
         kind, _, _, number = struct.unpack(">HHIQ", read_exactly(peer, 16))
         assert (kind, number) == (6, 1)

@@ -8,9 +8,9 @@ from rich.table import Table
 
 from benchmarks.comparing import Change
 from benchmarks.growth import growths
-from benchmarks.results import PERCENTILES, Measured, Results, Spread
-from benchmarks.servers import OURS, Durable
 from benchmarks.targets import TARGETS
+from fyrehose.bench.results import PERCENTILES, Measurement, Results, Spread
+from fyrehose.bench.servers import OURS, Durable
 
 _MIB = 1 << 20
 
@@ -61,7 +61,7 @@ def _table(title: str, left: int, *heads: str) -> Table:
     return found
 
 
-def _rows(results: Results, figure: str) -> Iterator[tuple[str, Measured]]:
+def _rows(results: Results, figure: str) -> Iterator[tuple[str, Measurement]]:
     """Those that have ``figure``, each case's name said once."""
     before = ""
     for one in results.all:

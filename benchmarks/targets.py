@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 
 import attrs
 
-from benchmarks.cases import CASES
-from benchmarks.results import Results
+from fyrehose.bench.cases import CASES
+from fyrehose.bench.results import Results
 
 #: Computes a figure; None if it was not measured.
 Value = Callable[[Results], float | None]
@@ -56,11 +56,11 @@ def _median(case: str, figure: str, unit: float = 1.0) -> Value:
     return value
 
 
-def _times(figure: str, above: tuple[str, str], below: tuple[str, str]) -> Value:
-    """``figure`` of one case and contestant, divided by that of another."""
+def _times(figure: str, above: tuple[str, str], below: tuple[str, str], divisor: str = "") -> Value:
+    """``figure`` of one case and contestant, divided by that (or ``divisor``) of another."""
 
     def value(results: Results) -> float | None:
-        over, under = results.median(above[0], figure, above[1]), results.median(below[0], figure, below[1])
+        over, under = results.median(above[0], figure, above[1]), results.median(below[0], divisor or figure, below[1])
         return over / under if over is not None and under else None
 
     return value
@@ -84,6 +84,21 @@ def _targets() -> Iterable[Target]:
             value = _times("micros", (case.name, "fyrehose-metrics"), (case.name, "fyrehose"))
             yield Target(name=f"{case.name}, CPU with metrics against without", unit="times", limit=1.05, value=value)
     yield Target(name="figg, each further subscriber, CPU a delivery", unit="us", limit=0.1, value=_further)
+    yield Target(
+        name="http, 16 workers, messages/s",
+        unit="1/s",
+        limit=60_000,
+        at_most=False,
+        value=_median("http/workers/16", "rate"),
+    )
+    yield Target(
+        name="http, settling one message against publishing one",
+        unit="times",
+        limit=1.3,
+        value=_times(
+            "arrived.50", ("http/workers/1", "fyrehose"), ("http/post/window-1", "fyrehose"), "acknowledged.50"
+        ),
+    )
     live, past, alone = "figg/live/1", "figg/catch-up", "figg/publish/window-1"
     for name, limit, value in (
         (

@@ -44,6 +44,7 @@
     │   ├── JournalFull              the disk has no room to open the journal for writing
     │   ├── JournalFailed            a sync failed, so later data may not be durable
     │   └── Deposed                  another server of the cluster has taken over from this one
+    ├── ExpectationFailed          a row of a typed table does not meet an expectation that must be met
     └── ConfigError                an option, an endpoint or a configuration file is invalid
         └── MissingExtra             a package that a protocol needs is not installed
 
@@ -292,6 +293,12 @@ class Deposed(JournalError):
     """Another server of the cluster has taken over; this one continues as a follower when it is restarted."""
 
     exit_status = 7
+
+
+class ExpectationFailed(FyrehoseError):
+    """A row of a typed table does not meet an expectation that must be met; nothing of its round was committed."""
+
+    exit_status = 3
 
 
 class ConfigError(FyrehoseError):

@@ -53,6 +53,7 @@ class Extra:
 
 ADMIN = Extra("admin", "prometheus-client", "prometheus_client")
 EVENTBUS = Extra("eventbus", "pyzmq", "zmq")
+MONGODB = Extra("mongodb", "pymongo", "bson")
 LUMBERJACK = Extra("lumberjack", "isal", "isal", use="inflates two and a half times as fast with")
 SPARK = Extra("spark", "pyspark", "pyspark")
 ARROW = Extra("spark", "pyarrow", "pyarrow")

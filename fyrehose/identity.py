@@ -5,9 +5,11 @@ from __future__ import annotations
 from enum import StrEnum
 from functools import lru_cache
 from hashlib import sha256
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import attrs
+
+from fyrehose.options import Network
 
 
 class Action(StrEnum):
@@ -72,3 +74,18 @@ def network_of(host: str) -> str:
     if address.is_loopback:
         return str(address)
     return f"{IPv6Address(int(address) >> 64 << 64)}/64"
+
+
+def in_networks(host: str, networks: tuple[Network, ...]) -> bool:
+    """Return whether the address *host* is in one of *networks*."""
+    address = _address(host)
+    return address is not None and any(address in network for network in networks)
+
+
+@lru_cache(4096)
+def _address(host: str) -> IPv4Address | IPv6Address | None:
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return None
+    return (address.ipv4_mapped if isinstance(address, IPv6Address) else None) or address

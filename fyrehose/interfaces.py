@@ -10,7 +10,7 @@ Everything here is called in the reactor's thread, and no call blocks for longer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -130,6 +130,8 @@ class IJournal(Interface):
     refusal = Attribute("Why publishing is refused although the disk has room, for people; empty: it is not.")
     leader = Attribute("The address of the server that publishers have to use; empty: unknown; None: this server.")
     caught_up = Attribute("Whether readers find here what was acknowledged, except for the last moment.")
+    leads_alone = Attribute("Whether no other server can have taken over from this one, which accepts publishes.")
+    early = Attribute("Whether publishers are told of a commit before it survives the loss of this server.")
     now = Attribute("Called for the wall clock, in microseconds since 1970 UTC.")
     meters = Attribute("The measurements: fyrehose.observe.meters.JournalMeters.")
 
@@ -195,6 +197,12 @@ class IJournal(Interface):
         :param max_bytes: the most bytes of payload, except that at least one record is returned; the result may be
             shorter where finding more records would take long
         :raises JournalCorrupt: a record is damaged; damage is never skipped silently
+        """
+
+    def latest(size: int) -> Iterator[Run]:
+        """Yield the durable runs in about the last *size* bytes of the log; those of one stream are in order.
+
+        :raises JournalCorrupt: a record is damaged
         """
 
     def status() -> JournalStatus | None:
@@ -377,6 +385,9 @@ class IBroker(Interface):
 
     def read(stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
         """See :meth:`IJournal.read`."""
+
+    def latest(size: int) -> Iterator[Run]:
+        """See :meth:`IJournal.latest`."""
 
     def ready(producer: Any) -> None:
         """Give *producer*, which has something to send, a turn; see :meth:`fyrehose.broker.rounds.Rounds.ready`."""
@@ -599,7 +610,7 @@ class IClientPlugin(IProtocolPlugin):
     """A protocol plugin that also makes clients, for ``fyrehose publish``, ``fyrehose tail`` and other programs.
 
     A client connects to *endpoint* if one is given: by TLS, or to one of several servers.  *host* and *port* are then
-    only the name of the server; clients that do not connect by TCP, or make several connections, use them alone.
+    only the name of the server.  See :class:`IOwnConnectionsPlugin` for clients that cannot use an endpoint.
     """
 
     default_port = Attribute("The port on which servers listen by default.")
@@ -612,6 +623,13 @@ class IClientPlugin(IProtocolPlugin):
 
     def tailer(reactor: Any, host: str, port: int, endpoint: Any = None) -> Any:
         """Return an :class:`ITailer` that is not connected yet, or None if the protocol cannot subscribe."""
+
+
+class IOwnConnectionsPlugin(IClientPlugin):
+    """A plugin whose clients connect by *host* and *port* alone, because they use other or more connections than one.
+
+    They get no *endpoint*, so they cannot use TLS or the addresses of several servers.
+    """
 
 
 class ITransactionalPlugin(IClientPlugin):
@@ -629,6 +647,20 @@ class IConsumingPlugin(IClientPlugin):
 
 class IPatternPlugin(IClientPlugin):
     """A plugin whose tailer follows all streams that match a pattern."""
+
+
+class IDumpPlugin(IProtocolPlugin):
+    """A plugin that reads the data of another server of its protocol."""
+
+    def dump(
+        path: Any, stream: str, refuse: Callable[[str, str], object], progress: Callable[[int, int], object]
+    ) -> Any:
+        """Return the contents of the file *path*: ``runs()`` yields numbered runs, ``repeated`` counts repetitions.
+
+        :param stream: the stream that the runs are of
+        :param refuse: called with the place of each record that cannot be used, and the reason; it may raise an error
+        :param progress: called with the number of bytes that were read, and that of all
+        """
 
 
 class IWorkPlugin(IClientPlugin):

@@ -21,7 +21,15 @@ def lazily(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], An
     def import_name(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{package}.{homes[name]}"), name)
+        home = f"{package}.{homes[name]}"
+        try:
+            value = getattr(import_module(home), name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{home}.".startswith(f"{error.name}."):
+                raise  # The module exists, and needs another package.
+            raise ImportError(
+                f"{package}.{name} belongs to the server: pip install fyrehose", name=error.name
+            ) from None
         setattr(there, name, value)
         return value
 

@@ -19,6 +19,7 @@ from uuid import UUID
 
 import attrs
 
+from fyrehose.kernels import columns
 from fyrehose.records import Buffer, Record, Run
 
 #: Bytes of a payload in a piece; a character may need six times as many in JSON.  A multiple of 3, for base64.
@@ -62,22 +63,43 @@ def objects(run: Run) -> Iterator[bytes]:
 
     The fields that all records have in common are encoded once, unless records have columns of their own.
     """
-    columns = (run.producer_seq, run.event_ids, run.event_times)
-    if not run.first_seq or any(column is not None for column in columns):
+    around = _around(run)
+    if around is None:
         yield from map(as_object, run.records())
         return
-    labels = {"producer": run.producer, "topic": run.topic, "content_type": run.content_type}
-    constants = {"time": run.time or None, "source": run.source or None, **labels}
-    known = {name: value for name, value in constants.items() if value is not None}
-    common = json.dumps(known, ensure_ascii=False)[1:-1]
-    head = f'{{"stream": {encode_basestring(run.stream)}, "seq": '
-    middle = f", {common}, " if known else ", "
+    head, middle = around
     for seq, payload in enumerate(run.payloads(), run.first_seq):
         try:
             text = f'"payload": {encode_basestring(str(payload, "utf-8"))}}}'
         except UnicodeDecodeError:
             text = f'"payload_base64": "{b64encode(payload).decode()}"}}'
-        yield f"{head}{seq}{middle}{text}".encode()
+        yield f"{{{head}{seq}{middle}{text}".encode()
+
+
+def joined(run: Run, between: bytes, begin: str = "") -> bytes:
+    """Return the records of *run* as JSON objects in UTF-8, each followed by *between*.
+
+    :param begin: further members that come first, such as ``"token": "1.1", ``
+    """
+    around = _around(run)
+    if around is not None:
+        head, middle = f"{{{begin}{around[0]}".encode(), f'{around[1]}"payload": "'.encode()
+        found = columns.texts(run.lengths, run.payload, run.first_seq, head, middle, b'"}' + between)
+        if found is not None:
+            return found
+    first = begin.encode()
+    return b"".join(b"{%b%b%b" % (first, each[1:], between) for each in objects(run))
+
+
+def _around(run: Run) -> tuple[str, str] | None:
+    """Return the members before and behind the number of each record; None if they are not the same for all."""
+    if not run.first_seq or any(each is not None for each in (run.producer_seq, run.event_ids, run.event_times)):
+        return None
+    labels = {"producer": run.producer, "topic": run.topic, "content_type": run.content_type}
+    constants = {"time": run.time or None, "source": run.source or None, **labels}
+    known = {name: value for name, value in constants.items() if value is not None}
+    common = json.dumps(known, ensure_ascii=False)[1:-1]
+    return f'"stream": {encode_basestring(run.stream)}, "seq": ', f", {common}, " if known else ", "
 
 
 def head_of(run: Run, text: bool) -> bytes:
@@ -167,4 +189,4 @@ def encoded(data: Buffer, text: bool, final: bool) -> tuple[bytes, int]:
 
 def lines(runs: Iterable[Run]) -> bytes:
     """Return the records of *runs* as newline-delimited JSON in UTF-8."""
-    return b"".join(b"%b\n" % each for run in runs for each in objects(run))
+    return b"".join(joined(run, b"\n") for run in runs)

@@ -1,12 +1,12 @@
 """The direction of imports between modules, and the folders of their tests.
 
-Imports are read, not run: those of the module, of the packages that it lies in, and of everything of Fyrehose that it
-imports in turn.  What stands under TYPE_CHECKING counts only for cycles.
+What stands under TYPE_CHECKING counts only for cycles.
 """
 
 from __future__ import annotations
 
 import ast
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -39,74 +39,16 @@ SANS_IO = (
     "fyrehose.protocols.*session",
 )
 #: What they may not know, even by way of others.
-OUTSIDE = {"twisted", "zmq", "pyspark", "pyarrow", "socket", "asyncio", "threading", "time"}
+OUTSIDE = {"twisted", "zope", "zmq", "pyspark", "pyarrow", "socket", "asyncio", "threading", "time"}
 
 #: Contracts, and what is nothing but the implementation of one: tests/conformance has their tests.
 UNTESTED = {"fyrehose.interfaces", "fyrehose.sessions", "fyrehose.broker.sequencer"}
 
 
-def module_name(path: Path) -> str:
-    """Return the dotted name of the module at *path*."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
-
-
-def imported(source: str, package: str, types: bool = False) -> set[str]:
-    """Return the dotted names that *source* imports, attributes included as if they were modules.
-
-    :param types: include the imports for type checking only
-    """
-    found: set[str] = set()
-    stack: list[ast.AST] = [ast.parse(source)]
-    while stack:
-        node = stack.pop()
-        if not types and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            only_for_types = ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
-            stack.extend(node.orelse if only_for_types else [*node.body, *node.orelse])
-            continue
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                base = ".".join([*package.split(".")[: len(package.split(".")) - node.level + 1], base]).rstrip(".")
-            found |= {base} | {f"{base}.{alias.name}" for alias in node.names}
-        stack.extend(ast.iter_child_nodes(node))
-    return found
-
-
-@cache
-def imports_of(module: str, types: bool = False) -> frozenset[str]:
-    """Return the imports of *module*: modules of Fyrehose by their names, others as they are written."""
-    path = MODULES[module]
-    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    names = imported(path.read_text(encoding="utf-8"), package, types)
-    return frozenset(name for name in names if not name.startswith("fyrehose") or name in MODULES)
-
-
-def ancestors(module: str) -> Iterator[str]:
-    """Return the packages that are imported before *module*."""
-    while "." in module:
-        module = module.rpartition(".")[0]
-        yield module
-
-
-@cache
-def reached(module: str) -> frozenset[str]:
-    """Everything that importing ``module`` imports, however far away."""
-    seen: set[str] = set()
-    queue = [module]
-    while queue:
-        name = queue.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        if name in MODULES:
-            queue += [*imports_of(name), *ancestors(name)]
-    return frozenset(seen - {module})
+#: Who imports whom: the build of fyrehose-protocols reads it, too.
+_GRAPH = runpy.run_path(str(ROOT / "tools" / "import_graph.py"))
+MODULES: dict[str, Path] = _GRAPH["MODULES"]
+ancestors, imported, imports_of, reached = (_GRAPH[name] for name in ("ancestors", "imported", "imports_of", "reached"))
 
 
 def outside(names: frozenset[str]) -> set[str]:
@@ -321,6 +263,7 @@ def test_every_test_has_a_module() -> None:
         "tests/docs/*",
         "tests/doubles/*",
         "tests/verification/consumers/*",
+        "tests/verification/resent/*",
         "tests/verification/fuzz/*",
         "tests/kernels/*",
         "tests/trial/*",
@@ -333,6 +276,9 @@ def test_every_test_has_a_module() -> None:
         "tests/journal/test_identity.py",
         "tests/journal/test_newer.py",
         "tests/journal/test_descriptors.py",
+        # What requests of workers cost, and workers of a cluster: lanes, work, table and replication together.
+        "tests/broker/consumers/test_cost.py",
+        "tests/replication/test_shared_work.py",
         # Handshakes, holding, connections and TLS together.
         "tests/net/test_failed_handshakes.py",
         # The sessions and columns of one protocol together.

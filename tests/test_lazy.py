@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import fyrehose
+from fyrehose.lazy import lazily
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = sorted(
@@ -40,6 +41,26 @@ def test_unknown_names_are_reported_as_usual() -> None:
     with pytest.raises(AttributeError, match="module 'fyrehose' has no attribute 'nothing'"):
         fyrehose.nothing  # noqa: B018
     assert not hasattr(import_module("fyrehose.net"), "FiggClient")
+
+
+def test_names_of_the_server_say_so_where_only_the_codecs_are_installed() -> None:
+    module = import_module("fyrehose.protocols.figg")
+    import_name, _ = lazily(module.__name__, {"nowhere": "FiggFactory", "nowhere.below": "FiggProtocol"})
+    for name in ("FiggFactory", "FiggProtocol"):
+        why = rf"fyrehose\.protocols\.figg\.{name} belongs to the server: pip install fyrehose"
+        with pytest.raises(ImportError, match=why):
+            import_name(name)
+
+
+def test_a_missing_package_is_named_as_usual(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    package = tmp_path / "lonely"
+    package.mkdir()
+    package.joinpath("__init__.py").touch()
+    package.joinpath("needs.py").write_text("import lonely_requirement\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import_name, _ = lazily("lonely", {"needs": "Name"})
+    with pytest.raises(ModuleNotFoundError, match="No module named 'lonely_requirement'"):
+        import_name("Name")
 
 
 def test_packages_are_imported_without_twisted_or_an_extra() -> None:

@@ -1,10 +1,11 @@
 """Build a release in dist/, and try every file of it in empty environments: ``make dist``.
 
     files that git knows -> sdist -> a wheel per Python, which auditwheel checks and names, and one without kernels
+                         -> sdist and wheel of fyrehose-protocols, on which those wheels depend
 
 Each Python of this machine from 3.11 on builds its wheel from the sdist, with a C compiler.  Then it installs each file
-in an environment without a compiler, and ``try_install.py`` uses what was installed as a person would.
-The exit status is 0 if everything worked.
+in an environment without a compiler, and ``try_install.py`` uses what was installed as a person would;
+``try_protocols.py`` does the same with fyrehose-protocols.  The exit status is 0 if everything worked.
 
     python tools/dist.py [VERSION ...]      such as 3.12; without one, every version that the machine has
 """
@@ -18,6 +19,7 @@ import sys
 import tarfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from zipfile import ZipFile
 
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
@@ -26,6 +28,8 @@ WORK = ROOT / "build" / "dist"
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 #: What a server installs; Spark is too large to be tried here.
 EXTRAS = "admin,eventbus,lumberjack"
+#: How the names of the files of fyrehose-protocols begin.
+PROTOCOLS = "fyrehose_protocols-"
 
 
 def run(*words: str | Path, **options: object) -> str:
@@ -83,8 +87,9 @@ def pip(python: Path, *words: str | Path, **options: object) -> None:
 
 
 def build(found: dict[str, Path]) -> list[Path]:
-    """Build the sdist and all wheels in dist/; return their paths."""
-    run(sys.executable, "-m", "build", "--sdist", "--outdir", DIST, source())
+    """Build the sdists and all wheels in dist/; return their paths."""
+    files = source()
+    run(sys.executable, "-m", "build", "--sdist", "--outdir", DIST, files)
     (sdist,) = DIST.glob("*.tar.gz")
     print(f"built {sdist.name}")
     with tarfile.open(sdist) as archive:
@@ -92,10 +97,29 @@ def build(found: dict[str, Path]) -> list[Path]:
     missing = {"NEWS.md", "docs/index.md", "deploy/fyrehose.toml", "tests/conftest.py", "tools/dist.py"} - set(names)
     if missing:
         sys.exit(f"the sdist has no {', '.join(sorted(missing))}")
-    kernels = sum(name.endswith(".pyx") for name in names)
+    build_wheels(found, sdist, sum(name.endswith(".pyx") for name in names))
+    run(sys.executable, files / "tools" / "protocols.py", WORK / "protocols")
+    run(sys.executable, "-m", "build", "--outdir", DIST, WORK / "protocols")
+    protocols = next(DIST.glob(f"{PROTOCOLS}*.whl"))
+    print(f"built {protocols.name}")
+    built = sorted(DIST.iterdir())
+    for wheel in DIST.glob("fyrehose-*.whl"):
+        twice = {*members(wheel)} & {*members(protocols)}
+        if twice:
+            sys.exit(f"{wheel.name} and {protocols.name} both have {', '.join(sorted(twice))}")
+    run(sys.executable, "-m", "twine", "check", "--strict", *built)
+    return built
+
+
+def build_wheels(found: dict[str, Path], sdist: Path, kernels: int) -> None:
+    """Build the wheels of Fyrehose in dist/, without the modules of fyrehose-protocols.
+
+    :param kernels: number of compiled modules that each wheel has to have, except for the one without kernels
+    """
+    split = {**os.environ, "FYREHOSE_SPLIT": "1"}
     for version, python in found.items():
         raw = WORK / f"raw-{version}"
-        pip(environment(python, f"build-{version}"), "wheel", "--no-deps", "-w", raw, sdist)
+        pip(environment(python, f"build-{version}"), "wheel", "--no-deps", "-w", raw, sdist, env=split)
         (wheel,) = raw.iterdir()
         compiled = sum(name.endswith(".so") for name in members(wheel))
         if compiled != kernels:
@@ -104,16 +128,14 @@ def build(found: dict[str, Path]) -> list[Path]:
         run(sys.executable, "-m", "auditwheel", "repair", "-w", DIST, wheel, env={**os.environ, "PATH": path})
         print(f"built {max(DIST.glob('*.whl'), key=lambda path: path.stat().st_mtime).name}")
     python = environment(next(iter(found.values())), "build-pure")
-    pip(python, "wheel", "--no-deps", "-w", DIST, sdist, env={**os.environ, "FYREHOSE_PURE": "1"})
+    pip(python, "wheel", "--no-deps", "-w", DIST, sdist, env={**split, "FYREHOSE_PURE": "1"})
     print(f"built {next(DIST.glob('*-none-any.whl')).name}")
-    built = sorted(DIST.iterdir())
-    run(sys.executable, "-m", "twine", "check", "--strict", *built)
-    return built
 
 
 def members(wheel: Path) -> Iterable[str]:
     """Return the names of the files in a wheel."""
-    return run(sys.executable, "-m", "zipfile", "--list", wheel).split()
+    with ZipFile(wheel) as archive:
+        return archive.namelist()
 
 
 def attempt(python: Path, version: str, file: Path, kernels: str) -> None:
@@ -121,8 +143,19 @@ def attempt(python: Path, version: str, file: Path, kernels: str) -> None:
     own = environment(python, f"try-{version}")
     settings = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "FYREHOSE", "CC"))}
     settings["PATH"] = str(own.parent)  # There is no C compiler.
-    pip(own, "install", f"{file}[{EXTRAS}]", env=settings, cwd=WORK)
+    pip(own, "install", "--find-links", DIST, f"{file}[{EXTRAS}]", env=settings, cwd=WORK)
     said = run(own, ROOT / "tools" / "try_install.py", kernels, env=settings, cwd=WORK)
+    if file.suffix == ".whl":  # The codecs stay when the server goes.
+        pip(own, "uninstall", "--yes", "fyrehose")
+        run(own, "-c", "from fyrehose.protocols.lumberjack import LumberjackServerSession", env=settings, cwd=WORK)
+    print(f"{version}, {file.name}: {said.strip().splitlines()[-1]}")
+
+
+def attempt_protocols(python: Path, version: str, file: Path) -> None:
+    """Install fyrehose-protocols alone, and use it with trio, which one of the examples needs."""
+    own = environment(python, f"try-{version}")
+    pip(own, "install", file, "trio", cwd=WORK)
+    said = run(own, "-I", ROOT / "tools" / "try_protocols.py", ROOT / "examples" / "codecs", cwd=WORK)
     print(f"{version}, {file.name}: {said.strip().splitlines()[-1]}")
 
 
@@ -140,7 +173,9 @@ def main() -> None:
     for version, python in found.items():
         tag = f"cp{version.replace('.', '')}"
         for file in built:
-            if file.suffix == ".gz":
+            if file.name.startswith(PROTOCOLS):
+                attempt_protocols(python, version, file)
+            elif file.suffix == ".gz":
                 attempt(python, version, file, "pure-Python")  # With a compiler it became the wheel.
             elif "-none-any" in file.name:
                 attempt(python, version, file, "pure-Python")

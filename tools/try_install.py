@@ -84,7 +84,7 @@ def check_commands(kernels: str) -> str:
     listed = run("fyrehose", "protocols")
     assert all(name in listed for name in PROTOCOLS)
     assert "fyrehose-spark needs pyspark: pip install 'fyrehose[spark]'" in listed
-    missing = run("fyrehose-spark", "table", "--journal", "data", status=1)
+    missing = run("fyrehose-spark", "table", "--journal", "data", status=2)
     assert missing.count("\n") == 1, f"not one line: {missing}"
     assert "pip install 'fyrehose[spark]'" in missing
     return version

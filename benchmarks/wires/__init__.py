@@ -1,4 +1,1 @@
-"""The bytes that load makers send and count, in one module for each protocol.
-
-Written from the texts of the protocols with struct and numpy: nothing of what is measured is used here.
-"""
+"""The bytes of the servers of others, as :mod:`fyrehose.bench.wires` has those of Fyrehose."""

@@ -1,4 +1,4 @@
-"""NATS with JetStream: PUB and its acknowledgements, a push consumer and what it delivers.
+"""NATS with JetStream: PUB and its acknowledgements, a push consumer and what it delivers, workers of a pull consumer.
 
 Consumers are as the clients' ordered ones: nothing is acknowledged, and the server's questions whether there is room
 (flow control) are answered.  What is counted is the end of each payload, with the CR and LF behind it.
@@ -7,11 +7,12 @@ Consumers are as the clients' ordered ones: nothing is acknowledged, and the ser
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import socket
 from typing import Any
 
-from benchmarks.wires.base import Job, Rows, Wire, Wrong, payload
+from fyrehose.bench.wires.base import Job, Rows, Wire, WorkerPool, WorkerWire, Wrong, payload
 
 #: Messages of one block at the most.
 BLOCK = 8_192
@@ -126,4 +127,56 @@ class Subscriber(_Client):
         self._asked(data, used)
         if not used and data.find(b'"error"', 0, size) >= 0:
             raise Wrong(bytes(data[:400]).decode(errors="replace"))
+        return used
+
+
+_DELIVERY = re.compile(rb"\r\nMSG \S+ 2 (\$JS\.ACK\.\S+) \d+\r\n")
+
+
+class Puller(_Client, WorkerWire):
+    """A worker of a pull consumer with AckExplicit: asks for messages, acknowledges each, and waits for the answers."""
+
+    def __init__(self, job: Job, pool: WorkerPool) -> None:
+        WorkerWire.__init__(self, job, pool)
+        self.inbox = b"_INBOX." + secrets.token_hex(8).encode()
+        self._consumer = f"work-{job.extra['round']}"
+        self._wanted = 0
+
+    def hello(self, sock: socket.socket) -> None:
+        super().hello(sock)
+        sock.sendall(b"SUB %s.ack 3\r\n" % self.inbox)
+        name = self.job.stream
+        config = {"durable_name": self._consumer, "ack_policy": "explicit", "max_ack_pending": 100_000}
+        subject = f"$JS.API.CONSUMER.DURABLE.CREATE.{name}.{self._consumer}"
+        sock.sendall(self._request(subject, {"stream_name": name, "config": config}))
+        self._until(sock, b"consumer_create_response")
+
+    def begin(self) -> bytes:
+        self._wanted = self.most
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self.job.stream}.{self._consumer}"
+        body = json.dumps({"batch": self.most, "no_wait": True}).encode()
+        return pub(subject.encode(), self.inbox + b".data ", body)
+
+    def scan(self, data: bytearray, size: int) -> int:
+        used = data.rfind(b"\r\n", 0, size) + 2
+        if used < 2:
+            return 0
+        self._asked(data, used)
+        if self.settling:
+            # MSG inbox.ack 3 0 | empty, for each acknowledgement
+            count = data.count(b".ack 3 0\r\n\r\n", 0, used)
+            self.settled(count)
+            if not self.settling:
+                self.answers += self.begin()
+            used = data.rfind(b".ack 3 0\r\n\r\n", 0, used)
+            return used + len(b".ack 3 0\r\n\r\n") if used >= 0 else 0
+        found = _DELIVERY.findall(b"\r\n" + data[:used])
+        statuses = data.count(b"NATS/1.0 ", 0, used)
+        if len(found) < self._wanted and not statuses:
+            return 0
+        end = payload(self.job.size)[-24:] + b"\r\n"
+        if data.count(end, 0, used) < len(found):
+            return 0
+        self.settling, reply = len(found), self.inbox + b".ack "
+        self.answers += b"".join(pub(each, reply, b"+ACK") for each in found) if found else self.begin()
         return used

@@ -1,11 +1,14 @@
-"""Redis streams in RESP 2: XADD in pipelines; XREAD, as many entries a reply as a client would take.
+"""Redis streams in RESP 2: XADD in pipelines; XREAD, as many entries a reply as a client would take; groups.
 
 The end of each payload, with the CR and LF behind it, is in nothing else that is said: so it is what is counted.
 """
 
 from __future__ import annotations
 
-from benchmarks.wires.base import Job, Rows, Wire, Wrong, payload
+import re
+import socket
+
+from fyrehose.bench.wires.base import Job, Rows, Wire, WorkerPool, WorkerWire, Wrong, payload
 
 #: Messages of one block at the most; entries of one reply, and their bytes.
 BLOCK, REPLY, REPLY_BYTES = 8_192, 1_000, 1 << 19
@@ -68,3 +71,55 @@ class Subscriber(Wire):
         if self.done < self.job.messages:
             self.answers += self.begin()
         return used
+
+
+_ID = re.compile(rb"\r\n(\d+-\d+)\r\n\*2\r\n")
+
+
+class GroupConsumer(WorkerWire):
+    """A consumer of a group: XREADGROUP, XACK of what came, and so on, one command at a time."""
+
+    def __init__(self, job: Job, pool: WorkerPool) -> None:
+        super().__init__(job, pool)
+        self._end = payload(job.size)[-24:] + b"\r\n"
+        self._stream, self._group = job.stream.encode(), b"work-%d" % job.extra["round"]
+        count = b"%d" % self.most
+        names = self._group, b"w%d" % id(self)
+        self._read = command(
+            b"XREADGROUP", b"GROUP", *names, b"COUNT", count, b"BLOCK", b"20000", b"STREAMS", self._stream, b">"
+        )
+
+    def hello(self, sock: socket.socket) -> None:
+        sock.sendall(command(b"XGROUP", b"CREATE", self._stream, self._group, b"0"))
+        said = sock.recv(1 << 16)
+        if not said.startswith((b"+OK", b"-BUSYGROUP")):
+            raise Wrong(repr(said))
+
+    def begin(self) -> bytes:
+        return self._read
+
+    def scan(self, data: bytearray, size: int) -> int:
+        if self.settling:
+            used = data.find(b"\r\n", 0, size) + 2
+            if used < 2:
+                return 0
+            if data[:used] != b":%d\r\n" % self.settling:
+                raise Wrong(repr(bytes(data[:used])))
+            self.settled(self.settling)
+            self.answers += self._read
+            return used
+        # *1 | *2 | $n | the stream's name | *entries, then for each *2 | $n | its id | *2 | $1 | d | $n | its payload
+        head = bytes(data[: min(size, 400)]).split(b"\r\n", 5)
+        if head[0] == b"*-1":
+            self.answers += self._read
+            return 5
+        if len(head) < 6:
+            return 0
+        if head[0] != b"*1":
+            raise Wrong(f"{head[0]!r} instead of a reply")
+        entries = int(head[4][1:])
+        if data.count(self._end, 0, size) < entries:
+            return 0
+        self.settling = entries
+        self.answers += command(b"XACK", self._stream, self._group, *_ID.findall(data, 0, size))
+        return data.rfind(self._end, 0, size) + len(self._end)

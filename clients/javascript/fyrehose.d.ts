@@ -67,6 +67,8 @@ export interface ReadOptions extends RequestOptions {
 }
 
 export interface ConsumeOptions extends ReadOptions {
+  /** How long the consumer has the subscription for itself between two requests, in seconds; 30 by default. */
+  lease?: number;
   /** How long to wait for a record, in seconds. */
   wait?: number;
   /** Displace another consumer. */
@@ -86,6 +88,8 @@ export class FyrehoseError extends Error {
   readonly status: number;
   /** Whether the same request may succeed later. */
   readonly retriable: boolean;
+  /** The records because of which the server refused to settle and publish. */
+  readonly refused?: RefusedRecord[];
 }
 
 export class Fyrehose {
@@ -95,18 +99,134 @@ export class Fyrehose {
   read(stream: string, options?: ReadOptions): Promise<FyrehoseRecord[]>;
   streams(match?: string, options?: RequestOptions): Promise<StreamInfo[]>;
   follow(stream: string, options?: { from?: number; signal?: AbortSignal }): AsyncGenerator<FyrehoseRecord | Gap>;
-  subscription(name: string, stream: string): Subscription;
+  subscription(name: string, stream: string, options?: { consumer?: string }): Subscription;
+  shared(name: string): SharedSubscription;
 }
 
 export class Subscription {
   readonly name: string;
   readonly stream: string;
+  /** The name of the consumer; a random one by default. */
+  readonly consumer: string;
   read(options?: ConsumeOptions): Promise<FyrehoseRecord[]>;
   acknowledge(seq: number, options?: RequestOptions): Promise<SubscriptionInfo>;
   rewind(seq: number | "start" | "latest", options?: RequestOptions): Promise<SubscriptionInfo>;
   show(options?: RequestOptions): Promise<SubscriptionInfo>;
   delete(options?: RequestOptions): Promise<void>;
   consume(options?: ConsumeOptions): AsyncGenerator<FyrehoseRecord>;
+}
+
+/** What PUT takes, docs/protocols/http.md, "Shared subscriptions". */
+export interface SharedOptions {
+  stream?: string;
+  match?: string;
+  lease?: number;
+  limit?: number;
+  dead?: string | null;
+  window?: number;
+  most?: number;
+  key?: string | null;
+  from?: number;
+}
+
+export interface SharedInfo {
+  name: string;
+  kind: "shared";
+  /** The stream, or the pattern. */
+  stream: string;
+  pattern: boolean;
+  lease: number;
+  limit: number;
+  paused: boolean;
+  lag: number;
+  in_flight: number;
+  waiting: number;
+  delayed: number;
+  window_full: boolean;
+  oldest_unsettled_seconds: number | null;
+  settled_total: number;
+  dead_total: number;
+  expired_total: number;
+  redelivered_total: number;
+  late_refused_total: number;
+  requests_waiting: number;
+  floor: Record<string, number>;
+  leases: { stream: string; seq: number; consumer: string; ends_in: number; failures: number }[];
+  dead_letters: { stream: string; seq: number; failures: number; time: number; why: string }[];
+}
+
+export interface LeasedRecord extends FyrehoseRecord {
+  token: string;
+  /** How often the record has failed. */
+  failures: number;
+}
+
+export interface LeaseOptions extends RequestOptions {
+  /** A name for lists and for limits. */
+  consumer: string;
+  most?: number;
+  /** How long to wait for the first record, in seconds. */
+  wait?: number;
+  /** A number that makes a repetition get the same leases; by default one for each call. */
+  request?: number;
+}
+
+/** A record to settle: its number (or the first and the last of a range), and its token; of a pattern its stream first. */
+export type Item<Options = never> =
+  | [seq: number | [number, number], token: string, options?: Options]
+  | [stream: string, seq: number | [number, number], token: string, options?: Options];
+
+export interface Settling {
+  done?: Item[];
+  failed?: Item<{ delay?: number }>[];
+  untried?: Item<{ delay?: number }>[];
+  reject?: Item<{ why?: string }>[];
+  extend?: Item[];
+  publish?: Result[];
+}
+
+/** A message to publish in the same commit. */
+export interface Result {
+  stream: string;
+  payload?: string;
+  payload_base64?: string;
+  content_type?: string;
+}
+
+export interface RefusedRecord {
+  stream?: string;
+  seq: number | [number, number];
+  why: "final" | "being-settled" | "lease-lost" | "rewound";
+}
+
+export interface Settled {
+  settled: (number | [number, number] | { stream: string; seq: number | [number, number] })[];
+  refused: RefusedRecord[];
+  extended: { stream?: string; seq: number | [number, number]; token: string }[];
+}
+
+export interface WorkOptions extends RequestOptions {
+  /** A name for lists and for limits; a random one by default. */
+  consumer?: string;
+  /** How many records are handled at the same time; 1 by default. */
+  most?: number;
+  wait?: number;
+}
+
+/** A worker throws it to make a record a dead letter at once. */
+export class Reject extends Error {}
+
+export class SharedSubscription {
+  readonly name: string;
+  create(options: SharedOptions, request?: RequestOptions): Promise<SharedInfo>;
+  lease(options: LeaseOptions): Promise<{ lease: number; records: LeasedRecord[] }>;
+  settle(lists: Settling, options?: RequestOptions): Promise<Settled>;
+  pause(paused?: boolean, options?: RequestOptions): Promise<SharedInfo>;
+  redrive(options?: RequestOptions): Promise<number>;
+  rewind(seq: number | "start" | "latest", options?: RequestOptions): Promise<SharedInfo>;
+  show(options?: RequestOptions): Promise<SharedInfo>;
+  delete(options?: RequestOptions): Promise<void>;
+  work(handle: (record: LeasedRecord) => Promise<Result[] | void> | Result[] | void, options?: WorkOptions): Promise<void>;
 }
 
 /** Return the payload of a record as bytes. */

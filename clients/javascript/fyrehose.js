@@ -104,15 +104,20 @@ export class Fyrehose {
   }
 
   /** Use the named subscription `name` of a stream, whose position the server keeps. */
-  subscription(name, stream) {
-    return new Subscription(this, name, stream);
+  subscription(name, stream, options = {}) {
+    return new Subscription(this, name, stream, options);
+  }
+
+  /** Use the shared subscription `name`, whose records several workers share by leases. */
+  shared(name) {
+    return new SharedSubscription(this, name);
   }
 
   // For Subscription.
 
   async #read(stream, options) {
     const query = new URLSearchParams();
-    for (const name of ["from", "limit", "subscription", "wait"]) {
+    for (const name of ["from", "limit", "subscription", "consumer", "lease", "wait"]) {
       if (options[name] !== undefined) query.set(name, String(options[name]));
     }
     if (options.takeover) query.set("takeover", "1");
@@ -136,7 +141,7 @@ export class Fyrehose {
   }
 
   async #post(stream, body, type, options) {
-    const headers = { "Content-Type": type, "Idempotency-Key": options.key ?? crypto.randomUUID() };
+    const headers = { "Content-Type": type, "Idempotency-Key": options.key ?? unique() };
     const path = `/streams/${encodeURIComponent(stream)}`;
     const answer = await this.#retried("POST", path, { headers, body, signal: options.signal });
     return answer.json();
@@ -174,6 +179,7 @@ export class Fyrehose {
     }
     const retriable = refusal.retriable ?? [408, 429, 503].includes(answer.status);
     const error = new FyrehoseError(refusal.error ?? `HTTP ${answer.status}`, answer.status, retriable);
+    if (refusal.refused) error.refused = refusal.refused;
     const seconds = Number(answer.headers.get("Retry-After"));
     if (seconds > 0) error.retryAfter = seconds;
     throw error;
@@ -182,16 +188,19 @@ export class Fyrehose {
 
 /** A named subscription: the server keeps the position of its consumer. */
 export class Subscription {
-  constructor(server, name, stream) {
+  constructor(server, name, stream, options = {}) {
     this.server = server;
     this.name = name;
     this.stream = stream;
+    // A name, because the requests of one consumer may use several connections.
+    this.consumer = options.consumer ?? unique();
     this.generation = undefined;
   }
 
   /** Read the records behind the position; `wait` for the first for up to 300 s. The position does not move. */
   async read(options = {}) {
-    const { records, generation } = await Fyrehose.reading(this.server, this.stream, { ...options, subscription: this.name });
+    const query = { ...options, subscription: this.name, consumer: this.consumer };
+    const { records, generation } = await Fyrehose.reading(this.server, this.stream, query);
     this.generation = generation;
     return records;
   }
@@ -229,10 +238,141 @@ export class Subscription {
   }
 }
 
+/** A worker throws it to make a record a dead letter at once, without another attempt. */
+export class Reject extends Error {}
+
+/** A shared subscription: each record goes to one worker for a limited time, until one has settled it. */
+export class SharedSubscription {
+  #requests = Date.now() * 100; // beyond those of an earlier program with the same consumer, and below 2^48
+
+  constructor(server, name) {
+    this.server = server;
+    this.name = name;
+  }
+
+  /** Create it, or do nothing if it exists with the same options: `{stream or match, lease, limit, dead, ...}`. */
+  async create(options, { signal } = {}) {
+    return Fyrehose.managing(this.server, "PUT", this.#path, { ...options, shared: true }, { signal });
+  }
+
+  /** Lease up to `most` records, and wait for the first for up to 300 s. */
+  async lease({ consumer, most = 1, wait = 0, request = (this.#requests += 1), signal }) {
+    // With the same number in `request`, a repetition after a lost answer gets the same leases.
+    return Fyrehose.managing(this.server, "POST", `${this.#path}/lease`, { consumer, most, wait, request }, { signal });
+  }
+
+  /** Settle leased records: lists of items `[seq, token]`, of a pattern `[stream, seq, token]`. */
+  async settle(lists, { signal } = {}) {
+    return Fyrehose.managing(this.server, "POST", `${this.#path}/settle`, lists, { signal });
+  }
+
+  async pause(paused = true, options = {}) {
+    return Fyrehose.managing(this.server, "POST", `${this.#path}/pause`, { paused }, options);
+  }
+
+  /** Publish all dead letters again, to the streams that they come from; return their number. */
+  async redrive(options = {}) {
+    for (let count = 0; ; ) {
+      const { redriven, left } = await Fyrehose.managing(this.server, "POST", `${this.#path}/redrive`, {}, options);
+      count += redriven;
+      if (!left || !redriven) return count;
+    }
+  }
+
+  /** Forget what is settled, and continue behind a number, or at "start" or "latest". */
+  async rewind(seq, options = {}) {
+    return Fyrehose.managing(this.server, "POST", `${this.#path}/rewind`, { seq }, options);
+  }
+
+  async show(options = {}) {
+    return Fyrehose.managing(this.server, "GET", this.#path, undefined, options);
+  }
+
+  async delete(options = {}) {
+    await Fyrehose.managing(this.server, "DELETE", this.#path, undefined, options);
+  }
+
+  /**
+   * Lease records, and pass each to `handle`, at most `most` at a time, until `signal` is aborted or the subscription
+   * is deleted. Leases are extended while `handle` runs. A record is done when its promise is fulfilled; the messages
+   * that it returns (`[{stream, payload}]`) are published in the same commit. If it throws, the record comes again;
+   * if it throws `Reject`, the record is a dead letter. After the abort, running records are finished.
+   */
+  async work(handle, { consumer = unique(), most = 1, wait = 30, signal } = {}) {
+    const { pattern } = await this.show({ signal });
+    const item = ({ stream, seq, token }, ...more) => (pattern ? [stream, seq, token, ...more] : [seq, token, ...more]);
+    const running = new Map(); // the promise of each leased record that is not settled
+    let failed, timer, request;
+    const fail = (error) => (failed ??= error);
+    const extend = async () => {
+      if (!running.size) return;
+      const { extended } = await this.settle({ extend: Array.from(running.keys(), (record) => item(record)) });
+      for (const { stream, seq, token } of extended) {
+        for (const record of running.keys()) {
+          if (record.seq === seq && (stream ?? record.stream) === record.stream) record.token = token;
+        }
+      }
+    };
+    try {
+      while (!signal?.aborted && !failed) {
+        request = this.#requests += 1;
+        const { lease, records } = await this.lease({ consumer, most: most - running.size, wait, request, signal });
+        timer ??= setInterval(() => extend().catch(fail), (lease * 1000) / 3);
+        for (const record of records) {
+          const settled = this.#handle(handle, record, item).catch(fail).finally(() => running.delete(record));
+          running.set(record, settled);
+        }
+        if (running.size >= most) await Promise.race(running.values());
+      }
+    } catch (error) {
+      if (!signal?.aborted) fail(error);
+      // The abort may have crossed an answer with leases: return them, so that nobody waits for their end.
+      else await this.#giveBack({ consumer, most, request }, item, running).catch(fail);
+    }
+    await Promise.all(running.values());
+    clearInterval(timer);
+    if (failed && ![404, 410].includes(failed.status)) throw failed;
+  }
+
+  /** Return the leases of a request that was aborted, except for those of records that are being handled. */
+  async #giveBack(asked, item, running) {
+    const { records } = await this.lease(asked);
+    const same = (one) => (other) => one.seq === other.seq && one.stream === other.stream;
+    const untried = records.filter((record) => ![...running.keys()].some(same(record)));
+    if (untried.length) await this.settle({ untried: untried.map((record) => item(record)) });
+  }
+
+  /** Handle one leased record, and settle it. */
+  async #handle(handle, record, item) {
+    let lists;
+    try {
+      const published = await handle(record);
+      lists = { done: [item(record)], ...(published?.length ? { publish: published } : {}) };
+    } catch (error) {
+      const why = String(error?.message ?? error);
+      lists = error instanceof Reject ? { reject: [item(record, { why })] } : { failed: [item(record)] };
+    }
+    try {
+      await this.settle(lists);
+    } catch (error) {
+      if (!error.refused) throw error; // else another worker has the record, or it is settled already
+    }
+  }
+
+  get #path() {
+    return `/subscriptions/${encodeURIComponent(this.name)}`;
+  }
+}
+
 /** Return the payload of a record as bytes. */
 export function bytesOf(record) {
   if (record.payload !== undefined) return new TextEncoder().encode(record.payload);
   return Uint8Array.from(atob(record.payload_base64), (each) => each.charCodeAt(0));
+}
+
+/** Return a random text; crypto.randomUUID exists only in pages with a secure origin. */
+function unique() {
+  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (each) => each.toString(16).padStart(2, "0")).join("");
 }
 
 /** Yield the server-sent events of a body; end when the connection is silent for too long. */

@@ -9,7 +9,7 @@ no more than that.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -107,6 +107,9 @@ class LastMessages:
                 rest = run.slice(max(0, start - run.first_seq), len(run))
                 return (rest.slice(0, rest.fitting(max_bytes)),)
         return ()
+
+    def latest(self, size: int) -> Iterator[Run]:
+        raise NotImplementedError("Figg does not use this method")
 
     def ready(self, producer: Producer) -> None:
         self._fanout.rounds.ready(producer)

@@ -8,7 +8,7 @@ acknowledged when its publisher settles it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import attrs
 from twisted.internet.defer import Deferred, fail, succeed
@@ -176,7 +176,6 @@ class Broker:
         self._restore(ends)
         self.largest = {stream: self._max_payload(stream) for stream in ends}
         self.table.open()
-        self.shares.clustered = self.journal.cluster_status() is not None
         self.shares.open()
         self.journal.keeper.unread = lambda: [*self.table.unread(), *self.shares.unread()]
 
@@ -241,6 +240,10 @@ class Broker:
 
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
         runs: tuple[Run, ...] = self.journal.read(stream, start, max_bytes)
+        return runs
+
+    def latest(self, size: int) -> Iterator[Run]:
+        runs: Iterator[Run] = self.journal.latest(size)
         return runs
 
     def retire(self, streams: Sequence[str], by: str = "the server") -> Deferred[None]:

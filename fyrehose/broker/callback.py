@@ -8,7 +8,7 @@ publish -> handle(run), one run after the other -> the publisher is acknowledged
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -133,6 +133,10 @@ class CallbackBroker:
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
         """Return nothing, because nothing is kept."""
         return ()
+
+    def latest(self, size: int) -> Iterator[Run]:
+        """Return nothing, because nothing is kept."""
+        return iter(())
 
     def ready(self, producer: Producer) -> None:
         """Do nothing, because there is nothing to read, and so nothing that takes turns."""

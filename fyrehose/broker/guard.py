@@ -10,7 +10,7 @@ publisher that is no longer allowed is refused at its next publish.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -79,6 +79,8 @@ class Unguarded(PublishingBroker, Protocol):
     def bounds(self, stream: str) -> tuple[int, int]: ...
 
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]: ...
+
+    def latest(self, size: int) -> Iterator[Run]: ...
 
     def ready(self, producer: Producer) -> None: ...
 
@@ -258,6 +260,9 @@ class Guarded:
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
         self.check(Action.SUBSCRIBE, stream)
         return self.broker.read(stream, start, max_bytes)
+
+    def latest(self, size: int) -> Iterator[Run]:
+        return (run for run in self.broker.latest(size) if self.permits(Action.SUBSCRIBE, run.stream))
 
     def restrict(self, stream: str, max_payload: int) -> None:
         self.broker.restrict(stream, max_payload)

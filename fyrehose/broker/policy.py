@@ -31,9 +31,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
 from hashlib import blake2b
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from ipaddress import ip_network
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ import attrs
 
 from fyrehose.broker.signed import Grant, grant_of, read_key
 from fyrehose.errors import ConfigError
-from fyrehose.identity import Action, Identity, network_of
+from fyrehose.identity import Action, Identity, in_networks, network_of
 from fyrehose.options import Network, counted, read_toml, suggestion
 from fyrehose.patterns import Pattern, compiled
 
@@ -204,21 +203,6 @@ def holder_of(identity: Identity, rules: Sequence[Rule]) -> str:
         if proof:
             return f"{network} {blake2b(proof.encode(), digest_size=8).hexdigest()}"
     return network
-
-
-def in_networks(host: str, networks: tuple[Network, ...]) -> bool:
-    """Return whether the address *host* is in one of *networks*."""
-    address = _address(host)
-    return address is not None and any(address in network for network in networks)
-
-
-@lru_cache(4096)
-def _address(host: str) -> IPv4Address | IPv6Address | None:
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return None
-    return (address.ipv4_mapped if isinstance(address, IPv6Address) else None) or address
 
 
 def load(path: Path) -> Policy:

@@ -76,7 +76,7 @@ def read_key(path: Path) -> bytes:
     if len(key) < SHORTEST_KEY:
         raise ValueError(
             f"the key in {path} has {len(key)} characters, expected at least {SHORTEST_KEY}; create one with: "
-            f"openssl rand -hex 32 > {path}"
+            f"(umask 077; openssl rand -hex 32 > {path})"
         )
     return key.encode()
 

@@ -72,9 +72,9 @@ def of_a_cluster(command: F) -> F:
 @of_a_cluster
 @FORMAT
 def status(config: Path | None, urls: tuple[str, ...], name: str, form: str) -> None:
-    """Show which server leads, and how far behind the others are.
+    """Show which server leads, how far behind the others are, and which are silent.
 
-    The status is 1 if no server leads.
+    The status is 1 if no server leads, or the leader refuses messages.
 
     \b
         fyrehose cluster status --config /etc/fyrehose/fyrehose.toml
@@ -86,8 +86,11 @@ def status(config: Path | None, urls: tuple[str, ...], name: str, form: str) -> 
         click.echo(json.dumps(attrs.asdict(found)))
     else:
         _show(found)
-    if not any(map(leading, found.servers)):
+    leaders = list(filter(leading, found.servers))
+    if not leaders:
         raise FyrehoseError("no server leads: messages are refused until one does")
+    if all(said.get("refusal") for said in leaders):
+        raise FyrehoseError(f"server {leaders[0]['name']} leads, and refuses messages: {leaders[0].get('refusal')}")
 
 
 @cluster.command()
@@ -204,6 +207,12 @@ async def _log(client: Any, stream: str) -> dict[str, Any] | None:
     }
 
 
+def _silent(found: Survey) -> dict[str, float]:
+    """Return for how many seconds the leader has not heard each server that it has ever heard."""
+    said = next((server.get("silent") for server in found.servers if leading(server)), None)
+    return {re.sub(r"[^\x20-\x7e]", "?", name): float(since) for name, since in (said or {}).items()}
+
+
 def _show(found: Survey) -> None:
     ends = [int(server.get("position", 0)) for server in found.servers if leading(server)]
     table = Table("server", "role", "epoch", "position", "behind", "address", box=None, pad_edge=False)
@@ -212,6 +221,10 @@ def _show(found: Survey) -> None:
         cells = (server.get("name"), server.get("state"), server.get("epoch"), server.get("position"))
         shown = [re.sub(r"[^\x20-\x7e]", "?", str(cell)) for cell in (*cells, "?" if behind is None else f"{behind:,}")]
         table.add_row(*shown, str(server.get("address") or ""))
+    heard = {server.get("name") for server in found.servers}
+    for name, silent in _silent(found).items():
+        if name not in heard:
+            table.add_row(name, f"silent for {silent:.0f} s")
     terminal().print(table)
     if found.log is None:
         click.echo("shared log: JetStream does not answer")

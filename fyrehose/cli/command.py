@@ -11,10 +11,14 @@ from typing import Any, TypeVar
 import click
 
 from fyrehose import __version__, plugins
+from fyrehose.cli import candidates
+from fyrehose.cli.bench import bench
 from fyrehose.cli.cluster import cluster
 from fyrehose.cli.cluster_reseed import reseed
 from fyrehose.cli.completion import completion
 from fyrehose.cli.dead import dead
+from fyrehose.cli.doctor import doctor
+from fyrehose.cli.eventbus import eventbus
 from fyrehose.cli.journal import journal
 from fyrehose.cli.program import Program
 from fyrehose.cli.reload import reload
@@ -65,12 +69,15 @@ def _protocol(command: F) -> F:
         show_default=True,
         metavar="NAME",
         help="Protocol to use; see `fyrehose protocols`.",
+        shell_complete=candidates.clients,
     )
     return option(command)
 
 
 def _tls(command: F) -> F:
-    option = click.option("--tls", metavar="CA[,CERT[,KEY]]", help="Use TLS with these PEM files.")
+    option = click.option(
+        "--tls", metavar="CA[,CERT[,KEY]]", help="Use TLS with these PEM files.", shell_complete=candidates.files
+    )
     return option(command)
 
 
@@ -78,26 +85,33 @@ class MainProgram(Program):
     """The command ``fyrehose``, whose help fits a screen because it explains commands, but not its own options."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the names of the options in one line, then the commands."""
-        names = "; ".join(", ".join(option.opts) for option in self.get_params(ctx))
-        formatter.write_paragraph()
-        formatter.write_text(f"Options: {names}")
+        """Write the commands only: the usage names the options."""
         self.format_commands(ctx, formatter)
 
 
-@click.group(cls=MainProgram, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=MainProgram,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    options_metavar="[--version] [-h|--help]",
+)
 @click.version_option(__version__, message="fyrehose %(version)s")
 def main() -> None:
-    """Publish to a Fyrehose server, read its streams, and inspect its journal.
-
-    \b
+    """\b
+    Publish to a Fyrehose server, read its streams, and inspect its journal:
         fyrehose publish --stream notes "first message"
     """
 
 
 # Twisted parses the arguments, so that twistd and this command have the same options.
-@main.command(add_help_option=False, context_settings={"ignore_unknown_options": True}, short_help="Run the server.")
-@click.argument("arguments", metavar="[OPTIONS]", nargs=-1, type=click.UNPROCESSED)
+@main.command(
+    cls=candidates.Served,
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True},
+    short_help="Run the server.",
+)
+@click.argument(
+    "arguments", metavar="[OPTIONS]", nargs=-1, type=click.UNPROCESSED, shell_complete=candidates.serve_values
+)
 def serve(arguments: tuple[str, ...]) -> None:
     """Run the server; `fyrehose serve --help` lists its options.
 
@@ -113,8 +127,17 @@ def serve(arguments: tuple[str, ...]) -> None:
 @_protocol
 @click.option("--to", "addresses", type=Addresses(), default="127.0.0.1", help=f"{_ADDRESS}  [default: 127.0.0.1]")
 @_tls
-@click.option("--stream", metavar="NAME", help="Stream to publish to (not with backbone).")
-@click.option("--file", "files", multiple=True, metavar="PATH", help="Publish the lines of PATH; - is standard input.")
+@click.option(
+    "--stream", metavar="NAME", help="Stream to publish to (not with backbone).", shell_complete=candidates.streams
+)
+@click.option(
+    "--file",
+    "files",
+    multiple=True,
+    metavar="PATH",
+    help="Publish the lines of PATH; - is standard input.",
+    shell_complete=candidates.files,
+)
 @click.option("--whole", is_flag=True, help="Publish each file, or argument, as one message.")
 @click.option(
     "--window",
@@ -171,12 +194,24 @@ def publish(
 
 
 @main.command(short_help="Follow a stream, or read it from its start.")
-@click.option("--protocol", metavar="NAME", help="[default: http where it listens, else figg]")
+@click.option(
+    "--protocol",
+    metavar="NAME",
+    help="[default: http where it listens, else figg]",
+    shell_complete=candidates.clients,
+)
 @click.option("--from", "addresses", type=Addresses(), default="127.0.0.1", help=f"{_ADDRESS}  [default: 127.0.0.1]")
 @_tls
-@click.option("--stream", metavar="NAME", help="Stream to read (not with backbone), or pattern.")
+@click.option(
+    "--stream",
+    metavar="NAME",
+    help="Stream to read (not with backbone), or pattern.",
+    shell_complete=candidates.streams,
+)
 @click.option("--since", type=Since(), default="latest", show_default=True, help="First record.")
-@click.option("--subscription", metavar="NAME", help="Named subscription to continue.")
+@click.option(
+    "--subscription", metavar="NAME", help="Named subscription to continue.", shell_complete=candidates.subscriptions
+)
 @click.option("--takeover", is_flag=True, help="Displace another consumer of it.")
 @click.option("--count", type=WholeNumber(1), help="Stop after this many messages.")
 @click.option("--idle", type=DURATION, help="Stop when no message arrives for this long.")
@@ -239,8 +274,14 @@ def tail(
 
 @main.command("work", short_help="Run a command for each record of a stream.")
 @remote_options(HTTP_URL, "http")
-@click.option("--stream", required=True, metavar="NAME", help="Stream, or pattern.")
-@click.option("--subscription", required=True, metavar="NAME", help="Shared subscription; created if there is none.")
+@click.option("--stream", required=True, metavar="NAME", help="Stream, or pattern.", shell_complete=candidates.streams)
+@click.option(
+    "--subscription",
+    required=True,
+    metavar="NAME",
+    help="Shared subscription; created if there is none.",
+    shell_complete=candidates.subscriptions,
+)
 @click.option("--jobs", type=WholeNumber(1, 100), default=1, show_default=True, help="Processes at once.")
 @click.option("--idle", type=DURATION, help="Stop when no record comes for this long.")
 @click.argument("program", nargs=-1, required=True, metavar="-- COMMAND")
@@ -278,7 +319,7 @@ def work(
 
 
 @main.command("protocols")
-@click.argument("names", nargs=-1)
+@click.argument("names", nargs=-1, shell_complete=candidates.protocols)
 def show_protocols(names: tuple[str, ...]) -> None:
     """List the protocols, where they listen, and their options.
 
@@ -295,5 +336,5 @@ main.add_command(journal)
 cluster.add_command(reseed)
 main.add_command(cluster)
 main.add_command(completion)
-for _command in (streams, subscriptions, dead, stats, top, token, reload):
+for _command in (streams, subscriptions, dead, eventbus, stats, top, token, reload, doctor, bench):
     main.add_command(_command)

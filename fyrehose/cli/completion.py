@@ -1,22 +1,121 @@
-"""``fyrehose completion``: print the script by which a shell completes commands and options."""
+"""``fyrehose completion``: print the script by which a shell completes commands, options and their values.
+
+    TAB -> `fyrehose` with the line so far in its environment -> click -> candidates, one a line -> the shell
+
+click's script for bash passes the words into which readline has cut the line, and readline cuts at colons and equals
+signs, which URLs and names of streams have.  The script here passes the line itself.  It also quotes the candidates:
+peers choose the names of streams, and bash would run what it has inserted.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
+from typing import Any
+
 import click
-from click.shell_completion import get_completion_class
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    add_completion_class,
+    get_completion_class,
+    split_arg_string,
+)
 
 SHELLS = ("bash", "zsh", "fish")
 
+_BASH = """\
+%(complete_func)s() {
+    local type value
+    COMPREPLY=()
+    while IFS=, read -r type value; do
+        case "$type" in
+            dir) compopt -o dirnames ;;
+            file) compopt -o default ;;
+            plain) COMPREPLY+=("$value") ;;
+        esac
+    done < <(COMP_WORDS="${COMP_LINE:0:COMP_POINT}" COMP_BREAKS="$COMP_WORDBREAKS" \
+%(complete_var)s=bash_complete "$1")
+    [[ "${COMPREPLY[0]}" == *= ]] && compopt -o nospace
+    return 0
+}
 
-@click.command()
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+
+#: Characters that bash takes as they are, outside of quotes.
+_UNSAFE = re.compile(r"[^\w@%+=:,./-]")
+#: What a word between quotes must not contain: bash would end it, or replace a part of it.
+_UNSAFE_IN = {"'": re.compile("'"), '"': re.compile(r'["$`\\!]')}
+
+
+class LineComplete(BashComplete):
+    """Complete words for bash from the line itself, and quote them."""
+
+    source_template = _BASH
+    #: the last word, as far as it is typed, without its quotes
+    _word = ""
+    #: the quote that is open; empty: none
+    _quote = ""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """Return the arguments before the cursor, and the beginning of the one at the cursor."""
+        line = os.environ["COMP_WORDS"]
+        words = split_arg_string(line)
+        if len(split_arg_string(f"{line}x")) > len(words):
+            words.append("")
+        self._quote, self._word = _open_quote(line), words[-1]
+        return words[1:-1], self._word
+
+    def format_completion(self, item: CompletionItem[Any]) -> str:
+        """Return the line for one candidate: its type, and what readline puts in place of its own current word."""
+        if item.type != "plain":
+            return f"{item.type},"
+        option, equals, _ = self._word.partition("=")
+        whole = f"{option}{equals}{item.value}" if equals and option.startswith("-") else str(item.value)
+        if self._quote:
+            return f"plain,{whole}" if not _UNSAFE_IN[self._quote].search(whole) else "none,"
+        breaks = os.environ.get("COMP_BREAKS", "")
+        cut = max((at for at, character in enumerate(self._word, 1) if character in breaks), default=0)
+        quoted = _UNSAFE.sub(r"\\\g<0>", whole[cut:])
+        return f"plain,{quoted}"
+
+
+class WholeFishComplete(FishComplete):
+    """Complete words for fish; click's own script cuts them off at a comma."""
+
+    source_template = FishComplete.source_template.replace('(string split ","', '(string split --max 1 ","')
+
+
+for _class in (LineComplete, WholeFishComplete):
+    add_completion_class(_class)
+
+
+def _open_quote(line: str) -> str:
+    """Return the quote that is open at the end of *line*, or nothing."""
+    for quote in ("", "'", '"'):
+        try:
+            shlex.split(line + quote)
+        except ValueError:
+            continue
+        return quote
+    return ""
+
+
+@click.command(short_help="Print the script by which a shell completes words.")
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the completion script for SHELL.
+    """Print the completion script for SHELL: one of these lines installs it.
+
+    Names of streams, subscriptions and protocols are completed, too: by asking the server that the line names, for a
+    second at most (FYREHOSE_COMPLETION_WAIT, such as 3s), or by reading the journal's files.
 
     \b
-        fyrehose completion bash >> ~/.bash_completion
-        fyrehose completion zsh > ~/.zfunc/_fyrehose
+        echo 'eval "$(fyrehose completion bash)"' >> ~/.bashrc
+        echo 'eval "$(fyrehose completion zsh)"' >> ~/.zshrc
         fyrehose completion fish > ~/.config/fish/completions/fyrehose.fish
     """
     program = ctx.find_root()

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fyrehose.broker.letters import PREFIX
+from fyrehose.cli import candidates
 from fyrehose.cli.console import escaped, moment, terminal
 from fyrehose.cli.remote import HTTP_URL, RemoteServer
 from fyrehose.cli.streams import ListByDefault
@@ -38,7 +39,12 @@ _SHARED = "server-shared"
 
 _of_a_server = remote_options(HTTP_URL, "http")
 _streams = click.option(
-    "--stream", "pattern", default=f"{PREFIX}*", show_default=True, help="Stream of dead letters, or pattern."
+    "--stream",
+    "pattern",
+    default=f"{PREFIX}*",
+    show_default=True,
+    help="Stream of dead letters, or pattern.",
+    shell_complete=candidates.streams,
 )
 _LETTERS = click.argument("letters", nargs=-1, metavar="STREAM/SEQ...")
 _ALL = click.option("--all", "everything", is_flag=True, help=f"All of them, at most {MOST:,} a time.")

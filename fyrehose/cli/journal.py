@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from fyrehose.cli import candidates
 from fyrehose.cli.console import WIDE, escaped, moment, progress_bar
 from fyrehose.cli.journal_backup import backup, restore
 from fyrehose.cli.journal_standby import follow, promote
@@ -73,7 +74,7 @@ def verify(directory: Path, everything: bool) -> None:
 
 
 @journal.command(short_help="Write the records to standard output.")
-@click.option("--stream", metavar="NAME", help="Show this stream only.")
+@click.option("--stream", metavar="NAME", help="Show this stream only.", shell_complete=candidates.journal_streams)
 @click.option("--from", "first", type=WholeNumber(1, LAST_SEQ), default=1, help="First number of the stream.")
 @click.option("--limit", type=WholeNumber(0), help="Most records, runs or batches to show.")
 @FORMAT
@@ -137,7 +138,14 @@ def stats(directory: Path, form: str, everything: bool) -> None:
 
 
 @journal.command(short_help="Write the records as Parquet, Arrow or NDJSON.")
-@click.option("--stream", "streams", multiple=True, metavar="PATTERN", help="Only matching streams, such as 'log.*'.")
+@click.option(
+    "--stream",
+    "streams",
+    multiple=True,
+    metavar="PATTERN",
+    help="Only matching streams, such as 'log.*'.",
+    shell_complete=candidates.journal_streams,
+)
 @click.option("--from", "start", metavar="SEQ|TIME", help="Export from this number or this time (UTC) on.")
 @click.option("--to", "end", metavar="SEQ|TIME", help="Export up to this number, or before this time (UTC).")
 @click.option(
@@ -179,7 +187,13 @@ def export(
 
 @journal.command(short_help="Serve the journal to other machines over HTTP.")
 @click.option("--listen", "place", default="127.0.0.1:8120", show_default=True, metavar="HOST:PORT")
-@click.option("--token-file", default="", metavar="FILE", help="File with the token that clients must send.")
+@click.option(
+    "--token-file",
+    default="",
+    metavar="FILE",
+    help="File with the token that clients must send.",
+    shell_complete=candidates.files,
+)
 @click.option(
     "--hosts",
     default="",
@@ -206,7 +220,12 @@ def serve(directory: Path, place: str, token_file: str, hosts: str) -> None:
 
 
 @journal.command(short_help="List the named subscriptions, and their lag.")
-@click.option("--delete", metavar="NAME", help="Delete that of a program that reads the files.")
+@click.option(
+    "--delete",
+    metavar="NAME",
+    help="Delete that of a program that reads the files.",
+    shell_complete=candidates.journal_subscriptions,
+)
 @FORMAT
 @_DIRECTORY
 def subscriptions(directory: Path, delete: str | None, form: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fyrehose.cli import candidates
 from fyrehose.cli.console import progress_bar
 from fyrehose.cli.values import DURATION
 from fyrehose.errors import ConfigError
@@ -16,7 +17,9 @@ from fyrehose.options import counted
 if TYPE_CHECKING:
     from fyrehose.journal.offline.replica import Replica
 
-_TOKEN = click.option("--token-file", metavar="FILE", help="File with the token of the server at URL.")
+_TOKEN = click.option(
+    "--token-file", metavar="FILE", help="File with the token of the server at URL.", shell_complete=candidates.files
+)
 _TARGET = click.Path(file_okay=False, path_type=Path)
 
 
@@ -24,9 +27,14 @@ _TARGET = click.Path(file_okay=False, path_type=Path)
 @click.option("--follow", is_flag=True, help="Keep copying new records until Ctrl-C or SIGTERM.")
 @click.option("--every", type=DURATION, default="1s", show_default=True, help="Poll interval of --follow.")
 @click.option("--mirror", is_flag=True, help="Delete segments that the source has deleted.")
-@click.option("--subscription", metavar="NAME", help="Named subscription: retention keeps what was not copied.")
+@click.option(
+    "--subscription",
+    metavar="NAME",
+    help="Named subscription: retention keeps what was not copied.",
+    shell_complete=candidates.journal_subscriptions,
+)
 @_TOKEN
-@click.argument("source", metavar="DIR|URL")
+@click.argument("source", metavar="DIR|URL", shell_complete=candidates.directories)
 @click.argument("target", metavar="TO", type=_TARGET)
 def backup(
     follow: bool,
@@ -78,7 +86,7 @@ def backup(
 
 @click.command(short_help="Restore a backup, and verify it.")
 @_TOKEN
-@click.argument("source", metavar="FROM")
+@click.argument("source", metavar="FROM", shell_complete=candidates.directories)
 @click.argument("target", metavar="DIR", type=_TARGET)
 def restore(token_file: str | None, source: str, target: Path) -> None:
     """Restore the backup in FROM into DIR and verify it, to start a server there.

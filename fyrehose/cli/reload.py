@@ -54,7 +54,13 @@ def reloaded(directory: Path, timeout: float, sleep: Callable[[float], None] = t
 
 
 @click.command()
-@click.option("--data-dir", type=click.Path(path_type=Path), default="data", show_default=True, help="Its journal.")
+@click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default="data",
+    show_default=True,
+    help="Its journal.",
+)
 @click.option("--timeout", type=DURATION, default="30s", show_default=True, help="How long to wait for its answer.")
 def reload(data_dir: Path, timeout: float) -> None:
     """Have the server of a journal read its files again.

@@ -14,12 +14,16 @@ from twisted.internet.interfaces import IStreamClientEndpoint
 from fyrehose import plugins
 from fyrehose.cli.connections import TIMES, ConnectionHistory, WatchedEndpoint
 from fyrehose.errors import ConfigError
-from fyrehose.interfaces import IClientPlugin, IConsumingPlugin, IPatternPlugin, ITransactionalPlugin
+from fyrehose.interfaces import (
+    IClientPlugin,
+    IConsumingPlugin,
+    IOwnConnectionsPlugin,
+    IPatternPlugin,
+    ITransactionalPlugin,
+)
 from fyrehose.net.several import CONNECT_TIMEOUT, AnyServer, place_text
 from fyrehose.records import MAX_NAME
 
-#: Protocols whose clients use more than one TCP connection, or none.
-ONE_ADDRESS = ("backbone", "eventbus")
 #: How often each server of a cluster may close a connection at once before that is a refusal, in multiples of TIMES.
 ROUNDS = 4
 #: How long to wait for a listener that may not be there, in seconds.
@@ -101,11 +105,12 @@ class ServerAddress:
             )
         self.history.servers_own = stream is not None and stream.startswith(".")
         self.history.wanted = alone if stream is None else f"{wanted} {stream!r}"
-        if self.others and self.protocol in ONE_ADDRESS:
+        own = IOwnConnectionsPlugin.providedBy(self.plugin)
+        if self.others and own:
             raise ConfigError(f"protocol {self.protocol} takes one address; its client uses several connections")
         if self.tls and not any(field.name == "tls_certificate" for field in attrs.fields(self.plugin.settings)):
             raise ConfigError(f"protocol {self.protocol} has no TLS; leave --tls out")
-        if self.protocol in ONE_ADDRESS:
+        if own:
             return None
         places = ((self.host, self.port), *self.others)
         endpoints = [self._watched(reactor, host, port) for host, port in places]

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
+from fyrehose.cli import candidates
 from fyrehose.cli.console import WIDE, escaped, terminal
 from fyrehose.cli.remote import DEFAULT_URL, HTTP_URL, RemoteServer
 from fyrehose.cli.stats import streams_table, with_rates
@@ -24,9 +26,18 @@ class ListByDefault(click.Group):
     """Command group that runs ``list`` if the first argument names no command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing and not args:  # the shell completes the first word, which may be a command
+            return super().parse_args(ctx, args)
         if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
             args = ["list", *args]
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the commands, and the options of ``list``, which need no command before them."""
+        listing = self.commands["list"]
+        options = listing.shell_complete(click.Context(listing, parent=ctx), incomplete)
+        both = {item.value: item for item in (*super().shell_complete(ctx, incomplete), *options)}
+        return list(both.values())
 
 
 @click.group(cls=ListByDefault)
@@ -46,7 +57,7 @@ def streams() -> None:
 @remote_options(DEFAULT_URL, "admin")
 @FORMAT
 @click.option("--limit", type=WholeNumber(1, 200_000), default=200, show_default=True, help="Most streams to list.")
-@click.argument("match", default="")
+@click.argument("match", default="", shell_complete=candidates.streams)
 def list_streams(url: str, token_file: Path | None, ca: Path | None, form: str, limit: int, match: str) -> None:
     """List the streams of a running server whose name contains MATCH, the busiest first.
 
@@ -100,7 +111,7 @@ def _show(listed: list[dict[str, Any]], matching: int) -> None:
 
 @streams.command(short_help="Retire streams that are not needed any more.")
 @remote_options(HTTP_URL, "http")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=candidates.streams)
 def retire(url: str, token_file: Path | None, ca: Path | None, names: tuple[str, ...]) -> None:
     """Retire streams by name; stop at the first that the server refuses.
 

@@ -10,6 +10,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from fyrehose.cli import candidates
 from fyrehose.cli.console import escaped, moment, terminal
 from fyrehose.cli.remote import HTTP_URL, RemoteServer
 from fyrehose.cli.streams import ListByDefault
@@ -18,6 +19,7 @@ from fyrehose.options import counted
 from fyrehose.records import LAST_SEQ
 
 _of_a_server = remote_options(HTTP_URL, "http")
+_NAME = click.argument("name", shell_complete=candidates.subscriptions)
 
 
 @click.group(cls=ListByDefault, short_help="Show or rewind positions of consumers that the server keeps.")
@@ -51,7 +53,7 @@ def list_subscriptions(url: str, token_file: Path | None, ca: Path | None, form:
 
 @subscriptions.command("show")
 @_of_a_server
-@click.argument("name")
+@_NAME
 def show_one(url: str, token_file: Path | None, ca: Path | None, name: str) -> None:
     """Show one subscription as a JSON object.
 
@@ -65,10 +67,12 @@ def show_one(url: str, token_file: Path | None, ca: Path | None, name: str) -> N
 
 @subscriptions.command(short_help="Create a shared subscription.")
 @_of_a_server
-@click.option("--stream", required=True, metavar="NAME", help="Stream, or pattern.")
+@click.option("--stream", required=True, metavar="NAME", help="Stream, or pattern.", shell_complete=candidates.streams)
 @click.option("--lease", type=DURATION, help="How long a worker has a record.  [default: 30s]")
 @click.option("--limit", type=WholeNumber(0, 1_000), help="Failures until a dead letter; 0: no limit.  [default: 5]")
-@click.option("--dead", metavar="STREAM", help="Stream of dead letters; none: only count.")
+@click.option(
+    "--dead", metavar="STREAM", help="Stream of dead letters; none: only count.", shell_complete=candidates.streams
+)
 @click.option("--window", type=WholeNumber(1, 100_000), help="Most open records.  [default: 1000]")
 @click.option("--key", metavar="KEY", help="Keep order by topic, producer or JSON member.")
 @click.option("--since", type=Since(), default="start", show_default=True, help="First record.")
@@ -95,7 +99,7 @@ def create(
 @subscriptions.command(short_help="Lease no more records, or lease them again.")
 @_of_a_server
 @click.option("--resume", is_flag=True, help="Lease records again.")
-@click.argument("name")
+@_NAME
 def pause(url: str, token_file: Path | None, ca: Path | None, resume: bool, name: str) -> None:
     """Lease no more records of a shared subscription, for example while a database is down.
 
@@ -111,7 +115,7 @@ def pause(url: str, token_file: Path | None, ca: Path | None, resume: bool, name
 
 @subscriptions.command(short_help="Publish dead letters to their streams again.")
 @_of_a_server
-@click.argument("name")
+@_NAME
 def redrive(url: str, token_file: Path | None, ca: Path | None, name: str) -> None:
     """Publish the dead letters of a shared subscription to their streams again, each once.
 
@@ -128,8 +132,13 @@ def redrive(url: str, token_file: Path | None, ca: Path | None, name: str) -> No
 @subscriptions.command()
 @_of_a_server
 @click.option("--since", type=Since(), required=True, help="First record to deliver again: latest, start, or a number.")
-@click.option("--stream", metavar="STREAM", help="The only stream to rewind, of a subscription of a pattern.")
-@click.argument("name")
+@click.option(
+    "--stream",
+    metavar="STREAM",
+    help="The only stream to rewind, of a subscription of a pattern.",
+    shell_complete=candidates.streams,
+)
+@_NAME
 def rewind(
     url: str, token_file: Path | None, ca: Path | None, since: int | None, stream: str | None, name: str
 ) -> None:
@@ -155,7 +164,7 @@ def rewind(
 
 @subscriptions.command()
 @_of_a_server
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=candidates.subscriptions)
 def delete(url: str, token_file: Path | None, ca: Path | None, names: tuple[str, ...]) -> None:
     """Delete subscriptions by name; stop at the first that the server refuses.
 

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from fyrehose.broker.signed import read_key, sign
+from fyrehose.cli import candidates
 from fyrehose.cli.values import DURATION
 from fyrehose.errors import ConfigError
 from fyrehose.identity import Action
@@ -34,7 +35,7 @@ def token() -> None:
     """Sign tokens that end by themselves, for browsers and programs.
 
     \b
-        openssl rand -hex 32 > k
+        (umask 077; openssl rand -hex 32 > k)
         fyrehose token create --key k --rights 'subscribe=logs.*' --expires 1h
     """
 
@@ -47,6 +48,7 @@ def token() -> None:
     multiple=True,
     type=Right(),
     help="What it grants: publish, subscribe, consume or administer.",
+    shell_complete=candidates.rights,
 )
 @click.option("--expires", required=True, type=DURATION, help="When the token ends, from now, such as 1h.")
 def create(key: Path, rights: tuple[tuple[Action, str], ...], expires: float) -> None:

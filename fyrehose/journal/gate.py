@@ -28,6 +28,8 @@ class IGate(Interface):
     refusal = Attribute("See IJournal.refusal.")
     leader = Attribute("See IJournal.leader.")
     caught_up = Attribute("See IJournal.caught_up, for a journal that has not failed.")
+    leads_alone = Attribute("See IJournal.leads_alone.")
+    early = Attribute("See IJournal.early.")
 
     def attach(journal: Any) -> None:
         """Become the gate of *journal*, which calls this once."""
@@ -89,6 +91,8 @@ class LocalGate:
     refusal = ""
     leader: str | None = None
     caught_up = True
+    leads_alone = True
+    early = False
     _journal: Releases = attrs.field(init=False)
 
     def attach(self, journal: Releases) -> None:

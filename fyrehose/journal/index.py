@@ -73,6 +73,9 @@ class Index(Protocol):
     def following(self, stream: str, position: int) -> int | None:
         """Return the first position, at least *position*, that may have records of *stream*, or None."""
 
+    def first_from(self, position: int) -> int | None:
+        """Return the first position of any pair that is at least *position*, or None."""
+
 
 @attrs.define(eq=False)
 class SegmentIndex:
@@ -185,6 +188,13 @@ class SegmentIndex:
         of = self._streams.get(stream, _NOTHING)
         return [(of[i], of[i + 1]) for i in range(1, len(of), 2)]
 
+    def first_from(self, position: int) -> int | None:
+        found: list[int] = []
+        for of in self._streams.values():
+            at = bisect_left(range(len(of) // 2), position, key=lambda i, of=of: of[2 * i + 2])  # type: ignore[misc]
+            found += of[2 * at + 2 : 2 * at + 3]
+        return min(found, default=None)
+
     def pack(self) -> bytes:
         """Return the content of the index file."""
         names = {stream.encode(): stream for stream in chain(self.before, self._streams)}
@@ -270,6 +280,10 @@ class PackedIndex:
         for i in range(self._streams):
             if _STREAM.unpack_from(self.data, _HEADER.size + i * _STREAM.size)[3]:
                 yield self._name(i).decode()
+
+    def first_from(self, position: int) -> int | None:
+        positions = memoryview(self.data)[self._pairs :].cast("Q")[1::2]
+        return min((each for each in positions if each >= position), default=None)
 
     def pairs(self, stream: str) -> list[tuple[int, int]]:
         at = self._at(stream)

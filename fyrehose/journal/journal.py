@@ -10,7 +10,7 @@ cut off again (:meth:`FileJournal.truncate`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -169,6 +169,16 @@ class FileJournal:
     def caught_up(self) -> bool:
         """Return whether readers find here what was acknowledged."""
         return self.state is not JournalState.FAILED and bool(self.gate.caught_up)
+
+    @property
+    def leads_alone(self) -> bool:
+        """Return whether no other server can have taken over from this one, which accepts publishes."""
+        return self.state is JournalState.WRITABLE and bool(self.gate.leads_alone)
+
+    @property
+    def early(self) -> bool:
+        """Return whether publishers are told of a commit before it survives the loss of this server."""
+        return bool(self.gate.early)
 
     @property
     def writer(self) -> Writer:
@@ -653,6 +663,9 @@ class FileJournal:
             return runs
         floor = self._floors.floor(stream, last)
         return self._store.read(stream, floor, max_bytes) if floor <= last else ()
+
+    def latest(self, size: int) -> Iterator[Run]:
+        return self._store.latest(size)
 
     def status(self) -> JournalStatus:
         """Return the figures of an open journal, for metrics and status pages."""

@@ -259,6 +259,23 @@ class Store:
                 return tuple(found)
         return ()
 
+    def latest(self, size: int) -> Iterator[Run]:
+        """Yield the runs of about the last *size* bytes of the log, in its order.
+
+        :raises JournalCorrupt: a batch or an index is damaged
+        """
+        if not self._bases:
+            return
+        begin = max(0, self._active.end - size)
+        for base in self._bases[max(0, bisect_right(self._bases, begin) - 1) :]:
+            index = self.index(base)
+            position = index.first_from(begin)
+            while position is not None and position < index.end:
+                batch = self._batch(base, position)
+                for runs in batch.streams.values():
+                    yield from runs
+                position = batch.end
+
     def _segments(self, stream: str, start: int) -> Iterable[int]:
         """Return the segments that can have record *start*, or the next one after it: usually one segment."""
         if not self._bases:

@@ -105,8 +105,9 @@ class Writer:
     a *handover*, the log is opened and closed without a batch, and :meth:`apply` writes the bytes of another server.
 
     :ivar segment_size: size at which a segment is sealed and the next begins, in bytes
-    :ivar sync_each: whether :meth:`commit` syncs; if not, the owner calls :meth:`sync`, and numbers are reserved on
-        disk before they are used
+    :ivar sync_each: whether :meth:`commit` syncs; if not, the owner calls :meth:`sync`
+    :ivar reserves: whether numbers are reserved on disk before they are used, if commits are not synced; not needed if
+        nobody sees a record before the next sync
     :ivar sync_seconds: durations of the syncs of segments
     :ivar handover: collects what is written for the other servers of a cluster; None: this server is alone
     :ivar position: where the next batch goes
@@ -124,6 +125,7 @@ class Writer:
     files: Files = attrs.field(factory=Files)
     sync_seconds: Histogram = attrs.field(factory=lambda: Histogram(SECONDS))
     handover: Handover | None = None
+    reserves: bool = True
     position: int = attrs.field(init=False)
     durable: int = attrs.field(init=False)
     released: int = attrs.field(default=0, init=False)
@@ -179,12 +181,16 @@ class Writer:
         named = self._identity != fmt.UNKNOWN
         self._begin_log()
         if self.recovered.gaps:
-            self._control(fmt.Kind.GAP, self.recovered.gaps)
-            self.streams.skip(self.recovered.gaps)
+            self.skip(self.recovered.gaps)
         if not named and self.recovered.index is not None:
             # An older version created the journal: the header of the next segment gets its identity.
             self._roll()
         self.sync()
+
+    def skip(self, gaps: Sequence[fmt.Entry]) -> None:
+        """Append a batch which says that the numbers of *gaps* are not in the journal and never will be."""
+        self._control(fmt.Kind.GAP, gaps)
+        self.streams.skip(gaps)
 
     def _begin_log(self) -> None:
         """Give the log an identity, and its first segment, if it has none."""
@@ -256,7 +262,7 @@ class Writer:
         try:
             if self.position - self.base + size > self.segment_size and self.position > self._start:
                 self._roll()
-            if not self.sync_each:
+            if self.reserves and not self.sync_each:
                 self._reserve(batches)
         except OSError as error:
             raise _no_room(error) from error
@@ -434,7 +440,7 @@ class Writer:
             self.sync()
         return entries
 
-    def skip(self, count: int) -> None:
+    def skip_numbers(self, count: int) -> None:
         """Never use the next *count* numbers of any stream, durably: another server may have given them out.
 
         :raises NoRoom: the disk is full
@@ -443,8 +449,7 @@ class Writer:
         self._check()
         gaps, retired = self.streams.skipping(count)
         try:
-            self._control(fmt.Kind.GAP, gaps)
-            self.streams.skip(gaps)
+            self.skip(gaps)
             if retired:
                 self._control(fmt.Kind.STREAMS, retired)
                 self.streams.apply(retired)

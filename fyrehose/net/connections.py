@@ -82,6 +82,7 @@ class SessionFactory(Factory):
         authenticates its peers itself, so the access policy does not apply when connections are accepted
     :cvar events: the names of the protocol's own counters; :cvar refusals: the causes for which it refuses and drops
     :cvar largest_read: the largest value of ``buffer_size``
+    :cvar fixed_options: names of the settings that :meth:`configure` cannot change
     :ivar buffer_size: bytes that each connection reads at once; fewer, the more connections there are
     :param reactor: a reactor or a Clock; None: the global reactor
     """
@@ -92,6 +93,7 @@ class SessionFactory(Factory):
     events: ClassVar[tuple[str, ...]] = ()
     refusals: ClassVar[tuple[str, ...]] = ()
     largest_read: ClassVar[int] = READ
+    fixed_options: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, broker: IBroker, settings: TCPSettings | None = None, reactor: Any = None) -> None:
         if reactor is None:

@@ -73,10 +73,12 @@ class TCPService(Service):
         return len(self.factory.connections)
 
     def fixed(self, settings: Any) -> Collection[str]:
-        """Return the options of TLS if *settings* turn it on or off, because that changes what the port does."""
+        """Return which fixed options of the factory *settings* change, and those of TLS if they turn it on or off."""
         on = isinstance(settings, TLSSettings) and bool(settings.tls_certificate)
         names = [field.name for field in attrs.fields(type(settings)) if field.name.startswith("tls_")]
-        return names if on != (self._outer is not None) else ()
+        now = self.factory.settings
+        changed = [name for name in self.factory.fixed_options if getattr(settings, name) != getattr(now, name)]
+        return changed + (names if on != (self._outer is not None) else [])
 
     def prepare(self, settings: Any) -> Callable[[], None]:
         """See :meth:`IReloading.prepare`: limits count from then on, the rest for new connections."""

@@ -399,7 +399,7 @@ class SessionProtocol(TwistedProtocol):
                 return False
             for half in letters.halves(runs):
                 if self.phase is Phase.OPEN:
-                    self.publish(half)
+                    self.publish_part(half)
             return True
         self.unsettled += 1
         try:
@@ -409,6 +409,10 @@ class SessionProtocol(TwistedProtocol):
             return False
         self.broker.counters.refuse(self.log, self.protocol_name, "dead-letters", self.peer, str(error))
         return True
+
+    def publish_part(self, runs: list[Run]) -> None:
+        """Publish *runs*, a part of what was refused as a whole; a hook for subclasses."""
+        self.publish(runs)
 
     def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
         """Handle the end of publishes that one commit has decided, in their order."""

@@ -45,6 +45,12 @@ class ClusterMember(Protocol):
     @property
     def leader_address(self) -> str: ...
 
+    @property
+    def leads_alone(self) -> bool: ...
+
+    @property
+    def early(self) -> bool: ...
+
     def status(self) -> ClusterStatus: ...
 
     def start(self) -> None: ...
@@ -115,6 +121,16 @@ class ReplicatedGate:
         return self.leading and not self._suspended
 
     @property
+    def leads_alone(self) -> bool:
+        """Return whether this server leads, and no other one can have taken over from it."""
+        return self.accepts and (self.cluster is None or self.cluster.leads_alone)
+
+    @property
+    def early(self) -> bool:
+        """Return whether publishers are told before the shared log has what they sent."""
+        return self.cluster is not None and self.cluster.early
+
+    @property
     def leader(self) -> str | None:
         """Return the address of the server that leads, as its configuration has it; empty if it is unknown."""
         return self.cluster.leader_address if self.cluster is not None and self.cluster.running else ""
@@ -122,7 +138,7 @@ class ReplicatedGate:
     @property
     def caught_up(self) -> bool:
         """Return whether readers find here what the leader has acknowledged, except for the last moment."""
-        return self.leading or (self.cluster is not None and self.cluster.caught_up)
+        return self.leading if self.cluster is None else self.cluster.caught_up
 
     def cluster_status(self) -> ClusterStatus | None:
         """Return the figures of this server as a member; None while the journal is not open."""

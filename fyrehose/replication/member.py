@@ -17,6 +17,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.errors import ConfigError
+from fyrehose.interfaces import JournalState
 from fyrehose.journal.exchange import Batches
 from fyrehose.journal.format import Damage
 from fyrehose.journal.journal import FileJournal
@@ -42,6 +43,8 @@ READ = 64
 ANNOUNCE = 0.005
 #: How long the leader waits for the shared log before it refuses messages, in seconds.
 QUIET = 5.0
+#: How much the clocks of two servers may differ in speed.
+DRIFT = 0.01
 #: How long an orderly stop waits for the shared log, in seconds; the whole stop takes five at most.
 PATIENCE = 3.0
 
@@ -75,6 +78,7 @@ class Member:
     _hint: int = attrs.field(default=0, init=False)  #: the last number in the shared log that was heard of
     _heard_leader: float = attrs.field(default=0.0, init=False)
     _answered: float = attrs.field(default=0.0, init=False)
+    _confirmed: float = attrs.field(default=0.0, init=False)  #: when the shared log answered this leader last
     _noted: float = attrs.field(default=0.0, init=False)
     _checked: float = attrs.field(default=float("-inf"), init=False)  #: when a follower asked for the log's extent last
     _trimmer: Trimmer = attrs.field(init=False)
@@ -85,6 +89,8 @@ class Member:
     _opened_at: float | None = attrs.field(default=None, init=False)  #: when the shared log was opened
     _busy: set[str] = attrs.field(factory=set, init=False)  #: jobs of which one at a time is under way
     _asked: set[tuple[str, int]] = attrs.field(factory=set, init=False)  #: appends that are under way
+    _sent: dict[str, float] = attrs.field(factory=dict, init=False)  #: when appends of unknown outcome were first sent
+    _proven: float = attrs.field(default=float("-inf"), init=False)  #: see :attr:`leads_alone`
     _actions: deque[Action] = attrs.field(factory=deque, init=False)
     #: Fire when no action is under way any more.
     _idle: list[Deferred[None]] = attrs.field(factory=list, init=False)
@@ -163,12 +169,32 @@ class Member:
         return "" if leader is None else self.peers.address_of(leader.name)
 
     @property
+    def leads_alone(self) -> bool:
+        """Return whether no other server can have taken over from this leader.
+
+        A follower waits for ``takeover-after`` after the last entry that it has read, and takes over only if it has
+        read all of them.  So nobody can have taken over before that time has passed since an entry was sent which the
+        shared log has accepted.
+        """
+        passed = self.reactor.seconds() - self._proven
+        return self.running and self.role.state is State.LEADER and passed < self.settings.takeover_after * (1 - DRIFT)
+
+    @property
+    def early(self) -> bool:
+        """Return whether publishers are told before the shared log has what they sent."""
+        return self.settings.ahead > 0
+
+    @property
     def caught_up(self) -> bool:
-        """Return whether a leader is heard, and everything that it has told of is applied."""
-        silent = self.reactor.seconds() - self._heard_leader
-        return (
-            self.role.leader is not None and silent < self.settings.takeover_after and self.role.applied >= self._hint
-        )
+        """Return whether readers find here what was acknowledged, except for the last moment (rule 16).
+
+        A leader knows that while the shared log answers it; a follower, while it hears a leader and has applied
+        everything that it has told of.
+        """
+        role = self.role
+        leads = role.state is State.LEADER
+        age: float = self.reactor.seconds() - (self._confirmed if leads else self._heard_leader)
+        return age < self.settings.max_staleness and (leads or (role.leader is not None and role.applied >= self._hint))
 
     # Once in a while.
 
@@ -319,6 +345,7 @@ class Member:
 
     async def _measure(self) -> None:
         extent = await self.log.extent()
+        self._confirmed = self.reactor.seconds()
         why = self._trimmer.measured(self.role, extent.size, extent.limit)
         was, self._overfull = self._overfull, bool(why)
         if why and self.gate.suspend(why):
@@ -343,7 +370,8 @@ class Member:
     # Talk.
 
     def _say(self, leaving: bool = False) -> None:
-        self.log.say(self.peers.pack(self.role, leaving))
+        refusal = "" if self.journal.state is JournalState.WRITABLE else self.journal.refusal or "its disk is full"
+        self.log.say(self.peers.pack(self.role, leaving, self.reactor.seconds(), refusal))
 
     def _heard(self, message: bytes) -> None:
         if not self.running:
@@ -380,8 +408,19 @@ class Member:
 
     # Act.
 
+    def _note_accepted(self) -> None:
+        """Note when the last entry was sent that the shared log has accepted from this leader."""
+        if self.role.state not in (State.LEADER, State.CANDIDATE):
+            self._sent.clear()
+            self._proven = float("-inf")
+            return
+        unknown = {item.entry.ident for item in self.role.inflight}
+        for ident in self._sent.keys() - unknown:
+            self._proven = max(self._proven, self._sent.pop(ident))
+
     def _soon(self) -> None:
         """Carry out the actions of the role, now or behind those that are under way."""
+        self._note_accepted()
         self._actions.extend(self.role.take())
         self._once("act", self._act)
 
@@ -479,6 +518,7 @@ class Member:
         if asked in self._asked:
             return
         self._asked.add(asked)
+        self._sent.setdefault(entry.ident, self.reactor.seconds())
 
         def answered(number: int) -> None:
             self._heard_answer()
@@ -503,7 +543,8 @@ class Member:
         appended.addCallbacks(answered, refused).addBoth(settled).addErrback(self._failed)
 
     def _heard_answer(self) -> None:
-        self._answered, self._warned = self.reactor.seconds(), ""
+        self._answered = self._confirmed = self.reactor.seconds()
+        self._warned = ""
         if not self._overfull and self.gate.resume():
             log.info("replication: the shared log answers again")
 

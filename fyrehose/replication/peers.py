@@ -77,10 +77,12 @@ class Peers:
     _left: set[EntryWriter] = attrs.field(factory=set, init=False)  #: leaders that have handed over
     _strangers: set[EntryWriter] = attrs.field(factory=set, init=False)  #: servers whose journals differ from this one
 
-    def pack(self, role: Role, leaving: bool) -> bytes:
+    def pack(self, role: Role, leaving: bool, now: float = 0.0, refusal: str = "") -> bytes:
         """Return the message of this server.
 
         :param leaving: whether it stops, so that another server may take over at once
+        :param now: the time, in seconds
+        :param refusal: why it refuses publishers although it leads; empty: it does not
         """
         said = {
             "name": self.settings.name,
@@ -97,6 +99,10 @@ class Peers:
             "journal": self.settings.journal,
             "leaving": leaving,
         }
+        if role.state is State.LEADER:
+            said["refusal"] = refusal
+            # Those that are lost say nothing: only the leader knows of them.
+            said["silent"] = {name: round(now - peer.heard, 1) for name, peer in self.others.items()}
         if self._rival:
             said["rival"] = self._rival
         return json.dumps(said).encode()

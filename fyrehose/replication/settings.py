@@ -58,6 +58,9 @@ class ReplicationSettings:
         "both", _acknowledge, "when messages are acknowledged: both (disk and shared log), or local (this disk only)"
     )
     takeover_after: float = option(3.0, duration, "take over when the leader was not heard for this long", least=1)
+    max_staleness: float = option(
+        10.0, duration, "a server is not ready for readers if it may be older than this", least=1
+    )
     member_timeout: float = option(
         86400.0, duration, "do not keep entries for a server that was not heard for this long", least=60
     )

@@ -3,6 +3,7 @@
     data-dir = "/var/lib/fyrehose"
     policy = "/etc/fyrehose/policy.toml"
     log-format = "json"
+    log-level = "warn"
 
     [listen]
     figg = "tcp:8119:interface=127.0.0.1"
@@ -56,10 +57,10 @@ from fyrehose.journal.settings import JournalSettings
 from fyrehose.options import build, count, duration, option, read_toml, size, suggestion, within
 from fyrehose.replication import settings as replication
 from fyrehose.replication.settings import ReplicationSettings
-from fyrehose.server.logs import FORMATS
+from fyrehose.server.logs import FORMATS, LEVEL_NAMES
 
 #: The keys of a configuration file besides its tables.
-_TEXTS = ("data-dir", "policy", "log-format")
+_TEXTS = ("data-dir", "policy", "log-format", "log-level")
 _TEXTS_AND = ", ".join(_TEXTS)
 _KEYS = (*_TEXTS, "listen", "option", "replication", "route", "stream")
 #: The scopes of ``--option`` besides protocols.
@@ -163,6 +164,7 @@ class Config:
     #: the file of the policy, which is read again on reload
     policy_file: Path | None = None
     log_format: str = "text"
+    log_level: str = "info"
     #: limits of streams by their names
     streams: StreamRules = UNLIMITED
     #: None: this server is alone
@@ -176,6 +178,7 @@ class FromFile:
     data_dir: str | None = None
     policy: str | None = None
     log_format: str | None = None
+    log_level: str | None = None
     listen: list[tuple[str, str]] = attrs.field(factory=list)
     options: Options = attrs.field(factory=dict)
     streams: StreamRules = UNLIMITED
@@ -245,6 +248,7 @@ def read_file(path: Path) -> FromFile:
         data_dir=None if texts[0] is None else str(folder / texts[0]),
         policy=None if texts[1] is None else str(folder / texts[1]),
         log_format=texts[2],
+        log_level=texts[3],
         listen=[(name, _endpoint_within(folder, endpoint)) for name, endpoint in _endpoints(path, listen)],
         options={
             scope: _options_within(folder, scope, _plain(table)) for scope, table in merged(options, routed).items()
@@ -291,6 +295,7 @@ def resolve(
     log_format: str = "text",
     rules: StreamRules = UNLIMITED,
     cluster: ReplicationSettings | None = None,
+    log_level: str = "info",
 ) -> Config:
     """Check the configuration, and build the settings of every listener.
 
@@ -313,9 +318,10 @@ def resolve(
             f"duplicate --listen {'='.join(duplicate)}; use another endpoint, or name listeners PROTOCOL/LABEL"
         )
     listeners = [_listener(name, endpoint, options) for name, endpoint in wanted]
-    if log_format not in FORMATS:
-        wanted_formats = f"expected {' or '.join(FORMATS)}{suggestion(log_format, FORMATS)}"
-        raise ConfigError(f"invalid --log-format {log_format!r}: {wanted_formats}")
+    for option_name, value, known in (("log-format", log_format, FORMATS), ("log-level", log_level, LEVEL_NAMES)):
+        if value not in known:
+            expected = f"expected {' or '.join(known)}{suggestion(value, known)}"
+            raise ConfigError(f"invalid --{option_name} {value!r}: {expected}")
     if not wanted:
         listeners = [_listener(name, plugins.load(name).default_endpoint, options) for name in plugins.names()]
     return Config(
@@ -327,6 +333,7 @@ def resolve(
         policy=LOOPBACK if policy_file is None else policy.load(Path(policy_file)),
         policy_file=None if policy_file is None else Path(policy_file).absolute(),
         log_format=log_format,
+        log_level=log_level,
         streams=rules,
         replication=cluster,
     )

@@ -40,6 +40,8 @@ LOG_FILES = 9
 _PORT = re.compile(r".* starting on \S+|\((\S+ )?Port .* Closed\)")
 #: All levels of Twisted's log.
 LEVELS = frozenset(LogLevel.iterconstants())
+#: The names of the levels from which on the log may be written.
+LEVEL_NAMES = ("debug", "info", "warn", "error", "critical")
 #: Prefixes of the fields that Twisted itself adds to events.
 _OWN = ("log_", "format", "message", "time", "system", "isError", "failure", "why", "printed", "logLevel")
 
@@ -111,13 +113,29 @@ synchronize(RotatedFile)
 FORMATS: Mapping[str, Callable[[LogEvent], str | None]] = {"text": text_line, "json": json_line}
 
 
-def observer(form: str, out: TextIO) -> FileLogObserver:
+class LevelObserver(FileLogObserver):
+    """Writes events from a level on.
+
+    :ivar level: the least level that is written; it may change at any time
+    """
+
+    def __init__(self, form: str, out: TextIO, level: str) -> None:
+        line = FORMATS[form]
+        super().__init__(out, lambda event: None if _is_port_line(event) else line(event))
+        self.level = LogLevel.levelWithName(level)
+
+    def __call__(self, event: LogEvent) -> None:
+        if event.get("log_level", LogLevel.info) >= self.level:
+            super().__call__(event)
+
+
+def observer(form: str, out: TextIO, level: str = "info") -> LevelObserver:
     """Return an observer that writes the log to *out*.
 
     :param form: ``text`` or ``json``
+    :param level: one of :data:`LEVEL_NAMES`
     """
-    line = FORMATS[form]
-    return FileLogObserver(out, lambda event: None if _is_port_line(event) else line(event))
+    return LevelObserver(form, out, level)
 
 
 def _is_port_line(event: LogEvent) -> bool:

@@ -65,6 +65,7 @@ class Reloading:
     :ivar config: the configuration in force
     :ivar reread: returns the configuration as the files are now; raises ConfigError
     :ivar retire_idle: called with the new value of ``server.retire-idle``
+    :ivar log_from: called with the new log level
     """
 
     config: Config
@@ -73,6 +74,7 @@ class Reloading:
     journal: FileJournal
     listeners: Listeners
     retire_idle: Callable[[float], object]
+    log_from: Callable[[str], object] = lambda level: None
 
     async def reload(self) -> ReloadAnswer:
         """Read the files, and change what differs."""
@@ -113,6 +115,8 @@ class Reloading:
         journal = self._settings(plan, "journal", now.journal, config.journal)
         server = self._settings(plan, "server", now.server, config.server)
         config = attrs.evolve(config, journal=journal, server=server)
+        if config.log_level != now.log_level:
+            plan.changed.append(f"log-level: {now.log_level} -> {config.log_level}")
         if config.policy != now.policy:
             rules = f"{counted(len(config.policy.rules), 'rule')}, changed"
             plan.changed.append(f"policy: {rules if config.policy_file else 'none, only this machine has access'}")
@@ -168,6 +172,7 @@ class Reloading:
         if config.server.retire_idle != self.config.server.retire_idle:
             self.retire_idle(server.retire_idle)
         self.config = config
+        self.log_from(config.log_level)
         broker.change_limits(config.streams, server.peer_limits, server.max_streams, server.named_subscriptions)
         broker.once.kept, broker.budget.each = server.keys_kept, server.memory_per_connection
         self.journal.change(config.journal, config.streams.keep_age if config.streams.expire else None)

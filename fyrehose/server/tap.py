@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NoReturn, TextIO, cast
 
 from twisted.application.service import IService, Service
 from twisted.internet.defer import Deferred, succeed
-from twisted.logger import FileLogObserver, ILogObserver, Logger
+from twisted.logger import ILogObserver, Logger, LogLevel
 from twisted.python import usage
 from twisted.python.components import Componentized
 from twisted.python.failure import Failure
@@ -47,6 +47,7 @@ from fyrehose.server.config import (
 from fyrehose.server.filling import copy_journal
 from fyrehose.server.idle import IdleStreams
 from fyrehose.server.listeners import Listeners
+from fyrehose.server.logs import LevelObserver
 from fyrehose.server.notify import ServiceManager, waits_for_stop
 from fyrehose.server.reload_answer import ReloadAnswer, write_answer
 from fyrehose.server.reloading import Reloading
@@ -84,6 +85,7 @@ class Options(usage.Options):
         ],
         ["policy", "p", None, "Access policy (TOML); without one, only clients on this machine have access."],
         ["log-format", None, None, "Format of the log: text, or json with one object per line.  [default: text]"],
+        ["log-level", None, None, "Least level that is logged: debug, info, warn, error or critical.  [default: info]"],
         ["durability", None, None, "When the journal is synced: batch, interval:MS or never.  [default: batch]"],
         ["max-streams", None, None, "Most streams that the server holds.  [default: 100000]"],
     ]
@@ -146,8 +148,12 @@ class Options(usage.Options):
             if self[name] is not None:
                 self[name] = str(Path(self[name]).absolute())  # a daemon may change its directory
         self.resolved = _usage(self.resolve)
-        if self.parent is not None and self.parent.get("syslog") and self.resolved.log_format != "text":
-            raise usage.UsageError("--log-format json cannot be used with --syslog; log to a file or standard output")
+        if self.parent is not None and self.parent.get("syslog"):
+            for name, default in (("log-format", "text"), ("log-level", "info")):
+                value = {"log-format": self.resolved.log_format, "log-level": self.resolved.log_level}[name]
+                if value != default:
+                    advice = "log to a file or standard output"
+                    raise usage.UsageError(f"--{name} {value} cannot be used with --syslog; {advice}")
 
     def resolve(self) -> Config:
         """Merge the command line with the configuration file as it is now; the command line wins.
@@ -163,15 +169,16 @@ class Options(usage.Options):
             self["log-format"] or file.log_format or "text",
             file.streams,
             file.replication,
+            self["log-level"] or file.log_level or "info",
         )
 
     @property
-    def log_observer(self) -> Callable[[], FileLogObserver] | None:
+    def log_observer(self) -> Callable[[], LevelObserver] | None:
         """Return a factory of the log's observer; None if options of twistd choose another one."""
         twistd = self.parent
         if twistd is None or twistd.get("logger") or twistd.get("syslog"):
             return None
-        return partial(_log_observer, self.command, self.resolved.log_format, twistd)
+        return partial(_log_observer, self.command, self.resolved, twistd)
 
     def parseOptions(self, options: Any = None) -> None:
         try:
@@ -200,8 +207,8 @@ def _usage(function: Any, *args: Any) -> Any:
         raise usage.UsageError(str(error)) from error
 
 
-def _log_observer(command: str, form: str, twistd: Any) -> FileLogObserver:
-    """Return an observer that logs where twistd would, in format *form*; SIGUSR1 rotates the file, as in twistd."""
+def _log_observer(command: str, config: Config, twistd: Any) -> LevelObserver:
+    """Return an observer that logs where twistd would, as *config* says; SIGUSR1 rotates the file, as in twistd."""
     from twisted.internet import reactor
 
     name = twistd.get("logfile")
@@ -209,10 +216,10 @@ def _log_observer(command: str, form: str, twistd: Any) -> FileLogObserver:
         if not twistd.get("nodaemon"):
             _exit(command, ConfigError("a daemon cannot log to standard output; use --logfile FILE, or -n"))
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the default handler would end the process
-        return logs.observer(form, sys.stdout)
+        return logs.observer(config.log_format, sys.stdout, config.log_level)
     file = logs.RotatedFile(Path(name or "twistd.log"))
     signal.signal(signal.SIGUSR1, lambda number, frame: reactor.callFromThread(file.rotate))  # type: ignore[attr-defined]
-    return logs.observer(form, cast("TextIO", file))
+    return logs.observer(config.log_format, cast("TextIO", file), config.log_level)
 
 
 def makeService(options: Options) -> ServerProcess:
@@ -238,12 +245,13 @@ class ServerProcess(Service):
         self,
         reactor: Any,
         config: Config,
-        log_observer: Callable[[], FileLogObserver] | None = None,
+        log_observer: Callable[[], LevelObserver] | None = None,
         command: str = Options.command,
         reread: Callable[[], Config] | None = None,
     ) -> None:
         self.command = command
         self.log_observer = log_observer
+        self._observer: LevelObserver | None = None
         self.reactor = reactor
         stream_age = config.streams.keep_age if config.streams.expire else None
         self.journal = self._make_journal(config, stream_age)
@@ -274,7 +282,9 @@ class ServerProcess(Service):
             if service is not None:
                 self.listeners.add(listener, service)
         again = (lambda: config) if reread is None else reread
-        self.reloading = Reloading(config, again, self.fyrehose, self.journal, self.listeners, self._retire_idle)
+        self.reloading = Reloading(
+            config, again, self.fyrehose, self.journal, self.listeners, self._retire_idle, self._log_from
+        )
 
     @property
     def config(self) -> Config:
@@ -312,7 +322,8 @@ class ServerProcess(Service):
     def setServiceParent(self, parent: Any) -> None:
         Service.setServiceParent(self, parent)
         if self.log_observer is not None and isinstance(parent, Componentized):
-            parent.setComponent(ILogObserver, self.log_observer())  # twistd begins to log to it next
+            self._observer = self.log_observer()
+            parent.setComponent(ILogObserver, self._observer)  # twistd begins to log to it next
 
     def startService(self) -> None:
         Service.startService(self)
@@ -356,6 +367,11 @@ class ServerProcess(Service):
         if self._serving:
             self.manager.ready("serving")
         return answer
+
+    def _log_from(self, level: str) -> None:
+        """Log from *level* on, unless options of twistd have chosen another observer, which has levels of its own."""
+        if self._observer is not None:
+            self._observer.level = LogLevel.levelWithName(level)
 
     def _retire_idle(self, seconds: float) -> None:
         """Retire streams that have been empty for *seconds* from now on; 0: none."""

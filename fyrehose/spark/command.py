@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,9 +28,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from fyrehose.spark.jobs.archive import ArchiveState
+    from fyrehose.spark.jobs.tables import TableState
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: How a time may be written.
+_TIMES = ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S")
 #: Exit status of a job that found missing, duplicate or different records.
 FOUND = 3
 
@@ -147,6 +151,20 @@ def _monitored(where: str | None) -> Iterator[Callable[[ArchiveState], object] |
         metrics.stop()
 
 
+def _stopped() -> Callable[[], bool]:
+    """Return a function that says whether a signal asked for the end; a second one ends the process at once."""
+    signals: list[int] = []
+
+    def stop(number: int, frame: object) -> None:
+        if signals:
+            os._exit(128 + number)  # The current round is not committed; the next run repeats it.
+        signals.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    return lambda: bool(signals)
+
+
 @main.command(short_help="Archive a journal as Parquet files, exactly once.")
 @click.option("--follow", is_flag=True, help="Keep archiving new records until Ctrl-C.")
 @click.option("--every", type=DURATION, default="60s", show_default=True, help="Interval of rounds.")
@@ -200,20 +218,12 @@ def archive(
     from fyrehose.spark.jobs.archive import archive as run
     from fyrehose.spark.jobs.archive import check_free
 
-    signals: list[int] = []
-
-    def stop(number: int, frame: object) -> None:
-        if signals:
-            os._exit(128 + number)  # The current round is not committed; the next archive repeats it.
-        signals.append(number)
-
     began = time.monotonic()
     check_free(journal, lake, server)  # A Spark session takes seconds to start.
     with _monitored(metrics) as monitor:
         # No record passes through the JVM, so code that is compiled for speed would never pay.
         spark = _open(master, memory, "archive", quick=True) if engine == "spark" else None
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, stop)
+        stopped = _stopped()
         with showing.rounds_of(spark, f"archiving {journal}", round_bytes) as draw:
             done = run(
                 spark,
@@ -229,11 +239,84 @@ def archive(
                 accept_loss=accept_loss,
                 progress=lambda done, view: draw(done.position, view.mark),
                 monitor=monitor,
-                stop=lambda: bool(signals),
+                stop=stopped,
             )
     rows = [(done.rounds, done.rows, shown_size(done.size), done.position, done.gaps, time.monotonic() - began)]
     columns = ("rounds", "records", "Parquet", "position", "lost", "seconds")
     showing.table(f"archived {journal} into {lake}", columns, rows)
+
+
+@main.command(short_help="Fill typed tables from JSON events, exactly once.")
+@click.option("--follow", is_flag=True, help="Keep filling until Ctrl-C.")
+@click.option("--every", type=DURATION, default="10s", show_default=True, help="Interval of rounds.")
+@click.option("--round", "round_bytes", type=SIZE, default="256M", show_default=True, help="Size of a round.")
+@click.option(
+    "--optimize", "optimize_every", type=DURATION, default="1h", show_default=True, help="Merge files so often."
+)
+@click.option("--backfill", metavar="TABLE", help="Replace the rows between --start and --end.")
+@click.option("--start", type=click.DateTime(_TIMES), metavar="TIME", help="When the first was accepted.")
+@click.option("--end", type=click.DateTime(_TIMES), metavar="TIME", help="Behind the last one.")
+@click.option("--check", is_flag=True, help="Check CONFIG, and do nothing else.")
+@click.option(
+    "--engine", type=click.Choice(["spark", "local"]), default="spark", show_default=True, help="What writes."
+)
+@_spark
+@click.argument("config")
+def tables(
+    config: str,
+    follow: bool,
+    every: float,
+    round_bytes: int,
+    optimize_every: float,
+    backfill: str | None,
+    start: datetime | None,
+    end: datetime | None,
+    check: bool,
+    engine: str,
+    master: str | None,
+    memory: str,
+) -> None:
+    """Fill the typed tables of CONFIG, a TOML file; the next run resumes.
+
+    \b
+        fyrehose-spark tables examples/pipeline/filebeat.toml --follow
+    """
+    from fyrehose.spark.jobs.tables import fill_tables, opened
+    from fyrehose.spark.typed.config import read_config
+
+    if (backfill is None) != (start is None) or (backfill is None) != (end is None):
+        raise click.UsageError("--backfill TABLE, --start TIME and --end TIME belong together")
+    chosen = read_config(config)
+    if check:
+        names = [table.name for table in chosen.tables] + [each.name for each in chosen.aggregates]
+        showing.table(f"{config} is valid", ("table",), [(name,) for name in names])
+        return
+    spark = _open(master, memory, "tables", quick=True) if engine == "spark" else None
+    found: list[TableState]
+    if backfill is not None and start is not None and end is not None:
+        with bar(f"filling {backfill}"), opened(spark, chosen) as run:
+            found = [run.backfill(backfill, start.replace(tzinfo=UTC), end.replace(tzinfo=UTC))]
+    else:
+        with showing.rounds_of(spark, f"filling {chosen.output}", round_bytes) as draw:
+            found = fill_tables(
+                spark,
+                chosen,
+                follow=follow,
+                every=every,
+                round_bytes=round_bytes,
+                optimize_every=optimize_every,
+                progress=draw,
+                stop=_stopped(),
+            )
+    columns = ("table", "new rows", "rows", "rescued", "dropped", "quarantined", "duplicates", "not as expected")
+    showing.table(f"filled {chosen.output}", columns, [_state(each) for each in found])
+
+
+def _state(state: TableState) -> tuple[Any, ...]:
+    """Return a row of what a table has, over all runs."""
+    failed = [(name.partition("/")[2], n) for name, n in state.counts.items() if name.startswith("failed/") and n]
+    numbers = [state.counts.get(name) for name in ("rows", "rescued", "dropped", "quarantined", "duplicates")]
+    return state.name, state.rows, *numbers, ", ".join(f"{name} {n:,}" for name, n in sorted(failed)) or None
 
 
 @main.command(short_help="Count the records of each stream.")

@@ -1,12 +1,13 @@
-"""Read of the log of a Delta table what delta-rs does not tell: all application transactions, and what is damaged.
+"""Read of the log of a Delta table what delta-rs does not tell: all application transactions, changes, and damage.
 
-in: the store of a table      out: the version of every application, by its name; the name of a damaged file
+in: the store of a table      out: the version of every application, by its name; files that changed; a damaged file
 """
 
 from __future__ import annotations
 
 import json
 import re
+from urllib.parse import unquote
 
 from pyarrow import ArrowException, fs, parquet
 
@@ -36,6 +37,26 @@ def transactions(store: LakeStore) -> dict[str, int]:
             entry = _ENTRY.fullmatch(name)
             if entry is not None and int(entry[1]) > version:
                 found |= _transactions_of(_read(files, name))
+    return found
+
+
+def changes(store: LakeStore, since: int, until: int) -> list[str] | None:
+    """Return the files that the versions behind *since* added or removed with their rows; None: not all are known.
+
+    :raises JournalUnreachable: the object store cannot be reached
+    """
+    files, found = store.files(), []
+    with store.explained():
+        for version in range(since + 1, until + 1):
+            try:
+                entry = _read(files, f"{version:020}.json")
+            except FileNotFoundError:
+                return None
+            for line in entry.splitlines():
+                action = json.loads(line)
+                change = action.get("add") or action.get("remove")
+                if change is not None and change["dataChange"]:
+                    found.append(unquote(change["path"]))
     return found
 
 

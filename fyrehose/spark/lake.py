@@ -54,14 +54,17 @@ _SETTINGS = {
     _INTERVAL: "100",
     "delta.logRetentionDuration": "interval 1 days",
     "delta.deletedFileRetentionDuration": "interval 1 days",
-    "delta.dataSkippingStatsColumns": "server,stream,seq,time",
 }
 #: Name of a property of the table: the server's name, by the identity of its journal.
 _SERVER = "fyrehose.server."
 #: In the names of transactions, between a journal's identity and a stream.
 _END = ".end/"
+#: The beginning of the names of transactions that are numbers of their own.
+_COUNTED = "count/"
 #: The version of the protocol that readers need for columns with other names in files.
 _BY_COLUMN_MAPPING = 2
+#: Property of the table: the columns whose least and largest values the log has for each file.
+_MEASURED = "delta.dataSkippingStatsColumns"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: Features of a table that do not change what its files mean, or that are honoured here (vectors()).
 FEATURES = frozenset({"deletionVectors", "timestampNtz", "vacuumProtocolCheck"})
@@ -103,9 +106,15 @@ class Progress:
 
 @attrs.define(eq=False)
 class Lake:
-    """A lake in a directory, on this machine or on a shared file system, or in an object store."""
+    """A lake in a directory, on this machine or on a shared file system, or in an object store.
+
+    :ivar schema: the columns with which it is created; those of archived records, or of a typed table
+    :ivar measured: the columns whose statistics the log has
+    """
 
     store: LakeStore
+    schema: pa.Schema = SCHEMA
+    measured: Sequence[str] = ("server", "stream", "seq", "time")
     _table: DeltaTable | None = attrs.field(default=None, init=False)
     #: The table's version, and its files.
     _files: tuple[int, pa.Table] | None = attrs.field(default=None, init=False)
@@ -198,7 +207,7 @@ class Lake:
         if self.refresh() is None:
             if not self.store.remote:
                 self.store.directory.mkdir(parents=True, exist_ok=True)
-            schema = Schema.from_arrow(SCHEMA)
+            schema = Schema.from_arrow(self.schema)
             try:
                 with self.store.explained():
                     DeltaTable.create(
@@ -207,7 +216,7 @@ class Lake:
                         mode="ignore",
                         partition_by=[PARTITION],
                         name="fyrehose",
-                        configuration=_SETTINGS,
+                        configuration=_SETTINGS | {_MEASURED: ",".join(self.measured)},
                         storage_options=self.store.options,
                     )
             except DeltaError:
@@ -266,7 +275,7 @@ class Lake:
 
     def files(self, selection: Selection | None = None, server: str | None = None) -> list[File]:
         """Return the files that the log names and that may have records of the selection and the server."""
-        found = self._actions()
+        found = self.actions()
         if selection is not None:
             found = found.filter(_may_match(found, selection))
         if server is not None:
@@ -279,10 +288,10 @@ class Lake:
 
     def totals(self) -> tuple[int, int]:
         """Return the number of files that the log names, and their size in bytes."""
-        found = self._actions()
+        found = self.actions()
         return found.num_rows, compute.sum(found["size_bytes"]).as_py() or 0
 
-    def _actions(self) -> pa.Table:
+    def actions(self) -> pa.Table:
         """Return the files of the log and their statistics: one table, however many files there are."""
         if self.table is None:
             return pa.table({name: pa.array([], kind) for name, kind in _FILE.items()})
@@ -309,6 +318,28 @@ class Lake:
         prefix = _end_of(identity, "")
         found = {} if self.table is None else transactions(self.store)
         return {name.removeprefix(prefix): end for name, end in found.items() if name.startswith(prefix)}
+
+    def counted(self) -> dict[str, int]:
+        """Return the numbers that were committed with rounds, by name."""
+        found = {} if self.table is None else transactions(self.store)
+        return {name.removeprefix(_COUNTED): count for name, count in found.items() if name.startswith(_COUNTED)}
+
+    def add_columns(self, fields: Sequence[pa.Field]) -> None:
+        """Add columns to the table; the rows that it has are null there.
+
+        :raises JournalError: another program has changed the table
+        """
+        table = self.refresh()
+        assert table is not None
+        known = {field.name for field in table.schema().fields}
+        new = [field for field in Schema.from_arrow(pa.schema(fields)).fields if field.name not in known]
+        if new:
+            try:
+                with self.store.explained():
+                    table.alter.add_columns(new)
+            except CommitFailedError as error:
+                self._failed(error)
+            self.refresh()
 
     def streams(self) -> set[str]:
         """Return the names of the streams that were archived; all of their records may be deleted."""
@@ -341,22 +372,27 @@ class Lake:
         gaps: Sequence[Gap] = (),
         about: dict[str, Any] | None = None,
         ends: Mapping[str, int] | None = None,
+        *,
+        counts: Mapping[str, int] | None = None,
+        removed: Sequence[File] = (),
+        schema: pa.Schema | None = None,
     ) -> None:
         """Commit a round durably: its files, and how far the journal is in the lake then.
 
         :param before: the progress from which the round begins
         :param ends: the last number of each stream of the round
         :param about: shown in the history of the table
+        :param counts: numbers that become durable with the round, by name (:meth:`counted`)
+        :param removed: files whose rows the round replaces
+        :param schema: replaces that of the table; all files of the table are removed then
         :raises JournalLocked: another archive of the journal has committed in the meantime
         """
         if gaps:
             self._record(identity, after, gaps)
-        transactions = [
-            Transaction(identity.hex(), after.position),
-            Transaction(_chain_of(identity), -1 if after.chain is None else after.chain),
-            *(Transaction(_end_of(identity, stream), last) for stream, last in (ends or {}).items()),
-        ]
-        properties = CommitProperties(custom_metadata={"fyrehose": json.dumps(about)}, app_transactions=transactions)
+        properties = CommitProperties(
+            custom_metadata={"fyrehose": json.dumps(about)},
+            app_transactions=_transactions(identity, after, ends or {}, counts or {}),
+        )
         error: Exception | None = None
         for _ in range(_TRIES):
             table = self.refresh()
@@ -369,9 +405,9 @@ class Lake:
             try:
                 with self.store.explained():
                     table.create_write_transaction(
-                        list(files),
-                        "append",
-                        table.schema(),
+                        [*files, *(() if schema is not None else _removes(removed))],
+                        "append" if schema is None else "overwrite",
+                        table.schema() if schema is None else Schema.from_arrow(schema),
                         [PARTITION],
                         commit_properties=properties,
                         post_commithook_properties=_hooks(table),
@@ -398,15 +434,11 @@ class Lake:
         known = {file.path for file in self.files() if file.path not in deleted}
         if not known.issuperset(file.path for file in files):
             raise JournalError(f"the lake {self} could not be changed: another program changed the files, try again")
-        now, version = time.time_ns() // 1_000_000, table.version()
-        removed = [
-            RemoveAction(file.path, False, now, file.size, {PARTITION: file.path.rpartition(f"{PARTITION}=")[2][:10]})
-            for file in files
-        ]
+        version = table.version()
         try:
             with self.store.explained():
                 table.create_write_transaction(
-                    [*by, *removed],
+                    [*by, *_removes(files, data_change=False)],
                     "append",
                     table.schema(),
                     [PARTITION],
@@ -421,7 +453,7 @@ class Lake:
         table = self.refresh()
         if table is None or self.progress(identity) != after:
             return False
-        known = self._actions()["path"]
+        known = self.actions()["path"]
         return bool(compute.all(compute.is_in(pa.array([file.path for file in files], pa.string()), known)).as_py())
 
     @contextmanager
@@ -500,9 +532,30 @@ class Lake:
 _RESTORE = "put it back from a copy, or archive into a new lake"
 
 
+def _removes(files: Sequence[File], data_change: bool = True) -> list[RemoveAction]:
+    now = time.time_ns() // 1_000_000
+    days = [file.path.rpartition(f"{PARTITION}=")[2][:10] for file in files]
+    return [
+        RemoveAction(file.path, data_change, now, file.size, {PARTITION: day})
+        for file, day in zip(files, days, strict=True)
+    ]
+
+
 def host_of(journal: str) -> str:
     """Return the name of the host that has a journal, which is a path or a URL."""
     return (urlsplit(journal).hostname if "://" in journal else None) or gethostname()
+
+
+def _transactions(
+    identity: bytes, after: Progress, ends: Mapping[str, int], counts: Mapping[str, int]
+) -> list[Transaction]:
+    """Return what a commit says about a journal: its progress, the ends of its streams, and counts."""
+    return [
+        Transaction(identity.hex(), after.position),
+        Transaction(_chain_of(identity), -1 if after.chain is None else after.chain),
+        *(Transaction(_end_of(identity, stream), last) for stream, last in ends.items()),
+        *(Transaction(_COUNTED + name, number) for name, number in counts.items()),
+    ]
 
 
 def _chain_of(identity: bytes) -> str:

@@ -35,6 +35,10 @@ SMALL = 1 << 12
 #: Columns of a file, without the day, which is in the name of its directory.
 SCHEMA = pa.schema([pa.field("server", ENCODED), *arrow_schema(tuple(COLUMNS), encoded=True)])
 STRINGS = [field.name for field in SCHEMA if field.type == ENCODED]
+#: Numbers and times, whose differences are small where records follow on each other.
+_RISING = ["seq", "time", "producer_seq", "event_time"]
+#: Compression takes time for each row group, and makes no difference to columns that their encoding makes small.
+_COMPRESSION = dict.fromkeys(SCHEMA.names, "none") | dict.fromkeys(("producer", "topic", "event_id", "payload"), "zstd")
 #: Statistics help to skip; those of payloads would only make files larger.
 _MEASURED = ["server", "stream", "seq", "time", "source", "topic", "event_time"]
 
@@ -96,9 +100,9 @@ class LakeFile:
         self._writer = parquet.ParquetWriter(
             self._file,
             SCHEMA,
-            compression="zstd",
+            compression=_COMPRESSION,
             use_dictionary=STRINGS,
-            column_encoding={"seq": "DELTA_BINARY_PACKED", "time": "DELTA_BINARY_PACKED"},
+            column_encoding=dict.fromkeys(_RISING, "DELTA_BINARY_PACKED"),
             write_statistics=_MEASURED,
             write_page_checksum=True,
             store_schema=False,
@@ -114,22 +118,25 @@ class LakeFile:
 
     def write(self, records: pa.Table) -> None:
         """Add a row group."""
-        self._measure(records)
         columns = [
             _compacted(column) if field.type == ENCODED else column
             for field, column in zip(SCHEMA, records.itercolumns(), strict=True)
         ]
-        self._writer.write_table(pa.Table.from_arrays(columns, schema=SCHEMA), row_group_size=records.num_rows)
-        self.rows += records.num_rows
+        group = pa.Table.from_arrays(columns, schema=SCHEMA)
+        self._measure(group)
+        self._writer.write_table(group, row_group_size=group.num_rows)
+        self.rows += group.num_rows
         self.size = self._file.tell()
 
-    def _measure(self, records: pa.Table) -> None:
+    def _measure(self, group: pa.Table) -> None:
         for name in ("server", "stream", "seq", "time"):
-            column = records[name]
-            # Statistics of dictionaries are not computed by Arrow; those of their values are.
-            values = column.unique() if SCHEMA.field(name).type == ENCODED else column
-            found = compute.min_max(values.dictionary_decode() if values is not column else values)
-            least, most = found["min"].as_py(), found["max"].as_py()
+            column = group[name]
+            if SCHEMA.field(name).type == ENCODED:  # All values of the dictionary occur.
+                values = column.chunk(0).dictionary.to_pylist()
+                least, most = min(values), max(values)
+            else:
+                found = compute.min_max(column)
+                least, most = found["min"].as_py(), found["max"].as_py()
             self._least[name] = min(self._least.get(name, least), least)
             self._most[name] = max(self._most.get(name, most), most)
 
@@ -159,8 +166,9 @@ def _shown(value: Any) -> Any:
 
 def _compacted(column: pa.ChunkedArray) -> pa.Array:
     """Return a column whose dictionary has only the values that occur, because a row group stores all of them."""
-    whole = column.unify_dictionaries().combine_chunks()
-    found = whole if isinstance(whole, pa.DictionaryArray) else whole.chunk(0)
+    if column.num_chunks > 1:
+        column = column.unify_dictionaries().combine_chunks()
+    found = column if isinstance(column, pa.DictionaryArray) else column.chunk(0)
     values = found.dictionary
     if len(values) <= 1:
         return found

@@ -1,7 +1,7 @@
 """Keep freed memory in the process for the next part of a journal, instead of returning it to the system.
 
 glibc asks the system for each large buffer, and returns it when it is freed.  The system then has to clear all pages
-again for the next part, which takes a fifth of the CPU time of a round.
+again for the next part, which takes a fifth of the CPU time of a round.  PyArrow allocates by glibc then, too.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+
+import pyarrow as pa
 
 #: Parameters of glibc's ``mallopt``.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
@@ -23,10 +25,13 @@ _DEFAULT_TRIM_THRESHOLD, _DEFAULT_MMAP_MAX = 128 << 10, 65536
 @contextmanager
 def kept() -> Iterator[None]:
     """Keep freed memory until the context ends, and return it to the system then."""
+    pool = pa.default_memory_pool()
+    pa.set_memory_pool(pa.system_memory_pool())
     _limit(_KEPT, 0)
     try:
         yield
     finally:
+        pa.set_memory_pool(pool)
         _limit(_DEFAULT_TRIM_THRESHOLD, _DEFAULT_MMAP_MAX)
         if (libc := _glibc()) is not None:
             libc.malloc_trim(0)
@@ -50,6 +55,7 @@ def prepare_worker() -> None:
 
     Spark also collects garbage after each task, for which Python would look at every object of all imported modules.
     """
+    pa.set_memory_pool(pa.system_memory_pool())
     _limit(_KEPT, 0)
     gc.freeze()
 

@@ -150,7 +150,8 @@ class Planner:
         """Return parts with only the batches that contain ``streams``, and the streams' numbers before and in them."""
         ranges: list[tuple[int, int]] = []
         # A batch may be longer than the spacing of the index: then its range ends where another batch begins.
-        begins = [*(position for position, _ in _index_boundaries(index)), extent.end]
+        whole = self.selection == Selection()  # Then every batch is read, and nobody has to ask which.
+        begins = [] if whole else [*(position for position, _ in _index_boundaries(index)), extent.end]
         known: dict[str, int] = {}
         pairs_of: dict[str, list[tuple[int, int]]] = {}
         for stream in streams:
@@ -163,6 +164,8 @@ class Planner:
             if last < first_wanted or before >= last_wanted:
                 continue
             known[stream] = before
+            if whole:
+                continue
             pairs = index.pairs(stream)
             pairs_of[stream] = pairs
             for i, (first_seq, position) in enumerate(pairs):
@@ -173,7 +176,7 @@ class Planner:
                     ranges.append((position, begins[at] if begins[at - 1] == position else stop))
         merged = _merged(ranges)
         begin = extent.base + fmt.SEGMENT_HEADER.size
-        if sum(stop - first for first, stop in merged) > _WORTH_IT * (extent.end - begin):
+        if whole or sum(stop - first for first, stop in merged) > _WORTH_IT * (extent.end - begin):
             return self._cut(extent, begin, extent.end, _index_boundaries(index), known)
         return [
             Part(

@@ -198,6 +198,6 @@ def parse_place(text: str) -> tuple[str, int]:
     :raises ConfigError: the text is not ``HOST:PORT``
     """
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigError(f"invalid address {text!r}: expected HOST:PORT of a Figg listener, such as 127.0.0.1:8119")
     return host.strip("[]"), int(port)

@@ -1,16 +1,20 @@
 """The sink ``fyrehose``: ``df.write.format("fyrehose")`` and ``df.writeStream.format("fyrehose")``.
 
-    to        HOST:PORT of a server's Figg listener
-    stream    stream to publish to; by default, the column ``stream`` of each row
-    rate      most rows a second, for each task
+    to           HOST:PORT of a server's Figg listener; with exactlyOnce http://HOST:PORT of its HTTP listener
+    stream       stream to publish to; by default, the column ``stream`` of each row
+    rate         most rows a second, for each task
+    exactlyOnce  ``true``: a task that runs again publishes nothing twice (spark/keyed.py)
+    id           with exactlyOnce in a batch job: identifies the job, also when it is run again
+    tokenFile    with exactlyOnce: a file with a token, if the server's access policy requires one
 
 The column ``payload`` (binary or string) is published.  A task ends when the server has acknowledged all of its rows,
-so a committed job or micro-batch is durable.  Delivery is at least once: a task that runs again publishes again, with
-the same numbers, so that ``dedup`` finds the duplicates.
+so a committed job or micro-batch is durable.  Without exactlyOnce, delivery is at least once: a task that runs again
+publishes again, with the same numbers, so that ``dedup`` finds the duplicates.
 """
 
 from __future__ import annotations
 
+import re
 import uuid
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,14 +28,21 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 
 from fyrehose.errors import ConfigError, PublishError
 from fyrehose.options import suggestion
+from fyrehose.spark.keyed import KeyedPublisher, parse_url
 from fyrehose.spark.publisher import SparkPublisher, parse_place
+from fyrehose.web.tokens import read_token
 
 #: Layout of a message's number: 20 bits for the job or micro-batch, 16 for the partition, 27 for the row.
 _PARTITION, _ROW = 16, 27
 
 
 #: The options of the sink, and those that Spark passes to every sink.
-OPTIONS = ("to", "stream", "rate", "path", "checkpointLocation", "queryName")
+OPTIONS = (
+    *("to", "stream", "rate", "exactlyOnce", "id", "tokenFile"),
+    *("path", "checkpointLocation", "queryName"),
+)
+#: What identifies a batch job is a part of keys.
+_ID = re.compile(r"[A-Za-z0-9._:@+=-]{1,128}")
 
 
 def refuse_unknown(options: Mapping[str, str], known: Sequence[str], what: str) -> None:
@@ -48,21 +59,26 @@ def refuse_unknown(options: Mapping[str, str], known: Sequence[str], what: str) 
 
 @attrs.frozen
 class SinkTarget:
-    """Parsed options of the sink."""
+    """Parsed options of the sink.
 
-    host: str
-    port: int
+    :ivar to: (host, port) of a Figg listener, or the URL of an HTTP listener for exactly once
+    :ivar job: the id of a batch job that publishes exactly once
+    """
+
+    to: tuple[str, int] | str
     stream: str | None
     rate: float
+    job: str | None = None
+    token: str | None = attrs.field(default=None, repr=False)
 
     @classmethod
-    def of(cls, options: Mapping[str, str], schema: StructType) -> SinkTarget:
+    def of(cls, options: Mapping[str, str], schema: StructType, *, streaming: bool = False) -> SinkTarget:
         """Parse the options, and check the columns of the rows.
 
+        :param streaming: the rows are those of micro-batches
         :raises ConfigError: an option is invalid, or a column is missing
         """
         refuse_unknown(options, OPTIONS, "sink")
-        host, port = parse_place(options.get("to", ""))
         types = {field.name: field.dataType for field in schema.fields}
         if not isinstance(types.get("payload"), BinaryType | StringType):
             raise ConfigError("no column payload of type binary or string; select one under this name")
@@ -75,7 +91,56 @@ class SinkTarget:
             rate = -1.0
         if not 0 <= rate < inf:
             raise ConfigError(f"invalid option rate {options['rate']!r}: expected rows a second, or 0 for no limit")
-        return cls(host, port, stream, rate)
+        if not _exactly_once(options):
+            return cls(parse_place(options.get("to", "")), stream, rate)
+        url, token = parse_url(options.get("to", "")), read_token(options.get("tokenFile", ""), "the token file")
+        return cls(url, stream, rate, _job(options, streaming), token)
+
+    def publisher(self, key: str, run: int, partition: int) -> SparkPublisher | KeyedPublisher:
+        """Return the publisher of a task.
+
+        :param key: identifies the job or the micro-batch for ever
+        :param run: its number, for publishers without keys
+        """
+        if isinstance(self.to, str):
+            return KeyedPublisher(self.to, f"spark/{key}/{partition}", self.token, self.rate)
+        host, port = self.to
+        return SparkPublisher(host, port, first_number(run, partition), self.rate)
+
+
+def _exactly_once(options: Mapping[str, str]) -> bool:
+    """Return whether each row is to be published once.
+
+    :raises ConfigError: an option is invalid, or needs exactlyOnce
+    """
+    value = options.get("exactlyOnce", "false").lower()
+    if value not in ("true", "false"):
+        raise ConfigError(f"invalid option exactlyOnce {options['exactlyOnce']!r}: expected true or false")
+    if value == "false":
+        for name in ("id", "tokenFile"):
+            if name in options:
+                raise ConfigError(f"the option {name} needs exactlyOnce: add .option('exactlyOnce', 'true')")
+    return value == "true"
+
+
+def _job(options: Mapping[str, str], streaming: bool) -> str | None:
+    """Return the id of a batch job; None for a stream, whose query has one.
+
+    :raises ConfigError: the id is missing or invalid, or the rows are a stream's
+    """
+    job = options.get("id")
+    if streaming:
+        if job is not None:
+            raise ConfigError("the option id is for batch jobs; a stream is identified by its checkpoint")
+        return None
+    if job is None:
+        raise ConfigError(
+            "exactlyOnce needs an id, by which a batch job is known when it runs again: .option('id', "
+            "'orders-2026-01-31'); give each job another one"
+        )
+    if not _ID.fullmatch(job):
+        raise ConfigError(f"invalid option id {job[:80]!r}: expected 1 to 128 letters, digits, or any of ._:@+=-")
+    return job
 
 
 @attrs.frozen
@@ -93,7 +158,7 @@ class BatchWriter(DataSourceArrowWriter):
         self.run = uuid.uuid4().int  # Identifies the job; a task that runs again has the same one.
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return published(self.target, self.run, iterator)
+        return published(self.target, f"batch/{self.target.job}", self.run, iterator)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -105,21 +170,22 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
         assert context is not None, "Spark calls this in a task"
-        # A micro-batch that runs again after a crash has the same rows, and gets the same numbers.
+        # A micro-batch that runs again after a crash has the same rows, and gets the same numbers and keys.
         names = "sql.streaming.queryId", "streaming.sql.batchId"
-        batch = " ".join(context.getLocalProperty(name) or "" for name in names)
-        return published(self.target, zlib.crc32(batch.encode()), iterator)
+        query, batch = (context.getLocalProperty(name) or "" for name in names)
+        if not (query and batch):
+            raise PublishError("Spark does not say which query and micro-batch a task belongs to; use another version")
+        return published(self.target, f"{query}/{batch}", zlib.crc32(f"{query} {batch}".encode()), iterator)
 
 
-def published(target: SinkTarget, run: int, batches: Iterator[pa.RecordBatch]) -> PublishedRows:
+def published(target: SinkTarget, key: str, run: int, batches: Iterator[pa.RecordBatch]) -> PublishedRows:
     """Publish the rows of a task, and return when all are acknowledged.
 
-    :param run: identifies the job or the micro-batch
+    :param key, run: identify the job or the micro-batch
     :raises PublishError: the server cannot be reached or refuses, or a payload is null
     """
     context = TaskContext.get()
-    partition = context.partitionId() if context is not None else 0
-    publisher = SparkPublisher(target.host, target.port, first_number(run, partition), target.rate)
+    publisher = target.publisher(key, run, context.partitionId() if context is not None else 0)
     rows = 0
     try:
         for batch in batches:

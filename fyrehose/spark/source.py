@@ -155,7 +155,7 @@ class FyrehoseDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         _refuse_overwrite(overwrite)
-        return StreamWriter(SinkTarget.of(self.options, schema))
+        return StreamWriter(SinkTarget.of(self.options, schema, streaming=True))
 
 
 class PartPartition(InputPartition):

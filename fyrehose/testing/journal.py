@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import attrs
 from twisted.internet.defer import Deferred, fail, succeed
@@ -57,6 +57,8 @@ class MemoryJournal:
     stream_age: Callable[[str], float] = lambda stream: 0
     leader: str | None = attrs.field(default=None, kw_only=True)
     refusal: str = attrs.field(default="", init=False)
+    leads_alone: bool = attrs.field(default=True, init=False)
+    early: bool = attrs.field(default=False, init=False)
     meters: JournalMeters = attrs.field(factory=JournalMeters, init=False)
     state: JournalState = attrs.field(default=JournalState.CLOSED, init=False)
     floor: int = attrs.field(default=0, init=False)
@@ -183,6 +185,11 @@ class MemoryJournal:
             if count < len(part) or max_bytes <= 0:
                 break
         return tuple(found)
+
+    def latest(self, size: int) -> Iterator[Run]:
+        """Yield all runs, stream by stream."""
+        for runs in self._runs.values():
+            yield from runs
 
     @property
     def caught_up(self) -> bool:

@@ -21,7 +21,7 @@ EVERY = "*"
 MAX_AGE = 600
 #: Methods that do not change anything.
 READING = ("GET", "HEAD")
-METHODS = ("GET", "HEAD", "POST", "DELETE")
+METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
 #: Headers of requests that a page may set.
 ALLOWED = ("Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID")
 #: Headers of answers that a page may read.

@@ -193,7 +193,7 @@ def test_metrics_of_shared_subscriptions(watched: Any) -> None:
     sharing = watched.broker.named.sharing
     shared = sharing.create("work", ShareOptions(stream="s"), 1).result
     leased = sharing.lease(shared, "w", None, 2, 0).result[0].leases[0]
-    sharing.act(shared, [Item("reject", leased.seq, leased.token)], "w")
+    sharing.act(shared, [Item("reject", leased.first, leased.first, leased.token)], "w")
     samples = scraped(watched.status)
     assert labelled(samples, "fyrehose_subscriptions") == {(): 1}
     for name, value in (("in_flight", 1), ("dead_total", 1), ("settled_total", 0), ("lag_messages", 1)):

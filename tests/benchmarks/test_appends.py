@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.makers import LoadFailed, Makers
-from benchmarks.plans import Plan
+from fyrehose.bench.makers import LoadFailed, Makers
+from fyrehose.bench.plans import Plan
 
 
 def plan(directory: Path, size: int = 64 << 10) -> Plan:
@@ -17,7 +17,7 @@ def plan(directory: Path, size: int = 64 << 10) -> Plan:
 
 @pytest.mark.slow
 def test_every_batch_becomes_durable(tmp_path: Path) -> None:
-    with Makers([plan(tmp_path)]) as makers:
+    with Makers([plan(tmp_path)], "benchmarks.maker") as makers:
         (outcome,) = makers.run()
         assert outcome.acknowledged == 20
         assert outcome.ended > outcome.began
@@ -28,5 +28,8 @@ def test_every_batch_becomes_durable(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_failure_of_the_journal_is_reported(tmp_path: Path) -> None:
     tmp_path.joinpath("s").write_bytes(b"in the way")
-    with pytest.raises(LoadFailed, match="cannot use the journal's directory"), Makers([plan(tmp_path)]) as makers:
+    with (
+        pytest.raises(LoadFailed, match="cannot use the journal's directory"),
+        Makers([plan(tmp_path)], "benchmarks.maker") as makers,
+    ):
         makers.run()

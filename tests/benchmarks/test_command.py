@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks import command, runner
-from benchmarks.cases import CASES
 from benchmarks.command import (
     NoSuchCase,
     Report,
@@ -20,8 +19,9 @@ from benchmarks.command import (
     show,
     show_list,
 )
-from benchmarks.results import Measured
-from benchmarks.servers import CannotStart
+from fyrehose.bench.cases import CASES
+from fyrehose.bench.results import Measurement
+from fyrehose.bench.servers import CannotStart
 
 
 def test_all_cases_run_without_patterns() -> None:
@@ -62,13 +62,13 @@ def test_report_describes_machine_disk_and_load(tmp_path: Path) -> None:
 
 
 def test_results_are_kept_when_a_later_case_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    answers: list[list[Measured] | BaseException] = [
+    answers: list[list[Measurement] | BaseException] = [
         CannotStart("it is gone"),
-        [Measured(case="figg/live/4", contestant="fyrehose", samples=[{"micros": 1.0}])],
+        [Measurement(case="figg/live/4", contestant="fyrehose", samples=[{"micros": 1.0}])],
         KeyboardInterrupt(),
     ]
 
-    def run(*_: object) -> list[Measured]:
+    def run(*_: object) -> list[Measurement]:
         answer = answers.pop(0)
         if isinstance(answer, BaseException):
             raise answer
@@ -85,7 +85,7 @@ def test_several_runs_are_shown_as_one() -> None:
     old, new = (
         Report(
             machine={"load": load},
-            measured=[Measured(case=case, contestant="fyrehose", samples=[{"micros": micros}]) for case in cases],
+            measured=[Measurement(case=case, contestant="fyrehose", samples=[{"micros": micros}]) for case in cases],
             failed=[],
         )
         for load, cases, micros in (("1", ("start/empty", "figg/publish"), 1.0), ("2", ("figg/publish",), 2.0))
@@ -96,7 +96,7 @@ def test_several_runs_are_shown_as_one() -> None:
 
 
 def test_a_report_is_kept_and_shown_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    measured = [Measured(case="start/empty", contestant="fyrehose", samples=[{"seconds": 0.5}])]
+    measured = [Measurement(case="start/empty", contestant="fyrehose", samples=[{"seconds": 0.5}])]
     report = Report(machine={"load average before": "1.00"}, measured=measured, failed=["x: [it] broke"])
     assert Report.loads(report.dumps()) == report
     show(report)

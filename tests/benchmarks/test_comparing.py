@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from benchmarks.comparing import compared
-from benchmarks.results import Measured, Results
+from fyrehose.bench.results import Measurement, Results
 
 
 def run(case: str = "figg/publish", contestant: str = "fyrehose", **figures: tuple[float, ...]) -> Results:
     rounds = [dict(zip(figures, values, strict=True)) for values in zip(*figures.values(), strict=True)]
-    return Results([Measured(case=case, contestant=contestant, samples=rounds)])
+    return Results([Measurement(case=case, contestant=contestant, samples=rounds)])
 
 
 def test_a_figure_has_changed_if_the_ranges_do_not_overlap() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from benchmarks.disk import AROUND, Disk
-from benchmarks.plans import Plan
+from benchmarks.disk import Disk
+from fyrehose.bench.disk import AROUND
+from fyrehose.bench.plans import Plan
 
 
 def test_each_message_is_written_and_timed(tmp_path: Path) -> None:

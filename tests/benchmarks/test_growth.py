@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.cases import CASES
 from benchmarks.growth import DIMENSIONS, fitted, growths
-from benchmarks.results import Measured, Results
+from fyrehose.bench.cases import CASES
+from fyrehose.bench.results import Measurement, Results
 
 
-def measured(name: str, number: int, *micros: float) -> Measured:
+def measured(name: str, number: int, *micros: float) -> Measurement:
     samples = [{"micros": each} for each in micros]
-    return Measured(case=f"growth/{name}/{number}", contestant="fyrehose", samples=samples)
+    return Measurement(case=f"growth/{name}/{number}", contestant="fyrehose", samples=samples)
 
 
 @pytest.mark.parametrize(

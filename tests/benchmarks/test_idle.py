@@ -6,13 +6,13 @@ import attrs
 import pytest
 
 from benchmarks import idle
-from benchmarks.cases import Case, Work
 from benchmarks.idle import measure
-from benchmarks.servers import FYREHOSE, CannotStart
+from fyrehose.bench.cases import Case, CaseWork
+from fyrehose.bench.servers import FYREHOSE, CannotStart
 
 
 def test_descriptor_limit_that_is_too_low_is_reported(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    case = Case(name="x/idle", protocol="figg", work=Work.IDLE, messages=1 << 40)
+    case = Case(name="x/idle", protocol="figg", work=CaseWork.IDLE, messages=1 << 40)
     with pytest.raises(CannotStart, match="descriptors"):
         measure(case, FYREHOSE, tmp_path, 1, "batch", print)
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from benchmarks.__main__ import main, run
 from benchmarks.command import Report
-from benchmarks.results import Measured
+from fyrehose.bench.results import Measurement
 from fyrehose.errors import MissingExtra
 
 
@@ -31,7 +31,7 @@ def test_an_unknown_case_is_an_error_in_one_line(
 
 
 def saved(tmp_path: Path, name: str, *micros: float) -> str:
-    one = Measured(case="figg/publish", contestant="fyrehose", samples=[{"micros": each} for each in micros])
+    one = Measurement(case="figg/publish", contestant="fyrehose", samples=[{"micros": each} for each in micros])
     path = tmp_path / name
     path.write_text(Report(machine={"Python": name}, measured=[one], failed=[]).dumps(), encoding="utf-8")
     return str(path)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import peers
-from benchmarks.servers import CannotStart
+from fyrehose.bench.servers import CannotStart
 
 
 def program(directory: Path, name: str, says: str) -> Path:

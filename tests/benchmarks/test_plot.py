@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.peers import PEERS
 from benchmarks.plot import COLOURS, WORK, draw
-from benchmarks.results import Measured, Results
-from benchmarks.servers import OURS
+from fyrehose.bench.results import Measurement, Results
+from fyrehose.bench.servers import OURS
 
 LATENCY = {"acknowledged.50": 0.001, "acknowledged.99": 0.01}
 
@@ -21,12 +21,12 @@ def test_everybody_has_a_colour() -> None:
 @pytest.mark.slow
 def test_plot_shows_the_measured_contestants(tmp_path: Path) -> None:
     measured = [
-        Measured(case=case, contestant=name, samples=[{"micros": 2.0, **LATENCY}])
+        Measurement(case=case, contestant=name, samples=[{"micros": 2.0, **LATENCY}])
         for case in [*list(WORK)[1:], "figg/latency/5k"]
         for name in ("fyrehose", "redis-always")
     ]
     for number in (1, 10):
-        more = Measured(case=f"growth/streams/{number}", contestant="fyrehose", samples=[{"micros": 2.0 * number}])
+        more = Measurement(case=f"growth/streams/{number}", contestant="fyrehose", samples=[{"micros": 2.0 * number}])
         measured.append(more)
     for name, results in (("full.svg", Results(measured)), ("empty.svg", Results([]))):
         draw(results, tmp_path / name, "a machine")

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import loads, runner
-from benchmarks.cases import Case
-from benchmarks.servers import CannotStart, Contestant, Durable, Running
+from benchmarks import runner
+from fyrehose.bench import loads
+from fyrehose.bench.cases import Case
+from fyrehose.bench.servers import CannotStart, Contestant, Durable, Running
 
 
 def contestant(name: str, started: list[str], fails: bool = False) -> Contestant:

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from benchmarks.starts import ENDS, accepted
-from benchmarks.wires.base import Wrong
+from fyrehose.bench.wires.base import Wrong
 from fyrehose.protocols.figg.frames import Ack, Publish
 
 

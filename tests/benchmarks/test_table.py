@@ -6,22 +6,22 @@ import pytest
 from rich.console import Console
 
 from benchmarks.peers import PEERS
-from benchmarks.results import Measured, Results, Spread
-from benchmarks.servers import OURS
 from benchmarks.table import markdown, ours_like, short, spread, tables
+from fyrehose.bench.results import Measurement, Results, Spread
+from fyrehose.bench.servers import OURS
 
 DURABLE = {name: one.durable for name, one in {**OURS, **PEERS}.items()}
 
 
-def load(contestant: str, micros: float, **more: float) -> Measured:
+def load(contestant: str, micros: float, **more: float) -> Measurement:
     sample = {
         "rate": 250_000.0, "micros": micros, "user": micros / 2, "system": micros / 2, "maker": 0.1, "busy": 0.5,
         "lost": 7.0, "peak": 50 * 2**20,
     }  # fmt: skip
-    return Measured(case="figg/live/1", contestant=contestant, samples=[sample | more])
+    return Measurement(case="figg/live/1", contestant=contestant, samples=[sample | more])
 
 
-def lines(*measured: Measured) -> list[str]:
+def lines(*measured: Measurement) -> list[str]:
     console = Console(width=200)
     with console.capture() as shown:
         for table in tables(Results(measured), DURABLE):
@@ -73,15 +73,15 @@ def test_latencies_have_a_table_of_their_own() -> None:
 
 
 def test_each_kind_of_case_shows_its_own_figure() -> None:
-    start = Measured(case="start/empty", contestant="fyrehose", samples=[{"seconds": 0.5}, {"seconds": 0.7}])
-    idle = Measured(case="figg/idle", contestant="fyrehose", samples=[{"each": 2048.0}])
+    start = Measurement(case="start/empty", contestant="fyrehose", samples=[{"seconds": 0.5}, {"seconds": 0.7}])
+    idle = Measurement(case="figg/idle", contestant="fyrehose", samples=[{"each": 2048.0}])
     found = lines(start, idle)
     assert any(line.startswith("start/empty") and line.endswith("0.6 (0.5-0.7)") for line in found)
     assert any(line.startswith("figg/idle") and line.endswith(" 2") for line in found)
 
 
 def test_tables_are_there_for_pages_too() -> None:
-    start = Measured(case="start/empty", contestant="fyrehose", samples=[{"seconds": 0.5}])
+    start = Measurement(case="start/empty", contestant="fyrehose", samples=[{"seconds": 0.5}])
     (table,) = tables(Results([start]), DURABLE)
     assert markdown(table).splitlines() == [
         "**The rest**",

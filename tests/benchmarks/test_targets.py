@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.cases import CASES
 from benchmarks.peers import PEERS
-from benchmarks.results import Measured, Results
-from benchmarks.servers import OURS
 from benchmarks.targets import LIMITS, PAIRS, TARGETS
+from fyrehose.bench.cases import CASES
+from fyrehose.bench.results import Measurement, Results
+from fyrehose.bench.servers import OURS
 
 
-def one(case: str, contestant: str = "fyrehose", **figures: float) -> Measured:
-    return Measured(
+def one(case: str, contestant: str = "fyrehose", **figures: float) -> Measurement:
+    return Measurement(
         case=case, contestant=contestant, samples=[{name.replace("_", "."): value for name, value in figures.items()}]
     )
 
 
-def found(name: str, *measured: Measured) -> tuple[float | None, bool | None]:
+def found(name: str, *measured: Measurement) -> tuple[float | None, bool | None]:
     (target,) = [target for target in TARGETS if target.name == name]
     value = target.value(Results(measured))
     return value, None if value is None else target.met(value)

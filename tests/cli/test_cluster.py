@@ -67,6 +67,21 @@ def test_without_a_leader_the_status_is_1(monkeypatch: pytest.MonkeyPatch, serve
     assert run("leader", *NATS).exit_code == 1
 
 
+def test_a_leader_that_refuses_messages_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    hear(monkeypatch, Survey([{**LEADER, "refusal": "its disk is full"}, FOLLOWER], LOG))
+    ended = run("status", *NATS)
+    assert ended.exit_code == 1
+    assert "server a leads, and refuses messages: its disk is full" in ended.output
+
+
+def test_status_lists_servers_that_only_the_leader_has_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    hear(monkeypatch, Survey([{**LEADER, "refusal": "", "silent": {"b": 0.1, "c\n": 67.2}}, FOLLOWER], LOG))
+    ended = run("status", *NATS)
+    assert ended.exit_code == 0
+    (line,) = [line for line in ended.output.splitlines() if "silent" in line]
+    assert line.split() == ["c?", "silent", "for", "67", "s"]
+
+
 def test_leader_prints_its_address_or_its_name(asked: list[ReplicationSettings]) -> None:
     assert run("leader", *NATS).output == "10.0.0.1:8117\n"
     assert run("leader", *NATS, "--name").output == "a\n"

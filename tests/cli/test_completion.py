@@ -6,10 +6,11 @@ import shutil
 import subprocess
 
 import pytest
+from click.shell_completion import CompletionItem
 from click.testing import CliRunner
 
 from fyrehose.cli import main
-from fyrehose.cli.completion import SHELLS
+from fyrehose.cli.completion import SHELLS, LineComplete
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -30,6 +31,50 @@ def test_another_shell_is_none() -> None:
     result = CliRunner().invoke(main, ["completion", "tcsh"], prog_name="fyrehose")
     assert result.exit_code == 2
     assert "'bash', 'zsh', 'fish'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("fyrehose subscriptions --form", "plain,--format\n"),
+        ("fyrehose subscriptions cr", "plain,create\n"),
+        ("fyrehose tail --format=te", "plain,text\n"),  # readline replaces what follows the equals sign
+        ("fyrehose tail --format 'te", "plain,text\n"),
+        ("fyrehose tail --format ", "plain,text\nplain,json\nplain,raw\n"),
+        ("fyrehose journal verify ", "dir,\n"),
+        ("fyrehose tail --tls ", "file,\n"),
+    ],
+)
+def test_line_is_completed_for_bash(line: str, found: str) -> None:
+    environment = {"_FYREHOSE_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_BREAKS": " =:"}
+    result = CliRunner().invoke(main, [], prog_name="fyrehose", env=environment)
+    assert result.output == found
+
+
+@pytest.mark.parametrize(
+    ("line", "value", "written"),
+    [
+        ("x ", "a b", "a\\ b"),
+        ("x ", "$(run)", "\\$\\(run\\)"),
+        ("x ", "it's;#~*", "it\\'s\\;\\#\\~\\*"),
+        ("x 'a", "a b", "a b"),
+        ("x 'i", "it's", None),
+        ('x "a', "a b", "a b"),
+        ('x "$', "$(run)", None),
+        ("x a:b", "a:bc", "bc"),
+        ("x --to=a:b", "a:bc", "bc"),
+        ("x 'a:b", "a:bc", "a:bc"),
+    ],
+)
+def test_values_are_quoted_for_bash(
+    line: str, value: str, written: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_BREAKS", " =:")
+    complete = LineComplete(main, {}, "x", "_X_COMPLETE")
+    complete.get_completion_args()
+    said = complete.format_completion(CompletionItem(value))
+    assert said == ("none," if written is None else f"plain,{written}")
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,12 @@ BOUNDARIES = {
         "tests/protocols/lumberjack/test_server.py::test_idle_connection_is_closed_without_a_log_line"
     ),
     "lumberjack.max_frame": "tests/conformance/test_lumberjack_limits.py::test_a_frame_may_be_as_large_as_the_limit",
+    "lumberjack.resent_age": (
+        "tests/protocols/lumberjack/test_resent.py::test_lost_events_are_remembered_for_ten_minutes"
+    ),
+    "lumberjack.resent_events": (
+        "tests/protocols/lumberjack/test_resent.py::test_as_many_events_are_remembered_as_the_limit_says"
+    ),
     "lumberjack.topic_search": (
         "tests/conformance/test_lumberjack_limits.py::test_a_topic_is_looked_for_in_as_many_bytes_as_the_limit"
     ),

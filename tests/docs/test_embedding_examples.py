@@ -38,7 +38,7 @@ EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 PAGE = EXAMPLES.parent.joinpath("embedding.md").read_text(encoding="utf-8")
 #: Names that a program of the page takes from the one before it, or that stand for the reader's own.
 GIVEN = {"reactor", "application", "journal", "port", "chunks", "after", "addresses"}
-GIVEN |= {"self", "fyrehose", "Shop", "LastMessages", "make_service"}
+GIVEN |= {"answer", "self", "fyrehose", "Shop", "LastMessages", "make_service"}
 
 
 def free_names(program: str) -> set[str]:
@@ -46,7 +46,7 @@ def free_names(program: str) -> set[str]:
     nodes = list(ast.walk(ast.parse(program)))
     names = [node for node in nodes if isinstance(node, ast.Name)]
     defined = {name.id for name in names if isinstance(name.ctx, ast.Store)}
-    defined |= {node.name for node in nodes if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+    defined |= {node.name for node in nodes if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)}
     defined |= {node.arg for node in nodes if isinstance(node, ast.arg)}
     return {name.id for name in names} - defined - set(dir(builtins))
 
@@ -55,7 +55,7 @@ def test_programs_of_the_page_import_what_they_use() -> None:
     imported: dict[str, Any] = {}
     for program in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
         for node in ast.walk(ast.parse(program)):
-            if isinstance(node, ast.ImportFrom):
+            if isinstance(node, ast.Import | ast.ImportFrom):
                 exec(ast.unparse(node), imported)
         assert free_names(program) - set(imported) <= GIVEN, program
 

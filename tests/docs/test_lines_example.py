@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
 from zope.interface.verify import verifyObject
 
 from fyrehose import plugins
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
-from fyrehose.errors import Broken
+from fyrehose.errors import Broken, Closed, ConfigError
 from fyrehose.interfaces import IProtocolPlugin
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal, Peer, PluginConformance, every_chunking, feed
@@ -126,6 +127,124 @@ def test_an_invalid_stream_name_closes_the_connection() -> None:
     server.answer(b"+ a payload\n")
     assert server.peer.transport.disconnecting
     server.peer.leave()
+
+
+def test_events_of_the_client_do_not_depend_on_chunking() -> None:
+    from lines.session import LineClientSession, Received, Stored
+
+    data = b"ok 1\n1 3\na\nb\nok 2\n2 0\n\n"
+    expected = [Stored(seq=1), Received(seq=1, payload=b"a\nb"), Stored(seq=2), Received(seq=2, payload=b"")]
+    for chunks in every_chunking(data):
+        assert feed(LineClientSession(), chunks) == expected
+
+
+@pytest.mark.parametrize("data", [b"no 1\n", b"1 x\n", b"\n", b"1" * 50])
+def test_client_refuses_what_no_server_sends(data: bytes) -> None:
+    from lines.session import LineClientSession
+
+    (event,) = feed(LineClientSession(), [data])
+    assert event.error.cause == "line-unknown"
+
+
+class LinePair:
+    """A client and a server in memory, whose connection the test makes and breaks."""
+
+    def __init__(self) -> None:
+        from lines.client import LineClient, LineConnection
+
+        self.server = LineServer()
+        self.server.peer.leave()
+        self.client = LineClient(self.server.clock, None)  # type: ignore[arg-type]  # the test connects it
+        self._new = LineConnection
+        self.connect()
+
+    def connect(self) -> None:
+        self.server.peer = Peer.connect(self.server.factory, self.server.clock)
+        self.transport = StringTransport()
+        self.connection = self._new(self.client)
+        self.connection.makeConnection(self.transport)
+
+    def exchange(self, commit: bool = True) -> None:
+        """Pass on what either side has sent."""
+        self.server.peer.send(self.transport.value())
+        self.transport.clear()
+        if commit:
+            self.server.journal.commit()
+        self.connection.dataReceived(self.server.peer.received())
+
+    def lose(self) -> None:
+        self.server.peer.leave()
+        self.connection.connectionLost()
+
+
+def test_client_publishes_and_reads() -> None:
+    pair, taken = LinePair(), list[tuple[int, bytes]]()
+    first = pair.client.publish("log", b"one")
+    assert not first.called
+    pair.exchange()
+    assert first.result == 1
+    pair.lose()
+    pair.client.subscribe("log", lambda run: taken.append((run.first_seq, bytes(run.payload))), 0)
+    pair.connect()
+    second = pair.client.publish("log", b"two")
+    pair.exchange()
+    pair.exchange()
+    assert second.result == 2
+    assert taken == [(1, b"one"), (2, b"two")]
+    pair.lose()
+
+
+def test_client_repeats_what_was_not_acknowledged() -> None:
+    pair, taken = LinePair(), list[int]()
+    pair.lose()
+    pair.client.subscribe("log", lambda run: taken.append(run.first_seq), None)
+    pair.connect()
+    lost = pair.client.publish("log", b"one")
+    pair.exchange(commit=False)
+    pair.lose()
+    pair.connect()
+    pair.exchange()
+    pair.exchange()
+    assert lost.result == 2  # the server had it already: at least once
+    assert taken == [1, 2]
+    pair.lose()
+
+
+def test_client_reports_records_that_are_gone() -> None:
+    from lines.session import Received
+
+    pair, gone = LinePair(), list[tuple[int, int]]()
+    pair.lose()
+    pair.client.subscribe("log", lambda run: None, 3, lambda first, last: gone.append((first, last)))
+    pair.client.handle(Received(seq=4, payload=b""))
+    pair.client.handle(Received(seq=9, payload=b""))
+    assert gone == [(5, 8)]
+
+
+def test_client_waits_for_room_in_its_window() -> None:
+    pair = LinePair()
+    pair.client.window = 1
+    stored = pair.client.publish("log", b"one")
+    room = pair.client.ready()
+    assert not room.called
+    pair.exchange()
+    assert (stored.result, room.called) == (1, True)
+    pair.lose()
+
+
+def test_publishes_of_a_closed_client_fail() -> None:
+    pair = LinePair()
+    stored = pair.client.publish("log", b"one")
+    pair.client.close()
+    assert isinstance(stored.result.value, Closed)
+    stored.addErrback(lambda failure: None)
+    pair.lose()
+
+
+@pytest.mark.parametrize("stream", [None, "", "a b", "a\nb"])
+def test_client_needs_a_stream_that_the_protocol_can_name(stream: str | None) -> None:
+    with pytest.raises(ConfigError, match="without spaces"):
+        LinePair().client.prepare(stream)
 
 
 class TestLinesPlugin(PluginConformance):

@@ -47,7 +47,6 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     broker = Broker(clock, Member(clock, tmp_path_factory.mktemp("j"), worker=InlineWorker()), Sequencer())
     broker.open()
     broker.publish([Run.of("s", [b"x"], source="figg")])
-    broker.shares.clustered = False  # A cluster has none; here they only show their metrics.
     broker.named.sharing.create("work", ShareOptions(stream="s"), 1)
     broker.counters.refuse(Logger(), "figg", "too-large", "x")
     broker.counters.add("figg", "skipped")

@@ -167,3 +167,13 @@ def test_a_packed_index_finds_the_nearest_batch_of_each_stream() -> None:
         for at, stream in enumerate(STREAMS):
             assert [index.find(stream, seq) for seq in range(1, 21)] == [BASE + n * SPACING + 8 * at for n in range(20)]
             assert index.find(stream, 21) is None
+
+
+@given(histories(), st.integers(0, 40 * SPACING))
+@settings(max_examples=100, deadline=None)
+def test_first_pair_behind_a_position_is_that_of_any_stream(
+    made: tuple[SegmentIndex, dict[str, list[tuple[int, int, int]]]], position: int
+) -> None:
+    positions = [at for stream in STREAMS for _, at in made[0].pairs(stream) if at >= position]
+    for index in both(made[0]):
+        assert index.first_from(position) == min(positions, default=None)

@@ -404,3 +404,36 @@ def test_the_index_of_a_segment_that_ends_with_a_retirement_is_of_the_whole_segm
     assert len(scan.segments(bench.directory)) == 2
     report = verify(bench.directory)
     assert (report.problems, report.notes) == ([], [])
+
+
+@pytest.mark.parametrize("size", [0, 1, 900, 5_000, 40_000, 1 << 30])
+@pytest.mark.parametrize("again", [False, True])
+def test_end_of_the_log_is_read_in_its_order_over_several_segments(open_journal, size: int, again: bool) -> None:
+    bench, random = open_journal(segment_size=SMALL), Random(size)
+    written = [(random.choice("abc"), b"%06d" % n + b"." * random.randrange(600)) for n in range(200)]
+    for stream, payload in written:
+        bench.append(payload, stream=stream)
+    if again:
+        bench.close()
+        bench = open_journal(segment_size=SMALL)
+    found = [(run.stream, bytes(payload)) for run in bench.journal.latest(size) for payload in run.payloads()]
+    assert found == written[len(written) - len(found) :]
+    total = sum(len(payload) for _, payload in written)
+    assert len(found) == len(written) if size > 2 * total else sum(len(payload) for _, payload in found) <= size + SMALL
+
+
+def test_end_of_an_empty_log_has_no_runs(open_journal) -> None:
+    assert list(open_journal().journal.latest(1 << 20)) == []
+
+
+def test_damage_at_the_end_of_the_log_is_reported(open_journal) -> None:
+    bench = open_journal(segment_size=SMALL)
+    fill(bench, 100)
+    bench.close()
+    damaged = scan.segments(bench.directory)[-2].path
+    bench = open_journal(segment_size=SMALL, verify=0)
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 1
+    damaged.write_bytes(data)
+    with pytest.raises(JournalCorrupt):
+        list(bench.journal.latest(1 << 30))

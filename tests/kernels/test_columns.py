@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from random import Random
 from types import ModuleType
 from typing import Any
@@ -207,3 +208,38 @@ def test_gather_copies_pieces_in_order(kernel: ModuleType) -> None:
 def test_gather_refuses_pieces_that_are_not_there(kernel: ModuleType, piece: tuple[int, int, int], size: int) -> None:
     with pytest.raises(IndexError):
         kernel.gather([b"abcdef", b""], np.array([piece], np.int64), bytearray(size))
+
+
+def test_texts_are_escaped_as_json(kernel: ModuleType) -> None:
+    payloads = [b"plain", b"", bytes(range(128)), 'é€𝄞 "\\"'.encode(), b'{"a": 1}\n']
+    lengths = column(*map(len, payloads))
+    found = kernel.texts(lengths, b"".join(payloads), 8, b'[{"seq": ', b', "payload": "', b'"}],')
+    expected = [[{"seq": seq, "payload": payload.decode()}] for seq, payload in enumerate(payloads, 8)]
+    assert json.loads(b"[%b]" % found[:-1]) == expected
+    assert found[:-1] == json.dumps(expected, ensure_ascii=False).replace("}], [{", "}],[{").encode()[1:-1]
+    assert kernel.texts(b"", b"", 1, b"a", b"b", b"c") == b""
+
+
+@pytest.mark.parametrize(
+    "payload", [b"\x80", b"\xc3", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"12345678\xff", b"\xe2\x82"]
+)
+def test_texts_that_are_not_utf8_are_noticed(kernel: ModuleType, payload: bytes) -> None:
+    assert kernel.texts(column(2, len(payload)), b"ab" + payload, 1, b"", b"", b"") is None
+
+
+def test_a_character_is_not_completed_by_the_next_text(kernel: ModuleType) -> None:
+    assert kernel.texts(column(1, 1), "é".encode(), 1, b"", b"", b"") is None
+
+
+def test_texts_beyond_their_bytes_are_refused(kernel: ModuleType) -> None:
+    with pytest.raises(IndexError):
+        kernel.texts(column(2, 2), b"abc", 1, b"", b"", b"")
+
+
+@only_native
+@given(st.lists(st.binary(max_size=40) | st.text(max_size=40).map(lambda text: text.encode(errors="replace"))))
+@settings(max_examples=300, deadline=None)
+def test_native_texts_equal_pure_texts(payloads: list[bytes]) -> None:
+    given_ = (column(*map(len, payloads)), b"".join(payloads), (1 << 63) - 50, b"<", b"|", b">")
+    assert native is not None
+    assert native.texts(*given_) == pure.texts(*given_)

@@ -453,6 +453,40 @@ def test_topic_equals_the_result_of_the_json_module(value: dict[str, object], in
     assert (None if found is None else json.loads(b'"' + found + b'"')) == (wanted if isinstance(wanted, str) else None)
 
 
+FIELDS = (((b"id",), (b"log", b"offset")), ((b"@metadata", b"_id"),))
+
+
+@pytest.mark.parametrize(
+    ("document", "found"),
+    [
+        (b'{"id":"a","log":{"offset":7}}', b'"a"\x007'),
+        (b' { "log" : { "file":"x" , "offset" : -7.5e3 } , "id" : "" }', b'""\x00-7.5e3'),
+        (b'{"id":"a","log":{"offset":"7"}}', b'"a"\x00"7"'),
+        (b'{"id":"a","@metadata":{"_id":"b"},"log":{"offset":7}}', b'"a"\x007'),
+        (b'{"id":"a","@metadata":{"_id":"b"}}', b'"b"'),
+        (b'{"id":"a","log":{"offset":null}}', None),
+        (b'{"id":"a","log":{"offset":[7]}}', None),
+        (b'{"id":"a","log.offset":7}', None),
+        (b'{"id":"a","log":{"offset":', None),
+        (b'{"id":"a', None),
+        (b"", None),
+        (b"[]", None),
+    ],
+)
+def test_identity_is_all_values_of_the_first_complete_alternative(
+    kernel: ModuleType, document: bytes, found: bytes | None
+) -> None:
+    lengths = column(len(document), 2, len(document))
+    assert kernel.identify(lengths, document + b"{}" + document, FIELDS) == [found, None, found]
+
+
+def test_identify_refuses_columns_that_do_not_add_up(kernel: ModuleType) -> None:
+    assert kernel.identify(b"", b"", FIELDS) == []
+    for lengths, payload in [(column(3), b"{}"), (b"\2\0\0", b"{}")]:
+        with pytest.raises(ValueError, match="lengths"):
+            kernel.identify(lengths, payload, FIELDS)
+
+
 #: Frames that are good for the most part, with something wrong thrown in.
 PIECES = st.lists(
     st.builds(
@@ -505,6 +539,8 @@ def test_native_split_equals_pure_split(
     for document in documents:
         for path in paths:
             assert native.find(document, path) == pure.find(document, path)
+    alternatives = tuple((path,) for path in paths)
+    assert native.identify(lengths, payload, alternatives) == pure.identify(lengths, payload, alternatives)
 
 
 @only_native

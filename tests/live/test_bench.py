@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import peers, runner, scraping, servers
-from benchmarks.cases import Case, selected
-from benchmarks.results import Measured
-from benchmarks.servers import CannotStart, Contestant
+from benchmarks import peers, runner
+from fyrehose.bench import scraping, servers
+from fyrehose.bench.cases import Case, selected
+from fyrehose.bench.results import Measurement
+from fyrehose.bench.servers import CannotStart, Contestant
 
 pytestmark = pytest.mark.live
 
@@ -27,7 +28,7 @@ NAMES = (
 )
 
 
-def measure(case: Case, directory: Path, *contestants: Contestant) -> list[Measured]:
+def measure(case: Case, directory: Path, *contestants: Contestant) -> list[Measurement]:
     """One round, and what holds of all."""
     found = runner.run(case, contestants or [servers.FYREHOSE], directory / "servers", 1, "batch")
     assert not directory.joinpath("servers").exists()

@@ -136,3 +136,17 @@ def test_a_lost_shared_log_is_begun_again_with_the_longest_journal(cluster: Clus
     check(cluster, published)
     for server in cluster.servers.values():
         assert not verify(server.directory / "data").problems
+
+
+def test_a_store_of_nats_with_little_room_does_not_stop_publishers_while_a_follower_is_away(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.nats.room = "48MB"
+    with cluster:
+        leader = leader_of(cluster)
+        wait_until_identical(cluster)
+        away = next(server for server in cluster.servers.values() if server is not leader)
+        away.stop(signal.SIGKILL)
+        del cluster.servers[away.name]
+        for number in range(60):  # more than NATS can store
+            publish(cluster, b"%03d" % number + bytes(1_000_000))
+        assert len(wait_until_identical(cluster)) > 60_000_000

@@ -13,10 +13,12 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from socket import create_connection
 from typing import Any
 
+import bson
 import pytest
 import pytest_twisted
 import zmq
@@ -146,10 +148,10 @@ def policy_file(directory: Path, *conditions: str) -> str:
 def serve(start: Any, bus: Bus) -> Callable[..., Any]:
     """Starts a server with these options of the event bus."""
 
-    def serving(*options: str, listen: str = BUS, policy: str = "", **more: Any) -> Any:
+    def serving(*options: str, listen: str = BUS, policy: str = "", extra: tuple[str, ...] = (), **more: Any) -> Any:
         words = [word for option in options for word in ("--option", f"eventbus.{option}")]
         words += ["--policy", policy] if policy else []
-        server = start("--listen", listen, *words, **more)
+        server = start("--listen", listen, *words, *extra, **more)
         bus.port = server.port("eventbus")
         return server
 
@@ -690,3 +692,129 @@ def test_the_command_line_and_the_other_listeners(start: Any, bus: Bus) -> None:
     assert command("tail", "--protocol", "backbone", "--from", backbone, *raw) == expected
     only = ("--stream", "notes", "--since", "500", "--count", "1")
     assert command("tail", "--protocol", "eventbus", "--from", at, *only) == b"line 499\n"
+
+
+def test_imported_dump_is_served_by_number_to_a_client_of_the_reference_dialect(
+    serve: Any, bus: Bus, tmp_path: Path
+) -> None:
+    """What the reference program stored in MongoDB, as a client of it asks for the events after number 7."""
+    when = datetime(2016, 11, 18, 14, 36, 49, 7_000)
+
+    def document(n: int) -> dict[str, Any]:
+        labels = {"topic": "/a/b", "sequence": n, "producer": "me", "timestamp": when, "uuid": str(uuid.UUID(int=n))}
+        return {"_id": bson.ObjectId(), "sequence": n, "created": when, "raw": {**labels, "data": b"\xcd%c%c" % (1, n)}}
+
+    dump, data = tmp_path / "events.bson", tmp_path / "data"
+    dump.write_bytes(b"".join(bson.encode(document(n)) for n in (5, 7, 6, 8, 10)))
+    command = [FYREHOSE, "eventbus", "import", "--data-dir", str(data), str(dump)]
+    for _ in range(2):  # the second one adds nothing
+        subprocess.run(command, check=True, capture_output=True)
+    serve("subtrees=reference", extra=("--data-dir", str(data)))
+    assert bus.sync(b"/a,/z", b"7") == [
+        [
+            b"SYNC",
+            b"/a/b",
+            b"%d" % n,
+            b"me",
+            b"2016-11-18T14:36:49.007Z",
+            str(uuid.UUID(int=n)).encode(),
+            b"\xcd\1%c" % n,
+        ]
+        for n in (8, 10)
+    ] + [[b"SYNCEND", b"/a,/z", b"10"]]
+    bus.collector().send_multipart(event(11, b"/new/"))
+    assert bus.history(1, b"/new/")[0][2] == struct.pack(">Q", 11), "numbers continue behind those of the dump"
+    subprocess.run([FYREHOSE, "journal", "verify", str(data)], check=True, capture_output=True)
+
+
+def receive(socket: Socket, wanted: int) -> list[Message]:
+    """The next messages, without those that say that a subscription has arrived."""
+    found: list[Message] = []
+    while len(found) < wanted:
+        frames = socket.recv_multipart()
+        found += [] if frames[0] == b"/ready/" else [frames]
+    return found
+
+
+def has_more(socket: Socket) -> bool:
+    while socket.poll(200):
+        if socket.recv_multipart()[0] != b"/ready/":
+            return True
+    return False
+
+
+def binary(seq: int) -> bytes:
+    return struct.pack(">Q", seq)
+
+
+def decimal(seq: int) -> bytes:
+    return b"%d" % seq
+
+
+def test_one_listener_serves_clients_of_both_dialects(serve: Any, bus: Bus) -> None:
+    """Clients at one address, of the same topics: the reference program's prefixes have no slash at their end."""
+    serve()
+    text, reference, everything = bus.subscriber(b"/a/"), bus.subscriber(b"/a", b"/b/"), bus.subscriber(b"")
+    collector = bus.collector()
+    sent = [event(n, topic) for n, topic in enumerate((b"/a/", b"/a/b", b"/b/c", b"/z/", b""), 1)]
+    for frames in sent:
+        collector.send_multipart(frames)
+    first = number(bus.history(1)[0][2])
+
+    def wanted(indexes: tuple[int, ...], write: Callable[[int], bytes]) -> list[Message]:
+        return [[sent[n][0], write(first + n), *sent[n][2:]] for n in indexes]
+
+    assert receive(text, 2) == wanted((0, 1), binary)
+    assert receive(reference, 3) == wanted((0, 1, 2), decimal)
+    assert receive(everything, 5) == wanted((0, 1, 2, 3, 4), binary)
+    assert not any(map(has_more, (text, reference, everything)))
+    assert bus.sync(b"/a,/b/", b"%d" % (first + 1)) == [
+        *([b"SYNC", *frames] for frames in wanted((2,), decimal)),
+        [b"SYNCEND", b"/a,/b/", decimal(first + 2)],
+    ]
+    assert bus.sync(b"/a/", binary(first))[0] == [b"SYNC", *wanted((1,), binary)[0]]
+
+
+def test_subscriptions_of_a_recognized_subscriber_begin_and_end(serve: Any, bus: Bus) -> None:
+    serve()
+    reference, collector = bus.subscriber(b"/a"), bus.collector()
+    reference.setsockopt(zmq.UNSUBSCRIBE, b"/a")
+    reference.setsockopt(zmq.SUBSCRIBE, b"/later/")
+    while not reference.poll(100):
+        collector.send_multipart(event(9, b"/a"))
+        collector.send_multipart(event(9, b"/later/"))
+    (frames,) = receive(reference, 1)
+    assert (frames[0], frames[1].isdigit()) == (b"/later/", True)
+
+
+def test_subscriber_names_its_dialect_by_a_mark(serve: Any, bus: Bus) -> None:
+    serve("sequence=decimal")
+    unclear, marked = bus.subscriber(b"/a/"), bus.subscriber(b"/a/", b"\0binary")
+    everything = bus.subscriber(b"", b"\0binary")
+    bus.collector().send_multipart(event(1))
+    seq = number(bus.history(1)[0][2])
+    assert receive(unclear, 1)[0][:2] == [b"/a/", decimal(seq)]
+    assert receive(marked, 1)[0][:2] == [b"/a/", binary(seq)]
+    assert receive(everything, 1)[0][:2] == [b"/a/", binary(seq)]
+    assert not any(map(has_more, (unclear, marked, everything)))
+
+
+def test_recognized_subscriber_reconnects(serve: Any, bus: Bus) -> None:
+    """Nothing that the server knows of a connection lasts longer than the connection."""
+    server = serve()
+    for _ in range(3):
+        reference = bus.subscriber(b"/a", RECONNECT_IVL=10)
+        text = bus.subscriber(b"/a/")
+        bus.collector().send_multipart(event(1))
+        assert receive(reference, 1)[0][1].isdigit()
+        assert len(receive(text, 1)[0][1]) == 8
+        reference.close()
+        text.close()
+    assert "too-many-subscriptions" not in server.log
+
+
+def test_recognition_can_be_turned_off(serve: Any, bus: Bus) -> None:
+    serve("recognize=no")
+    plain = bus.subscriber(b"/a")
+    bus.collector().send_multipart(event(1))
+    assert len(receive(plain, 1)[0][1]) == 8

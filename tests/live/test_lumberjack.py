@@ -10,6 +10,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 import zlib
@@ -136,6 +137,71 @@ def test_event_of_40_mib_of_pylogbeat_is_one_event_for_readers(start: Any, tmp_p
     subprocess.run([FYREHOSE, *words], capture_output=True, check=True, timeout=60)
     exported = [json.loads(line)["payload"] for line in (tmp_path / "all.ndjson").read_text().splitlines()]
     assert exported == [event, '{"message": "small"}']
+
+
+class Keeper(threading.Thread):
+    """A proxy that keeps the server's acknowledgement, and kills the server with ``kill -9`` when it has come."""
+
+    def __init__(self, server: Any) -> None:
+        super().__init__(daemon=True)
+        self.server, self.kept = server, b""
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.start()
+
+    def run(self) -> None:
+        with self.listening, self.listening.accept()[0] as writer:
+            reader = socket.create_connection(("127.0.0.1", self.server.port("lumberjack")))
+            forwarder = threading.Thread(target=self.forward, args=(writer, reader))
+            forwarder.start()
+            with reader:
+                while not self.kept.startswith(b"2A") or self.kept[2:6] == bytes(4):
+                    self.kept = reader.recv(6)
+                self.server.process.kill()
+                self.server.process.wait()
+                with suppress(OSError):
+                    writer.shutdown(socket.SHUT_RDWR)
+                forwarder.join()
+
+    @staticmethod
+    def forward(writer: socket.socket, reader: socket.socket) -> None:
+        with suppress(OSError):
+            while data := writer.recv(1 << 16):
+                reader.sendall(data)
+
+
+@pytest.mark.parametrize(("mode", "copies"), [("drop", 1), ("store", 2)])
+def test_events_of_pylogbeat_whose_acknowledgement_was_killed_are_stored_once(
+    start: Any, mode: str, copies: int
+) -> None:
+    words = ["--listen", f"lumberjack={LOOPBACK}", "--listen", FIGG, "--option", f"lumberjack.resent={mode}"]
+    server = start(*words)
+    agent = {"ephemeral_id": "3f2504e0-4f89-11d3-9a0c-0305e82c3301"}
+    events = [
+        json.dumps(
+            {
+                "@timestamp": "2026-01-02T03:04:05.006Z",
+                "agent": agent,
+                "log": {"offset": 9 * n, "file": {"path": "/var/log/x"}},
+                "message": "ok",
+            }
+        )
+        for n in range(2_000)
+    ]
+    keeper = Keeper(server)
+    client = pylogbeat.PyLogBeatClient("127.0.0.1", keeper.listening.getsockname()[1], timeout=30)
+    client._log = lambda *args, **kwargs: None  # it prints what goes wrong at closing
+    with pytest.raises((OSError, pylogbeat.ConnectionException)):
+        client.send(events)
+    client.close()
+    keeper.join(30)
+    assert keeper.kept == b"2A" + pack(">I", len(events))
+    server = start(*words)
+    client = pylogbeat.PyLogBeatClient("127.0.0.1", server.port("lumberjack"), timeout=30)
+    client.send([*events, '{"message":"last"}'])
+    client.close()
+    stored = Place(server).tail("figg", copies * len(events) + 1, "--stream", "lumberjack")
+    assert stored == "".join([*events * copies, '{"message":"last"}']).encode()
+    assert ("2000 events are recognized" in server.log) is (mode == "drop")
 
 
 def test_pylogbeat_into_streams_by_content(start: Any, tmp_path: Path) -> None:

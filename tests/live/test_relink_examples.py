@@ -1,4 +1,4 @@
-"""Relink's example clients in Go and JavaScript lose and double nothing when their server is killed and restarted."""
+"""Relink's examples in Go and JavaScript lose and double nothing when their server is killed and restarted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 
 from fyrehose.testing.ports import free_port
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "relink-publisher"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "relink"
 FYREHOSE = Path(sys.executable).with_name("fyrehose")
 #: How many lines the client gets between two kills of the server.
 BETWEEN = 2_000
@@ -46,7 +46,7 @@ def go(directory: Path) -> list[str]:
 
 def node(directory: Path) -> list[str]:
     """Return the command that runs the client in JavaScript."""
-    return [program("node"), str(EXAMPLES / "node" / "main.mjs")]
+    return [program("node"), str(EXAMPLES / "node" / "publish.mjs")]
 
 
 def stored(directory: Path) -> list[bytes]:
@@ -151,3 +151,51 @@ def test_every_line_is_stored_once_and_in_order_over_kills(
     assert errors == b""
     assert server.stop() == 0
     assert stored(tmp_path) == lines
+
+
+def published(port: int, lines: list[bytes]) -> None:
+    """Publish *lines* to the stream ``lines``."""
+    words = [program("node"), str(EXAMPLES / "node" / "publish.mjs"), f"127.0.0.1:{port}", "lines"]
+    assert subprocess.run(words, input=b"\n".join(lines), timeout=200, check=True).returncode == 0
+
+
+def follow(port: int, *words: str) -> subprocess.Popen[bytes]:
+    command = [program("node"), str(EXAMPLES / "node" / "follow.mjs"), f"127.0.0.1:{port}", "lines", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_every_line_is_followed_once_and_in_order_over_cut_connections(start: Any, tmp_path: Path) -> None:
+    server = start("--data-dir", "data", "--listen", "relink=tcp:0:interface=127.0.0.1")
+    lines = [b"line %d " % number + b"x" * (number % 300) for number in range(10_000)]
+    published(server.port("relink"), lines)
+    cutter = Cutter(server.port("relink"), 40)
+    cutter.start()
+    with follow(cutter.port, str(len(lines))) as client:
+        printed, errors = client.communicate(timeout=200)
+    assert (client.returncode, errors) == (0, b"")
+    assert printed.splitlines() == lines
+    cutter.join(60)
+    assert cutter.left < 0, "every cut was made"
+    assert server.stop() == 0
+
+
+def test_a_named_subscription_is_followed_once_and_in_order_over_kills(start: Any, tmp_path: Path) -> None:
+    port = free_port()
+    listen = ("--data-dir", "data", "--listen", f"relink=tcp:{port}:interface=127.0.0.1")
+    server = start(*listen)
+    lines = [b"line %d" % number for number in range(8_000)]
+    published(port, lines)
+    found: list[bytes] = []
+    for part in range(2):  # the second program goes on behind the first one
+        with follow(port, "4000", "reader") as client:
+            assert client.stdout is not None
+            while len(found) < 4_000 * part + 2_000:
+                found.append(client.stdout.readline().rstrip(b"\n"))
+            assert server.stop(signal.SIGKILL) == -signal.SIGKILL
+            server = start(*listen)
+            found += client.stdout.read().splitlines()
+            assert client.stderr is not None
+            assert client.stderr.read() == b""
+        assert client.returncode == 0
+    assert found == lines
+    assert server.stop() == 0

@@ -33,6 +33,11 @@ def test_kill_loses_no_acknowledged_record(durability: str, tmp_path: Path) -> N
     assert not list(tmp_path.joinpath("made").iterdir())
 
 
+def test_events_with_an_identity_are_stored_once_over_kills_and_stops(tmp_path: Path) -> None:
+    words = ("--kills", "3", "--sigterms", "2", "--agents", "2", "--directory", str(tmp_path))
+    assert " 0 doubled, 0 lost" in run("resent_kill.py", *words)
+
+
 def test_torture_detects_lost_records(tmp_path: Path) -> None:
     words = ("--count", "6", "--seed", "12", "--busy", "500", "--sabotage", "--directory", str(tmp_path))
     assert "VIOLATION" in run("kill9.py", *words, status=1)
@@ -94,8 +99,8 @@ def test_a_soak() -> None:
     assert " 0 violations" in run("soak.py", "--minutes", "0.05", "--every", "1", "--kills")
 
 
-def test_pipeline_has_every_event_once_after_kills() -> None:
-    assert "1 kills (1 driver): 0 problems" in run("pipeline_kill.py", "--warm", "--count", "1", "--busy", "3")
+def test_typed_tables_have_every_event_once_after_kills() -> None:
+    assert "1 kills (1 driver): 0 problems" in run("tables_kill.py", "--warm", "--count", "1", "--busy", "3")
 
 
 def test_a_server_is_fuzzed_at_every_listener() -> None:

@@ -217,8 +217,24 @@ def test_the_status_names_the_role_and_the_leader(cluster: Cluster) -> None:
     assert leads.epoch == follows.epoch == 1
     assert follower.journal.caught_up
     cluster.hub.away.add(follower.name)
-    cluster.run(4)
+    cluster.run(9)
+    assert follower.journal.caught_up
+    cluster.run(2)
     assert not follower.journal.caught_up
+
+
+def test_a_leader_that_is_cut_off_is_not_ready_for_readers_although_nobody_publishes(cluster: Cluster) -> None:
+    leader = cluster.add("a")
+    cluster.elect()
+    cluster.run(30)
+    assert leader.journal.caught_up, "it asks the shared log now and then"
+    cluster.hub.away.add("a")
+    cluster.run(16)
+    assert leader.role is State.LEADER
+    assert not leader.journal.caught_up
+    cluster.hub.away.clear()
+    cluster.run(10, until=lambda: leader.journal.caught_up)
+    assert leader.journal.caught_up
 
 
 def test_nothing_is_acknowledged_before_the_shared_log_has_accepted_it(cluster: Cluster) -> None:

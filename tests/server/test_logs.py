@@ -131,3 +131,24 @@ def test_every_event_is_one_object(fields: dict[str, Any]) -> None:
 def test_a_failure_without_a_type_is_written() -> None:
     found = json.loads(json_line({"log_format": "x", "log_failure": Failure(ValueError("v"))}))
     assert found["error"] == "ValueError: v"
+
+
+@pytest.mark.parametrize(("level", "written"), [("debug", 3), ("info", 2), ("warn", 1), ("error", 0)])
+def test_events_below_the_level_are_not_written(level: str, written: int) -> None:
+    out = io.StringIO()
+    observe = observer("text", out, level)
+    for each in (LogLevel.debug, LogLevel.info, LogLevel.warn):
+        observe({"log_format": "said", "log_level": each, "log_time": 0.0, "log_namespace": "x"})
+    assert len(out.getvalue().splitlines()) == written
+
+
+def test_level_may_change_at_any_time() -> None:
+    out = io.StringIO()
+    observe = observer("text", out)
+    event = {"log_format": "said", "log_level": LogLevel.info, "log_time": 0.0, "log_namespace": "x"}
+    observe.level = LogLevel.error
+    observe(event)
+    assert out.getvalue() == ""
+    observe.level = LogLevel.info
+    observe(event)
+    assert "said" in out.getvalue()

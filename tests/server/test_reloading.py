@@ -265,3 +265,30 @@ def test_a_damaged_answer_is_named(world: World) -> None:
     world.reload()
     content = json.loads((world.folder / "data" / ANSWER).read_text())
     assert content["pid"] == os.getpid()
+
+
+def test_log_level_changes_at_once(world: World) -> None:
+    levels: list[str] = []
+    world.server.reloading.log_from = levels.append
+    assert world.reload('log-level = "warn"\n' + PAGE).changed == ("log-level: info -> warn",)
+    assert world.server.config.log_level == "warn"
+    assert world.reload('log-level = "loud"\n' + PAGE).error.startswith("invalid --log-level 'loud'")
+    assert levels[-1] == "warn"
+
+
+BACKBONE = PAGE + 'backbone = "udp:2323:interface=127.0.0.1"\n'
+
+
+def test_limits_of_the_backbone_change_at_once(world: World) -> None:
+    world.reload(BACKBONE)
+    answer = world.reload(
+        BACKBONE + '[option.backbone]\npush-rate = 7\nsubscribers = 3\ntotal-length = true\nstream = "other"\n'
+    )
+    assert answer == ReloadAnswer(
+        changed=(
+            "backbone.subscribers: 1024 -> 3",
+            "backbone.push-rate: 50000 -> 7",
+            "backbone.total-length: no -> yes",
+        ),
+        restart=("backbone.stream needs a restart",),
+    )

@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -129,21 +130,36 @@ class Written:
         return segment.path
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """A real server in a process of its own: where its Figg listener is, and its journal."""
-    journal, log = tmp_path / "data", tmp_path / "log"
+@contextmanager
+def serving(directory: Path, protocol: str) -> Iterator[tuple[str, Path]]:
+    """Run a real server in a process of its own; yields where the listener of a protocol is, and its journal."""
+    journal, log = directory / "data", directory / "log"
     command = [str(Path(sys.executable).with_name("twistd")), "-n", "--pidfile", "", "--logfile", str(log), "fyrehose"]
-    command += ["--data-dir", str(journal), "--listen", "figg=tcp:0:interface=127.0.0.1"]
-    process = subprocess.Popen([*command, "--option", "journal.min-free=1M"], cwd=tmp_path)
+    command += ["--data-dir", str(journal), "--listen", f"{protocol}=tcp:0:interface=127.0.0.1"]
+    process = subprocess.Popen([*command, "--option", "journal.min-free=1M"], cwd=directory)
+    listens = rf"{protocol} \(\S+\) listens on (\S+:\d+)"
     deadline = time.monotonic() + 60
-    while not (found := re.findall(r"figg \(\S+\) listens on (\S+:\d+)", log.read_text() if log.exists() else "")):
+    while not (found := re.findall(listens, log.read_text() if log.exists() else "")):
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < deadline
         time.sleep(0.05)
     yield found[0], journal
     process.terminate()
     process.wait(60)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """A real server: where its Figg listener is, and its journal."""
+    with serving(tmp_path, "figg") as served:
+        yield served
+
+
+@pytest.fixture
+def http_server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """A real server: the URL of its HTTP listener, and its journal."""
+    with serving(tmp_path, "http") as (where, journal):
+        yield f"http://{where}", journal
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,7 @@ def test_help_and_unknown_commands() -> None:
     for name in (
         "archive",
         "table",
+        "tables",
         "dedup",
         "catalog",
         "gaps",
@@ -153,3 +154,36 @@ def test_errors_are_one_line(spark: Any, written: Opener, tmp_path: Path) -> Non
     assert run("table").exit_code == 2
     said = run("table", "--journal", journal.directory, "--sql", "nonsense")
     assert (said.exit_code, len(said.output.strip().splitlines())) == (2, 1), said.output
+
+
+def test_tables_from_a_configuration(written: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    journal = written()
+    journal.append(Run.of("web", [b'{"ms": 5}', b'{"ms": 500}', b"odd"], source="test"))
+    config = tmp_path / "tables.toml"
+    config.write_text(f"""
+        journal = "{journal.directory}"
+        output = "tables"
+        [tables.web]
+        streams = "web"
+        columns = {{ ms = "long" }}
+        expectations.fast = {{ check = "ms < 100" }}
+    """)
+    said = run("tables", config, "--check")
+    assert (said.exit_code, "is valid" in said.output) == (0, True), said.output
+    assert not (tmp_path / "tables").exists()
+    said = run("tables", config, "--engine", "local")
+    assert said.exit_code == 0, said.output
+    assert said.output.splitlines()[-1].split() == ["web", "3", "3", "1", "-", "-", "-", "fast", "2"]
+    said = run(
+        "tables", config, "--engine", "local", "--backfill", "web", "--start", "2023-11-14", "--end", "2023-11-15"
+    )
+    assert said.exit_code == 0, said.output
+    assert said.output.splitlines()[-1].split()[:2] == ["web", "3"]
+    said = run("tables", config, "--engine", "local", "--backfill", "web")
+    assert said.exit_code == 2
+    assert "belong together" in said.output
+    config.write_text(config.read_text().replace("streams", "streems"))
+    said = run("tables", config)
+    assert said.exit_code == 2
+    assert "line 5, in [tables.web]: unknown key 'streems'; did you mean streams?" in said.output

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from fyrehose.spark.deltalog import damage_of, transactions
+from fyrehose.spark.deltalog import changes, damage_of, transactions
 from fyrehose.spark.stores import LakeStore
 
 
@@ -28,3 +28,20 @@ def test_transactions_are_the_last_ones_of_checkpoint_and_entries(tmp_path: Path
         (tmp_path / "_delta_log" / f"{0:020}.json").unlink()
     assert transactions(store) == {"every": 3, **{f"only{number}": 100 + number for number in range(4)}}
     assert damage_of(store) is None
+
+
+def test_changes_are_the_files_whose_rows_were_added_or_removed(tmp_path: Path) -> None:
+    store = LakeStore.at(tmp_path)
+    for _ in range(3):
+        append(tmp_path)
+    table = DeltaTable(str(tmp_path))
+    files = {store.relative(uri) for uri in table.file_uris()}
+    assert set(changes(store, -1, 2) or ()) == files
+    assert len(changes(store, 1, 2) or ()) == 1
+    table.optimize.compact()
+    assert changes(store, 2, 3) == [], "the rows are the same"
+    table.delete()
+    assert len(changes(store, 3, 4) or ()) == 1
+    (tmp_path / "_delta_log" / f"{1:020}.json").unlink()
+    assert changes(store, 0, 4) is None
+    assert changes(store, 1, 3) is not None

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
@@ -16,6 +17,7 @@ from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalLo
 from fyrehose.journal.format import UNKNOWN
 from fyrehose.spark.lake import Lake, Progress
 from fyrehose.spark.selection import Selection, selection
+from fyrehose.spark.stores import LakeStore
 
 ONE, OTHER = bytes(range(16)), bytes(range(1, 17))
 
@@ -54,6 +56,33 @@ def test_progress_is_committed_together_with_files(tmp_path: Path) -> None:
     assert sorted(found.path for found in again.files()) == [f"date=2026-01-01/{n}" for n in "123"]
     lake.commit(ONE, at(30, chain=None), at(31, chain=2**32 - 1), [])
     assert Lake.at(tmp_path).progress(ONE) == at(31, chain=2**32 - 1)
+
+
+def test_round_may_replace_files_and_the_schema_and_have_counts(tmp_path: Path) -> None:
+    narrow = pa.schema([("x", pa.int64()), ("date", pa.date32())])
+    lake = Lake(LakeStore.at(tmp_path), narrow, ("x",))
+    lake.admit(ONE, "one", "default")
+    lake.commit(ONE, None, at(10), [file(tmp_path, "1"), file(tmp_path, "2")], counts={"rows": 2, "odd": 1})
+    first = next(found for found in lake.files() if found.path.endswith("/1"))
+    lake.commit(ONE, at(10), at(20), [file(tmp_path, "3")], counts={"rows": 3}, removed=[first])
+    assert sorted(found.path[-1] for found in lake.files()) == ["2", "3"]
+    lake.add_columns([pa.field("y.z", pa.string()), pa.field("x", pa.int64())])
+    version = lake.table.version() if lake.table else 0
+    lake.add_columns([pa.field("y.z", pa.string())])
+    wide = pa.schema([("x", pa.float64()), ("y.z", pa.string()), ("date", pa.date32())])
+    lake.commit(ONE, at(20), at(20), [file(tmp_path, "4")], schema=wide)
+    again = Lake.existing(tmp_path)
+    assert again.table is not None
+    assert again.table.version() == version + 1
+    assert [(field.name, field.type.type) for field in again.table.schema().fields] == [
+        ("x", "double"),
+        ("y.z", "string"),
+        ("date", "date"),
+    ]
+    assert [found.path[-1] for found in again.files()] == ["4"]
+    assert again.counted() == {"rows": 3, "odd": 1}
+    assert again.progress(ONE) == at(20)
+    assert again.streams() == set()
 
 
 def test_progress_outlives_the_old_entries_of_the_log(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from fyrehose.spark import memory
@@ -32,3 +33,10 @@ def test_freed_memory_is_used_again_until_the_end() -> None:
         assert [faults_of_a_buffer() < PAGES // 10 for _ in range(3)] == [True] * 3
         most = resident()
     assert resident() < most - PAGES // 2
+
+
+def test_arrow_frees_memory_into_the_process_until_the_end() -> None:
+    before = pa.default_memory_pool().backend_name
+    with memory.kept():
+        assert pa.default_memory_pool().backend_name == "system"
+    assert pa.default_memory_pool().backend_name == before

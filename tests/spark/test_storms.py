@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,6 +63,24 @@ def test_rival_that_reached_the_same_position_is_no_lost_answer(written: Opener,
     with pytest.raises(JournalLocked, match="another archive of this journal has committed"):
         targets[1].commit(identity, None, after, actions[1:])
     assert [file.path for file in Lake.at(lake).files()] == ["date=2026-01-01/a"]
+
+
+@pytest.mark.parametrize("monitor", [None, lambda state: None])
+def test_rival_that_was_faster_is_named(written: Opener, tmp_path: Path, monitor: Any) -> None:
+    """As an archive on another machine, which no lock keeps away from a lake in an object store."""
+    journal, lake = written(), str(tmp_path / "lake")
+    journal.fill(10)
+    place = str(journal.directory)
+    archive(None, place, lake)
+    journal.fill(10)
+
+    def let_rival_commit(done: Any, view: Any) -> None:
+        shutil.rmtree(tmp_path / "lake" / "_locks")
+        archive(None, place, lake)
+
+    with pytest.raises(JournalLocked, match="another archive of this journal has committed"):
+        archive(None, place, lake, progress=let_rival_commit, monitor=monitor)
+    assert stored(lake) == journal.rows()
 
 
 def test_archive_that_follows_outlives_a_store_that_fails(
@@ -141,3 +160,34 @@ def test_rounds_in_a_storm_have_every_record_once(
     archive(None, place, lake)
     assert stored(lake) == journal.rows()
     assert proxy.fates["lose"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_rivals_in_a_storm_have_every_record_once(
+    written: Opener, bucket: str, proxy: StoreProxy, ladder: Callable[[int, int], int]
+) -> None:
+    """Four rivals in ``make test``, 100 in ``make torture``: each commits after the other archive has begun."""
+    journal, lake = written(), f"{bucket}/lake"
+    journal.fill(5)
+    place = str(journal.directory)
+    archive(None, place, lake)
+    proxy.set(lose=0.05, refuse=0.05, reset=0.05, delay=0.05)
+
+    def catch_up(begun: Callable[[], object] = lambda: None) -> None:
+        positions: list[int] = []
+
+        def note(done: Any, view: Any) -> None:
+            if not positions:
+                begun()
+            positions.append(done.position)
+
+        mark = journal.place.view().mark
+        archive(None, place, lake, follow=True, every=0.01, progress=note, stop=lambda: positions[-1] >= mark)
+
+    for _ in range(ladder(4, 100)):
+        journal.fill(2)
+        with pytest.raises(JournalLocked, match="another archive of this journal has committed"):
+            catch_up(catch_up)
+    proxy.set()
+    assert stored(lake) == journal.rows()

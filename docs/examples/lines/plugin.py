@@ -5,25 +5,37 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
+from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
-from fyrehose.interfaces import IBroker, IProtocolPlugin
+from fyrehose.interfaces import IBroker, IClientPlugin
 from fyrehose.net import TCPService, TCPSettings
+from fyrehose.net.several import client_endpoint
+from lines.client import LineClient
 from lines.server import LineFactory
 
 
-@implementer(IProtocolPlugin)
+@implementer(IClientPlugin)
 @attrs.frozen
 class LinesPlugin:
-    """Make services of the lines protocol."""
+    """Make services and clients of the lines protocol."""
 
     name: str = "lines"
     description: str = "an example: lines of text over TCP"
     default_endpoint: str = "tcp:7000:interface=127.0.0.1"
+    default_port: int = 7000
     settings: type = TCPSettings
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: TCPSettings) -> TCPService:
         return TCPService(reactor, self.name, endpoint, LineFactory(broker, settings, reactor))
+
+    def publisher(
+        self, reactor: Any, host: str, port: int, window: int, endpoint: IStreamClientEndpoint | None = None
+    ) -> LineClient:
+        return LineClient(reactor, client_endpoint(reactor, host, port, endpoint), window)
+
+    def tailer(self, reactor: Any, host: str, port: int, endpoint: IStreamClientEndpoint | None = None) -> LineClient:
+        return LineClient(reactor, client_endpoint(reactor, host, port, endpoint))
 
 
 plugin = LinesPlugin()

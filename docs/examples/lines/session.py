@@ -1,7 +1,7 @@
 """The session of the lines protocol: bytes to events, and calls to bytes.
 
     client -> server   "+STREAM PAYLOAD\n"     publish one line
-                       "?STREAM AFTER\n"       subscribe, once: send what follows number AFTER
+                       "?STREAM AFTER\n"       subscribe, once: send what follows number AFTER; new: what comes
     server -> client   "ok SEQ\n"              the published line is on disk, with this number
                        "SEQ SIZE\nPAYLOAD\n"   a record of the stream
 
@@ -23,6 +23,8 @@ from fyrehose.sessions import ByteSession
 
 #: The longest line, in bytes; checked while it arrives, so that a peer cannot make the session keep more.
 MAX_LINE = 64 << 10
+#: What a client asks for that wants no earlier records.
+NEW = b"new"
 
 
 @attrs.frozen(slots=True, kw_only=True)
@@ -35,10 +37,10 @@ class Published:
 
 @attrs.frozen(slots=True, kw_only=True)
 class Subscribed:
-    """The peer subscribes to the records after number ``after`` of ``stream``."""
+    """The peer subscribes to the records after number ``after`` of ``stream``; None: to those that come."""
 
     stream: str
-    after: int
+    after: int | None
 
 
 Event = Published | Subscribed | Broken
@@ -114,10 +116,10 @@ class LineSession(ByteSession):
     def _subscribed(self, stream: str, after: bytes) -> Event:
         if self._subscriber:
             return self._break("subscribed-twice")
-        if not after.isdigit():
+        if not after.isdigit() and after != NEW:
             raise ValueError(after)
         self._subscriber = True
-        return Subscribed(stream=stream, after=int(after))
+        return Subscribed(stream=stream, after=None if after == NEW else int(after))
 
     commands: ClassVar[dict[int, Callable[[LineSession, str, bytes], Event]]] = {
         ord("+"): _published,
@@ -137,3 +139,83 @@ def encode(runs: tuple[Run, ...]) -> list[bytes]:
         for run in runs
         for seq, payload in enumerate(run.payloads(), run.first_seq)
     ]
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class Stored:
+    """The oldest line that was not acknowledged yet is on disk, with number ``seq``."""
+
+    seq: int
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class Received:
+    """A record of the stream."""
+
+    seq: int
+    payload: bytes
+
+
+@attrs.define
+class LineClientSession(ByteSession):
+    """The client's session of one connection."""
+
+    _buffer: bytearray = attrs.field(factory=bytearray, init=False)
+    out: list[bytes] = attrs.field(factory=list, init=False)
+    _broken: bool = attrs.field(default=False, init=False)
+
+    @property
+    def expected(self) -> int:
+        """Return how much of an incomplete record has arrived, in bytes: its size is that of a stream's records."""
+        return len(self._buffer)
+
+    @property
+    def buffered(self) -> int:
+        return len(self._buffer)
+
+    def receive_data(self, data: bytes) -> list[Stored | Received | Broken]:
+        """Return the events that *data* completes."""
+        events: list[Stored | Received | Broken] = []
+        self._buffer += data
+        while not self._broken and (event := self._next()) is not None:
+            events.append(event)
+        return events
+
+    def _next(self) -> Stored | Received | Broken | None:
+        """Return the next event, and remove its bytes; None: it is incomplete."""
+        head, newline, _ = self._buffer.partition(b"\n")
+        word, _, number = head.partition(b" ")
+        if newline and number.isdigit() and (word == b"ok" or word.isdigit()):
+            begin = end = len(head) + 1
+            if word == b"ok":
+                event: Stored | Received = Stored(seq=int(number))
+            else:
+                end += int(number) + 1
+                if len(self._buffer) < end:
+                    return None
+                event = Received(seq=int(word), payload=bytes(self._buffer[begin : end - 1]))
+            del self._buffer[:end]
+            return event
+        if not newline and len(head) <= 40:
+            return None
+        self._broken = True
+        self._buffer.clear()
+        return Broken(error=RemoteProtocolError("line-unknown"))
+
+    def receive_eof(self) -> list[Stored | Received | Broken]:
+        """Return Broken if the server finished sending in the middle of a record."""
+        incomplete = bool(self._buffer) and not self._broken
+        return [Broken(error=RemoteProtocolError("line-incomplete"))] if incomplete else []
+
+    def send_line(self, stream: str, payload: bytes) -> None:
+        """Publish *payload*, which has no line feed."""
+        self.out.append(b"+%b %b\n" % (stream.encode(), payload))
+
+    def send_subscribe(self, stream: str, after: int | None) -> None:
+        """Subscribe to the records after number *after*; None: to those that come."""
+        self.out.append(b"?%b %b\n" % (stream.encode(), NEW if after is None else b"%d" % after))
+
+    def data_to_send(self) -> list[bytes]:
+        """Return the bytes to send, and forget them."""
+        data, self.out = self.out, []
+        return data

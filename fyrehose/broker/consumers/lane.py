@@ -27,25 +27,35 @@ The rules, which a checked model has as well:
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
+from itertools import count
+from math import inf
 
 import attrs
 
+from fyrehose.broker.consumers.fresh import FreshLease, FreshRange, FreshRanges
 from fyrehose.broker.consumers.progress import (
     KEPT_LETTERS,
     DeadLetter,
     FinalNumbers,
+    Ranges,
     ShareOptions,
     StreamProgress,
-    ranges_of,
+    packed_ranges,
 )
 
 #: How many times ``limit`` a record may be returned as not tried before that counts as a failure.
 UNTRIED = 10
 #: The delay after the first failure, in seconds; each further failure doubles it, up to the longest one.
 FIRST_DELAY, LONGEST_DELAY = 1.0, 300.0
+
+#: A heap of times is rebuilt when it has more than so many entries beside two for each record: most are of records that
+#: were settled since.
+SPARE = 100
+#: Seconds between two appends that only show that no other server has taken over.
+BETWEEN_PROOFS = 0.1
 
 #: Epoch of the server, and number of the delivery.
 Token = tuple[int, int]
@@ -67,7 +77,7 @@ class Lease:
 
 @attrs.define(eq=False)
 class OpenRecord:
-    """A record that is not final, at or below the highest one that was looked at.
+    """A record that is not final, at or below the highest one that was looked at, and not in its first lease.
 
     :ivar ended: deliveries that have ended, and how many of them failed; durable
     :ivar ending: the same, while the end of its lease is being written
@@ -88,28 +98,47 @@ class OpenRecord:
     queued: bool = False
 
 
+@attrs.frozen
+class Leased:
+    """Consecutive records that a worker has.
+
+    :ivar failures: how many of the leases of each have failed
+    """
+
+    lane: Lane
+    first: int
+    last: int
+    token: Token
+    failures: int = 0
+
+    def __len__(self) -> int:
+        return self.last - self.first + 1
+
+
 @attrs.define(eq=False)
 class LaneChange:
     """The records of one append: all of them become durable, or none.
 
     :ivar epoch: the epoch that begins; 0: none does
+    :ivar proof: whether its append only shows that no other server has taken over
     :ivar letter: the record that becomes a dead letter
     """
 
     lane: Lane | None = None
-    settled: list[int] = attrs.field(factory=list)
-    expired: list[tuple[int, int]] = attrs.field(factory=list)
+    settled: Ranges = attrs.field(factory=list)
+    expired: Ranges = attrs.field(factory=list)
     ended: dict[int, tuple[int, int]] = attrs.field(factory=dict)
     letter: DeadLetter | None = None
     reach: int = 0
     epoch: int = 0
+    proof: bool = False
 
     def fields(self) -> dict[str, object]:
         """Return the fields of its record."""
         found: dict[str, object] = {
             "epoch": self.epoch,
             "reach": self.reach,
-            "final": ranges_of(self.settled),
+            "final": packed_ranges(self.settled),
             "dead": [] if self.letter is None else [self.letter[0]],
             "expired": self.expired,
             "ends": {str(seq): end for seq, end in self.ended.items()},
@@ -131,6 +160,8 @@ class Group:
     :ivar hold_until: until when records that may have been leased before the start wait
     :ivar open: records of all lanes that are not final
     :ivar held: how many records each consumer holds, and *leased* all of them
+    :ivar stirred: the lanes that may have something to lease, by stream; the next one to be asked first
+    :ivar alarms: a heap of the times at which a lane has to look at its leases and delays
     """
 
     options: ShareOptions
@@ -147,22 +178,33 @@ class Group:
     open: int = attrs.field(default=0, init=False)
     held: Counter[str] = attrs.field(factory=Counter, init=False)
     leased: int = attrs.field(default=0, init=False)
+    stirred: OrderedDict[str, Lane] = attrs.field(factory=OrderedDict, init=False)
+    alarms: list[tuple[float, int, Lane]] = attrs.field(factory=list, init=False)
+    order: Iterator[int] = attrs.field(factory=count, init=False)
     redelivered: int = attrs.field(default=0, init=False)
     late: int = attrs.field(default=0, init=False)
     #: whether a rewind is being written: nothing may be appended for records of before
     rewinding: bool = attrs.field(default=False, init=False)
     _beginning: bool = attrs.field(default=False, init=False)
+    _prove_after: float = attrs.field(default=-inf, init=False)  #: when the next proof may be appended
 
     def __attrs_post_init__(self) -> None:
         self.epoch, self.stored_epoch = self.before + 1, self.before
         self.hold_until = self.now() + self.options.lease
 
     def may_lease(self) -> bool:
-        """Return whether this server may lease and extend; begin its epoch if it has not begun (rules 10 and 13)."""
+        """Return whether this server may lease and extend (rules 10 and 13).
+
+        If not, what is missing is appended: the beginning of its epoch, or a proof that nobody has taken over.
+        """
         if self.stored_epoch != self.epoch and not self._beginning:
             self._beginning = True
             self.append([LaneChange(epoch=self.epoch)])
-        return self.trusted() and self.stored_epoch == self.epoch and not self.rewinding
+        trusted = self.trusted()
+        if not trusted and not self._beginning and self.now() >= self._prove_after:
+            self._prove_after = self.now() + BETWEEN_PROOFS
+            self.append([LaneChange(proof=True)])
+        return trusted and self.stored_epoch == self.epoch and not self.rewinding
 
     @property
     def appended_epoch(self) -> int:
@@ -173,9 +215,9 @@ class Group:
         """Return whether records of the epoch before still wait (rule 12)."""
         return self.now() < self.hold_until
 
-    def has_room(self) -> bool:
-        """Return whether another new record may be leased (rule 16)."""
-        return self.open < self.options.window
+    def room(self) -> int:
+        """Return how many new records may be leased (rule 16)."""
+        return max(0, self.options.window - self.open)
 
     def committed(self, batch: LaneChange) -> None:
         """Record that *batch* is durable."""
@@ -200,7 +242,8 @@ class Lane:
     :ivar bounds: returns the oldest and the last durable number of the stream
     :ivar keys: returns the keys of the records from a number to another one; those that are missing have none
     :ivar seen: no record above it was looked at
-    :ivar entries: the records up to *seen* that are not final, in their order
+    :ivar entries: the records up to *seen* that are not final, except for those in *fresh*
+    :ivar fresh: the records without a key that nobody had before those who have them now
     """
 
     group: Group
@@ -212,6 +255,9 @@ class Lane:
     reach: int = attrs.field(init=False)  #: appended
     hold: int = attrs.field(init=False)  #: records up to here wait for the grace
     entries: dict[int, OpenRecord] = attrs.field(factory=dict, init=False)
+    fresh: FreshRanges = attrs.field(factory=FreshRanges, init=False)
+    _fresh_ends: list[tuple[float, int, FreshLease]] = attrs.field(factory=list, init=False)
+    _alarm: float = attrs.field(default=inf, init=False)  #: when the next tick is due
     _ready: list[int] = attrs.field(factory=list, init=False)
     _delayed: list[tuple[float, int]] = attrs.field(factory=list, init=False)
     _ends: list[tuple[float, int]] = attrs.field(factory=list, init=False)
@@ -220,6 +266,7 @@ class Lane:
     _known_keys: dict[int, str] = attrs.field(factory=dict, init=False)
     _oldest: int = attrs.field(default=0, init=False)
     _holding: bool = attrs.field(default=True, init=False)
+    _abandoned: bool = attrs.field(default=False, init=False)
     _expiring: list[tuple[int, int]] = attrs.field(factory=list, init=False)  #: records that nobody has looked at
     _unwritten: list[tuple[int, int]] = attrs.field(factory=list, init=False)  #: the same, to be appended again
 
@@ -229,10 +276,26 @@ class Lane:
         for first, last in self.progress.final.gaps(1, self.seen):
             for seq in range(first, last + 1):
                 self._enter(seq)
+        self.stir()
+        self._tick_at(self.group.hold_until)
+
+    def stir(self) -> None:
+        """Ask this lane when records are wanted: it may have some, since something has changed."""
+        if not self._abandoned:
+            self.group.stirred.setdefault(self.stream, self)
+
+    def has_more(self) -> bool:
+        """Return whether it has records to lease, as far as window, reach and delays allow it."""
+        return bool(self._ready) or self.seen < self.bounds()[1]
+
+    def _tick_at(self, when: float) -> None:
+        if when < self._alarm:
+            self._alarm = when
+            heappush(self.group.alarms, (when, next(self.group.order), self))
 
     # Leasing.
 
-    def lease(self, consumer: str, most: int) -> list[OpenRecord]:
+    def lease(self, consumer: str, most: int) -> list[Leased]:
         """Lease up to *most* records to *consumer*: new ones, and for up to a half of them those that were returned."""
         self.tick()
         unknown = self._blind or (
@@ -240,25 +303,70 @@ class Lane:
         )  # Deleted records, whose keys are unknown.
         if not self.group.may_lease() or self.group.paused or unknown:
             return []
-        picked: list[OpenRecord] = []
-        returned, last = (most + 1) // 2, self.bounds()[1]
-        while len(picked) < most:
-            entry = (self._next_ready() if len(picked) < returned else None) or self._next_new(last)
-            if entry is None and returned < most:
+        picked: list[Leased] = []
+        found: Leased | None
+        returned, left, last = (most + 1) // 2, most, self.bounds()[1]
+        while left > 0:
+            entry = self._next_ready() if most - left < returned else None
+            if entry is None and self._is_unused(self.seen + 1):
+                found = self._lease_fresh(consumer, left, last)
+            else:
+                entry = entry or self._next_new(last)
+                found = None if entry is None else self._lease_one(entry, consumer)
+            if found is not None:
+                picked.append(found)
+                left -= len(found)
+            elif returned < most:
                 returned = most  # There are no new ones.
-                continue
-            if entry is None:
+            else:
                 break
-            number, end = entry.ended[0] + 1, self.group.now() + self.group.options.lease
-            self._begin_lease(entry, Lease(number, end, consumer))
-            self.group.redelivered += number > 1
-            heappush(self._ends, (end, entry.seq))
-            picked.append(entry)
         return picked
 
-    def token(self, entry: OpenRecord) -> Token:
-        assert entry.lease is not None, "the record is leased"
-        return self.group.epoch, entry.lease.number
+    def _lease_one(self, entry: OpenRecord, consumer: str) -> Leased:
+        number, end = entry.ended[0] + 1, self.group.now() + self.group.options.lease
+        self._begin_lease(entry, Lease(number, end, consumer))
+        self.group.redelivered += number > 1
+        self._end_one_at(end, entry.seq)
+        return Leased(self, entry.seq, entry.seq, (self.group.epoch, number), entry.ended[1])
+
+    def _is_unused(self, seq: int) -> bool:
+        """Return whether nobody can have had the record *seq* or a later one, which have no keys."""
+        return self.keys is None and seq > self.hold and not self.progress.final.reaches(seq)
+
+    def _lease_fresh(self, consumer: str, most: int, last: int) -> Leased | None:
+        """Lease up to *most* of the records up to *last* that nobody has had (rules 1, 11, 16)."""
+        first = self.seen + 1
+        last = min(last, self.seen + min(most, self.group.room()))
+        if first > last:
+            return None
+        last = self._reached(last)
+        if first > last:
+            self._raise_reach()
+            return None
+        self.seen = last
+        self.group.open += last - first + 1
+        self._hold(consumer, last - first + 1)
+        self.fresh.add(FreshRange(first, last, self._fresh_lease(first, last, consumer)))
+        return Leased(self, first, last, (self.group.epoch, 1))
+
+    def _fresh_lease(self, first: int, last: int, consumer: str) -> FreshLease:
+        lease = FreshLease(first, last, self.group.now() + self.group.options.lease, consumer)
+        self._end_at(lease)
+        return lease
+
+    def _end_at(self, lease: FreshLease) -> None:
+        if len(self._fresh_ends) > SPARE + 2 * len(self.fresh):
+            leases = {id(fresh.lease): fresh.lease for fresh in self.fresh}
+            self._fresh_ends = sorted((each.end, next(self.group.order), each) for each in leases.values())
+        heappush(self._fresh_ends, (lease.end, next(self.group.order), lease))
+        self._tick_at(lease.end)
+
+    def _end_one_at(self, end: float, seq: int) -> None:
+        if len(self._ends) > SPARE + 2 * len(self.entries):
+            leases = ((each.lease, each.seq) for each in self.entries.values())
+            self._ends = sorted((lease.end, of) for lease, of in leases if lease is not None)
+        heappush(self._ends, (end, seq))
+        self._tick_at(end)
 
     def is_waiting(self, entry: OpenRecord) -> bool:
         """Return whether *entry* is neither leased nor being written, and nothing holds it (rules 2, 5, 8, 12, 15)."""
@@ -286,8 +394,8 @@ class Lane:
 
     def _next_new(self, last: int) -> OpenRecord | None:
         """Return the next record up to *last* that nobody has had, if window and reach allow it (rules 1, 11, 16)."""
-        while self.seen < last and self.group.has_room():
-            if not self._is_reached(self.seen + 1):
+        while self.seen < last and self.group.room():
+            if self._reached(self.seen + 1) <= self.seen:
                 self._raise_reach()
                 return None
             self.seen += 1
@@ -298,9 +406,9 @@ class Lane:
                 return entry
         return None
 
-    def _is_reached(self, seq: int) -> bool:
-        """Return whether a durable reach includes *seq* (rule 11)."""
-        return seq <= self.progress.reach
+    def _reached(self, last: int) -> int:
+        """Return the last record up to *last* that a durable reach includes (rule 11)."""
+        return min(last, self.progress.reach)
 
     def _raise_reach(self) -> None:
         if self.seen + 1 > self.reach:
@@ -308,7 +416,7 @@ class Lane:
 
     def _next_reach(self) -> int:
         """Return the highest record that the window allows, so that a start finds no more than a window open."""
-        return self.seen + max(0, self.group.options.window - self.group.open)
+        return self.seen + self.group.room()
 
     def _enter(self, seq: int) -> OpenRecord:
         """Begin to look at record *seq*."""
@@ -326,26 +434,47 @@ class Lane:
 
     def _release(self, entry: OpenRecord) -> None:
         """Let *entry* be leased again when its delay is over, if nothing else holds it."""
+        if self.group.rewinding:
+            return  # See :meth:`resume`.
         if entry.seq < self._oldest:
             self._expire_deleted([entry])
         elif self.is_waiting(entry) and not entry.queued:
             entry.queued = True
             if entry.not_before > self.group.now():
+                if len(self._delayed) > SPARE + 2 * len(self.entries):
+                    queued = (self.entries.get(seq) for _, seq in self._delayed)
+                    self._delayed = sorted((each.not_before, each.seq) for each in queued if each and each.queued)
                 heappush(self._delayed, (entry.not_before, entry.seq))
+                self._tick_at(entry.not_before)
             else:
                 heappush(self._ready, entry.seq)
+                self.stir()
 
     # Settling, returning, extending.
 
+    def refusals(self, first: int, last: int, token: Token) -> Iterator[tuple[int, int, str]]:
+        """Yield the ranges from *first* to *last* that cannot be settled with *token*, and why; see :meth:`why_not`."""
+        seq = first
+        while seq <= last:
+            fresh = self.fresh.find(seq)
+            end = seq if fresh is None else min(last, fresh.last)
+            why = self.why_not(seq, token)
+            if why:
+                yield seq, end, why
+            seq = end + 1
+
     def why_not(self, seq: int, token: Token) -> str:
         """Return why *seq* cannot be settled with *token* (rules 3, 4, 5 and 12); empty if it can."""
-        entry = self.entries.get(seq)
         if self.group.rewinding:
             return "rewound"
         if seq in self.progress.final:
             return "final"
+        entry = self.entries.get(seq)
         if entry is None:
-            return "lease-lost"
+            fresh = self.fresh.find(seq)
+            if fresh is not None and fresh.closing:
+                return "being-settled"
+            return "" if fresh is not None and token == (self.group.epoch, 1) else "lease-lost"
         if entry.closing:
             return "being-settled"
         return "" if self._is_last_token(entry, token) else "lease-lost"
@@ -360,17 +489,40 @@ class Lane:
 
     def holds(self, seq: int, token: Token) -> bool:
         """Return whether *token* is the one of a lease that has not ended."""
+        if self.group.rewinding:
+            return False
         entry = self.entries.get(seq)
-        if entry is None or entry.lease is None or entry.ending is not None or entry.closing or self.group.rewinding:
+        if entry is None:
+            fresh = self.fresh.find(seq)
+            return fresh is not None and not fresh.closing and token == (self.group.epoch, 1)
+        if entry.lease is None or entry.ending is not None or entry.closing:
             return False
         return token == (self.group.epoch, entry.lease.number)
 
-    def settle(self, seqs: Sequence[int], batch: LaneChange) -> None:
-        """Add the end of *seqs*, which :meth:`why_not` allows, to *batch*."""
-        for seq in seqs:
-            self._close(self.entries[seq], "settled")
-        batch.settled += sorted(seqs)
+    def settle(self, ranges: Ranges, batch: LaneChange) -> None:
+        """Add the end of *ranges*, which do not overlap and have no :meth:`refusals`, to *batch*."""
+        for first, last in ranges:
+            for fresh in self.fresh.cut(first, last):
+                fresh.closing = True
+                self.group.open -= len(fresh)
+            for entry in self._entries_in(first, last):
+                self._close(entry, "settled")
+        batch.settled += ranges
         self.reach = batch.reach = max(self.reach, self._next_reach())  # It costs nothing to write it now.
+
+    def _entries_in(self, first: int, last: int) -> list[OpenRecord]:
+        """Return the entries from *first* to *last*."""
+        if last - first < len(self.entries):
+            return [self.entries[seq] for seq in range(first, last + 1) if seq in self.entries]
+        return [entry for seq, entry in self.entries.items() if first <= seq <= last]
+
+    def _single(self, seq: int) -> OpenRecord:
+        """Return the entry of *seq*, which is open; one that was in a range becomes an entry."""
+        for fresh in self.fresh.remove(seq, seq):
+            lease = fresh.lease
+            self.entries[seq] = OpenRecord(seq, lease=Lease(1, lease.end, lease.consumer))
+            self._end_one_at(lease.end, seq)
+        return self.entries[seq]
 
     def give_back(
         self, seq: int, batch: LaneChange, *, failed: bool, delay: float | None = None, why: str = ""
@@ -382,7 +534,7 @@ class Lane:
         :param delay: until it may be leased again, in seconds; None: longer with each failure
         :param why: makes it a dead letter at once
         """
-        entry = self.entries[seq]
+        entry = self._single(seq)
         assert entry.lease is not None, "the lease has not ended"
         number, limit = entry.lease.number, self.group.options.limit
         failures = entry.ended[1] + (failed or bool(limit and number - entry.ended[1] > UNTRIED * limit))
@@ -407,27 +559,43 @@ class Lane:
         entry = self.entries.get(seq)
         if entry is not None and entry.lease is None and token[0] != self.group.epoch and not self.why_not(seq, token):
             self._begin_lease(entry, Lease(token[1], 0.0, consumer))
-        elif entry is None or not self.holds(seq, token):
+        elif not self.holds(seq, token):
             return None
+        entry = self._single(seq)
         assert entry.lease is not None, "it was just leased, or still is"
         entry.lease.end = self.group.now() + self.group.options.lease
-        heappush(self._ends, (entry.lease.end, seq))
-        return self.token(entry)
+        self._end_one_at(entry.lease.end, seq)
+        return self.group.epoch, entry.lease.number
 
-    def missing(self, seq: int, behind: int) -> None:
-        """End record *seq*, which was just leased, as expired: the journal has nothing from it up to *behind*.
+    def renew(self, leased: Leased, consumer: str) -> Iterator[Leased]:
+        """Let the leases of *leased* that have not ended last for another lease time, and yield their records."""
+        if not self.group.may_lease():
+            return
+        for fresh in self.fresh.cut(leased.first, leased.last):
+            if self.holds(fresh.first, leased.token):
+                fresh.lease = self._fresh_lease(fresh.first, fresh.last, consumer)
+                yield attrs.evolve(leased, first=fresh.first, last=fresh.last)
+        for entry in self._entries_in(leased.first, leased.last):
+            if self.holds(entry.seq, leased.token) and self.extend(entry.seq, leased.token, consumer):
+                yield attrs.evolve(leased, first=entry.seq, last=entry.seq)
 
-        Numbers behind it that nobody has looked at end with it, however many they are.
-        """
-        self._expire(self.entries[seq])
-        self._expire_unseen(behind - 1)
+    def missing(self, first: int, last: int) -> None:
+        """End records that were just leased as expired: the journal does not have them any more."""
+        for seq in range(first, last + 1):
+            self._expire(self._single(seq))
 
-    def withdraw(self, seq: int) -> None:
-        """Take back the lease of *seq*, which no worker was told of."""
-        entry = self.entries[seq]
-        self._end_lease(entry)
-        entry.not_before = 0.0
-        self._release(entry)
+    def withdraw(self, first: int, last: int) -> None:
+        """Take back the leases of records that no worker was told of."""
+        for seq in range(first, last + 1):
+            entry = self._single(seq)
+            self._end_lease(entry)
+            entry.not_before = 0.0
+            self._release(entry)
+
+    def resume(self) -> None:
+        """Let records be leased again, because a rewind could not be written."""
+        for entry in list(self.entries.values()):
+            self._release(entry)
 
     def abandon(self) -> None:
         """Forget everything, because the subscription is rewound or deleted."""
@@ -435,6 +603,21 @@ class Lane:
             self._end_lease(entry)
             self.group.open -= not entry.closing
         self.entries.clear()
+        for fresh in self.fresh:
+            self._let_go(fresh.lease.consumer, len(fresh))
+            self.group.open -= 0 if fresh.closing else len(fresh)
+        self.fresh.clear()
+        self.group.stirred.pop(self.stream, None)
+        self._abandoned = True  # Appends that are under way may still end.
+
+    def leases(self) -> Iterator[tuple[str, int, str, float, int]]:
+        """Yield stream, number, consumer, end and failures of each record that is leased."""
+        for entry in self.entries.values():
+            if entry.lease is not None:
+                yield self.stream, entry.seq, entry.lease.consumer, entry.lease.end, entry.ended[1]
+        for fresh in self.fresh:
+            for seq in range(fresh.first, fresh.last + 1):
+                yield self.stream, seq, fresh.lease.consumer, fresh.lease.end, 0
 
     def delayed(self) -> int:
         """Return about how many records wait for their delay; those that are settled late meanwhile count, too."""
@@ -442,8 +625,8 @@ class Lane:
 
     def available(self) -> int:
         """Return about how many records could be leased now."""
-        room = max(0, self.group.options.window - self.group.open)
-        return len(self._ready) + len(self._delayed) + min(room, max(0, self.bounds()[1] - self.seen))
+        new = min(self.group.room(), max(0, self.bounds()[1] - self.seen))
+        return len(self._ready) + len(self._delayed) + new
 
     # Time and retention.
 
@@ -454,6 +637,9 @@ class Lane:
         now, oldest = self.group.now(), self.bounds()[0]
         batch = LaneChange(self)
         changed, self._oldest = oldest != self._oldest, oldest
+        while self._fresh_ends and self._fresh_ends[0][0] <= now:
+            for seq in self._ended(heappop(self._fresh_ends)[2]):
+                self.give_back(seq, batch, failed=True)
         due = []
         while self._ends and self._ends[0][0] <= now:
             due.append(heappop(self._ends)[1])
@@ -470,9 +656,20 @@ class Lane:
                 self._release(entry)
         if changed:
             self._expire_deleted(list(self.entries.values()))
-            self._expire_unseen(self._oldest - 1)
+            self.expire_unseen(self._oldest - 1)
         while self._delayed and self._delayed[0][0] <= now:
             heappush(self._ready, heappop(self._delayed)[1])
+            self.stir()
+        if self._alarm <= now:
+            self._alarm = inf
+            times = [heap[0][0] for heap in (self._ends, self._fresh_ends, self._delayed) if heap]
+            self._tick_at(min([*times, self.group.hold_until if self._holding else inf]))
+
+    def _ended(self, lease: FreshLease) -> list[int]:
+        """Return the records whose lease is *lease*, if it has ended."""
+        ranges = self.fresh.cut(lease.first, lease.last) if lease.end <= self.group.now() else []
+        due = [fresh for fresh in ranges if fresh.lease is lease and not fresh.closing]
+        return [seq for fresh in due for seq in range(fresh.first, fresh.last + 1)]
 
     def _expire_deleted(self, entries: Sequence[OpenRecord]) -> None:
         for entry in entries:
@@ -484,7 +681,7 @@ class Lane:
         self._close(entry, "expired")
         self._append(LaneChange(self, expired=[(entry.seq, entry.seq)]))
 
-    def _expire_unseen(self, last: int) -> None:
+    def expire_unseen(self, last: int) -> None:
         """End the numbers up to *last* that nobody has looked at: the journal does not have their records."""
         first, self.seen = self.seen + 1, max(self.seen, last)
         unwritten = [*self._unwritten, *self.progress.final.gaps(first, self.seen)]
@@ -505,65 +702,89 @@ class Lane:
 
     def committed(self, batch: LaneChange) -> None:
         """Record that *batch* is durable."""
-        progress = self.progress
-        progress.apply(batch.fields())
-        final = [*batch.settled, *(seq for first, last in batch.expired if first == last for seq in (first,))]
-        for seq in final if batch.letter is None else [batch.letter[0]]:
-            self._forget(seq)
+        self.stir()
+        self.progress.apply(batch.fields())
+        for first, last in batch.settled:
+            for fresh in self.fresh.remove(first, last):
+                self._let_go(fresh.lease.consumer, len(fresh))
+            for entry in self._entries_in(first, last):
+                self._forget(entry)
+        for entry in self._single_ends(batch):
+            self._forget(entry)
         for unseen in batch.expired:
             if unseen in self._expiring:
                 self._expiring.remove(unseen)
         for seq, ended in batch.ended.items():
-            entry = self.entries.get(seq)
-            if entry is not None:
+            if seq in self.entries:
+                entry = self.entries[seq]
                 entry.ended, entry.ending = ended, None
                 self._end_lease(entry)
                 self._release(entry)
 
     def undone(self, batch: LaneChange) -> None:
         """Make everything as it was before *batch*, which could not be written."""
+        self.stir()
         if batch.reach:
             self.reach = self.progress.reach
-        numbers = [*batch.settled, *batch.ended, *(first for first, last in batch.expired if first == last)]
-        for seq in numbers if batch.letter is None else [batch.letter[0]]:
-            entry = self.entries.get(seq)
-            if entry is None:
-                continue
-            if seq in batch.ended:
-                entry.ending = None
-            elif entry.closing:
-                entry.closing, entry.letter = "", None
-                self.group.open += 1
-            if entry.lease is not None:
-                heappush(self._ends, (entry.lease.end, seq))
-            else:
-                self._oldest = 0  # The next tick looks for what retention has deleted.
-                self._release(entry)
+        entries = [self.entries[seq] for seq in batch.ended if seq in self.entries] + self._single_ends(batch)
+        for first, last in batch.settled:
+            for fresh in self.fresh.cut(first, last):
+                fresh.closing = False
+                self.group.open += len(fresh)
+                self._end_at(fresh.lease)
+            entries += self._entries_in(first, last)
+        for entry in entries:
+            self._reopen(entry)
         for unseen in batch.expired:
             if unseen in self._expiring:
                 self._expiring.remove(unseen)
                 self._unwritten.append(unseen)
                 self._oldest = 0  # The next tick tries again.
 
+    def _single_ends(self, batch: LaneChange) -> list[OpenRecord]:
+        """Return the entries that *batch* makes final one by one: a dead letter, and records that have expired."""
+        numbers = [first for first, last in batch.expired if first == last]
+        if batch.letter is not None:
+            numbers.append(batch.letter[0])
+        return [self.entries[seq] for seq in numbers if seq in self.entries]
+
+    def _reopen(self, entry: OpenRecord) -> None:
+        """Make *entry* as it was before an append that could not be written."""
+        if entry.ending is not None:
+            entry.ending = None
+        elif entry.closing:
+            entry.closing, entry.letter = "", None
+            self.group.open += 1
+        if entry.lease is not None:
+            self._end_one_at(entry.lease.end, entry.seq)
+        else:
+            self._oldest = 0  # The next tick looks for what retention has deleted.
+            self._release(entry)
+
     def _begin_lease(self, entry: OpenRecord, lease: Lease) -> None:
         entry.lease = lease
-        self.group.held[lease.consumer] += 1
-        self.group.leased += 1
+        self._hold(lease.consumer, 1)
 
     def _end_lease(self, entry: OpenRecord) -> None:
         if entry.lease is not None:
-            self.group.leased -= 1
-            held = self.group.held
-            held[entry.lease.consumer] -= 1
-            if held[entry.lease.consumer] <= 0:
-                del held[entry.lease.consumer]
+            self._let_go(entry.lease.consumer, 1)
             entry.lease = None
 
-    def _forget(self, seq: int) -> None:
+    def _hold(self, consumer: str, count: int) -> None:
+        self.group.held[consumer] += count
+        self.group.leased += count
+
+    def _let_go(self, consumer: str, count: int) -> None:
+        held = self.group.held
+        self.group.leased -= count
+        held[consumer] -= count
+        if held[consumer] <= 0:
+            del held[consumer]
+
+    def _forget(self, entry: OpenRecord) -> None:
         """Forget a record that is final, and let the next one of its key be leased (rule 15)."""
-        entry = self.entries.pop(seq, None)
-        if entry is None:
-            return
+        seq = entry.seq
+        del self.entries[seq]
         self._end_lease(entry)
         self._blind.discard(seq)
         if entry.key is not None:
@@ -584,6 +805,9 @@ class Lane:
         found.letters = [*now.letters, *letters][-KEPT_LETTERS:]
         for first, last in self._expiring:
             found.expired += found.final.add(first, last)
+        for fresh in self.fresh:
+            if fresh.closing:
+                found.end("settled", fresh.first, fresh.last)
         for entry in self.entries.values():
             if entry.closing:
                 found.end(entry.closing, entry.seq, entry.seq)

@@ -35,6 +35,8 @@ KEPT_LETTERS = 20
 
 #: The number of a record, its failures, why it became a dead letter, and when, in microseconds since 1970 UTC.
 DeadLetter = tuple[int, int, str, int]
+#: The first and the last number of each.
+Ranges = list[tuple[int, int]]
 
 
 class FinalNumbers:
@@ -54,6 +56,14 @@ class FinalNumbers:
     def above(self) -> list[tuple[int, int]]:
         """Return the ranges above the floor."""
         return list(zip(self._firsts, self._lasts, strict=True))
+
+    def all(self) -> Ranges:
+        """Return the ranges, also the one up to the floor."""
+        return ([(1, self.floor)] if self.floor else []) + self.above()
+
+    def reaches(self, seq: int) -> bool:
+        """Return whether *seq* or a later number is final."""
+        return seq <= self.floor or bool(self._lasts and seq <= self._lasts[-1])
 
     def add(self, first: int, last: int) -> int:
         """Add the numbers from *first* to *last*, and return how many of them are new."""
@@ -132,14 +142,18 @@ class StreamProgress:
         for kind, name in (("final", "settled"), ("dead", "dead"), ("expired", "expired")):
             for first, last in _pairs(change.get(kind, ())):
                 self.end(name, first, last)
+                self._forget_ends(first, last)
         self.reach = max(self.reach, change.get("reach", 0))
         if "letters" in change:
             self.letters = [*self.letters, *map(_letter, change["letters"])][-KEPT_LETTERS:]
         for seq, (deliveries, failures) in change.get("ends", {}).items():
             if int(seq) not in self.final:
                 self.ends[int(seq)] = deliveries, failures
-        if change.get("final") or change.get("dead") or change.get("expired"):
-            self.ends = {seq: end for seq, end in self.ends.items() if seq not in self.final}
+
+    def _forget_ends(self, first: int, last: int) -> None:
+        known = self.ends
+        for seq in range(first, last + 1) if last - first < len(known) else [s for s in known if first <= s <= last]:
+            known.pop(seq, None)
 
     def end(self, how: str, first: int, last: int) -> None:
         """Make the records from *first* to *last* final, and count those that were not.
@@ -284,15 +298,20 @@ def pack_checkpoint(shares: Mapping[str, SavedShare]) -> list[bytes]:
     return [_dumped({"v": VERSION, "all": [index, count], "shared": piece}) for index, piece in enumerate(pieces)]
 
 
-def ranges_of(numbers: Iterable[int]) -> list[int | tuple[int, int]]:
-    """Return ascending *numbers* as ranges: a number stands for itself."""
-    found: list[list[int]] = []
-    for seq in numbers:
-        if found and seq == found[-1][1] + 1:
-            found[-1][1] = seq
+def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Return *ranges* in ascending order; those that overlap or follow each other become one."""
+    found: Ranges = []
+    for first, last in sorted(ranges):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = found[-1][0], max(last, found[-1][1])
         else:
-            found.append([seq, seq])
-    return [first if first == last else (first, last) for first, last in found]
+            found.append((first, last))
+    return found
+
+
+def packed_ranges(ranges: Iterable[tuple[int, int]]) -> list[int | tuple[int, int]]:
+    """Return *ranges* for JSON: a single number stands for itself."""
+    return [first if first == last else (first, last) for first, last in ranges]
 
 
 def _pairs(ranges: Iterable[Any]) -> Iterator[tuple[int, int]]:

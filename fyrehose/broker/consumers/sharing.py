@@ -18,7 +18,7 @@ from twisted.internet.defer import Deferred, fail
 from fyrehose.broker.consumers.progress import ShareOptions
 from fyrehose.broker.consumers.table import LeasedRun, SharedSubscription, SharedSubscriptions
 from fyrehose.broker.consumers.work import Item, WorkerAction
-from fyrehose.errors import Forbidden, FyrehoseError, InvalidPosition, NoSuchSubscription
+from fyrehose.errors import Following, Forbidden, FyrehoseError, InvalidPosition, NoSuchSubscription
 from fyrehose.identity import Action as Right
 from fyrehose.patterns import Pattern
 from fyrehose.records import Run
@@ -117,7 +117,7 @@ class Sharing:
             if lane is None:
                 unknown.append(item.stream or only)
             else:
-                actions.append(WorkerAction(item.kind, lane, item.seq, item.token, item.delay, item.why))
+                actions.append(WorkerAction(item.kind, lane, item.first, item.last, item.token, item.delay, item.why))
         if unknown:
             detail = f"stream {unknown[0][:80]!r} is not one of subscription {shared.name!r}: name the stream of each"
             return fail(InvalidPosition(f'{detail} record, as in ["logs.a", 7, "3.1"]'))
@@ -147,11 +147,19 @@ class Sharing:
         return self.table.delete(shared)
 
     def show(self, shared: SharedSubscription) -> dict[str, object]:
-        """Describe *shared*, with its leases and its last dead letters."""
+        """Describe *shared*, with its leases and its last dead letters.
+
+        :raises Following: another server leads, and this one does not know how far the work is
+        """
+        refusal = self.table.refusal()
+        if isinstance(refusal, Following):
+            raise refusal
         return {**describe(self.table, shared), **details(shared)}
 
     def listed(self) -> list[dict[str, object]]:
-        """Describe the subscriptions that the peer may consume."""
+        """Describe the subscriptions that the peer may consume; none if another server leads."""
+        if isinstance(self.table.refusal(), Following):
+            return []
         permits: Callable[[Right, str], bool] = self.peer.permits
         every = self.table.entries.values()
         return [describe(self.table, each) for each in every if permits(Right.CONSUME, each.options.stream)]
@@ -180,7 +188,7 @@ def describe(table: SharedSubscriptions, shared: SharedSubscription) -> dict[str
         "in_flight": group.leased,
         "waiting": max(0, group.open - group.leased - delayed),
         "delayed": delayed,
-        "window_full": not group.has_room(),
+        "window_full": not group.room(),
         "oldest_unsettled_seconds": age,
         "settled_total": sum(lane.progress.settled for lane in lanes),
         "dead_total": sum(lane.progress.dead for lane in lanes),
@@ -195,19 +203,13 @@ def describe(table: SharedSubscriptions, shared: SharedSubscription) -> dict[str
 def details(shared: SharedSubscription) -> dict[str, object]:
     """Return the floors, the leases and the last dead letters of *shared* as an object for JSON."""
     lanes, now = shared.work.lanes.values(), shared.group.now()
-    leased = ((lane, each, each.lease) for lane in lanes for each in lane.entries.values() if each.lease is not None)
+    leased = (each for lane in lanes for each in lane.leases())
     letters = sorted((time, lane.stream, *rest) for lane in lanes for *rest, time in lane.progress.letters)
     return {
         "floor": shared.places,
         "leases": [
-            {
-                "stream": lane.stream,
-                "seq": entry.seq,
-                "consumer": lease.consumer,
-                "ends_in": round(lease.end - now, 3),
-                "failures": entry.ended[1],
-            }
-            for lane, entry, lease in islice(leased, MOST_LEASES)
+            {"stream": stream, "seq": seq, "consumer": consumer, "ends_in": round(end - now, 3), "failures": failures}
+            for stream, seq, consumer, end, failures in islice(leased, MOST_LEASES)
         ],
         "dead_letters": [
             {"stream": stream, "seq": seq, "failures": failures, "why": why, "time": time}

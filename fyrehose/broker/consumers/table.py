@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -21,7 +21,7 @@ from twisted.python.failure import Failure
 
 from fyrehose.broker.budget import Budget
 from fyrehose.broker.consumers import progress
-from fyrehose.broker.consumers.lane import Group, Lane, LaneChange
+from fyrehose.broker.consumers.lane import Group, Lane, LaneChange, Leased
 from fyrehose.broker.consumers.progress import (
     SOURCE,
     STREAM,
@@ -31,7 +31,7 @@ from fyrehose.broker.consumers.progress import (
     ShareOptions,
     StreamProgress,
 )
-from fyrehose.broker.consumers.work import Leased, Work, WorkerAction
+from fyrehose.broker.consumers.work import Work, WorkerAction
 from fyrehose.broker.lags import SubscriptionLags
 from fyrehose.broker.state_stream import StateStream
 from fyrehose.errors import (
@@ -69,7 +69,7 @@ Publish = Callable[[Sequence[Run], Sequence[Run]], Deferred[Any]]
 class LeasedRun:
     """Leased records that follow each other.
 
-    :ivar leases: the lease of each record of *run*
+    :ivar leases: the leases of the records of *run*, in their order
     """
 
     leases: list[Leased]
@@ -133,7 +133,6 @@ class SharedSubscriptions:
     :ivar refusal: returns why nothing can be leased at present, or None
     :ivar taken: whether an exclusive subscription has a name
     :ivar most: the most subscriptions
-    :ivar clustered: whether another server may take over, which nothing here can know yet (rule 13)
     """
 
     clock: IReactorTime
@@ -143,7 +142,6 @@ class SharedSubscriptions:
     refusal: Callable[[], PublishError | None] = attrs.field(default=lambda: None, kw_only=True)
     taken: Callable[[str], bool] = attrs.field(default=lambda name: False, kw_only=True)
     most: int = attrs.field(default=1_000, kw_only=True)
-    clustered: bool = attrs.field(default=False, kw_only=True)
     now: Callable[[], int] = attrs.field(default=lambda: time.time_ns() // 1000, kw_only=True)
     entries: dict[str, SharedSubscription] = attrs.field(factory=dict, init=False)
     stream: StateStream = attrs.field(init=False)
@@ -156,8 +154,10 @@ class SharedSubscriptions:
     #: by the name of a subscription that is being written: the requests for the same name, which wait
     _creating: dict[str, list[Deferred[None]]] = attrs.field(factory=dict, init=False)
     _loop: LoopingCall | None = attrs.field(default=None, init=False)
+    _reader: RunReader = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        self._reader = RunReader(self.journal)
         self.lags = SubscriptionLags(self.journal, lambda: self.now())
         self.stream = StateStream(
             STREAM,
@@ -228,7 +228,7 @@ class SharedSubscriptions:
                         f"subscription {name!r} exists with other options; delete it, or use another name"
                     )
                 return self._settled(present)
-            self._check_alone()
+            self._check_durable()
             if name in self._creating:
                 self._creating[name].append(Deferred())
                 return self._creating[name][-1].addCallback(lambda _: self.create(name, options, floors))
@@ -261,15 +261,15 @@ class SharedSubscriptions:
 
         return self._change(payload).addCallback(created).addBoth(ended)
 
-    def _check_alone(self) -> None:
-        """Check that no other server can take over.
+    def _check_durable(self) -> None:
+        """Check that what is acknowledged survives the loss of this server: rules 8, 10 and 11 need it.
 
-        :raises SubscriptionError: one can
+        :raises SubscriptionError: it may be lost
         """
-        if self.clustered:
+        if self.journal.early:
             raise SubscriptionError(
-                "shared subscriptions do not work with [replication] yet: a server that was deposed could lease "
-                "records for some seconds more; use a named subscription with one consumer"
+                'shared subscriptions do not work with acknowledge = "local" in [replication]: a take-over may lose '
+                'what was settled, and lease it again; use acknowledge = "both"'
             )
 
     def _settled(self, shared: SharedSubscription) -> Deferred[SharedSubscription]:
@@ -286,7 +286,13 @@ class SharedSubscriptions:
             self._append(shared, batches).addErrback(self._not_written, shared)
 
         group = Group(
-            options, append, self.clock.seconds, wall=lambda: self.now(), before=saved.epoch, paused=saved.paused
+            options,
+            append,
+            self.clock.seconds,
+            lambda: bool(self.journal.leads_alone),
+            wall=lambda: self.now(),
+            before=saved.epoch,
+            paused=saved.paused,
         )
         if new:
             group.hold_until = 0.0  # Nobody has had a record.
@@ -386,6 +392,8 @@ class SharedSubscriptions:
 
         def refused(failure: Failure) -> Failure:
             shared.group.rewinding = False
+            for lane in shared.work.lanes.values():
+                lane.resume()
             return failure
 
         return self._change(*payloads).addCallbacks(written, refused)
@@ -468,7 +476,7 @@ class SharedSubscriptions:
         :return: fires with the leased records; cancelling it takes the request back
         """
         try:
-            self._check_alone()
+            self._check_durable()
         except SubscriptionError as error:
             return fail(error)
         refusal = self.refusal()
@@ -508,33 +516,29 @@ class SharedSubscriptions:
                 empty = True  # Others would find nothing either.
 
     def _take(self, shared: SharedSubscription, waiting: Waiting, most: int) -> list[LeasedRun]:
-        leased = shared.work.lease(waiting.consumer, waiting.request, most)
+        leased = deque(shared.work.lease(waiting.consumer, waiting.request, most))
         found: list[LeasedRun] = []
-        at, left, read = 0, ANSWER_BYTES, RunReader(self.journal)
-        while at < len(leased):
-            first = leased[at]
-            run = read.holding(first.lane.stream, first.seq)
+        left = ANSWER_BYTES
+        while leased and (left > 0 or not found):
+            first = leased[0]
+            run = self._reader.holding(first.lane.stream, first.first)
             if run is None:
-                first.lane.missing(first.seq, read.behind(first.seq))
-                at += 1
+                first.lane.missing(first.first, first.first)
+                first.lane.expire_unseen(self._reader.behind(first.first) - 1)  # A gap may be of any size.
+                _cut(leased, first.first)
                 continue
-            end = at + 1
-            while end < len(leased) and leased[end].lane is first.lane and leased[end].seq == first.seq + end - at:
-                if leased[end].seq > run.last_seq:
-                    break
-                end += 1
-            begin = first.seq - run.first_seq
-            part = run.slice(begin, begin + end - at)
+            leases = _within(leased, run.last_seq)
+            part = run.slice(first.first - run.first_seq, leases[-1].last - run.first_seq + 1)
             if len(part.payload) > left:
-                end = at + max(not found, _fitting(part, left))
-                part = part.slice(0, end - at)
-                for each in leased[end:]:
-                    each.lane.withdraw(each.seq)
-                del leased[end:]
-            if end > at:
-                found.append(LeasedRun(leased[at:end], part))
+                fitting = max(not found, _fitting(part, left))
+                part, left = part.slice(0, fitting), 0
+                leases, rest = _split(leases, first.first + fitting - 1)
+                leased.extendleft(reversed(rest))
+            if leases:
+                found.append(LeasedRun(leases, part))
             left -= len(part.payload)
-            at = end
+        for each in leased:
+            each.lane.withdraw(each.first, each.last)
         return found
 
     def _answer(self, shared: SharedSubscription, waiting: Waiting, found: list[LeasedRun]) -> None:
@@ -561,13 +565,19 @@ class SharedSubscriptions:
         consumer: str,
         runs: Sequence[Run] = (),
         publish: Any = None,
+        proven: bool = False,
     ) -> Deferred[tuple[list[tuple[WorkerAction, str]], list[tuple[WorkerAction, Any]]]]:
         """Do what a worker says about its records, and publish *runs* in the same commit.
 
         :param publish: publishes *runs* with the rights of the peer
+        :param proven: whether an append has just shown that no other server has taken over (rule 13)
         :return: fires when all is durable, with what was refused, and the extended leases; with *runs* nothing is done
             if anything is refused.  It fails with a PublishError.
         """
+        if not proven and any(action.kind == "extend" for action in actions) and not shared.group.trusted():
+            # Nobody can extend a lease while another server may have given it to somebody else.
+            written = self._append(shared, [LaneChange(proof=True)])
+            return written.addCallback(lambda _: self.act(shared, actions, consumer, runs, publish, proven=True))
         outcome = shared.work.act(actions, consumer, whole=bool(runs))
         answer = outcome.refused, outcome.extended
         done: Deferred[Any] = Deferred()
@@ -618,7 +628,7 @@ class SharedSubscriptions:
 
     def _letter(self, dead: str, stream: str, seq: int) -> list[Run]:
         """Return a copy of the record *seq* for the stream of dead letters; its producer is where it comes from."""
-        run = RunReader(self.journal).holding(stream, seq)
+        run = self._reader.holding(stream, seq)
         if run is None:
             return []  # Retention was faster; the record ends all the same.
         record = next(iter(run.slice(seq - run.first_seq, seq - run.first_seq + 1).records()))
@@ -642,6 +652,7 @@ class SharedSubscriptions:
         """Wake the requests that wait for records of these streams."""
         for stream in ends:
             for shared in self._by_stream.get(stream, ()):
+                shared.work.lanes[stream].stir()
                 if shared.waiting:
                     self.wake(shared)
 
@@ -657,6 +668,7 @@ class SharedSubscriptions:
         return found
 
     def _check(self) -> None:
+        self._reader.forget()
         if self.refusal() is not None:
             return
         for shared in list(self.entries.values()):
@@ -674,7 +686,7 @@ class SharedSubscriptions:
 
 @attrs.define
 class RunReader:
-    """Reads the runs that hold records; records that follow each other come from one read."""
+    """Reads the runs that hold records; records that follow each other come from one read, until it is forgotten."""
 
     journal: IJournal
     _stream: str = ""
@@ -695,8 +707,38 @@ class RunReader:
         later = (max(seq + 1, run.first_seq) for run in self._runs if run.last_seq > seq)
         return min(later, default=max(seq, self._end) + 1)
 
+    def forget(self) -> None:
+        """Free the memory of what was read."""
+        self._stream, self._runs = "", ()
+
     def _found(self, seq: int) -> Run | None:
         return next((run for run in self._runs if run.first_seq <= seq <= run.last_seq), None)
+
+
+def _split(leases: Iterable[Leased], last: int) -> tuple[list[Leased], list[Leased]]:
+    """Return the parts of *leases*, which are in order, up to record *last* and behind it."""
+    before, behind = [], []
+    for each in leases:
+        if each.first <= last:
+            before.append(attrs.evolve(each, last=min(last, each.last)))
+        if each.last > last:
+            behind.append(attrs.evolve(each, first=max(last + 1, each.first)))
+    return before, behind
+
+
+def _cut(leased: deque[Leased], last: int) -> list[Leased]:
+    """Remove the part up to record *last* from the first of *leased*, and return it."""
+    before, behind = _split([leased.popleft()], last)
+    leased.extendleft(behind)
+    return before
+
+
+def _within(leased: deque[Leased], last: int) -> list[Leased]:
+    """Remove those that follow each other, up to record *last*, from the beginning of *leased*, and return them."""
+    found = _cut(leased, last)
+    while leased and leased[0].lane is found[-1].lane and leased[0].first == found[-1].last + 1 <= last:
+        found += _cut(leased, last)
+    return found
 
 
 def _fitting(run: Run, size: int) -> int:

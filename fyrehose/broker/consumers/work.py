@@ -8,31 +8,20 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from heapq import heappop
 
 import attrs
 
-from fyrehose.broker.consumers.lane import Group, Lane, LaneChange, OpenRecord, Token
+from fyrehose.broker.consumers.lane import Group, Lane, LaneChange, Leased, Token
+from fyrehose.broker.consumers.progress import Ranges, merged
 
 #: The most consumers whose last request is remembered.
 MOST_CONSUMERS = 1_000
 
 
-@attrs.frozen
-class Leased:
-    """A record that a worker has.
-
-    :ivar failures: how many of its leases have failed
-    """
-
-    lane: Lane
-    seq: int
-    token: Token
-    failures: int
-
-
 @attrs.define(eq=False)
 class WorkerAction:
-    """The verdict of a worker on one record.
+    """The verdict of a worker on consecutive records; several are only ``done``.
 
     :ivar kind: ``done``, ``failed``, ``untried``, ``reject`` or ``extend``
     :ivar delay: until a returned record may be leased again, in seconds; None: longer with each failure
@@ -41,31 +30,38 @@ class WorkerAction:
 
     kind: str
     lane: Lane
-    seq: int
+    first: int
+    last: int
     token: Token
     delay: float | None = None
     why: str = ""
 
-    def refusal(self) -> str:
-        """Return why it is refused; empty if it is not."""
-        if self.kind == "done":
-            return self.lane.why_not(self.seq, self.token)
-        if self.kind == "extend" and self.token[0] != self.lane.group.epoch:
-            return self.lane.why_not(self.seq, self.token)
-        if self.lane.holds(self.seq, self.token):
-            return ""
-        return self.lane.why_not(self.seq, self.token) or "lease-lost"
+    def __len__(self) -> int:
+        return self.last - self.first + 1
+
+    def refusals(self) -> list[tuple[WorkerAction, str]]:
+        """Return the parts of it that are refused, and why."""
+        lane, seq, token = self.lane, self.first, self.token
+        if self.kind not in ("done", "extend") or (self.kind == "extend" and token[0] == lane.group.epoch):
+            if lane.holds(seq, token):
+                return []
+            return [(self, lane.why_not(seq, token) or "lease-lost")]
+        found = list(lane.refusals(seq, self.last, token))
+        if len(found) == 1 and found[0][:2] == (seq, self.last):
+            return [(self, found[0][2])]
+        return [(attrs.evolve(self, first=first, last=last), why) for first, last, why in found]
 
 
 @attrs.frozen
 class Item:
-    """The verdict of a worker on one record; see :class:`WorkerAction`.
+    """The verdict of a worker on consecutive records; see :class:`WorkerAction`.
 
-    :ivar stream: the stream of the record; empty: the only one
+    :ivar stream: the stream of the records; empty: the only one
     """
 
     kind: str
-    seq: int
+    first: int
+    last: int
     token: Token
     stream: str = ""
     delay: float | None = None
@@ -106,15 +102,20 @@ class Work:
         repeated = self._repeated(consumer, request) if request is not None else []
         if repeated:
             return repeated
-        most = min(most, self.group.options.most - self.group.held[consumer])
+        left = min(most, self.group.options.most - self.group.held[consumer])
         leased: list[Leased] = []
-        for left in range(len(self.lanes), 0, -1):
-            if len(leased) >= most:
+        self.tick()
+        stirred = self.group.stirred
+        for lanes in range(len(stirred), 0, -1):
+            if left <= 0:
                 break
-            stream, lane = next(iter(self.lanes.items()))
-            self.lanes.move_to_end(stream)  # The streams take turns.
-            entries = lane.lease(consumer, -(-(most - len(leased)) // left))
-            leased += [_leased(lane, entry) for entry in entries]
+            stream, lane = next(iter(stirred.items()))
+            stirred.move_to_end(stream)  # The streams take turns.
+            found = lane.lease(consumer, -(-left // lanes))
+            if not lane.has_more():
+                del stirred[stream]
+            left -= sum(map(len, found))
+            leased += found
         if request is not None and leased:
             self._requests[consumer] = request, leased
             self._requests.move_to_end(consumer)
@@ -124,14 +125,23 @@ class Work:
 
     def available(self) -> int:
         """Return about how many records could be leased now."""
-        return sum(lane.available() for lane in self.lanes.values())
+        return sum(lane.available() for lane in self.group.stirred.values())
+
+    def tick(self) -> None:
+        """Let the lanes end what is due by now."""
+        now, alarms, due = self.group.now(), self.group.alarms, []
+        while alarms and alarms[0][0] <= now:
+            due.append(heappop(alarms)[2])
+        for lane in dict.fromkeys(due):  # Not in the loop above: what cannot be written is due again at once.
+            if self.lanes.get(lane.stream) is lane:
+                lane.tick()
 
     def _repeated(self, consumer: str, request: int) -> list[Leased]:
         """Return the leases of the last request of *consumer* if it has this number, from now on."""
         number, leased = self._requests.get(consumer, (None, []))
         if number != request:
             return []
-        return [each for each in leased if each.lane.extend(each.seq, each.token, consumer) == each.token]
+        return [renewed for each in leased for renewed in each.lane.renew(each, consumer)]
 
     def act(self, actions: Sequence[WorkerAction], consumer: str, whole: bool = False) -> WorkOutcome:
         """Do *actions*, and return what is to be appended for them; dead letters are appended by themselves.
@@ -141,26 +151,28 @@ class Work:
         for lane in dict.fromkeys(action.lane for action in actions):
             lane.tick()
         outcome = WorkOutcome()
-        outcome.refused = [(action, why) for action in actions if (why := action.refusal())]
+        done: dict[Lane, Ranges] = {}
+        others: list[WorkerAction] = []
+        for action in actions:
+            refused = action.refusals()
+            outcome.refused += refused
+            if action.kind == "done":
+                done.setdefault(action.lane, []).extend(_without(action, refused))
+            elif not refused:
+                others.append(action)
         if outcome.refused and whole:
             return outcome
-        refused = {action for action, _ in outcome.refused}
-        batches: dict[Lane, LaneChange] = {}
-        done: dict[Lane, list[int]] = {}
-        for action in actions:
-            if action.kind == "done" and action not in refused:
-                done.setdefault(action.lane, []).append(action.seq)
-        for lane, seqs in done.items():
-            lane.settle(list(dict.fromkeys(seqs)), batches.setdefault(lane, LaneChange(lane)))
-        for action in actions:
-            if action.kind != "done" and action not in refused:
-                self._act(action, consumer, batches, outcome)
-        self.group.late += len(outcome.refused)
+        batches = {lane: LaneChange(lane) for lane, ranges in done.items() if ranges}
+        for lane, batch in batches.items():
+            lane.settle(merged(done[lane]), batch)
+        for action in others:
+            self._act(action, consumer, batches, outcome)
+        self.group.late += sum(len(action) for action, _ in outcome.refused)
         outcome.batches = [batch for batch in batches.values() if batch.settled or batch.ended]
         return outcome
 
     def _act(self, action: WorkerAction, consumer: str, batches: dict[Lane, LaneChange], outcome: WorkOutcome) -> None:
-        lane, seq, token = action.lane, action.seq, action.token
+        lane, seq, token = action.lane, action.first, action.token
         if action.kind == "extend":
             extended = lane.extend(seq, token, consumer)
             if extended is None:
@@ -175,5 +187,13 @@ class Work:
             lane.give_back(seq, batch, failed=action.kind != "untried", delay=action.delay, why=why)
 
 
-def _leased(lane: Lane, entry: OpenRecord) -> Leased:
-    return Leased(lane, entry.seq, lane.token(entry), entry.ended[1])
+def _without(action: WorkerAction, refused: Sequence[tuple[WorkerAction, str]]) -> Ranges:
+    """Return the ranges of *action* between those that were *refused*, which are in order."""
+    found, at = [], action.first
+    for part, _ in refused:
+        if at < part.first:
+            found.append((at, part.first - 1))
+        at = part.last + 1
+    if at <= action.last:
+        found.append((at, action.last))
+    return found

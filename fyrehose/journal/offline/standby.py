@@ -156,7 +156,7 @@ def _part(writer: Writer, time: int) -> None:
     try:
         writer.open(time)
         # A checksum covers how many they are.  It is not the same for two standbys that are promoted at one position.
-        writer.skip(SKIPPED + int.from_bytes(writer.files.random(4), "little"))
+        writer.skip_numbers(SKIPPED + int.from_bytes(writer.files.random(4), "little"))
     except BaseException:
         writer.close(in_order=False)
         raise

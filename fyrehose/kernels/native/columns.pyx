@@ -6,6 +6,8 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
+from fyrehose.kernels.native.jsontext cimport after_character, first_high
+
 
 def span(const uint8_t[::1] lengths not None, Py_ssize_t start, Py_ssize_t stop, uint64_t most):
     cdef Py_ssize_t count = lengths.shape[0] // 4
@@ -122,3 +124,112 @@ def gather(list chunks not None, const int64_t[:, ::1] pieces not None, uint8_t[
     finally:
         free(starts)
         free(sizes)
+
+
+cdef inline Py_ssize_t escaped_size(const uint8_t* at, const uint8_t* end) noexcept nogil:
+    """Return how many bytes a text has in a JSON string; -1 if it is not UTF-8."""
+    cdef uint64_t word, special
+    cdef uint64_t ones = 0x0101010101010101, high = 0x8080808080808080
+    cdef Py_ssize_t size = end - at
+    while at < end:
+        if end - at >= 8:  # Eight bytes at a time, up to the first that does not stand for itself.
+            memcpy(&word, at, 8)
+            special = word | (word - ones * 0x20) | ((word ^ (ones * 0x22)) - ones) | ((word ^ (ones * 0x5C)) - ones)
+            special &= high
+            if not special:
+                at += 8
+                continue
+            at += first_high(special)
+        if at[0] >= 0x80:
+            at = after_character(at, end)
+            if at == NULL:
+                return -1
+            continue
+        if at[0] == 0x22 or at[0] == 0x5C:
+            size += 1
+        elif at[0] < 0x20:
+            size += 1 if 0x08 <= at[0] <= 0x0D and at[0] != 0x0B else 5
+        at += 1
+    return size
+
+
+cdef inline uint8_t* escape(uint8_t* out, const uint8_t* at, const uint8_t* end) noexcept nogil:
+    """Write a text as it stands in a JSON string, and return the end of what was written."""
+    cdef const char* digits = b"0123456789abcdef"
+    cdef const char* letters = b"btn?fr"
+    while at < end:
+        if at[0] == 0x22 or at[0] == 0x5C:
+            out[0], out[1] = 0x5C, at[0]
+            out += 2
+        elif at[0] >= 0x20:
+            out[0] = at[0]
+            out += 1
+        elif 0x08 <= at[0] <= 0x0D and at[0] != 0x0B:
+            out[0], out[1] = 0x5C, letters[at[0] - 0x08]
+            out += 2
+        else:
+            memcpy(out, b"\\u00", 4)
+            out[4], out[5] = digits[at[0] >> 4], digits[at[0] & 0x0F]
+            out += 6
+        at += 1
+    return out
+
+
+cdef inline Py_ssize_t decimal(uint8_t* out, uint64_t number) noexcept nogil:
+    """Write a number, and return how many digits it has."""
+    cdef uint8_t digits[20]
+    cdef Py_ssize_t count = 0, at
+    while True:
+        digits[count] = 0x30 + number % 10
+        number //= 10
+        count += 1
+        if not number:
+            break
+    for at in range(count):
+        out[at] = digits[count - 1 - at]
+    return count
+
+
+def texts(
+    const uint8_t[::1] lengths not None,
+    const uint8_t[::1] payload not None,
+    uint64_t first,
+    bytes head not None,
+    bytes middle not None,
+    bytes end not None,
+):
+    cdef Py_ssize_t count = lengths.shape[0] // 4, total = payload.shape[0], begin = 0, room = 0, at, size, more
+    cdef const uint8_t* sizes = &lengths[0] if count else NULL
+    cdef const uint8_t* data = &payload[0] if total else NULL
+    cdef uint8_t* buffer
+    cdef uint8_t* out
+    if lengths.shape[0] % 4:
+        raise TypeError("a column of u32 has a multiple of four bytes")
+    for at in range(count):
+        size = u32(sizes + 4 * at)
+        if begin + size > total:
+            raise IndexError(f"record {at} ends beyond the {total} bytes of the payloads")
+        more = escaped_size(data + begin, data + begin + size)
+        if more < 0:
+            return None
+        room += more
+        begin += size
+    room += count * (len(head) + len(middle) + len(end) + 20)
+    buffer = <uint8_t*> malloc(room + 1)
+    if buffer == NULL:
+        raise MemoryError
+    try:
+        out, begin = buffer, 0
+        for at in range(count):
+            size = u32(sizes + 4 * at)
+            memcpy(out, <const char*> head, len(head))
+            out += len(head)
+            out += decimal(out, first + at)
+            memcpy(out, <const char*> middle, len(middle))
+            out = escape(out + len(middle), data + begin, data + begin + size)
+            memcpy(out, <const char*> end, len(end))
+            out += len(end)
+            begin += size
+        return PyBytes_FromStringAndSize(<char*> buffer, out - buffer)
+    finally:
+        free(buffer)

@@ -23,6 +23,11 @@ cdef enum:
     CLOSE_OBJECT = 0x7D
 
 
+cdef enum:
+    MOST_PATHS = 8
+    MOST_CLASSES = 64
+
+
 cdef inline bint is_blank(uint8_t byte) noexcept nogil:
     return byte == 0x20 or byte == 0x09 or byte == 0x0A or byte == 0x0D
 
@@ -201,16 +206,22 @@ cdef const uint8_t* member(const uint8_t* at, const uint8_t* end, bytes key) noe
     return NULL
 
 
-cdef const uint8_t* locate(const uint8_t* at, const uint8_t* end, tuple path, Py_ssize_t* size) except? NULL:
-    """Find the string at ``path``, without its quotes; return NULL if there is none."""
-    cdef const uint8_t* close
+cdef const uint8_t* value_at(const uint8_t* at, const uint8_t* end, tuple path) except? NULL:
+    """Find the value at ``path``; return NULL if there is none."""
     cdef bytes key
     at = skip_blank(at, end)
     for key in path:
         at = member(at, end, key)
         if at == NULL:
             return NULL
-    if not path or at >= end or at[0] != QUOTE:
+    return at if path and at < end else NULL
+
+
+cdef const uint8_t* locate(const uint8_t* at, const uint8_t* end, tuple path, Py_ssize_t* size) except? NULL:
+    """Find the string at ``path``, without its quotes; return NULL if there is none."""
+    cdef const uint8_t* close
+    at = value_at(at, end, path)
+    if at == NULL or at[0] != QUOTE:
         return NULL
     close = string_end(at, end)
     if close == NULL:
@@ -219,16 +230,79 @@ cdef const uint8_t* locate(const uint8_t* at, const uint8_t* end, tuple path, Py
     return at + 1
 
 
+cdef inline bint is_number(uint8_t byte) noexcept nogil:
+    return is_digit(byte) or byte == 0x2B or byte == 0x2D or byte == 0x2E or byte == 0x45 or byte == 0x65
+
+
+cdef const uint8_t* scalar_end(const uint8_t* at, const uint8_t* end) noexcept nogil:
+    """Return the end of the string or number that starts at ``at``; NULL if there is none."""
+    cdef const uint8_t* begin = at
+    if at[0] == QUOTE:
+        at = string_end(at, end)
+        return NULL if at == NULL else at + 1
+    while at < end and is_number(at[0]):
+        at += 1
+    return at if at > begin else NULL
+
+
+def identify(lengths, payload, tuple alternatives not None):
+    cdef const uint8_t[::1] sizes = memoryview(lengths).cast("B")
+    cdef const uint8_t[::1] source = memoryview(payload).cast("B")
+    cdef Py_ssize_t count = check(sizes, source.shape[0])
+    cdef const uint8_t* at = &source[0] if source.shape[0] else NULL
+    cdef const uint8_t* end = at
+    cdef uint32_t size = 0
+    cdef Py_ssize_t i
+    cdef tuple paths
+    cdef list found = []
+    cdef bytes values
+    for i in range(count):
+        memcpy(&size, &sizes[4 * i], 4)
+        values = None
+        if size:
+            end = at + size
+            for paths in alternatives:
+                values = values_of(at, end, paths)
+                if values is not None:
+                    break
+            at = end
+        found.append(values)
+    return found
+
+
+cdef bytes values_of(const uint8_t* begin, const uint8_t* end, tuple paths):
+    """Return the strings or numbers at all of ``paths``, separated by NUL; None if one is missing."""
+    cdef const uint8_t* starts[MOST_PATHS]
+    cdef Py_ssize_t lengths[MOST_PATHS]
+    cdef const uint8_t* close
+    cdef Py_ssize_t k, total = 0, wanted = len(paths)
+    cdef bytes values
+    cdef uint8_t* out
+    if not 0 < wanted <= MOST_PATHS:
+        raise ValueError("no paths, or too many")
+    for k in range(wanted):
+        starts[k] = value_at(begin, end, <tuple>paths[k])
+        close = NULL if starts[k] == NULL else scalar_end(starts[k], end)
+        if close == NULL:
+            return None
+        lengths[k] = close - starts[k]
+        total += lengths[k] + 1
+    values = PyBytes_FromStringAndSize(NULL, total - 1)
+    out = <uint8_t*>PyBytes_AS_STRING(values)
+    for k in range(wanted):
+        if k:
+            out[0] = 0
+            out += 1
+        memcpy(out, starts[k], lengths[k])
+        out += lengths[k]
+    return values
+
+
 def find(const uint8_t[::1] document not None, tuple path not None):
     cdef const uint8_t* base = &document[0] if document.shape[0] else NULL
     cdef Py_ssize_t size = 0
     cdef const uint8_t* found = locate(base, base + document.shape[0], path, &size) if base != NULL else NULL
     return None if found == NULL else PyBytes_FromStringAndSize(<const char*>found, size)
-
-
-cdef enum:
-    MOST_PATHS = 8
-    MOST_CLASSES = 64
 
 
 def split(lengths, payload, tuple paths not None, Py_ssize_t most):

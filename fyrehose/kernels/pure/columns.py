@@ -1,4 +1,4 @@
-"""The kernels of runs: how many records fit into a number of bytes, and which runs are in a batch of the journal.
+"""The kernels of runs: how many records fit into a number of bytes, their JSON, and the runs in a batch of the journal.
 
 Tables are arrays of 64-bit integers with two dimensions, such as those of numpy, so that both versions fill them:
 
@@ -12,6 +12,7 @@ Tables are arrays of 64-bit integers with two dimensions, such as those of numpy
 from __future__ import annotations
 
 from collections.abc import Sequence
+from json.encoder import encode_basestring
 from struct import Struct
 from typing import Any
 
@@ -111,3 +112,24 @@ def gather(chunks: Sequence[Buffer], pieces: Any, out: Any) -> None:
         at += size
     if at != len(target):
         raise IndexError(f"the pieces have {at} bytes, and not {len(target)}")
+
+
+def texts(lengths: Buffer, payload: Buffer, first: int, head: bytes, middle: bytes, end: bytes) -> bytes | None:
+    """Return *head*, the number, *middle*, the payload as it stands in a JSON string, and *end* of each record.
+
+    :param lengths: column of u32, little-endian
+    :param first: the number of the first record
+    :return: all of them, one behind the other; None if a payload is not UTF-8
+    :raises IndexError: the payloads have fewer bytes than *lengths* says
+    """
+    found, view, begin = [], memoryview(payload), 0
+    for number, size in enumerate(memoryview(lengths).cast("B").cast("I"), first):
+        if begin + size > len(view):
+            raise IndexError(f"record {number - first} ends beyond the {len(view)} bytes of the payloads")
+        try:
+            text = encode_basestring(str(view[begin : begin + size], "utf-8"))
+        except UnicodeDecodeError:
+            return None
+        found.append(b"%b%d%b%b%b" % (head, number, middle, text[1:-1].encode(), end))
+        begin += size
+    return b"".join(found)

@@ -207,6 +207,58 @@ def find(document: bytes, path: tuple[bytes, ...]) -> bytes | None:
     :return: the string as it stands between its quotes; None if there is no such string, if it does not end within
         *document*, or if the text before it is not JSON
     """
+    at = _locate(document, path)
+    if at < 0 or document[at] != ord('"'):
+        return None
+    close = _string_end(document, at)
+    return None if close < 0 else document[at + 1 : close]
+
+
+def identify(
+    lengths: Buffer, payload: Buffer, alternatives: tuple[tuple[tuple[bytes, ...], ...], ...]
+) -> list[bytes | None]:
+    """Return what identifies each document of a column: the strings or numbers at all paths of one alternative.
+
+    The first of *alternatives* counts of which a document has all; keys are found as :func:`find` does.
+
+    :return: for each document, the values as they stand in it, strings with their quotes, separated by NUL; None if it
+        has all of no alternative
+    :raises ValueError: the lengths do not add up to the payload
+    """
+    whole = bytes(payload)
+    sizes = unpack(f"<{len(lengths) // 4}I", lengths) if len(lengths) % 4 == 0 else (-1,)
+    if sum(sizes) != len(whole):
+        raise ValueError("the lengths do not add up to the payload")
+    found: list[bytes | None] = []
+    for begin, end in pairwise([0, *accumulate(sizes)]):
+        made = (_values(whole[begin:end], paths) for paths in alternatives)
+        found.append(next((values for values in made if values is not None), None))
+    return found
+
+
+def _values(document: bytes, paths: tuple[tuple[bytes, ...], ...]) -> bytes | None:
+    values = []
+    for path in paths:
+        at = _locate(document, path)
+        end = -1 if at < 0 else _scalar_end(document, at)
+        if end < 0:
+            return None
+        values.append(document[at:end])
+    return b"\0".join(values)
+
+
+def _scalar_end(document: bytes, at: int) -> int:
+    """Return the end of the string or number at *at*; -1 if there is none."""
+    if document[at] == ord('"'):
+        return _string_end(document, at) + 1 or -1
+    end = at
+    while end < len(document) and document[end] in b"+-.0123456789Ee":
+        end += 1
+    return end if end > at else -1
+
+
+def _locate(document: bytes, path: tuple[bytes, ...]) -> int:
+    """Return the position of the value at *path* in the JSON object at the start of *document*; -1: there is none."""
     at = _skip_blank(document, 0)
     end = len(document) if path else 0
     level = 0
@@ -214,28 +266,25 @@ def find(document: bytes, path: tuple[bytes, ...]) -> bytes | None:
         at = _skip_blank(document, at + 1)
         while True:  # the members of this object, up to the one whose key is path[level]
             if at >= end or document[at] != ord('"'):
-                return None
+                return -1
             close = _string_end(document, at)
             if close < 0:
-                return None
+                return -1
             key = document[at + 1 : close]
             at = _skip_blank(document, close + 1)
             if at >= end or document[at] != ord(":"):
-                return None
+                return -1
             at = _skip_blank(document, at + 1)
             if key == path[level]:
                 break
             at = _skip_blank(document, _skip_value(document, at))
             if at >= end or document[at] != ord(","):
-                return None
+                return -1
             at = _skip_blank(document, at + 1)
         level += 1
         if level == len(path):
-            if at >= end or document[at] != ord('"'):
-                return None
-            close = _string_end(document, at)
-            return None if close < 0 else document[at + 1 : close]
-    return None
+            return at if at < end else -1
+    return -1
 
 
 def _skip_blank(document: bytes, at: int) -> int:

@@ -6,6 +6,8 @@ in: an endpoint string ``udp:PORT[:interface=IP]`` and settings      out: a serv
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Collection
+from functools import partial
 from ipaddress import AddressValueError, IPv4Address
 from typing import Any
 
@@ -17,7 +19,7 @@ from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
-from fyrehose.interfaces import IBroker, IClientPlugin, IConnected
+from fyrehose.interfaces import IBroker, IConnected, IOwnConnectionsPlugin, IReloading
 from fyrehose.protocols.backbone.client import BackboneClient
 from fyrehose.protocols.backbone.client_session import BackboneOptions
 from fyrehose.protocols.backbone.frames import Address
@@ -45,7 +47,7 @@ def parse_endpoint(endpoint: str) -> Address:
     )
 
 
-@implementer(IConnected)
+@implementer(IConnected, IReloading)
 class BackboneService(Service):
     """Serve one stream at one UDP port while the service runs."""
 
@@ -70,6 +72,14 @@ class BackboneService(Service):
         """Number of live subscribers."""
         return self._protocol.subscribers
 
+    def fixed(self, settings: BackboneSettings) -> Collection[str]:
+        """Return the option of the stream, to which clients are subscribed."""
+        return ("stream",)
+
+    def prepare(self, settings: BackboneSettings) -> Callable[[], None]:
+        """Return a function that makes *settings* count from then on; no files belong to them."""
+        return partial(self._protocol.change, settings)
+
     def stopService(self) -> Deferred[None]:
         """Stop serving.
 
@@ -81,7 +91,7 @@ class BackboneService(Service):
         return self._protocol.drain().addCallback(lambda _: self._port.stopListening())
 
 
-@implementer(IClientPlugin)
+@implementer(IOwnConnectionsPlugin)
 @attrs.frozen
 class BackbonePlugin:
     """The protocol plugin of the fyrehose backbone."""

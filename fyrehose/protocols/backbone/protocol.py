@@ -15,12 +15,25 @@ from twisted.internet.error import MessageLengthError
 from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.protocol import DatagramProtocol
 from twisted.logger import Logger
+from zope.interface import Attribute, Interface
 
 from fyrehose.observe.counters import Counters
 from fyrehose.protocols.backbone.frames import HEADER, MAX_DATA, Address
-from fyrehose.protocols.backbone.trains import ITrainTransport, Train
+from fyrehose.protocols.backbone.trains import Train
 
 log = Logger()
+
+
+class ITrainTransport(Interface):
+    """A UDP transport that sends several datagrams to one address with one system call."""
+
+    waiting = Attribute("The number of trains that wait to be sent.")
+
+    def write_train(train: Train, destination: Address) -> None:
+        """Send *train* at the next :meth:`flush` at the latest."""
+
+    def flush() -> None:
+        """Send waiting trains until the kernel accepts no more."""
 
 
 class TrainProtocol(DatagramProtocol):

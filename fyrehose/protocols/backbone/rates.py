@@ -41,6 +41,10 @@ class Rates:
     def __len__(self) -> int:
         return len(self._buckets)
 
+    def change(self, rate: float, burst: float) -> None:
+        """Use another rate and capacity from now on; buckets keep at most the new capacity."""
+        self.rate, self.burst = rate, burst
+
     def take(self, key: Hashable, wanted: int, now: float) -> int:
         """Take up to *wanted* tokens; return the number that was taken."""
         bucket = self._bucket(key, now)

@@ -142,6 +142,11 @@ class BackboneProtocol(TrainProtocol):
         now = self.reactor.seconds()
         return len(self._session.subscribers.receivers(now))
 
+    def change(self, settings: BackboneSettings) -> None:
+        """Use other settings, of the same stream, from now on."""
+        self._settings = settings
+        self._session.change(settings)
+
     def drain(self) -> Deferred[None]:
         """Ignore datagrams from now on; call it before the port stops listening, to lose nothing that was accepted.
 

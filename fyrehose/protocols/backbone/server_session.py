@@ -21,9 +21,8 @@ from random import Random
 
 import attrs
 
-from fyrehose.broker.policy import in_networks
 from fyrehose.errors import RemoteProtocolError
-from fyrehose.identity import Action
+from fyrehose.identity import Action, in_networks
 from fyrehose.kernels import backbone
 from fyrehose.protocols.backbone.frames import (
     HEADER,
@@ -114,6 +113,15 @@ class BackboneServerSession(BackboneSession[Pushed | Replay]):
         self._requests = Rates(settings.request_rate, settings.request_rate, most=2 * settings.subscribers)
         self._forwards = Rates(settings.forward_rate, settings.forward_rate, most=1)
         self._recent_requests: OrderedDict[Request, float] = OrderedDict()
+
+    def change(self, settings: BackboneSettings) -> None:
+        """Use other settings, of the same stream, from now on; clients keep their places and rations."""
+        self._settings = settings
+        self.subscribers.change(settings.subscribers)
+        self.sent_bytes.change(settings.destination_rate, settings.destination_rate * BURST)
+        self._pushes.change(settings.push_rate, settings.push_rate)
+        self._requests.change(settings.request_rate, settings.request_rate)
+        self._requests.most = 2 * settings.subscribers
 
     def ration(self, client: KnownClient, trains: tuple[Train, ...], ranges: Iterable[Range]) -> tuple[Train, ...]:
         """Return as much of *trains* as the credit of *client* covers, and hold the rest for its next KEEPALIVE.

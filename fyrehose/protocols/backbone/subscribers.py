@@ -111,6 +111,10 @@ class Places:
     _places: FairShare[Address] = attrs.field(converter=FairShare)
     clients: OrderedDict[Address, KnownClient] = attrs.field(factory=OrderedDict, init=False)
 
+    def change(self, most: int) -> None:
+        """Give away up to *most* places from now on."""
+        self._places.capacity = most
+
     def add(self, address: Address, client: KnownClient) -> tuple[bool, Address | None]:
         """Add *client* if it gets a place.
 
@@ -174,6 +178,11 @@ class Subscribers:
 
     def __len__(self) -> int:
         return len(self._table.clients)
+
+    def change(self, most: int) -> None:
+        """Give away up to *most* places of either kind from now on; nobody loses a place for that."""
+        for places in (self._table, self._quiet):
+            places.change(most)
 
     def keep_alive(self, address: Address, flags: Flags, now: float, credit: int | None) -> KeepAliveResult:
         """Process a KEEPALIVE of the client at *address*.

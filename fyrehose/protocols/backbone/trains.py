@@ -13,10 +13,9 @@ from operator import attrgetter
 from struct import pack
 
 import attrs
-from zope.interface import Attribute, Interface
 
 from fyrehose.kernels import backbone
-from fyrehose.protocols.backbone.frames import MAX_DATA, Address
+from fyrehose.protocols.backbone.frames import MAX_DATA
 from fyrehose.records import Buffer, Run
 
 #: The kernel's limits for one call: the size of an IPv4 UDP payload in all, and the number of segments.
@@ -26,18 +25,6 @@ MOST_SEGMENTS = 64
 
 _LENGTHS: Callable[[Run], Buffer] = attrgetter("lengths")
 _PAYLOAD: Callable[[Run], Buffer] = attrgetter("payload")
-
-
-class ITrainTransport(Interface):
-    """A UDP transport that sends several datagrams to one address with one system call."""
-
-    waiting = Attribute("The number of trains that wait to be sent.")
-
-    def write_train(train: Train, destination: Address) -> None:
-        """Send *train* at the next :meth:`flush` at the latest."""
-
-    def flush() -> None:
-        """Send waiting trains until the kernel accepts no more."""
 
 
 @attrs.frozen(slots=True)

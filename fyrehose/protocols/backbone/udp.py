@@ -26,8 +26,8 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.protocols.backbone.frames import Address
-from fyrehose.protocols.backbone.protocol import TrainProtocol
-from fyrehose.protocols.backbone.trains import ITrainTransport, Train
+from fyrehose.protocols.backbone.protocol import ITrainTransport, TrainProtocol
+from fyrehose.protocols.backbone.trains import Train
 
 log = Logger()
 

@@ -85,6 +85,11 @@ class Connections:
     def __len__(self) -> int:
         return len(self._open)
 
+    def change(self, most: int) -> None:
+        """Admit up to *most* connections from now on; none is closed for that."""
+        self.most = most
+        self._networks.capacity = most - self.refused_limit
+
     @property
     def refused_limit(self) -> int:
         """The number of refused connections that may stay open."""
@@ -97,6 +102,10 @@ class Connections:
     def of(self, port: int) -> list[tuple[str, int]]:
         """Return the connections of *port*: the address and the descriptor of each."""
         return [(each.host, each.descriptor) for each in self._open.values() if each.port == port]
+
+    def find(self, port: int, descriptor: int) -> AcceptedConnection | None:
+        """Return the open connection *descriptor* to *port*, or None."""
+        return self._open.get((port, descriptor))
 
     def accepted(self, port: int, descriptor: int) -> AcceptedConnection | None:
         """Add a connection.

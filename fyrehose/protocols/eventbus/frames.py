@@ -67,6 +67,11 @@ def parse_sequence(frame: bytes) -> tuple[int, Dialect | None]:
     raise RemoteProtocolError("bad-sequence", f"{len(frame)} bytes that are not a number below 2^48")
 
 
+def is_subtree(prefix: bytes) -> bool:
+    """Return whether *prefix* has the form that the specification gives to subtrees: empty, or a slash at both ends."""
+    return not prefix or (prefix.startswith(b"/") and prefix.endswith(b"/"))
+
+
 @attrs.frozen(slots=True)
 class Subtrees:
     """The subtrees of a SYNCSTART.
@@ -93,7 +98,7 @@ class Subtrees:
         if (longest := max(map(len, parts))) > MAX_SUBTREE:
             raise RemoteProtocolError("subtree-too-long", f"{longest} bytes, at most {MAX_SUBTREE} are allowed")
         for part in () if lenient else parts:
-            if not (part.startswith(b"/") and part.endswith(b"/")):
+            if not part or not is_subtree(part):
                 shown = part.decode(errors="replace")
                 raise RemoteProtocolError("bad-subtree", f"{shown!r} does not begin and end with a slash")
         try:

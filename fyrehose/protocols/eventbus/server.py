@@ -33,12 +33,13 @@ from fyrehose.interfaces import IBroker, IRelay, ISubscription
 from fyrehose.protocols.eventbus.columns import PROTOCOL, EventBatch, Frames, event_frames
 from fyrehose.protocols.eventbus.connections import Connections
 from fyrehose.protocols.eventbus.queued_memory import BroadcastMemory, Full, MemoryFull
+from fyrehose.protocols.eventbus.recognition import RecognizedSubscribers
 from fyrehose.protocols.eventbus.server_session import EventBusServerSession
 from fyrehose.protocols.eventbus.settings import EventBusSettings
 from fyrehose.protocols.eventbus.slow_subscribers import SlowSubscribers
 from fyrehose.protocols.eventbus.snapshots import SnapshotAnswer
 from fyrehose.protocols.eventbus.zmqport import Gone, ZMQPort, by_then
-from fyrehose.records import Delivery, Publish
+from fyrehose.records import Delivery, Publish, Run
 
 log = Logger()
 
@@ -93,6 +94,7 @@ class EventBusServer:
         self._settings = settings
         self._connections = Connections() if connections is None else connections
         self._session = EventBusServerSession(settings)
+        self._subscribers = RecognizedSubscribers(settings.sequence)
         # Publishing: the events that are not durable yet, and those that a full disk has refused.
         self._account = broker.budget.account(self)
         self._journal = broker.publisher(self._account, self._settle)
@@ -102,7 +104,7 @@ class EventBusServer:
         self._retrying: IDelayedCall | None = None
         # Broadcasting: the delivery that is being sent.
         self._subscription: ISubscription | None = None
-        self._outgoing: Iterator[Frames] | None = None
+        self._outgoing: Iterator[tuple[bytes | None, Frames]] | None = None
         self._sent = (0, 0)
         self._pumping: IDelayedCall | None = None
         # Snapshots.
@@ -127,6 +129,11 @@ class EventBusServer:
         self._subscription.resumeProducing()
         for port in (snapshot, publisher, collector):
             port.start()
+
+    def change(self, settings: EventBusSettings) -> None:
+        """Use other settings from now on, with the same stream and dialect."""
+        self._settings = settings
+        self._session.change(settings)
 
     def stop(self) -> Deferred[None]:
         """Stop serving.
@@ -195,14 +202,48 @@ class EventBusServer:
         if network not in self._warned and len(self._warned) < MOST_WARNED:
             self._warned.add(network)
             log.warn(
-                "{protocol}: {host} at {port} sends sequences as decimal text, but this listener broadcasts them in "
-                "binary: clients of the reference program (Node) drop every broadcast; pass {options}, or open a "
-                "second listener for them (logged once for each address)",
+                "{protocol}: {host} at {port} sends sequences as decimal text, but subscribers of these subtrees are "
+                "sent binary ones: clients of the reference program (Node) drop such events; pass {options}, or open "
+                "a second listener for them (logged once for each address)",
                 protocol=PROTOCOL,
                 host=host,
                 port=self._snapshot.name,
                 options=self._settings.options_for_reference,
             )
+
+    def subscription_received(self, message: list[bytes], count: int) -> None:
+        """Process a message of PUBLISHER, if it is a XPUB; see :meth:`RecognizedSubscribers.received`."""
+        host, descriptor = self._publisher.origin
+        self._publisher.process_events()  # the descriptor may be that of another connection by now
+        connection = self._connections.find(self._number + 1, descriptor)
+        if count != 1 or connection is None:
+            return
+        before = self._subscribers.dialect(descriptor)
+        try:
+            change = self._subscribers.received(message[0], descriptor, network_of(host))
+        except RemoteProtocolError as error:
+            self._drop(error, self._publisher, b"")
+            connection.close()
+            return
+        self._publisher.resubscribe(change.added, change.removed)
+        if self._subscribers.dialect(descriptor) is not before:
+            self._broker.counters.add(PROTOCOL, f"{self._subscribers.dialect(descriptor)}-subscribers")
+
+    def subscriber_connected(self, descriptor: int) -> None:
+        """Close a connection of PUBLISHER if messages of an earlier one may look like its own; it comes again."""
+        connection = self._connections.find(self._number + 1, descriptor)
+        if connection is not None and self._subscribers.is_stale(descriptor):
+            connection.close()
+
+    def subscriber_left(self, descriptor: int) -> None:
+        """Forget the subscriber whose connection had this descriptor."""
+        self._subscribers.left(descriptor)
+        self._publisher.schedule_turn()
+
+    def subscriptions_read(self) -> None:
+        """Note, at the end of a turn of PUBLISHER, that no subscription waits, if that is so."""
+        if self._subscribers.awaits_drain and self._publisher.drained():
+            self._subscribers.drained()
 
     def serve_snapshots(self) -> None:
         """Send snapshots: a turn of SNAPSHOT is over, or its socket has room again."""
@@ -226,9 +267,21 @@ class EventBusServer:
     def deliver(self, delivery: Delivery) -> None:
         assert self._subscription is not None
         self._subscription.pauseProducing()
-        dialect = self._settings.sequence
-        self._outgoing = chain.from_iterable(event_frames(run, dialect) for run in delivery.runs)
+        self._outgoing = chain.from_iterable(map(self._broadcasts, delivery.runs))
         self._pump()
+
+    def _broadcasts(self, run: Run) -> Iterator[tuple[bytes | None, Frames]]:
+        """Yield the events of *run* in each dialect that subscribers have, with the key that chooses these, or None.
+
+        Events without a topic reach the subscribers of everything in the usual dialect only, since no key can tell
+        subscribers apart that has no bytes.
+        """
+        subscribers, topic = self._subscribers, (run.topic or "").encode()
+        usual = None if topic or not self._settings.recognize else b""
+        yield from ((usual, frames) for frames in event_frames(run, subscribers.usual))
+        if subscribers.others and topic:
+            key = subscribers.key_of(topic)
+            yield from ((key, frames) for frames in event_frames(run, subscribers.other))
 
     def skipped(self, first: int, last: int) -> None:
         """Count records that retention removed before they were broadcast; sequences may have gaps."""
@@ -303,12 +356,15 @@ class EventBusServer:
         if memory.size(audience) <= memory.limit // 2:
             self._slow_subscribers.forget()
         sent = size = 0
-        for frames in outgoing:
+        for key, frames in outgoing:
             length = len(frames[-1])
             if memory.take(length, audience):
-                publisher.lend(frames)
+                if key is None:
+                    publisher.lend(frames)
+                else:
+                    publisher.lend_by_key(key, frames)
             elif self._wait_for_subscribers():
-                self._outgoing = chain((frames,), outgoing)
+                self._outgoing = chain(((key, frames),), outgoing)
                 self._pumping = self._clock.callLater(BROADCAST_LOOK, self._pump)
                 break
             else:

@@ -19,8 +19,16 @@ import attrs
 
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.eventbus.columns import PROTOCOL, EventBatch, RunBuilder
-from fyrehose.protocols.eventbus.frames import EVENT_FRAMES, Dialect, SyncStart, check_event, without_delimiter
+from fyrehose.protocols.eventbus.frames import (
+    EVENT_FRAMES,
+    Dialect,
+    SyncStart,
+    check_event,
+    parse_sequence,
+    without_delimiter,
+)
 from fyrehose.protocols.eventbus.queued_memory import Pool
+from fyrehose.protocols.eventbus.recognition import unclear
 from fyrehose.protocols.eventbus.settings import EventBusSettings, Syntax
 from fyrehose.protocols.eventbus.snapshots import SnapshotAnswer, Snapshots
 
@@ -54,6 +62,11 @@ class EventBusServerSession:
         self._seen: OrderedDict[bytes, float] = OrderedDict()
         self.snapshots = Snapshots(settings.snapshots, settings.snapshots_memory)
         self.pool = Pool(SNAPSHOT_MEMORY)
+
+    def change(self, settings: EventBusSettings) -> None:
+        """Use other settings from now on, with the same stream and dialect."""
+        self._settings = settings
+        self.snapshots.change(settings.snapshots, settings.snapshots_memory)
 
     def receive_pub(self, message: Sequence[bytes], count: int, now: float) -> RemoteProtocolError | None:
         """Process a message of COLLECTOR; its sequence is ignored, because the server assigns its own.
@@ -98,12 +111,19 @@ class EventBusServerSession:
             replaced = self.snapshots.add(snapshot)
         except RemoteProtocolError as error:
             return error
-        wrong_dialect = request.dialect is Dialect.DECIMAL and listener is Dialect.BINARY
+        prefixes = map(str.encode, request.subtrees.prefixes)
+        served = self._settings.recognize and not unclear(prefixes)
+        wrong_dialect = request.dialect is Dialect.DECIMAL and listener is Dialect.BINARY and not served
         return Requested(replaced=replaced is not None, wrong_dialect=wrong_dialect)
 
     def _parse(self, frames: Sequence[bytes]) -> SyncStart:
-        """Parse a SYNCSTART; an error about its subtrees names the options that would accept them."""
+        """Parse a SYNCSTART; an error about its subtrees names the options that would accept them.
+
+        A decimal sequence, which only the reference program sends, also means its syntax of subtrees.
+        """
         lenient = self._settings.subtrees is Syntax.REFERENCE
+        if self._settings.recognize and len(frames) == 3:
+            lenient = lenient or parse_sequence(frames[2])[1] is Dialect.DECIMAL
         try:
             return SyncStart.parse(frames, lenient=lenient)
         except RemoteProtocolError as error:

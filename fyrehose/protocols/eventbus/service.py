@@ -61,6 +61,9 @@ REQUEST_SIZE = 32 << 10
 SUBSCRIPTION_SIZE = 4 << 10
 #: How long a closed socket keeps sending what is queued, in milliseconds.
 LINGER = 1_000
+#: The options that need another listener: the sockets have the key and the sizes of frames, and clients that are
+#: connected the stream and the encoding of its sequences.
+FIXED = ("stream", "server_key", "sequence", "max_payload")
 #: The names of the three ports in the specification, "Ports and Connections".
 NAMES = ("SNAPSHOT", "PUBLISHER", "COLLECTOR")
 #: How long a refused connection is kept open, in seconds, because its client reconnects as soon as it is closed.
@@ -79,9 +82,11 @@ ATTEMPTS = 50
 #: Counters of the event bus, and the causes for which it refuses connections, requests and events.
 EVENTS = (
     LEFT,
+    "binary-subscribers",
     "broadcasts",
     "connections",
     "decimal-requests",
+    "decimal-subscribers",
     "duplicate",
     "pub-bytes",
     "pubs",
@@ -109,6 +114,7 @@ REFUSALS = (
     "subscriber-too-slow",
     "subtree-too-long",
     "too-many-snapshots",
+    "too-many-subscriptions",
     "too-many-subtrees",
     "topic-too-long",
     "unknown-command",
@@ -154,7 +160,7 @@ class EventBusService(Service):
         self._first = port
         self._settings = settings
         self._keys = Keys.load(settings.server_key) if settings.server_key else None
-        self._authenticator = self._make_authenticator()
+        self._authenticator = self._make_authenticator(settings)
         self._connections = Connections()
         self._context: Context | None = None
         self._port = port
@@ -210,18 +216,21 @@ class EventBusService(Service):
         return len(self._connections)
 
     def fixed(self, settings: EventBusSettings) -> Collection[str]:
-        """Return all options: ZeroMQ's sockets were made with them."""
-        return [field.name for field in attrs.fields(type(settings))]
+        """Return the options with which ZeroMQ's sockets were made, or on which connected clients rely."""
+        return FIXED
 
     def prepare(self, settings: EventBusSettings) -> Callable[[], None]:
-        """Read the clients' keys again, and return a function that uses them.
+        """Read the clients' keys again, and return a function that uses them and the rest of *settings*.
 
         :raises ConfigError: the keys cannot be read
         """
-        return partial(self._use, self._make_authenticator())
+        return partial(self._use, settings, self._make_authenticator(settings))
 
-    def _use(self, authenticator: Authenticator) -> None:
-        self._authenticator = authenticator
+    def _use(self, settings: EventBusSettings, authenticator: Authenticator) -> None:
+        self._settings, self._authenticator = settings, authenticator
+        self._connections.change(settings.max_connections)
+        if self._server is not None:
+            self._server.change(settings)
         ended = self._connections.end_forbidden(authenticator.may, range(self._port, self._port + 3))
         if ended:
             log.info(
@@ -230,10 +239,10 @@ class EventBusService(Service):
                 count=ended,
             )
 
-    def _make_authenticator(self) -> Authenticator:
+    def _make_authenticator(self, settings: EventBusSettings) -> Authenticator:
         clients = None
-        if self._keys is not None and self._settings.client_keys != "any":
-            clients = load_clients(self._settings.client_keys)
+        if self._keys is not None and settings.client_keys != "any":
+            clients = load_clients(settings.client_keys)
         return Authenticator(permits=self._permits, clients=clients, curve=self._keys is not None)
 
     def _permits(self, identity: Identity, action: Action) -> bool:
@@ -244,7 +253,8 @@ class EventBusService(Service):
         payload = self._settings.max_payload
         make = partial(make_socket, context, host=self._host)
         snapshot = make(zmq.ROUTER, largest=REQUEST_SIZE, received=REQUESTS_WAITING, sent=SYNCS_WAITING)
-        publisher = make(zmq.PUB, largest=SUBSCRIPTION_SIZE, received=REQUESTS_WAITING, sent=BROADCASTS_WAITING)
+        kind = zmq.XPUB if self._settings.recognize else zmq.PUB
+        publisher = make(kind, largest=SUBSCRIPTION_SIZE, received=REQUESTS_WAITING, sent=BROADCASTS_WAITING)
         waiting = min(max(PUBS_MEMORY // payload, PUBS_WAITING_LEAST), PUBS_WAITING_MOST)
         # ZeroMQ cuts the connection when a frame is too large for it and does not report why, so its limit is higher,
         # and the session refuses events that exceed max-payload by up to a quarter with a counter and a log line.
@@ -303,7 +313,7 @@ class EventBusService(Service):
         server = self._server = EventBusServer(reactor, self._broker, self._settings, self._connections)
         names = [f"{name} (port {port})" for port, name in enumerate(NAMES, self._port)]
         requests = ZMQPort(reactor, snapshot, server.request_received, server.serve_snapshots, names[0])
-        broadcasts = ZMQPort(reactor, publisher, name=names[1])
+        broadcasts = ZMQPort(reactor, publisher, server.subscription_received, server.subscriptions_read, names[1])
         pubs = ZMQPort(reactor, collector, server.pub_received, server.publish_turn, names[2])
         self._ports[0].start()
         self._ports += [requests, broadcasts, pubs]
@@ -317,13 +327,18 @@ class EventBusService(Service):
         :param value: the error number of a failed handshake, otherwise a file descriptor
         """
         before = len(self._connections)
+        recognizing = self._server if self._settings.recognize and port == self._port + 1 else None
         if event == CONNECTED:
             handshakes.succeeded()
         elif event == ACCEPTED:
             if self._admits(port, value):
                 handshakes.accepted(value)
+            if recognizing is not None:
+                recognizing.subscriber_connected(value)
         elif event == DISCONNECTED:
             self._disconnected(port, value, handshakes.ended(value))
+            if recognizing is not None:
+                recognizing.subscriber_left(value)
         else:
             handshakes.failed(value, protocol=event == FAILED_PROTOCOL, refused=event == FAILED_AUTH)
         self._broker.counters.gauge(PROTOCOL, "connections", len(self._connections) - before)

@@ -44,8 +44,13 @@ class EventBusSettings:
     client_keys: str = option(
         "", FilePath(("any",)), "directory of the public keys (NAME.key) of permitted clients, or any"
     )
-    sequence: Dialect = option(Dialect.BINARY, choice(Dialect), "encoding of broadcast sequences: binary or decimal")
-    subtrees: Syntax = option(Syntax.TEXT, choice(Syntax), "syntax of subtrees: text or reference (commas, prefixes)")
+    recognize: bool = option(True, boolean, "recognize the dialect of each client by what it sends")
+    sequence: Dialect = option(
+        Dialect.BINARY, choice(Dialect), "encoding of broadcast sequences, binary or decimal, for other clients"
+    )
+    subtrees: Syntax = option(
+        Syntax.TEXT, choice(Syntax), "syntax of subtrees: text or reference (commas, prefixes), for other clients"
+    )
     dedup: bool = option(False, boolean, "drop an event whose UUID was seen in the last 10 minutes (100,000 are kept)")
     max_payload: int = option(MAX_PAYLOAD, size, "maximum size of an event's data", least=1)
     max_connections: int = option(16_000, count, "maximum number of connections, all three ports together", least=1)
@@ -58,7 +63,7 @@ class EventBusSettings:
     @property
     def options_for_reference(self) -> str:
         """Return the options that this listener lacks to serve clients of the reference program, as they are passed."""
-        options = ["eventbus.subtrees=reference"] if self.subtrees is Syntax.TEXT else []
+        options = ["eventbus.subtrees=reference"] if self.subtrees is Syntax.TEXT and not self.recognize else []
         options += ["eventbus.sequence=decimal"] if self.sequence is Dialect.BINARY else []
         return " ".join(f"--option {option}" for option in options)
 

@@ -167,6 +167,11 @@ class Snapshots:
     def __len__(self) -> int:
         return len(self._all)
 
+    def change(self, at_once: int, limit: int) -> None:
+        """Use other limits from now on; no snapshot ends for that."""
+        self.at_once, self.limit = at_once, limit
+        self.memory.capacity, self.memory.each = limit, limit // 2
+
     @property
     def waiting(self) -> bool:
         """Whether any snapshot waits to become active."""

@@ -100,6 +100,8 @@ def make_socket(context: Context, kind: int, host: str, *, largest: int, receive
         (zmq.IPV6, int(":" in host)),
     ):
         socket.setsockopt(option, value)
+    if kind == zmq.XPUB:
+        socket.setsockopt(zmq.XPUB_MANUAL, 1)
     if kind == zmq.ROUTER:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 0)

@@ -81,7 +81,9 @@ class ZMQPort:
         self._fd = int(socket.getsockopt(zmq.FD))
         kind = socket.getsockopt(zmq.TYPE)
         self._readable = kind != zmq.PUB
-        self._wanted = zmq.POLLIN if kind == zmq.ROUTER else zmq.POLLIN | zmq.POLLOUT
+        self._wanted = zmq.POLLIN if kind in (zmq.ROUTER, zmq.XPUB) else zmq.POLLIN | zmq.POLLOUT
+        #: Frames that are read at a time: XPUB subscribes the sender of the message that was read last.
+        self._at_once = 1 if kind == zmq.XPUB else FRAMES_TURN
         self._again: IDelayedCall | None = None
         self._reading = False
         self._closed = False
@@ -158,6 +160,34 @@ class ZMQPort:
     def lend(self, frames: Sequence[Buffer]) -> None:
         """Send one message to the subscribers of a PUB socket; :meth:`held` counts it until the socket releases it."""
         self._messages.lend(frames)
+        if self._readable and self._again is None:
+            self.schedule_turn()
+
+    def lend_by_key(self, key: bytes, frames: Sequence[Buffer]) -> None:
+        """Send one message to the subscribers of a prefix of *key*, which is as long as the first frame.
+
+        An empty key means all subscribers; those that have not subscribed to an empty first frame drop the message.
+
+        This uses that ZeroMQ chooses the receivers when it is passed the first frame, and passes a message on when it
+        has the last one: in between, the frame is overwritten.  ``tests/protocols/eventbus/test_zmqport.py`` fails if a
+        later version copies frames earlier.
+        """
+        first = bytearray(key)
+        frame = zmq.Frame(first, copy=False, copy_threshold=0)
+        if not key:
+            self.socket.setsockopt(zmq.INVERT_MATCHING, 1)
+        self.socket.send(frame, zmq.NOBLOCK | zmq.SNDMORE, copy=False)
+        if not key:
+            self.socket.setsockopt(zmq.INVERT_MATCHING, 0)
+        first[:] = frames[0]
+        self.lend(frames[1:])
+
+    def resubscribe(self, added: Sequence[bytes], removed: Sequence[bytes]) -> None:
+        """Change what the sender of the message that is being received is subscribed to; for XPUB in manual mode."""
+        for key in removed:
+            self.socket.setsockopt(zmq.UNSUBSCRIBE, key)
+        for key in added:
+            self.socket.setsockopt(zmq.SUBSCRIBE, key)
 
     def held(self) -> tuple[int, int]:
         """Return the number of messages that the socket has not released, and the bytes of their frames."""
@@ -165,7 +195,9 @@ class ZMQPort:
 
     def process_commands(self) -> None:
         """Let the socket process connections, subscriptions and disconnections that are pending."""
-        if not self._closed:
+        if self._at_once == 1 and self._reading:
+            self._read()
+        elif not self._closed:
             self.socket.getsockopt(zmq.EVENTS)
 
     def drained(self) -> bool:
@@ -223,13 +255,15 @@ class ZMQPort:
     def _read(self) -> None:
         frames, size = FRAMES_TURN, BYTES_TURN
         while self._reading:
-            messages, frames, size = self._messages.receive(frames, size)
+            asked = min(frames, self._at_once)
+            messages, left, size = self._messages.receive(asked, size)
+            frames -= asked - left
             for message, count, self.origin in messages:
                 self._hand_out(message, count)
             if frames <= 0 or size <= 0:
                 self.schedule_turn()
                 return
-            if not messages:
+            if not messages and left > 0:
                 return
             # More messages may have arrived in the meantime; they belong to the same turn.
 

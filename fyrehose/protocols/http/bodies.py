@@ -1,16 +1,19 @@
-"""Split the body of a POST into messages: the whole body is one message, or each line is one.
+"""Split the body of a POST into messages: the whole body is one message, or each line is one, or each has its length.
 
 Bodies arrive in pieces of any size.  A message is refused as soon as it is known to exceed the limit.
 """
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import Protocol
 
 import attrs
 
 #: The expected size of a message of unknown length, in bytes; once it is larger, the limit is expected.
 SMALL = 64 << 10
+#: The length before each message of a body with lengths, in bytes.
+_LENGTH = Struct(">I")
 
 
 class TooLarge(Exception):
@@ -129,3 +132,37 @@ class LineBody:
             if len(message) > self.largest:
                 raise TooLarge(messages[:number])
         return messages
+
+
+def split_lines(data: bytes, largest: int) -> list[bytes]:
+    """Return the messages of a whole body of lines.
+
+    :param largest: limit of a message, in bytes
+    :raises TooLarge: a line is longer than the limit
+    """
+    lines = LineBody(largest)
+    return [*lines.add(data), *lines.end()]
+
+
+def split_lengths(data: bytes, largest: int) -> list[bytes]:
+    """Return the messages of a whole body in which the length of each message is before it.
+
+    :param largest: limit of a message, in bytes
+    :raises TooLarge: a message is longer than the limit
+    :raises ValueError: the body ends within a length or a message
+    """
+    messages: list[bytes] = []
+    at = 0
+    while at < len(data):
+        begin = at + _LENGTH.size
+        end = begin + (_LENGTH.unpack_from(data, at)[0] if begin <= len(data) else 0)
+        if end > len(data):
+            raise ValueError(
+                f"the body of {len(data)} bytes ends within the message at byte {at}: expected before each message "
+                "its length, as 32 bits in network byte order"
+            )
+        if end - begin > largest:
+            raise TooLarge(messages)
+        messages.append(data[begin:end])
+        at = end
+    return messages

@@ -5,14 +5,14 @@ Manage -> broker.named.sharing -> what to answer with: an object, the bytes of o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import attrs
 from twisted.internet.defer import Deferred
 
 from fyrehose import ndjson
-from fyrehose.broker.consumers.progress import ranges_of
+from fyrehose.broker.consumers.progress import FinalNumbers, packed_ranges
 from fyrehose.broker.consumers.table import LeasedRun
 from fyrehose.broker.consumers.work import WorkerAction
 from fyrehose.errors import NoSuchSubscription, SubscriptionConflict
@@ -98,12 +98,15 @@ class Leasing:
 
 def _leased(lease: int, found: Sequence[LeasedRun]) -> bytes:
     """Return the answer to a request for records."""
-    records = []
+    records: list[bytes] = []
     for part in found:
-        for leased, text in zip(part.leases, ndjson.objects(part.run), strict=True):
+        at = 0
+        for leased in part.leases:
             epoch, number = leased.token
-            records.append(b'{"token": "%d.%d", "failures": %d, %b' % (epoch, number, leased.failures, text[1:]))
-    return b'{"lease": %d, "records": [%b]}\n' % (lease, b", ".join(records))
+            begin = f'"token": "{epoch}.{number}", "failures": {leased.failures}, '
+            records.append(ndjson.joined(part.run.slice(at, at + len(leased)), b", ", begin))
+            at += len(leased)
+    return b'{"lease": %d, "records": [%b]}\n' % (lease, b"".join(records)[:-2])
 
 
 def _settled(
@@ -115,19 +118,36 @@ def _settled(
 ) -> dict[str, object]:
     """Return the answer to a request to settle."""
 
-    def place(action: WorkerAction) -> dict[str, object]:
-        return {"seq": action.seq, **({"stream": action.lane.stream} if pattern else {})}
+    def places(action: WorkerAction) -> Iterator[dict[str, object]]:
+        for seq in range(action.first, action.last + 1):
+            yield {"seq": seq, **({"stream": action.lane.stream} if pattern else {})}
 
-    answer: dict[str, object] = {"refused": [{**place(action), "why": why} for action, why in refused]}
+    listed = [{**place, "why": why} for action, why in refused for place in places(action)]
+    answer: dict[str, object] = {"refused": listed}
     if refused and whole:
         return {"error": "some records cannot be settled, so nothing was done or published", **answer}
-    gone = {(action.kind, action.lane.stream if pattern else "", action.seq) for action, _ in refused}
-    done = [item for item in work.items if item.kind == "done"]
-    left = sorted({item.seq for item in done if ("done", item.stream if pattern else "", item.seq) not in gone})
+    done = {item.stream if pattern else "": FinalNumbers() for item in work.items if item.kind == "done"}
+    gone = {stream: FinalNumbers() for stream in done}
+    for action, _ in refused:
+        if action.kind == "done":
+            gone[action.lane.stream if pattern else ""].add(action.first, action.last)
+    for item in work.items:
+        if item.kind == "done":
+            stream = item.stream if pattern else ""
+            for first, last in gone[stream].gaps(item.first, item.last):
+                done[stream].add(first, last)
+    ranges = {stream: numbers.all() for stream, numbers in done.items()}
     answer["settled"] = (
-        ranges_of(left)
-        if not pattern
-        else [{"stream": item.stream, "seq": item.seq} for item in done if ("done", item.stream, item.seq) not in gone]
+        [
+            {"stream": stream, "seq": seq}
+            for stream, found in ranges.items()
+            for first, last in found
+            for seq in range(first, last + 1)
+        ]
+        if pattern
+        else packed_ranges(ranges.get("", []))
     )
-    answer["extended"] = [{**place(action), "token": f"{token[0]}.{token[1]}"} for action, token in extended]
+    answer["extended"] = [
+        {**place, "token": f"{token[0]}.{token[1]}"} for action, token in extended for place in places(action)
+    ]
     return answer

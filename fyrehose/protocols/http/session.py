@@ -16,14 +16,14 @@ NAME is percent-encoded, including its slashes.  Everything else is refused with
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 
 from fyrehose.broker.signed import is_signed
 from fyrehose.errors import InvalidPattern
 from fyrehose.patterns import Pattern
-from fyrehose.protocols.http.bodies import Body, LineBody, TooLarge, Whole
+from fyrehose.protocols.http.bodies import Body, LineBody, TooLarge, Whole, split_lengths, split_lines
 from fyrehose.protocols.http.managing import LARGEST, Manage, allowed, manage, with_body
 from fyrehose.records import LAST_SEQ, MAX_NAME
 from fyrehose.web.session import JSON, WEB_REFUSALS, RequestHead, RequestRefused, WebSession
@@ -32,6 +32,8 @@ PROTOCOL = "http"
 #: The content types of newline-delimited JSON.
 NDJSON = "application/x-ndjson"
 NDJSONS = frozenset({NDJSON, "application/ndjson", "application/jsonl", "application/json-lines"})
+#: The content type of messages of any bytes, each behind its length.
+LENGTHS = "application/vnd.fyrehose.messages"
 EVENTS = "text/event-stream"
 #: curl sends this content type by default, so it says nothing about the body.
 FORM = "application/x-www-form-urlencoded"
@@ -40,7 +42,7 @@ MOST_RECORDS = 1_000_000
 RECORDS = 1_000
 #: The most streams that one answer lists, and the largest number of a page.
 MOST_LISTED, MOST_PAGES = 1_000, 10**7
-#: The largest body of one message per line with an Idempotency-Key, in bytes.
+#: The largest body of several messages that are one publish, in bytes: lines with an Idempotency-Key, or with lengths.
 KEYED = 1 << 20
 #: The longest time that a GET waits for a record, in seconds.
 LONGEST_WAIT = 300
@@ -67,7 +69,8 @@ REFUSALS = (
 )
 
 USAGE = {
-    "POST /streams/NAME": f"publish the body; with Content-Type: {NDJSON} publish each line",
+    "POST /streams/NAME": f"publish the body; with Content-Type: {NDJSON} publish each line, and with {LENGTHS} each "
+    "message behind its length",
     "GET /streams/NAME?from=SEQ&limit=N": "read records from SEQ, or from the oldest, as one JSON object per line; "
     "parts=join makes one record of the parts of an event over 16 MiB",
     "GET /streams/NAME/live?from=SEQ": "follow the stream from now, or from SEQ, as server-sent events",
@@ -217,8 +220,8 @@ class HttpSession(WebSession):
     _content_type: str | None = attrs.field(default=None, init=False)
     _body: Body | None = attrs.field(default=None, init=False)
     _key: str | None = attrs.field(default=None, init=False)
-    #: whether each line of the body is a message
-    _lines: bool = attrs.field(default=False, init=False)
+    #: splits the whole body into messages, which are one publish; None: the body itself has messages
+    _split: Callable[[bytes, int], list[bytes]] | None = attrs.field(default=None, init=False)
     #: a request about named subscriptions whose body is being received
     _managed: Manage | None = attrs.field(default=None, init=False)
     #: whether messages of the body were passed on as events
@@ -263,9 +266,9 @@ class HttpSession(WebSession):
             if self._managed is not None:
                 self._body = None
                 return self.refuse(413, "too-large", f"body exceeds the limit of {self._largest(self._managed)} bytes")
-            if self._key is not None and self._lines:
+            if self._split is not None:
                 self._body = None
-                return self.refuse(413, "too-large", f"body with a key exceeds the limit of {KEYED} bytes")
+                return self.refuse(413, "too-large", f"body that is one publish exceeds the limit of {KEYED} bytes")
             return [*self._publish(error.before), *self.refuse_large_message()]
 
     def on_body_end(self) -> Iterable[object]:
@@ -280,12 +283,13 @@ class HttpSession(WebSession):
                 return self.refuse(400, "bad-body", str(error))
         try:
             messages = body.end()
-            if self._key is not None and self._lines:
-                lines = LineBody(self.limits.message)
-                messages = [*lines.add(messages[0]), *lines.end()]
+            if self._split is not None:
+                messages = self._split(messages[0], self.limits.message)
             return [*self._publish(messages), PublishEnd()]
         except TooLarge:
             return self.refuse_large_message()
+        except ValueError as error:
+            return self.refuse(400, "bad-body", str(error))
 
     @property
     def body_expected(self) -> int:
@@ -340,19 +344,19 @@ class HttpSession(WebSession):
         if self._key is not None and not (1 <= len(self._key) <= MAX_NAME and self._key.isascii()):
             detail = f"invalid Idempotency-Key: expected 1 to {MAX_NAME} ASCII characters"
             return self.refuse(400, "bad-key", detail)
-        many = kind in NDJSONS
-        largest = self.limits.body if many else self.limits.message
-        if many and self._key is not None:
-            largest = min(KEYED, self.limits.message)  # All of its lines are one publish.
+        lines = kind in NDJSONS
+        self._split = split_lengths if kind == LENGTHS else split_lines if lines and self._key is not None else None
+        largest = self.limits.body if lines else self.limits.message
+        if self._split is not None:
+            largest = min(KEYED, self.limits.message)
         if request.length is not None and request.length > largest:
             detail = f"body of {request.length} bytes exceeds the limit of {largest} bytes"
             return self.refuse(413, "too-large", detail)
-        if not many or self._key is not None:
-            self._body = Whole(largest, request.length)
-        else:
+        if lines and self._split is None:
             self._body = LineBody(self.limits.message)
-        self._lines = many
-        self._content_type = JSON if many else content_type if kind not in ("", FORM) else None
+        else:
+            self._body = Whole(largest, request.length)
+        self._content_type = JSON if lines else content_type if kind not in ("", FORM, LENGTHS) else None
         return ()
 
     def _list(self, request: RequestHead) -> Iterable[object]:

@@ -114,12 +114,14 @@ def settling(fields: dict[str, Any]) -> Settling:
     """
     _only(fields, {"publish", "consumer", *KINDS})
     items: list[Item] = []
+    left = MOST_SETTLED
     for kind in KINDS:
         listed = fields.get(kind, [])
         if not isinstance(listed, list):
             raise ValueError(f'expected a list for "{kind}"')
         for each in listed:
-            items += _items(kind, each, MOST_SETTLED - len(items))
+            items += (found := list(_items(kind, each, left)))
+            left -= sum(item.last - item.first + 1 for item in found)
     results = fields.get("publish", [])
     if not isinstance(results, list) or len(results) > MOST_RESULTS:
         raise ValueError(f'expected a list of at most {MOST_RESULTS} messages for "publish"')
@@ -166,7 +168,10 @@ BODIES: dict[str, Callable[[dict[str, Any]], Work]] = {
 
 
 def _items(kind: str, each: Any, most: int) -> Iterator[Item]:
-    """Yield the items of *each*: ``[seq, token]``, ``[[first, last], token]``, with a stream before, options behind."""
+    """Yield the items of *each*: ``[seq, token]``, ``[[first, last], token]``, with a stream before, options behind.
+
+    Records that are done need one item, all others one each.
+    """
     expected = f'expected [7, "3.1"] or [[7, 9], "3.1"] in "{kind}", not {each!r:.80}'
     if not isinstance(each, list):
         raise ValueError(expected)
@@ -185,8 +190,9 @@ def _items(kind: str, each: Any, most: int) -> Iterator[Item]:
     if not isinstance(why, str) or len(why) > MAX_NAME:
         raise ValueError(f'expected a text of at most {MAX_NAME} characters for "why"')
     token = _token(rest[1])
-    for seq in range(first, last + 1):
-        yield Item(kind, seq, token, stream, delay, why)
+    step = last - first + 1 if kind == "done" else 1
+    for seq in range(first, last + 1, step):
+        yield Item(kind, seq, seq + step - 1, token, stream, delay, why)
 
 
 def _token(text: object) -> tuple[int, int]:

@@ -18,16 +18,20 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.broker import letters
+from fyrehose.errors import Closed, FyrehoseError, JournalCorrupt
+from fyrehose.identity import Action, network_of
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
-from fyrehose.options import duration, name, option, size
+from fyrehose.options import count, duration, name, option, size
+from fyrehose.protocols.lumberjack import resent
 from fyrehose.protocols.lumberjack.frames import MAX_FRAME, EventRun
 from fyrehose.protocols.lumberjack.inflate import PIECE, WHOLE
 from fyrehose.protocols.lumberjack.limits import MAX_INFLATED, LumberjackLimits
 from fyrehose.protocols.lumberjack.refused import RefusedFrames
+from fyrehose.protocols.lumberjack.resent import Repetitions, Sender
 from fyrehose.protocols.lumberjack.routes import Route, Routes, routes
 from fyrehose.protocols.lumberjack.session import LumberjackServerSession
 from fyrehose.protocols.lumberjack.turns import READ, SMALL_READ, Outcome, Turns
@@ -38,6 +42,8 @@ PROTOCOL = "lumberjack"
 KEEP_ALIVE = 4.0
 #: Silence within a window after which a writer of version 1 gets an acknowledgement of the durable events, in seconds.
 SILENCE = 1.0
+#: How much of the end of the log is searched for events that may be sent again after a start, in bytes.
+READ_BACK = 128 << 20
 
 
 def _path(text: str) -> str:
@@ -58,6 +64,12 @@ class LumberjackSettings(TLSSettings):
     max_frame: int = option(MAX_FRAME, size, "largest event and largest compressed frame", least=1)
     max_inflated: int = option(MAX_INFLATED, size, "largest inflated size of one compressed frame", least=1)
     refused: str = option(letters.CLOSE, letters.choice, "refused messages: close, dead-letter or dead-letter+policy")
+
+    resent: str = option(
+        resent.STORE, resent.choice, "events that are sent again: store, or drop those with an identity"
+    )
+    resent_events: int = option(65_536, count, "most events that are remembered with resent=drop", least=1)
+    resent_age: float = option(600.0, duration, "how long events of a lost connection are remembered")
 
     def __attrs_post_init__(self) -> None:
         if self.idle_timeout <= 2 * KEEP_ALIVE:
@@ -97,6 +109,7 @@ class LumberjackProtocol(SessionProtocol):
         self._working = False
         self._frames = 0
         self._acknowledged_at = self._received_at = 0.0
+        self._sender: Sender | None = None  #: what the writer may send again; None: nothing is dropped
 
     # Called by the reactor.
 
@@ -107,6 +120,8 @@ class LumberjackProtocol(SessionProtocol):
             self.session.use(self._route)
         self._acknowledged_at = self._received_at = self.clock.seconds()
         self.watch_idle(self.settings.idle_timeout)
+        if self.factory.repetitions is not None:
+            self._sender = self.factory.repetitions.connected(self.network, self._originals_settled)
 
     @property
     def has_more(self) -> bool:
@@ -151,6 +166,7 @@ class LumberjackProtocol(SessionProtocol):
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
         super().connectionLost(reason)
         self._stop_working()
+        self._forget_sender()
 
     # Called by the TCP shell.
 
@@ -180,7 +196,10 @@ class LumberjackProtocol(SessionProtocol):
                     payload=event.payload,
                 )
             )
-        self.publish(runs)
+        if self._sender is None:
+            self.publish(runs)
+        else:
+            self._publish_new(self._sender, runs)
         self._update_in_flight()
         if self.factory.routes is not None:
             unrouted = sum(len(event) for event in events if event.stream is None)
@@ -193,16 +212,56 @@ class LumberjackProtocol(SessionProtocol):
 
     handlers = SessionProtocol.handlers | on(tuple, published)
 
+    def _publish_new(self, sender: Sender, runs: list[Run]) -> None:
+        """Publish the events of *runs* that are not stored already."""
+        records = sum(map(len, runs))
+        fresh, originals = sender.sift(runs)
+        if originals and not all(self.broker.permits(Action.PUBLISH, run.stream) for run in runs):
+            fresh, originals = runs, {}  # refused as any other
+        repeated = records - sum(map(len, fresh))
+        if repeated:
+            self.broker.counters.add(PROTOCOL, "resent-dropped", repeated)
+        self.unsettled += sender.begin(records, records - repeated, originals)
+        if fresh:
+            self.publish_part(fresh)
+        self.durable(())  # the repetitions may be all that their windows lack
+
+    def publish_part(self, runs: list[Run]) -> None:
+        sender = self._sender
+        if sender is not None:
+            sender.publishing(runs, *self.session.windows)
+        self.publish(runs)
+        if sender is not None:
+            sender.refused([run for run in runs if not run.first_seq], Closed("the publish was refused"))
+
+    def _originals_settled(self, error: Exception | None) -> None:
+        """Acknowledge a turn whose repetitions waited for their originals, or refuse it if these were."""
+        self.unsettled -= 1
+        if error is None:
+            self.durable(())
+        elif isinstance(error, FyrehoseError):
+            self.refused(error)
+        elif error is not None:
+            self.failed(Failure(error))
+        self.settled()
+
     def durable(self, items: Sequence[Publish]) -> None:
         records = 0
         for item in items:
             for run in item.runs:
                 records += len(run.lengths) // 4
+        if self._sender is not None:
+            records = self._sender.durable(run for item in items for run in item.runs)
         self.session.durable(records)
         self.active_at = self.clock.seconds()
         if self.session.out:
             self._acknowledged_at = self.active_at
             self.flush()
+
+    def not_durable(self, item: Publish, error: Exception) -> None:
+        if self._sender is not None:
+            self._sender.refused(item.runs, error)
+        super().not_durable(item, error)
 
     def settled(self) -> None:
         self._update_in_flight()
@@ -216,6 +275,7 @@ class LumberjackProtocol(SessionProtocol):
     def finish(self) -> None:
         super().finish()
         self._stop_working()
+        self._forget_sender()
 
     def hang_up(self) -> None:
         self.session.conclude()  # so that the writer does not resend durable events
@@ -291,6 +351,11 @@ class LumberjackProtocol(SessionProtocol):
         self._charge(0)
         self.reading.resumeProducing()
 
+    def _forget_sender(self) -> None:
+        """Expect what was sent last on another connection, because nothing is read from this one any more."""
+        if self._sender is not None:
+            self._sender.close()
+
     def _charge(self, held: int) -> None:
         """Charge *held* bytes of session buffers to the account, instead of the previous number."""
         account, before = self.account, self._charged
@@ -354,13 +419,15 @@ class LumberjackFactory(SessionFactory):
         "too-many-pairs",
         "too-many-windows",
     )
-    events = ("unrouted",)
+    fixed_options = ("resent", "resent_events", "resent_age")
+    events = ("unrouted", "resent-dropped", "resent-forgotten")
     largest_read = READ
     settings: LumberjackSettings
 
     def __init__(self, broker: IBroker, settings: LumberjackSettings | None = None, reactor: Any = None) -> None:
         super().__init__(broker, settings, reactor)
         self.turns = Turns(self.clock, broker.budget)
+        self.repetitions: Repetitions | None = None
         self.configure(self.settings)
         self.refused = RefusedFrames(self.clock.seconds)
 
@@ -368,3 +435,35 @@ class LumberjackFactory(SessionFactory):
         super().configure(settings)
         self.limits = settings.limits
         self.routes = Routes(settings.routes) if settings.routes else None
+
+    def startFactory(self) -> None:
+        """Find in the journal what writers may send again, because this server or another one has stopped."""
+        super().startFactory()  # type: ignore[no-untyped-call]
+        if self.settings.resent == resent.DROP:
+            self.repetitions = self._repetitions()
+
+    def _repetitions(self) -> Repetitions:
+        budget, settings = self.broker.budget, self.settings
+        most = max(1, min(settings.resent_events, budget.limit // 32 // resent.ENTRY))
+
+        def charge(size: int) -> None:
+            if size > 0:
+                budget.set_aside(size)
+            else:
+                budget.put_back(-size)
+
+        def forgot(count: int) -> None:
+            self.broker.counters.add(PROTOCOL, "resent-forgotten", count)
+
+        found = Repetitions(self.broker.read, self.clock.seconds, most, settings.resent_age, charge, forgot)
+        try:
+            found.recover((run for run in self.broker.latest(READ_BACK) if run.source == PROTOCOL), _network)
+        except JournalCorrupt as damage:
+            self.log.warn("lumberjack: events that are sent again may be stored twice: {damage}", damage=str(damage))
+        self.log.info("lumberjack: {count} events are recognized if they are sent again", count=found.suspects)
+        return found
+
+
+def _network(run: Run) -> str:
+    """Return the network of the writer of *run*, whose producer is HOST:PORT or NAME (HOST:PORT)."""
+    return network_of((run.producer or "").rpartition("(")[2].rpartition(":")[0])

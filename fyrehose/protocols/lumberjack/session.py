@@ -179,6 +179,11 @@ class LumberjackServerSession(ByteSession):
         return len(self._windows.unacknowledged) >= self.limits.max_windows
 
     @property
+    def windows(self) -> tuple[int, int]:
+        """Return how many windows have begun, and how many of them are acknowledged."""
+        return self._windows.begun, self._windows.begun - len(self._windows.unacknowledged)
+
+    @property
     def buffered(self) -> int:
         """Part of :attr:`expected` that is in memory, in bytes."""
         return len(self._buffer) + (0 if self._inflation is None else self._inflation.held)

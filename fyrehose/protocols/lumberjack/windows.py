@@ -52,6 +52,7 @@ class Windows:
     :ivar unacknowledged: the windows, the oldest first
     :ivar unsealed: windows with events in the compressed frame that is being inflated
     :ivar unverified: number of events received in that frame
+    :ivar begun: number of windows so far
     """
 
     version: int = attrs.field(default=0, init=False)
@@ -60,6 +61,7 @@ class Windows:
     _pieces: deque[tuple[OpenWindow, int, int, int, int]] = attrs.field(factory=deque, init=False)
     unsealed: list[OpenWindow] = attrs.field(factory=list, init=False)
     unverified: int = attrs.field(default=0, init=False)
+    begun: int = attrs.field(default=0, init=False)
     _sealed: int = attrs.field(default=0, init=False)  #: ordinal of the compressed frame that is not verified yet
     _durable: int = attrs.field(default=0, init=False)
     _last_size: int | None = attrs.field(default=None, init=False)
@@ -184,6 +186,7 @@ class Windows:
         if not window.sealed:
             self.unsealed.append(window)
         self.unacknowledged.append(window)
+        self.begun += 1
         return window
 
     @staticmethod

@@ -17,6 +17,7 @@ import attrs
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from fyrehose.broker import letters
 from fyrehose.errors import FyrehoseError, PublishError, RemoteProtocolError
 from fyrehose.interfaces import IBroker, IConnectedSink, ISubscription
 from fyrehose.net.lifecycle import Timers
@@ -31,6 +32,7 @@ from fyrehose.protocols.relink.messages import MessageSequence, Parts, Piece
 from fyrehose.protocols.relink.names import SEQ_SIZE, EndpointName
 from fyrehose.protocols.relink.parts import CONTENT_TYPE, views
 from fyrehose.protocols.relink.registry import LinkEntry, Registry
+from fyrehose.protocols.relink.settings import RelinkSettings
 from fyrehose.protocols.relink.tables import Sending
 from fyrehose.records import Buffer, Delivery, Run
 
@@ -72,6 +74,7 @@ class Shell(Protocol):
 
     broker: IBroker
     registry: Registry
+    settings: RelinkSettings
     timers: Timers
 
     @property
@@ -83,7 +86,13 @@ class Shell(Protocol):
     @property
     def closes_in(self) -> float | None: ...
 
-    def write(self, runs: Sequence[Run], staged: Mapping[int, int | None], refused: Refused | None = None) -> None: ...
+    def write(
+        self,
+        runs: Sequence[Run],
+        staged: Mapping[int, int | None],
+        refused: Refused | None = None,
+        dead: Sequence[Run] = (),
+    ) -> None: ...
 
     def handle_events(self, found: Sequence[object]) -> None: ...
 
@@ -217,7 +226,7 @@ class Publishing(Endpoint):
         """Write the part of *plain* that the stream accepts, after it has refused the whole.
 
         For each channel that part ends before the first refused message.  A plain channel has no way to refuse a
-        message, so that message ends the link.
+        message, so that message ends the link, unless it is kept as a dead letter.
 
         :return: True, because the refusal is handled
         """
@@ -229,6 +238,9 @@ class Publishing(Endpoint):
             return True
         channel, first, messages = plain[0]
         if len(messages) == 1:
+            keeps = letters.keeps(self.protocol.settings.refused, error)
+            if keeps and self._write_letter(channel, first, messages, error):
+                return True
             refusal = f"message {first} of channel {channel} was refused, so the link ends: {error}"
             self._refusal = type(error)(f"{refusal}; send it in a transaction to have only the transaction refused")
             return True
@@ -237,6 +249,26 @@ class Publishing(Endpoint):
         if self.link.receiving[channel].done == first + len(head) - 1:
             self._write_plain([(channel, first + len(head), tail)])
         return True
+
+    def _write_letter(self, channel: int, first: int, messages: MessageSequence, error: PublishError) -> bool:
+        """Write the only message of *messages* as a dead letter, and acknowledge it.
+
+        :return: whether the letter was accepted
+        """
+        accepted = True
+
+        def refused(_: PublishError) -> bool:
+            nonlocal accepted
+            accepted = False
+            self.link.receiving[channel].unstage(first - 1)
+            return True
+
+        (run,) = self._runs(channel, first, messages)
+        self.link.stage(channel, first)
+        self.protocol.write([], {channel: first}, refused, [letters.letter(PROTOCOL, run, error)])
+        if accepted:
+            self.protocol.count_refusal("dead-letters", str(error))
+        return accepted
 
     def _committed_runs(self, decided: list[events.Decided]) -> list[Run]:
         """Return the runs of all committed messages; commits that follow each other on a channel are joined."""

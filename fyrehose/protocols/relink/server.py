@@ -297,18 +297,25 @@ class RelinkProtocol(SessionProtocol):
 
     # Called by the endpoint.
 
-    def write(self, runs: Sequence[Run], staged: Mapping[int, int | None], refused: Refused | None = None) -> None:
+    def write(
+        self,
+        runs: Sequence[Run],
+        staged: Mapping[int, int | None],
+        refused: Refused | None = None,
+        dead: Sequence[Run] = (),
+    ) -> None:
         """Write messages and the staged state of channels; acknowledge them to the peer when they are durable.
 
         :param staged: channel -> number of the last staged message; None if the channel is to be forgotten
         :param refused: called if the write is refused for good; returns whether it has handled that
+        :param dead: dead letters of messages that are staged
         """
         entry = self.entry
         assert entry is not None
         write = LinkWrite(entry, staged, refused)
         self.unsettled += 1
         try:
-            self.publisher.publish(list(runs), write, (self.registry.begin_write(entry, list(staged)),))
+            self.publisher.publish(list(runs), write, (self.registry.begin_write(entry, list(staged)), *dead))
         except Exception as error:  # an unexpected one must not leave the link as if nothing had been staged
             self._settle_writes((write,), error)
 

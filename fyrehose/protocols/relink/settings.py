@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from fyrehose.broker import letters
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import count, duration, exact_size, fixed, name, option, size
 from fyrehose.protocols.relink.limits import NUMBERED, LinkLimits
@@ -13,6 +14,13 @@ from fyrehose.records import MAX_PAYLOAD
 
 def _name_or_nothing(text: str) -> str:
     return name(text) if text else text
+
+
+def _refused(text: str) -> str:
+    # The link of a peer that may not publish ends, which tells it so; its messages are never kept.
+    if text not in (letters.CLOSE, letters.KEEP):
+        raise ValueError(f"{letters.CLOSE} or {letters.KEEP}")
+    return text
 
 
 @attrs.frozen(kw_only=True)
@@ -37,6 +45,7 @@ class RelinkSettings(TLSSettings):
         256 << 20, size, "memory of all links together: undecided messages, and 2 KiB per channel", least=1
     )
     window: int = option(1_024, count, "messages sent to a subscriber before it has consumed the first of them")
+    refused: str = option(letters.CLOSE, _refused, "refused messages of plain channels: close or dead-letter")
     max_channels: int = fixed(4_096)  #: channels that a peer may have open on one link
     backlog_size: int = fixed(16 << 20)  #: bytes of all channels of a link that may wait to be durable
 

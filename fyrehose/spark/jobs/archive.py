@@ -26,6 +26,7 @@ from fyrehose.spark.gaps import starting_ends
 from fyrehose.spark.jobs.optimize import optimize
 from fyrehose.spark.lake import Gap, Lake, Progress, host_of
 from fyrehose.spark.plan import Planner, check, check_beginning
+from fyrehose.spark.repeating import repeated
 from fyrehose.spark.selection import Selection
 from fyrehose.spark.showing import own_error
 
@@ -40,8 +41,6 @@ ROUND = 1 << 30
 MONITORED = 5.0
 #: How often the subscription is updated, in seconds, while there is nothing to copy.
 HEARTBEAT = 60.0
-#: The first and the longest pause after the journal or the lake could not be reached, in seconds.
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
 
 
 @attrs.define
@@ -171,8 +170,6 @@ class _Run:
     _began: float = attrs.field(default=float("-inf"), init=False)
     #: Where the lake ended when the journal was found to have a batch there.
     _compared: int = attrs.field(default=-1, init=False)
-    #: How many attempts have failed since the last one that did not.
-    _failures: int = attrs.field(default=0, init=False)
     #: A round of which it is not known whether it was committed.
     _unsure: tuple[Progress, list[rounds.Written], RangeCounts] | None = attrs.field(default=None, init=False)
 
@@ -185,25 +182,7 @@ class _Run:
         self, follow: bool, every: float, progress: Callable[[Archived, View], object], stop: Callable[[], bool]
     ) -> Archived:
         progress(self.done, self.source.view())
-        while not stop():
-            try:
-                pause = self.step(every if follow else None, progress)
-            except JournalUnreachable as error:
-                if not follow:
-                    raise
-                self._failures += 1
-                if self._failures == 1:
-                    log.warning("%s; trying again until that is over", error)
-                pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._failures - 1, 16))
-            else:
-                if self._failures:
-                    log.info("the archive of %s continues after %d failed attempts", self.journal, self._failures)
-                self._failures = 0
-            if pause is None:
-                break
-            until = time.monotonic() + pause
-            while (left := until - time.monotonic()) > 0 and not stop():
-                time.sleep(min(0.5, left))
+        repeated(lambda: self.step(every if follow else None, progress), follow, stop, f"the archive of {self.journal}")
         with suppress(JournalUnreachable):  # What was committed is durable all the same.
             self.report(0)
             self.observe(self.source.view(), 0)

@@ -19,8 +19,8 @@ import attrs
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from fyrehose.errors import JournalError
-from fyrehose.spark.lake import PARTITION, File, Lake, delete_rows
+from fyrehose.errors import ConfigError, JournalError
+from fyrehose.spark.lake import PARTITION, SCHEMA, File, Lake, delete_rows
 from fyrehose.spark.merging import merged, together
 from fyrehose.spark.stores import plain
 
@@ -51,9 +51,12 @@ def optimize(lake: str | Path, *, keep: float | None = None, now: datetime | Non
 
     :param keep: delete records of days that ended longer ago, in seconds; None: keep all
     :param now: the time by which a day has finished, for tests
+    :raises ConfigError: it is no lake of records, but another table
     :raises JournalError: another process did the same in the meantime
     """
     target = Lake.existing(lake)
+    if not {field.name for field in _table(target).schema().fields}.issuperset(SCHEMA.names):
+        raise ConfigError(f"{target} is no archive of a journal; `fyrehose-spark tables --follow` merges typed tables")
     table, today = _table(target), (now or datetime.now(UTC)).date()
     with _explained(target):
         if keep is not None:

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from benchmarks.wires.base import Job, Wrong, payload
-from benchmarks.wires.nats import Publisher, Subscriber, pub
+from benchmarks.wires.nats import Publisher, Puller, Subscriber, pub
+from fyrehose.bench.wires.base import Job, WorkerPool, Wrong, payload
 
 JOB = Job(stream="news", size=50, messages=6)
 ACK = b'MSG %s.data 2 %d\r\n{"stream":"news","seq":%d}\r\n'
@@ -78,3 +78,35 @@ def test_a_server_that_refuses_the_stream_is_not_measured() -> None:
         theirs.sendall(b"-ERR 'Authorization Violation'\r\n")
         with pytest.raises(Wrong, match="Authorization"):
             Publisher(JOB).hello(ours)
+
+
+def delivered(puller: Puller, number: int) -> bytes:
+    return b"MSG news 2 $JS.ACK.news.x.1.%d.%d.170.0 50\r\n%s\r\n" % (number, number, payload(50))
+
+
+def test_a_puller_acknowledges_what_it_has_and_waits_for_the_answers() -> None:
+    pool = WorkerPool()
+    puller = Puller(Job(stream="news", size=50, messages=6, extra={"leases": 2, "round": 1}), pool)
+    pull = puller.begin()
+    said = bytearray(delivered(puller, 1) + delivered(puller, 2))
+    assert [puller.scan(said, cut) for cut in range(len(said))] == [0] * len(said)
+    assert puller.scan(said, len(said)) == len(said)
+    reply = puller.inbox + b".ack "
+    acks = [pub(b"$JS.ACK.news.x.1.%d.%d.170.0" % (number, number), reply, b"+ACK") for number in (1, 2)]
+    assert bytes(puller.answers) == b"".join(acks)
+    puller.answers.clear()
+    said = bytearray(b"MSG %s.ack 3 0\r\n\r\n" % puller.inbox * 2)
+    cut = len(said) // 2 + 3
+    used = puller.scan(said, cut)
+    assert (puller.done, used) == (1, len(said) // 2)
+    assert puller.scan(said[used:], len(said) - used) == len(said) - used
+    assert (puller.done, pool.done, bytes(puller.answers)) == (2, 2, pull)
+
+
+def test_a_puller_settles_what_it_has_when_there_is_no_more() -> None:
+    puller = Puller(Job(stream="news", size=50, messages=6, extra={"leases": 5, "round": 1}), WorkerPool())
+    puller.begin()
+    status = b"HMSG %s.data 2 30 30\r\nNATS/1.0 404 No Messages\r\n\r\n\r\n" % puller.inbox
+    said = bytearray(delivered(puller, 1) + status)
+    assert puller.scan(said, len(said)) == len(said)
+    assert bytes(puller.answers).count(b"+ACK") == 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.wires.base import Job, Wrong, payload
-from benchmarks.wires.resp import Publisher, Subscriber, command
+from benchmarks.wires.resp import GroupConsumer, Publisher, Subscriber, command
+from fyrehose.bench.wires.base import Job, WorkerPool, Wrong, payload
 
 JOB = Job(stream="news", size=50, messages=6)
 
@@ -58,3 +58,22 @@ def test_something_else_than_entries_is_noticed() -> None:
     said = bytearray(b"-ERR a\r\nb\r\nc\r\nd\r\ne\r\nf")
     with pytest.raises(Wrong):
         Subscriber(JOB).scan(said, len(said))
+
+
+def test_a_group_consumer_acknowledges_what_it_read() -> None:
+    pool = WorkerPool()
+    wire = GroupConsumer(Job(stream="news", size=50, messages=6, extra={"leases": 100, "round": 2}), pool)
+    said = reply(b"1-0", b"1-1")
+    assert [wire.scan(said, cut) for cut in range(len(said))] == [0] * len(said)
+    assert wire.scan(said, len(said)) == len(said)
+    assert bytes(wire.answers) == command(b"XACK", b"news", b"work-2", b"1-0", b"1-1")
+    wire.answers.clear()
+    assert wire.scan(bytearray(b":2\r\n"), 4) == 4
+    assert (wire.done, pool.done) == (2, 2)
+    assert bytes(wire.answers) == wire.begin()
+
+
+def test_a_group_consumer_asks_again_when_nothing_came() -> None:
+    wire = GroupConsumer(Job(stream="news", size=50, messages=6, extra={"leases": 100, "round": 2}), WorkerPool())
+    assert wire.scan(bytearray(b"*-1\r\n"), 5) == 5
+    assert bytes(wire.answers) == wire.begin()

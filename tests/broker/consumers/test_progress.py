@@ -17,9 +17,10 @@ from fyrehose.broker.consumers.progress import (
     SavedShares,
     ShareOptions,
     StreamProgress,
+    merged,
     pack,
     pack_checkpoint,
-    ranges_of,
+    packed_ranges,
 )
 from fyrehose.broker.state_stream import Replayed, replay
 from fyrehose.errors import JournalCorrupt
@@ -47,7 +48,7 @@ def test_ranges_agree_with_a_set(seed: int) -> None:
 
 
 def test_numbers_become_ranges() -> None:
-    assert ranges_of([1, 2, 3, 5, 7, 8]) == [(1, 3), 5, (7, 8)]
+    assert packed_ranges(merged([(7, 8), (5, 5), (1, 2), (2, 3)])) == [(1, 3), 5, (7, 8)]
 
 
 def found(*payloads: bytes, last: int | None = None) -> tuple[SavedShares, Replayed]:

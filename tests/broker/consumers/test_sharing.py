@@ -83,7 +83,7 @@ def test_results_need_the_right_to_publish() -> None:
     sharing = sharing_of(broker, "10.0.0.1")
     shared = sharing.find("work")
     ((leased,),) = (part.leases for part in sharing.lease(shared, "w", None, 1, 0).result)
-    item = Item("done", leased.seq, leased.token)
+    item = Item("done", leased.first, leased.last, leased.token)
     assert failed(sharing.act(shared, [item], "w", [Run.of("audit", [b"x"], source="test")]), Forbidden)
     assert broker.bounds("audit") == (1, 1)
     assert sharing.act(shared, [item], "w", [Run.of("out", [b"x"], source="test")]).result == ([], [])
@@ -93,7 +93,7 @@ def test_results_need_the_right_to_publish() -> None:
 def test_numbers_beyond_the_stream_are_refused() -> None:
     sharing = make().named.sharing
     assert failed(sharing.rewind(sharing.find("work"), 7), InvalidPosition)
-    assert failed(sharing.act(sharing.find("work"), [Item("done", 1, (1, 1), "other")], "w"), InvalidPosition)
+    assert failed(sharing.act(sharing.find("work"), [Item("done", 1, 1, (1, 1), "other")], "w"), InvalidPosition)
 
 
 def test_a_server_without_messages_has_none() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
@@ -42,12 +43,13 @@ class World:
         return self.table.lease(shared, consumer, None, most, wait)
 
     def settle(self, shared: SharedSubscription, found: list[LeasedRun], **how: Any) -> Any:
-        actions = [WorkerAction("done", each.lane, each.seq, each.token) for part in found for each in part.leases]
+        leases = [each for part in found for each in part.leases]
+        actions = [WorkerAction("done", each.lane, each.first, each.last, each.token) for each in leases]
         return self.table.act(shared, actions, "w", **how)
 
 
 def seqs(answer: Any) -> list[int]:
-    return [each.seq for part in answer.result for each in part.leases]
+    return [seq for part in answer.result for each in part.leases for seq in range(each.first, each.last + 1)]
 
 
 def failure(deferred: Any) -> Any:
@@ -167,12 +169,52 @@ def test_workers_that_create_a_subscription_at_the_same_time_share_it() -> None:
     assert isinstance(failure(other), SubscriptionConflict)
 
 
-def test_a_cluster_has_no_shared_subscriptions_yet() -> None:
+def test_nothing_is_shared_where_a_take_over_loses_what_was_acknowledged() -> None:
     world = World()
     shared = world.create()
-    world.table.clustered = True
+    world.journal.early = True
     assert isinstance(failure(world.table.create("other", ShareOptions(stream="s"), {"s": 0})), SubscriptionError)
     assert isinstance(failure(world.lease(shared)), SubscriptionError)
+
+
+def test_nothing_is_leased_or_extended_until_nobody_can_have_taken_over() -> None:
+    world = World()
+    shared = world.create()
+    (found,) = world.lease(shared, consumer="w1").result
+    world.journal.auto, world.journal.leads_alone = False, False
+    leased = world.lease(shared, consumer="w2")
+    (lease,) = found.leases
+    extended = world.table.act(shared, [WorkerAction("extend", lease.lane, 1, 1, lease.token)], "w1")
+    assert (leased.called, extended.called) == (False, False)
+    world.journal.leads_alone = True  # What was appended to find out is in the shared log.
+    world.journal.commit()
+    assert seqs(leased) == [2]
+    assert [(action.first, token) for action, token in extended.result[1]] == [(1, (1, 1))]
+
+
+def test_a_server_that_may_be_deposed_does_not_ask_again_and_again() -> None:
+    world = World()
+    shared = world.create()
+    world.journal.leads_alone = False
+    before = world.journal.bounds(STREAM)[1]
+    leased = world.lease(shared, wait=30)
+    assert not leased.called
+    assert world.journal.bounds(STREAM)[1] <= before + 2, "the epoch, and one proof"
+    world.clock.advance(CHECK)
+    world.journal.leads_alone = True
+    world.clock.advance(CHECK)
+    assert seqs(leased) == [1]
+
+
+def test_an_idle_subscription_writes_nothing() -> None:
+    world = World()
+    shared = world.create(first=10)
+    world.journal.leads_alone = False
+    world.lease(shared, wait=300)
+    before = world.journal.bounds(STREAM)[1]
+    for _ in range(20):
+        world.clock.advance(CHECK)
+    assert world.journal.bounds(STREAM)[1] == before
 
 
 def test_no_checkpoint_is_written_while_a_subscription_is_created() -> None:
@@ -198,7 +240,8 @@ def test_what_is_settled_while_a_rewind_is_written_is_refused() -> None:
     found = world.lease(shared, 2).result
     world.journal.auto = False
     rewound = world.table.rewind(shared, {"s": 0})
-    assert [why for _, why in world.settle(shared, found).result[0]] == ["rewound", "rewound"]
+    refused = world.settle(shared, found).result[0]
+    assert [(action.first, action.last, why) for action, why in refused] == [(1, 2, "rewound")]
     world.journal.commit()
     assert rewound.called
     world.journal.auto = True
@@ -209,7 +252,7 @@ def test_a_start_knows_the_same_as_the_server_before() -> None:
     world = World()
     shared = world.create()
     (found,) = world.lease(shared, 4).result
-    world.settle(shared, [LeasedRun(found.leases[1:3], found.run)])
+    world.settle(shared, [LeasedRun([attrs.evolve(found.leases[0], first=2, last=3)], found.run)])
     world.table.close()
     again = World(world.journal).table.entries["work"]
     lane = again.work.lanes["s"]

@@ -33,22 +33,25 @@ class World:
 
 
 def actions(kind: str, leased: Sequence[Leased]) -> list[WorkerAction]:
-    return [WorkerAction(kind, each.lane, each.seq, each.token) for each in leased]
+    return [WorkerAction(kind, each.lane, seq, seq, each.token) for each in leased for seq in numbers([each])]
+
+
+def numbers(leased: Sequence[Leased]) -> list[int]:
+    return [seq for each in leased for seq in range(each.first, each.last + 1)]
 
 
 def test_streams_take_turns() -> None:
     world = World("a", "b", "c")
     for _ in range(3):
         world.lease(3)
-    found = [(each.lane.stream, each.seq) for each in world.lease(6)]
-    assert {stream: sum(name == stream for name, _ in found) for stream in "abc"} == {"a": 2, "b": 2, "c": 2}
+    assert {each.lane.stream: len(each) for each in world.lease(6)} == {"a": 2, "b": 2, "c": 2}
 
 
 def test_a_consumer_holds_at_most_its_share() -> None:
     world = World(most=3)
-    assert len(world.lease(9)) == 3
+    assert numbers(world.lease(9)) == [1, 2, 3]
     assert world.lease(9) == []
-    assert len(world.lease(9, consumer="x")) == 3
+    assert numbers(world.lease(9, consumer="x")) == [4, 5, 6]
 
 
 def test_a_repeated_request_gets_the_same_leases_as_long_as_they_last() -> None:
@@ -58,10 +61,10 @@ def test_a_repeated_request_gets_the_same_leases_as_long_as_they_last() -> None:
     assert world.lease(3, request=1) == first
     world.now = 12.0
     world.work.act([], "w")
-    outcome = world.work.act(actions("done", first[:1]), "w")
+    outcome = world.work.act(actions("done", first)[:1], "w")
     world.append(outcome.batches)
-    assert world.lease(3, request=1) == first[1:], "the repetition has renewed them"
-    assert [each.seq for each in world.lease(1, request=2)] == [4]
+    assert numbers(world.lease(3, request=1)) == [2, 3], "the repetition has renewed them"
+    assert numbers(world.lease(1, request=2)) == [4]
 
 
 def test_requests_of_many_consumers_are_forgotten() -> None:
@@ -75,12 +78,25 @@ def test_requests_of_many_consumers_are_forgotten() -> None:
 
 def test_a_whole_request_does_nothing_if_one_record_is_refused() -> None:
     world = World()
-    first, second = world.lease(2)
-    bad = WorkerAction("done", second.lane, second.seq, (7, 7))
-    outcome = world.work.act([*actions("done", [first]), bad], "w", whole=True)
+    first, second = actions("done", world.lease(2))
+    bad = WorkerAction("done", second.lane, second.first, second.last, (7, 7))
+    outcome = world.work.act([first, bad], "w", whole=True)
     assert (outcome.batches, outcome.refused) == ([], [(bad, "lease-lost")])
-    outcome = world.work.act([*actions("done", [first]), bad], "w")
-    assert ([batch.settled for batch in outcome.batches], outcome.refused) == ([[1]], [(bad, "lease-lost")])
+    outcome = world.work.act([first, bad], "w")
+    assert ([batch.settled for batch in outcome.batches], outcome.refused) == ([[(1, 1)]], [(bad, "lease-lost")])
+
+
+def test_of_a_range_what_cannot_be_settled_is_refused() -> None:
+    world = World()
+    world.lease(6)
+    lane = world.work.lanes["s"]
+    world.append(world.work.act([WorkerAction("failed", lane, 2, 2, (1, 1), delay=0.0)], "w").batches)
+    world.lease(1, consumer="x")
+    outcome = world.work.act([WorkerAction("done", lane, 1, 8, (1, 1))], "w")
+    assert [batch.settled for batch in outcome.batches] == [[(1, 1), (3, 6)]]
+    refused = [(action.first, action.last, why) for action, why in outcome.refused]
+    assert refused == [(2, 2, "lease-lost"), (7, 7, "lease-lost"), (8, 8, "lease-lost")]
+    assert world.group.late == 3
 
 
 def test_settling_records_of_several_streams_is_appended_together() -> None:
@@ -94,8 +110,27 @@ def test_one_request_says_one_thing_about_a_record() -> None:
     world = World()
     leased = world.lease(1)
     outcome = world.work.act([*actions("done", leased), *actions("failed", leased)], "w")
-    assert [batch.settled for batch in outcome.batches] == [[1]]
+    assert [batch.settled for batch in outcome.batches] == [[(1, 1)]]
     assert [(action.kind, why) for action, why in outcome.refused] == [("failed", "being-settled")]
+
+
+def test_the_end_of_a_lease_that_cannot_be_written_is_tried_once_each_time() -> None:
+    world = World()
+    world.lease(2)
+    tried: list[LaneChange] = []
+
+    def refuse(batches: Sequence[LaneChange]) -> None:
+        tried.extend(batches)
+        for batch in batches:
+            world.group.undone(batch)
+
+    world.group.append = refuse
+    world.now = 20.0
+    assert [numbers(world.work.lease("x", None, 1)) for _ in range(3)] == [[3], [4], [5]]
+    assert 3 <= len(tried) <= 6
+    world.group.append = world.append
+    world.work.tick()
+    assert world.work.lanes["s"].entries[1].ended == (1, 1)
 
 
 def test_refusals_are_counted() -> None:

@@ -208,7 +208,7 @@ class TestPromoting:
         writer = Writer(standby, recover(standby, Files()), 4096)
         writer.open(0)
         while writer.position < beyond.position:
-            writer.skip(1)
+            writer.skip_numbers(1)
         # Let a batch end exactly where the lost log ended.
         run = Run.of("s", [b"x"], source="test").numbered(writer.streams.ends["s"] + 1, 1)
         writer.commit([[run]], 1, 1)
@@ -271,7 +271,7 @@ class TestPromoting:
             raise failure
 
         with monkeypatch.context() as patch:
-            patch.setattr(standbys.Writer, "skip", fail)
+            patch.setattr(standbys.Writer, "skip_numbers", fail)
             with pytest.raises(kind, match=f"cannot be promoted: {failure}; free some space, or check the disk"):
                 promote(standby, Files())
         assert (standby / STANDBY).exists()

@@ -60,3 +60,12 @@ def test_never_more_than_burst_and_rate_together(steps: list[tuple[int, float]])
         assert 0 <= got <= wanted
         granted += got
         assert granted <= 6 + 4 * now + 1e-6
+
+
+def test_rate_and_capacity_change_for_everybody() -> None:
+    rates = Rates(rate=10, burst=10)
+    assert rates.take("a", 4, 0.0) == 4
+    rates.change(1, 2)
+    assert rates.take("a", 10, 0.0) == 2, "a bucket keeps at most its new capacity"
+    assert rates.take("a", 10, 1.0) == 1
+    assert rates.take("b", 10, 1.0) == 2

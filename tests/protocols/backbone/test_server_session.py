@@ -681,3 +681,20 @@ def test_a_sixteenth_of_a_second_may_go_to_one_host_at_once() -> None:
 def test_limits_that_make_no_sense() -> None:
     with pytest.raises(ValueError, match="push-rate must be at least 1"):
         BackboneSettings(push_rate=0)
+
+
+def test_settings_change_for_what_comes_next() -> None:
+    bench = Bench(push_rate=1, subscribers=2, destination_rate=1_000)
+    push = Push(data=b"x").serialize()
+    assert [type(event) for event in bench.receive(push, push)] == [Pushed, Dropped]
+    third, fourth = ("10.1.0.4", 4000), ("10.2.0.5", 4000)
+    bench.join(CLIENT, OTHER)
+    bench.session.change(BackboneSettings(push_rate=50, subscribers=1, trusted=networks("10.0.0.0/8")))
+    assert bench.subscribers() == [CLIENT, OTHER], "nobody loses a place"
+    assert bench.causes(keep_alive(third), source=third) == ["too-many-subscribers"]
+    bench.now += 1.0
+    assert [type(event) for event in bench.receive(push, push)] == [Pushed, Pushed]
+    bench.session.change(BackboneSettings(subscribers=4, trusted=networks("10.0.0.0/8")))
+    bench.join(third, fourth)
+    assert set(bench.subscribers()) == {CLIENT, OTHER, third, fourth}
+    assert bench.session.sent_bytes.rate == BackboneSettings().destination_rate

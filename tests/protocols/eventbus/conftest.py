@@ -15,6 +15,7 @@ from twisted.internet.task import Clock
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
+from fyrehose.protocols.eventbus.connections import AcceptedConnection
 from fyrehose.protocols.eventbus.queued_memory import Full, QueuedMessages
 from fyrehose.protocols.eventbus.server import EventBusServer
 from fyrehose.protocols.eventbus.settings import EventBusSettings
@@ -72,6 +73,8 @@ class FakePort:
     scheduled: int = 0
     processed: int = 0
     done: bool = True  #: whether lent messages are released
+    keys: list[bytes] = attrs.field(factory=list)  #: keys of messages that were lent by one
+    subscribed: list[tuple[list[bytes], list[bytes]]] = attrs.field(factory=list)  #: keys added, and removed
     lent: list[int] = attrs.field(factory=list)  #: sizes of lent messages that are not released
 
     def start(self) -> None:
@@ -108,6 +111,16 @@ class FakePort:
         self.send(frames)
         self.lent.append(sum(map(len, frames)))
 
+    def lend_by_key(self, key: bytes, frames: Sequence[Buffer]) -> None:
+        self.keys.append(key)
+        self.lend(frames)
+
+    def process_events(self) -> None:
+        """No connection has begun or ended."""
+
+    def resubscribe(self, added: Sequence[bytes], removed: Sequence[bytes]) -> None:
+        self.subscribed.append((list(added), list(removed)))
+
     def held(self) -> tuple[int, int]:
         if self.done:
             self.lent.clear()
@@ -117,6 +130,16 @@ class FakePort:
         """Return the messages that were sent since the last call."""
         sent, self.sent = self.sent, []
         return sent
+
+
+@attrs.define(eq=False, kw_only=True)
+class FakeConnection(AcceptedConnection):
+    """An open connection of a world."""
+
+    world: World
+
+    def close(self) -> None:
+        self.world.ended.append((self.host, self.descriptor))
 
 
 @attrs.define
@@ -133,6 +156,10 @@ class FakeConnections:
 
     def count(self, port: int) -> int:
         return len(self.world.subscribers)
+
+    def find(self, port: int, descriptor: int) -> AcceptedConnection | None:
+        found = next((host for host, number in self.world.subscribers if number == descriptor), None)
+        return None if found is None else FakeConnection(port, descriptor, found, world=self.world)
 
     def close(self, port: int, host: str, descriptor: int) -> None:
         self.world.ended.append((host, descriptor))
@@ -178,6 +205,12 @@ class World:
             self.server.pub_received([identity, *frames], 1 + len(frames))
         self.server.publish_turn()
         self.run()
+
+    def subscribe(self, descriptor: int, *prefixes: bytes) -> None:
+        """Receive the subscriptions of a subscriber."""
+        for prefix in prefixes:
+            self.publisher.origin = ("10.0.0.1", descriptor)
+            self.server.subscription_received([b"\1" + prefix], 1)
 
     def ask(self, *frames: bytes, identity: bytes = b"c") -> None:
         """Receive a message at SNAPSHOT."""

@@ -205,3 +205,15 @@ def test_connection_whose_end_was_not_reported_is_counted_once(connect: Any) -> 
     for _ in range(5):
         assert peers.accepted(pair.port, pair.server.fileno()) is None
     assert len(peers) == 1
+
+
+def test_limit_changes_without_closing_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "peer_of", lambda port, descriptor: "127.0.0.1")
+    open_ones = Connections(2)
+    assert [open_ones.accepted(1, descriptor) for descriptor in (7, 8)] == [None, None]
+    open_ones.change(1)
+    assert len(open_ones) == 2
+    refused = open_ones.accepted(1, 9)
+    assert refused is not None
+    open_ones.change(10)
+    assert open_ones.accepted(1, 10) is None

@@ -64,6 +64,59 @@ class TestPublishing:
         world.publish(*make_event())
         assert world.publisher.take()[0][1] == b"1"
 
+    def test_each_dialect_is_sent_while_it_has_subscribers(self, world: World, make_event: Any) -> None:
+        world.subscribers = [("10.0.0.1", 7), ("10.0.0.2", 8)]
+        world.subscribe(7, b"/a/")
+        world.publish(*make_event(1))
+        assert [frames[1] for frames in world.publisher.take()] == [b"\0\0\0\0\0\0\0\1"]
+        world.subscribe(8, b"/a")
+        assert world.publisher.subscribed == [([b"/a/"], []), ([b"\xffa"], [])]
+        world.publish(*make_event(2))
+        assert [frames[1] for frames in world.publisher.take()] == [b"\0\0\0\0\0\0\0\2", b"2"]
+        assert world.publisher.keys == [b"\xffa/"]
+        assert (world.count("decimal-subscribers"), world.count("binary-subscribers")) == (1, 0)
+        world.server.subscriber_left(8)
+        world.publish(*make_event(3))
+        assert world.sequences() == [3]
+
+    def test_event_without_topic_is_sent_once(self, world: World, make_event: Any) -> None:
+        world.subscribers = [("10.0.0.1", 7)]
+        world.subscribe(7, b"/a")
+        world.publish(*make_event(1, topic=b""))
+        assert world.sequences() == [1]
+        assert world.publisher.keys == [b""], "the key of no bytes stands for all subscribers"
+
+    def test_no_subscriber_is_recognized_by_option(self, make_world: Any, make_event: Any) -> None:
+        world = make_world(recognize=False)
+        world.publish(*make_event(1, topic=b""))
+        assert (world.sequences(), world.publisher.keys) == ([1], [])
+
+    def test_subscription_of_a_connection_that_has_ended_is_ignored(self, world: World) -> None:
+        world.subscribe(7, b"/a")
+        assert world.publisher.subscribed == []
+
+    def test_connection_that_may_be_taken_for_an_earlier_one_is_closed(self, world: World) -> None:
+        world.subscribers = [("10.0.0.1", 7)]
+        world.server.subscriber_connected(7)
+        world.server.subscriber_left(7)
+        world.publisher.empty = False
+        world.server.subscriptions_read()
+        world.server.subscriber_connected(7)
+        assert world.ended == [("10.0.0.1", 7)]
+        world.publisher.empty = True
+        world.server.subscriptions_read()
+        world.server.subscriber_connected(7)
+        assert world.ended == [("10.0.0.1", 7)]
+
+    def test_subscriber_with_too_many_subscriptions_is_closed(
+        self, world: World, monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
+    ) -> None:
+        monkeypatch.setattr("fyrehose.protocols.eventbus.recognition.MOST", 2)
+        world.subscribers = [("10.0.0.1", 7)]
+        world.subscribe(7, b"/a/", b"/b/", b"/c/")
+        assert world.ended == [("10.0.0.1", 7)]
+        assert "too-many-subscriptions from 10.0.0.1 at PORT" in log_lines[-1]
+
     def test_invalid_pubs_are_counted(self, world: World, make_event: Any, log_lines: list[str]) -> None:
         world.publish_all([[b"x"] * n for n in range(65) if n != 6] + [make_event()])
         assert world.count("wrong-frame-count") == 64
@@ -384,9 +437,8 @@ class TestSnapshots:
         world.pass_time(1)
         assert [frames[0] for frames in world.snapshot.take()] == [b"c", b"c"]
 
-    def test_dialect_mismatch_is_logged_once_for_each_client(
-        self, make_world: Any, world: World, log_lines: list[str]
-    ) -> None:
+    def test_dialect_mismatch_is_logged_once_for_each_client(self, make_world: Any, log_lines: list[str]) -> None:
+        world = make_world(recognize=False)
         world.ask(b"SYNCSTART", b"", bytes(8))
         world.ask(b"SYNCSTART", b"", b"")
         assert world.count("decimal-requests") == 0
@@ -407,15 +459,21 @@ class TestSnapshots:
         decimal.ask(b"SYNCSTART", b"", b"0")
         assert decimal.count("decimal-requests") == 0
 
-    def test_refused_subtree_is_logged_with_the_options_that_help(
-        self, make_world: Any, world: World, log_lines: list[str]
-    ) -> None:
+    def test_refused_subtree_is_logged_with_the_options_that_help(self, make_world: Any, log_lines: list[str]) -> None:
+        world = make_world(recognize=False)
         world.ask(b"SYNCSTART", b"sensor,/a/", b"0")
         assert "bad-subtree from 10.0.0.1 at PORT (client 63): 'sensor,/a/' does not begin and end" in log_lines[-1]
         assert "--option eventbus.subtrees=reference --option eventbus.sequence=decimal" in log_lines[-1]
-        decimal = make_world(sequence=type(world.settings.sequence)("decimal"))
+        decimal = make_world(sequence=type(world.settings.sequence)("decimal"), recognize=False)
         decimal.ask(b"SYNCSTART", b"sensor", b"0")
         assert log_lines[-1].endswith("pass --option eventbus.subtrees=reference")
+
+    def test_dialect_that_subscriptions_do_not_tell_is_logged(self, world: World, log_lines: list[str]) -> None:
+        world.ask(b"SYNCSTART", b"/a", b"0")
+        assert world.count("decimal-requests") == 0, "its subscriptions tell it"
+        world.ask(b"SYNCSTART", b"/a/,/b/", b"0")
+        assert world.count("decimal-requests") == 1
+        assert "pass --option eventbus.sequence=decimal, or" in log_lines[-1]
 
     def test_a_refused_message_is_logged_with_its_address_and_port(self, world: World, log_lines: list[str]) -> None:
         world.publish(b"x")
@@ -450,7 +508,9 @@ class TestSnapshots:
         assert world.snapshot.take() == []
         assert world.count("journal-corrupt") == 1
 
-    @pytest.mark.parametrize("frames", [[], [b""], [b"SYNCSTART"], [b"HELLO", b"", b""], [b"SYNCSTART", b"x", b"0"]])
+    @pytest.mark.parametrize(
+        "frames", [[], [b""], [b"SYNCSTART"], [b"HELLO", b"", b""], [b"SYNCSTART", b"x", bytes(8)]]
+    )
     def test_invalid_request_is_counted(self, world: World, frames: list[bytes]) -> None:
         world.ask(*frames)
         world.run()

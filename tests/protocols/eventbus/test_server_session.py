@@ -144,7 +144,15 @@ class TestRequests:
         assert session.snapshots.active[b"c"].delimiter
 
     def test_subtrees_of_the_reference_program(self) -> None:
-        assert ask(EventBusServerSession(EventBusSettings()), b"SYNCSTART", b"a,b", b"0") == "bad-subtree"
+        forced = EventBusServerSession(EventBusSettings(recognize=False))
+        assert ask(forced, b"SYNCSTART", b"a,b", b"0") == "bad-subtree"
+        recognizing = EventBusServerSession(EventBusSettings())
+        assert isinstance(ask(recognizing, b"SYNCSTART", b"a,b", b"0"), Requested)
+        assert isinstance(ask(recognizing, b"", b"SYNCSTART", b"a,b", b"0"), Requested), "with a delimiter"
+        for sequence in (bytes(8), b"", b"null"):
+            assert ask(recognizing, b"SYNCSTART", b"a,b", sequence) == "bad-subtree"
+        assert ask(recognizing, b"SYNCSTART", b"a,b", b"-1") == "bad-sequence"
+        assert ask(recognizing, b"SYNCSTART", b"a,b") == "bad-subtree"
         lenient = EventBusServerSession(EventBusSettings(subtrees=Syntax.REFERENCE))
         assert isinstance(ask(lenient, b"SYNCSTART", b"a,b", b"0"), Requested)
 

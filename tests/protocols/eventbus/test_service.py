@@ -6,6 +6,7 @@ from pathlib import Path
 from socket import create_server
 from typing import Any
 
+import attrs
 import pytest
 import zmq
 from twisted.internet.error import CannotListenError
@@ -77,7 +78,8 @@ def test_service_binds_three_ports_and_a_zap_handler(make_service: Any) -> None:
     assert (listening.getHost().host, listening.getHost().port) == ("127.0.0.1", 5556)
     listening.startListening()
     sockets = running.fake.contexts[0].sockets
-    assert [socket.kind for socket in sockets] == [zmq.ROUTER, zmq.ROUTER, zmq.PUB, zmq.ROUTER]
+    assert [socket.kind for socket in sockets] == [zmq.ROUTER, zmq.ROUTER, zmq.XPUB, zmq.ROUTER]
+    assert sockets[2].options[zmq.XPUB_MANUAL] == 1
     assert [socket.bound[0] for socket in sockets] == [
         "inproc://zeromq.zap.01",
         "tcp://127.0.0.1:5556",
@@ -230,6 +232,23 @@ def test_connections_beyond_the_limit_are_refused(make_service: Any, monkeypatch
     assert running.broker.counters.gauges["eventbus", "connections"] == 0
 
 
+@pytest.mark.parametrize(("recognize", "closed"), [(True, [(7, ["127.0.0.1"], [5557])]), (False, [])])
+def test_connection_with_the_descriptor_of_one_that_just_ended_is_closed(
+    make_service: Any, monkeypatch: pytest.MonkeyPatch, recognize: bool, closed: list[Any]
+) -> None:
+    """Its subscriptions could not be told from those of the earlier one."""
+    running = make_service(recognize=recognize)
+    running.start()
+    monkeypatch.setattr(connections, "peer_of", lambda port, descriptor: "127.0.0.1")
+    ended: list[Any] = []
+    monkeypatch.setattr(connections, "shut_down", lambda *args: ended.append(args))
+    publisher = running.fake.monitors[1]
+    for event in (ACCEPTED, DISCONNECTED, ACCEPTED):
+        publisher.happened(event, 7)
+    assert ended == closed
+    running.service.stopService()
+
+
 def test_a_handshake_that_fails_is_counted_and_logged(make_service: Any, log_lines: list[str]) -> None:
     running = make_service()
     running.start()
@@ -364,3 +383,30 @@ def test_reload_reads_client_keys_again(make_service: Any, tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="no client key in"):
         running.service.prepare(running.service._settings)()
     assert len(running.service._authenticator.clients) == 2
+
+
+def test_reload_changes_what_is_decided_for_each_message(make_service: Any) -> None:
+    running = make_service(max_connections=100)
+    running.start()
+    service = running.service
+    changed = attrs.evolve(
+        service._settings, dedup=True, snapshots=3, snapshots_memory=1 << 20, timeout=7.0, max_connections=1_000
+    )
+    service.prepare(changed)()
+    session = service._server._session
+    assert (session._settings.dedup, service._server._settings.timeout) == (True, 7.0)
+    assert (session.snapshots.at_once, session.snapshots.memory.capacity) == (3, 1 << 20)
+    assert service._connections.most == 1_000
+    assert set(service.fixed(changed)) == {"stream", "server_key", "sequence", "max_payload"}
+    service.stopService()
+
+
+def test_reload_reads_the_keys_of_another_directory(make_service: Any, tmp_path: Path) -> None:
+    _, secret = create_certificates(tmp_path, "server")
+    for name, count in (("few", 1), ("many", 3)):
+        (tmp_path / name).mkdir()
+        for number in range(count):
+            create_certificates(tmp_path / name, f"client{number}")
+    running = make_service(server_key=secret, client_keys=str(tmp_path / "few"))
+    running.service.prepare(attrs.evolve(running.service._settings, client_keys=str(tmp_path / "many")))()
+    assert len(running.service._authenticator.clients) == 3

@@ -385,3 +385,44 @@ def test_pending_connection_events_can_be_reported_at_once(context: Context) -> 
             time.sleep(0.01)
     assert happened == [ACCEPTED]
     port.close()
+
+
+def test_key_chooses_the_subscribers_and_is_not_sent(context: Context) -> None:
+    """The dialects of the event bus are kept apart by this; see ``recognition.py``."""
+    publisher = context.socket(zmq.XPUB)
+    publisher.setsockopt(zmq.XPUB_MANUAL, 1)
+    publisher.bind("inproc://keys")
+    keys = iter([b"/a/", b"\xffa/", b"\xffa/", b"\xff"])
+    port = ZMQPort(Reactor(), publisher, lambda message, count: port.resubscribe([next(keys)], []))
+    port.start()
+    text, one, two, everything = [context.socket(zmq.SUB) for _ in range(4)]
+    for peer, prefix in ((text, b"/a/"), (one, b"/a/"), (two, b"/a/"), (everything, b"")):
+        peer.connect("inproc://keys")
+        peer.setsockopt(zmq.RCVTIMEO, 20_000)
+        peer.setsockopt(zmq.SUBSCRIBE, prefix)
+        port.process_commands()
+    large = bytes(100_000)
+    for size in (3, 40, 255):  # ZeroMQ keeps small frames in the message itself
+        topic = b"/a/".ljust(size, b"x")
+        port.lend([topic, b"usual", b"x"])
+        port.lend_by_key(b"\xff" + topic[1:], [topic, b"other", memoryview(large)])
+        assert text.recv_multipart() == [topic, b"usual", b"x"]
+        for peer in (one, two, everything):
+            assert peer.recv_multipart() == [topic, b"other", large]
+    port.lend_by_key(b"", [b"", b"no topic", b"x"])
+    assert everything.recv_multipart() == [b"", b"no topic", b"x"]
+    port.lend_by_key(b"\xffz", [b"/z", b"nobody but everything", b"x"])
+    assert everything.recv_multipart()[1] == b"nobody but everything"
+    assert not any(peer.poll(0) for peer in (text, one, two))
+    port.close()
+
+
+def test_key_that_nobody_has_subscribed_to_harms_nothing(context: Context) -> None:
+    publisher = context.socket(zmq.XPUB)
+    publisher.setsockopt(zmq.XPUB_MANUAL, 1)
+    publisher.bind("inproc://nobody")
+    port = ZMQPort(Reactor(), publisher)
+    for _ in range(1_000):
+        port.lend_by_key(b"\xffa/", [b"/a/", b"1", b"x"])
+    assert port.held() == (0, 0)
+    port.close()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fyrehose.protocols.http.bodies import SMALL, Body, LineBody, TooLarge, Whole
+from fyrehose.protocols.http.bodies import SMALL, Body, LineBody, TooLarge, Whole, split_lengths
 from fyrehose.testing import every_chunking
 
 
@@ -78,3 +78,27 @@ def test_expected_size_of_an_incomplete_message() -> None:
     assert lines.expected == 1 << 20
     lines.add(b"\n")
     assert lines.expected == 0
+
+
+def with_lengths(messages: list[bytes]) -> bytes:
+    return b"".join(len(message).to_bytes(4, "big") + message for message in messages)
+
+
+@given(st.lists(st.binary(max_size=6), max_size=8))
+def test_messages_with_lengths_may_have_any_bytes(messages: list[bytes]) -> None:
+    assert split_lengths(with_lengths(messages), 6) == messages
+
+
+@pytest.mark.parametrize("whole", [[b"a"], [b"", b"\n\x00"]])
+def test_body_that_ends_within_a_message_is_invalid(whole: list[bytes]) -> None:
+    data = with_lengths(whole)
+    complete = {0} | {len(with_lengths(whole[:count])) for count in range(len(whole) + 1)}
+    for size in set(range(len(data))) - complete:
+        with pytest.raises(ValueError, match="ends within the message at byte"):
+            split_lengths(data[:size], 10)
+
+
+def test_message_with_a_length_above_the_limit_is_refused() -> None:
+    with pytest.raises(TooLarge) as caught:
+        split_lengths(with_lengths([b"1234", b"12345"]), 4)
+    assert caught.value.before == [b"1234"]

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from fyrehose.protocols.http.managing import LARGEST, Manage, manage
+from fyrehose.protocols.http.managing import LARGEST, METHODS, Manage, manage
 from fyrehose.protocols.http.session import HttpSession, Live, Read, RequestLimits
 from fyrehose.records import LAST_SEQ
+from fyrehose.web import origins
 from fyrehose.web.session import RequestRefused
 
 
@@ -136,3 +137,8 @@ def test_a_live_read_may_consume_a_subscription() -> None:
 )
 def test_invalid_parameters_are_refused(query: str) -> None:
     assert refused(f"GET /streams/s?{query}")[0] == 400
+
+
+def test_a_page_of_a_listed_origin_may_send_every_method_of_a_subscription() -> None:
+    """A browser sends no request whose method the answer to its preflight does not list."""
+    assert {method for methods in METHODS.values() for method in methods} <= set(origins.METHODS)

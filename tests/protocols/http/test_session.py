@@ -7,6 +7,7 @@ import json
 import pytest
 
 from fyrehose.protocols.http.session import (
+    LENGTHS,
     NDJSON,
     BodyRefused,
     HttpSession,
@@ -89,6 +90,16 @@ def test_each_line_of_ndjson_is_a_message(kind: str) -> None:
         assert {event.content_type for event in events} == {"application/json"}
 
 
+def test_messages_with_lengths_are_one_publish() -> None:
+    data = request("POST /streams/s", f"Content-Type: {LENGTHS}", body=b"\0\0\0\2\n\0\0\0\0\0")
+    for chunks in every_chunking(data):
+        session = make()
+        publish, published = [event for chunk in chunks for event in session.receive_data(chunk)]
+        assert isinstance(publish, PublishPart)
+        assert (publish.payloads, publish.content_type) == ([b"\n\0", b""], None)
+        assert isinstance(published, PublishEnd)
+
+
 def test_lines_are_published_before_the_body_is_complete() -> None:
     session = make()
     head = request("POST /streams/s", f"Content-Type: {NDJSON}", "Transfer-Encoding: chunked")
@@ -124,6 +135,8 @@ def test_lines_are_published_before_the_body_is_complete() -> None:
         (request("POST /streams/s", f"Content-Type: {NDJSON}", body=b"x" * 11 + b"\n"), 413, "too-large"),
         (request("POST /streams/s", f"Content-Type: {NDJSON}", body=b"x" * 11), 413, "too-large"),
         (request("POST /streams/s", "Transfer-Encoding: chunked") + b"b\r\n" + b"x" * 11, 413, "too-large"),
+        (request("POST /streams/s", f"Content-Type: {LENGTHS}", body=b"\0\0\0\2x"), 400, "bad-body"),
+        (request("POST /streams/s", f"Content-Type: {LENGTHS}", body=b"\0\0\0\7" + b"x" * 7), 413, "too-large"),
         (request("GET /streams/s", body=b"x"), 413, "unexpected-body"),
         (request("GET /", body=b"x"), 413, "unexpected-body"),
         (request("GET /streams", body=b"x"), 413, "unexpected-body"),

@@ -47,12 +47,11 @@ def test_a_settling_has_numbers_ranges_streams_and_options() -> None:
         "consumer": "w",
     }
     done = [
-        Item("done", 7, (3, 1)),
-        Item("done", 8, (3, 2)),
-        Item("done", 9, (3, 2)),
-        Item("done", 4, (3, 1), "logs.a"),
+        Item("done", 7, 7, (3, 1)),
+        Item("done", 8, 9, (3, 2)),
+        Item("done", 4, 4, (3, 1), "logs.a"),
     ]
-    others = [Item("failed", 5, (3, 1), delay=60.0), Item("reject", 6, (3, 1), why="no address")]
+    others = [Item("failed", 5, 5, (3, 1), delay=60.0), Item("reject", 6, 6, (3, 1), why="no address")]
     results = [Result("s", b"\xc3\xa9"), Result("s", b"\0\1", "x/y")]
     assert settling(fields) == Settling([*done, *others], results, "w")
 

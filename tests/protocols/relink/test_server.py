@@ -192,6 +192,55 @@ def test_permanently_refused_plain_message_ends_the_link(make_server: Any) -> No
 
 
 @pytest.mark.parametrize("together", [False, True])
+def test_refused_plain_message_is_kept_as_a_dead_letter(make_server: Any, together: bool) -> None:
+    """With ``refused=dead-letter`` a link goes on behind a message that it would end at."""
+    server = make_server(refused="dead-letter", auto=False)
+    server.broker.restrict("s", 3)
+    peer = server.linked_durably()
+    for payload in (b"1", b"too large", b"2", b"large, too", b"3"):
+        send(peer, payload)
+        if not together:
+            peer.talk()
+    peer.talk()
+    assert peer.link.sending[0].base == 0, "a letter is acknowledged when it is durable"
+    for _ in range(6):
+        server.journal.commit()
+        peer.talk()
+    assert peer.link.sending[0].base == 5
+    assert not peer.closed
+    assert server.payloads() == [b"1", b"2", b"3"]
+    assert [(record.payload, record.topic) for record in server.records("dead.relink")] == [
+        (b"too large", "PayloadTooLarge 9 s"),
+        (b"large, too", "PayloadTooLarge 10 s"),
+    ]
+    assert (server.count("dead-letters"), server.count("PayloadTooLarge")) == (2, 0)
+
+
+def test_link_ends_if_the_letter_is_refused_too(make_server: Any) -> None:
+    server = make_server(refused="dead-letter")
+    server.broker.restrict("s", 3)
+    server.broker.restrict("dead.relink", 3)
+    peer = server.linked()
+    send(peer, b"1", b"too large")
+    peer.talk()
+    assert peer.closed
+    assert not server.registry.entries
+    assert server.payloads() == [b"1"]
+    assert (server.count("dead-letters"), server.count("PayloadTooLarge")) == (0, 1)
+
+
+def test_refused_commit_is_answered_and_no_letter(make_server: Any) -> None:
+    server = make_server(refused="dead-letter")
+    server.broker.restrict("s", 3)
+    peer = server.linked(connector_transactions=True)
+    send(peer, b"too large")
+    peer.link.decide(0, Op.COMMIT)
+    peer.talk()
+    assert [e.result for e in peer.events if isinstance(e, events.Resulted)] == [Ack.UNCOMMITTED]
+    assert server.count("dead-letters") == 0
+
+
+@pytest.mark.parametrize("together", [False, True])
 def test_messages_before_a_refused_one_are_acknowledged(make_server: Any, together: bool) -> None:
     """A publisher that sends unacknowledged messages again stores none of them twice."""
     server = make_server(auto=False)

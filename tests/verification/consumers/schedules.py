@@ -22,8 +22,18 @@ import time
 from collections import Counter, OrderedDict
 from types import SimpleNamespace
 
+import attrs
+
 from fyrehose.broker.consumers.lane import Group, Lane
-from fyrehose.broker.consumers.progress import SOURCE, STREAM, SavedShare, SavedShares, pack, pack_checkpoint
+from fyrehose.broker.consumers.progress import (
+    SOURCE,
+    STREAM,
+    FinalNumbers,
+    SavedShare,
+    SavedShares,
+    pack,
+    pack_checkpoint,
+)
 from fyrehose.broker.consumers.work import Work, WorkerAction
 from fyrehose.records import Record
 
@@ -33,7 +43,7 @@ NAME = "n"
 #: What can happen, and how often, before the phases of a schedule change it.
 EVENTS = {"worker": 20, "net": 60, "time": 8, "commit": 14, "publish": 2, "lose": 0.4, "start": 8, "freeze": 0.6}
 EVENTS |= {"old": 0.5, "pause": 1, "restart": 0.6, "deposed": 0.3, "crash": 0.4, "wall": 1, "retention": 0.8}
-EVENTS |= {"checkpoint": 1, "full": 0.4}
+EVENTS |= {"checkpoint": 1, "full": 0.4, "rewind": 0.1}
 
 
 class Violation(Exception):
@@ -49,6 +59,10 @@ def ignore(stored):
     """Do nothing: nobody waits for the append."""
 
 
+def numbers(ranges):
+    return [seq for first, last in ranges for seq in range(first, last + 1)]
+
+
 class Journal:
     """The records of the subscription that are durable, and, for the checks only, the truth about each record."""
 
@@ -57,6 +71,9 @@ class Journal:
         options = {"stream": "s", "lease": LEASE, "limit": LIMIT, "window": WINDOW}
         self.write(pack(NAME, 0, set=options, floors={"s": 0}))
         self.final, self.letters, self.results = {}, Counter(), Counter()
+        self.counted = Counter()  # as the counters of the subscription, which a rewind does not change
+        self.forget = lambda: None  # tells the workers of a rewind
+        self.rewinds = self.rewound = 0  # how often it was rewound, and the first epoch since then
 
     def write(self, payload):
         self.saved.apply(
@@ -78,9 +95,14 @@ class Journal:
     def durable(self, append):
         for payload in append.payloads:
             self.write(payload)
+        if getattr(append, "rewind", None) is not None:
+            self.rewind(*append.rewind)
+            self.forget()
         for kind, r in append.ends:
+            check(append.rewinds == self.rewinds, f"record {r} was {kind} by an action from before a rewind")
             check(r not in self.final, f"record {r} ended twice: {self.final.get(r)}, {kind}")
             self.final[r] = kind
+            self.counted[kind] += 1
         for r in append.letters:
             self.letters[r] += 1
             check(self.letters[r] == 1, f"record {r} is a dead letter twice")
@@ -92,6 +114,16 @@ class Journal:
         for r in range(1, progress.final.floor + 1):
             check(r in self.final, f"record {r} is below the floor, and was not settled, dead-lettered or expired")
 
+    def rewind(self, to, epoch):
+        """Forget everything about the records, and continue behind *to*."""
+        self.rewinds, self.rewound = self.rewinds + 1, epoch
+        for r in range(1, RECORDS + 1):
+            if r <= to:
+                self.final.setdefault(r, "skipped")
+            else:
+                self.final.pop(r, None)
+                self.letters[r] = self.results[r] = 0
+
 
 class CheckedLane(Lane):
     """A lane that tells the world what it does."""
@@ -100,11 +132,12 @@ class CheckedLane(Lane):
     acting = None
 
     def lease(self, consumer, most):
-        entries = super().lease(consumer, most)
-        for entry in entries:
-            self.server.world.leased(entry.seq)
-            self.server.high = max(self.server.high, entry.seq)
-        return entries
+        leased = super().lease(consumer, most)
+        for each in leased:
+            for seq in range(each.first, each.last + 1):
+                self.server.world.leased(seq)
+                self.server.high = max(self.server.high, seq)
+        return leased
 
     def tick(self):
         acting, self.acting = self.acting, None
@@ -115,9 +148,9 @@ class CheckedLane(Lane):
         self.server.world.alone(self.server, self.acting, seq)
         super().give_back(seq, batch, **kwargs)
 
-    def settle(self, seqs, batch):
-        self.server.world.alone(self.server, self.acting, *seqs)
-        super().settle(seqs, batch)
+    def settle(self, ranges, batch):
+        self.server.world.alone(self.server, self.acting, *numbers(ranges))
+        super().settle(ranges, batch)
 
 
 class Server:
@@ -134,6 +167,8 @@ class Server:
         self.lane = CheckedLane(self.group, "s", share.progress("s"), self.bounds, keys)
         self.lane.server, self.high = self, share.progress("s").reach
         self.work = Work(self.group, OrderedDict(s=self.lane))
+        self.told = self.journal.last
+        self.given = {}  # by worker: its last request for records, and what it got
 
     def bounds(self):
         return self.journal.oldest, self.journal.last
@@ -145,8 +180,8 @@ class Server:
         return self.confident or self.world.now - self.confirmed < TAKEOVER
 
     def append(self, batches, results=(), then=ignore):
-        ends = [("settled", r) for batch in batches for r in batch.settled]
-        ends += [("expired", r) for b in batches for first, last in b.expired for r in range(first, last + 1)]
+        ends = [("settled", r) for batch in batches for r in numbers(batch.settled)]
+        ends += [("expired", r) for batch in batches for r in numbers(batch.expired)]
         letters = [batch.letter[0] for batch in batches if batch.letter is not None]
         ends += [("dead", r) for r in letters]
         payloads = [
@@ -155,7 +190,9 @@ class Server:
         if self.early_answers:
             then(True)
             then = ignore
-        first = SimpleNamespace(batches=[], payloads=[], ends=[], letters=letters, results=results, then=ignore)
+        first = SimpleNamespace(
+            batches=[], payloads=[], ends=[], letters=letters, results=results, then=ignore, rewinds=0
+        )
         if (letters and self.split_letters) or (results and self.split_results):
             self.pending.append(first)
             letters, results = [], ()
@@ -166,14 +203,43 @@ class Server:
             "letters": letters,
             "results": results,
             "then": then,
+            "rewinds": self.journal.rewinds,
         }
         self.pending.append(SimpleNamespace(**parts))
 
     def checkpoint(self):
+        if self.group.rewinding:
+            return  # It would not have the rewind; the table counts such changes.
         share = SavedShare(self.group.options, self.group.appended_epoch, False, {"s": self.lane.appended()})
         payloads = pack_checkpoint({NAME: share})
-        nothing = {"batches": [], "ends": [], "letters": [], "results": (), "then": ignore}
-        self.pending.append(SimpleNamespace(payloads=payloads, **nothing))
+        self.write(payloads)
+
+    def write(self, payloads, then=ignore, rewind=None):
+        nothing = {"batches": [], "ends": [], "letters": [], "results": (), "rewinds": 0}
+        self.pending.append(SimpleNamespace(payloads=payloads, then=then, rewind=rewind, **nothing))
+
+    def rewind(self, to):
+        """Continue behind record *to*, as the table of subscriptions does it."""
+        if self.group.rewinding:
+            return
+        epoch = self.group.epoch + 1
+        self.group.rewinding = True
+
+        def then(stored):
+            group = self.group
+            group.rewinding = False
+            if not stored:
+                self.lane.resume()
+            else:
+                self.lane.abandon()
+                progress = attrs.evolve(self.lane.progress, final=FinalNumbers(to), reach=to, ends={})
+                self.lane = CheckedLane(group, "s", progress, self.bounds, self.lane.keys)
+                self.lane.server, self.high = self, to
+                self.work.lanes["s"] = self.lane
+                group.epoch = group.stored_epoch = max(epoch, group.epoch)
+                group.before = 0
+
+        self.write([pack(NAME, 0, stream="s", rewind=to, epoch=epoch)], then, (to, epoch))
 
     def committed(self):
         """The oldest append has become durable."""
@@ -193,6 +259,9 @@ class Server:
 
     def tick(self):
         self.lane.tick()
+        if self.told != self.journal.last:  # As the table does when records are durable.
+            self.told = self.journal.last
+            self.lane.stir()
 
     def counts(self):
         progress = self.lane.progress
@@ -204,21 +273,36 @@ class Server:
         self.lane.acting = worker
         self.tick()
         if kind == "lease":
-            leased = self.work.lease(str(worker), request, rest[0])
+            leased = self.lease(worker, *rest)
             bound = sum(r not in self.lane.progress.final for r in range(1, self.high + 1))
             check(bound <= WINDOW, f"{bound} unsettled records in a window of {WINDOW}")
-            self.world.answer(worker, ("leased", request, [(each.seq, each.token) for each in leased]))
+            self.world.answer(
+                worker,
+                ("leased", request, [(r, each.token) for each in leased for r in range(each.first, each.last + 1)]),
+            )
         elif kind == "settle":
             self.settle(worker, request, rest[0])
         elif kind == "return":
             r, token, delay, counted = rest
-            action = WorkerAction("failed" if counted else "untried", self.lane, r, token, delay)
+            action = WorkerAction("failed" if counted else "untried", self.lane, r, r, token, delay)
             self.do([action], worker)
         elif kind == "extend":
             r, token = rest
-            for _, extended in self.do([WorkerAction("extend", self.lane, r, token)], worker).extended:
+            for _, extended in self.do([WorkerAction("extend", self.lane, r, r, token)], worker).extended:
                 self.world.answer(worker, ("extended", request, [(r, extended)]))
         self.lane.acting = None
+
+    def lease(self, worker, most, number):
+        """Lease records; a repeated request gets what it has got, as far as these leases last."""
+        before, got = self.given.get(worker, (0, []))
+        ready = self.trusted() and self.group.stored_epoch == self.group.epoch and not self.group.rewinding
+        kept = [(r, token) for r, token in got if ready and before == number and self.lane.holds(r, token)]
+        leased = self.work.lease(str(worker), number, most)
+        got = [(r, each.token) for each in leased for r in range(each.first, each.last + 1)]
+        check(not kept or got == kept, f"a repeated request got {got}, and its leases are {kept}")
+        if got:
+            self.given[worker] = number, got
+        return leased
 
     def do(self, actions, worker):
         outcome = self.work.act(actions, str(worker))
@@ -227,9 +311,12 @@ class Server:
         return outcome
 
     def settle(self, worker, request, records):
-        actions = [WorkerAction("done", self.lane, r, token) for r, token in records]
+        actions = [WorkerAction("done", self.lane, *one, token) for one, token in in_ranges(records)]
         outcome = self.work.act(actions, str(worker), whole=not self.partly)
-        good = [r for batch in outcome.batches for r in batch.settled]
+        good = [r for batch in outcome.batches for r in numbers(batch.settled)]
+        old = [r for r, token in records if r in good and token[0] < self.journal.rewound]
+        # A server that was deposed may not know of it, and what it appends is refused.
+        check(not old or self is not self.world.server, f"records {old} were settled with tokens from before a rewind")
         if (outcome.refused and not self.partly) or not good:
             ended = [r for r, _ in records if r in self.lane.progress.final]
             self.world.answer(worker, ("refused", request, ended))
@@ -241,10 +328,22 @@ class Server:
         self.append(outcome.batches, [r for r, _ in records], done)
 
 
+def in_ranges(records):
+    """Return what a worker has done as it settles it: ranges with one token each."""
+    found = []
+    for r, token in sorted(records):
+        if found and found[-1] == ((found[-1][0][0], r - 1), token):
+            found[-1] = ((found[-1][0][0], r), token)
+        else:
+            found.append(((r, r), token))
+    return found
+
+
 class Worker:
     def __init__(self, world, name):
         self.world, self.name, self.paused = world, name, False
         self.held, self.sent, self.unanswered = {}, {}, {}  # held: record -> (token, until when, by its own clock)
+        self.number, self.asked = 0, None  # of the last request for records; the message of one that is unanswered
 
     def send(self, kind, *rest):
         self.world.number += 1
@@ -260,7 +359,12 @@ class Worker:
         done = [r for r in self.held if r not in self.world.poison and rng.random() < (0.9 if patient else 0.7)]
         what = rng.random()
         if not self.held or (len(self.held) < 3 and what < 0.3):
-            self.send("lease", rng.randint(1, 2))
+            if self.asked is None or rng.random() < 0.5:
+                self.number += 1
+                self.asked = self.send("lease", rng.randint(1, 2), self.number)
+            else:  # Its answer may be lost; from now on an answer to the message before is ignored.
+                self.sent.pop(self.asked[2], None)
+                self.asked = self.send(*self.asked[:1], *self.asked[3:])
         elif done and (patient or what < 0.6):
             message = self.send("settle", [(r, self.held.pop(r)[0]) for r in done])
             self.unanswered[message[2]] = message
@@ -279,6 +383,8 @@ class Worker:
         if request not in self.sent:
             return
         until = self.sent[request] + LEASE
+        if kind == "leased" and self.asked is not None and self.asked[2] == request:
+            self.asked = None
         if kind in ("leased", "extended"):
             del self.sent[request]  # Each answer counts once: what it leased may have been settled since.
             for r, token in records:
@@ -305,6 +411,7 @@ class World:
         self.net, self.deliveries, self.uncounted = [], Counter(), Counter()
         self.left, self.weights = 0, []
         self.journal = Journal()
+        self.journal.forget = self.forget
         self.server, self.old = Server(self), None
         self.workers = [Worker(self, name) for name in range(WORKERS)]
 
@@ -331,6 +438,13 @@ class World:
                 key = self.keyed and also != r and also % KEYS == r % KEYS
                 check(until <= self.now or not same, f"two workers hold record {r}")
                 check(until <= self.now or not key, f"records {r} and {also} of one key are held")
+
+    def forget(self):
+        """The subscription was rewound: nobody holds a record any more, and what is under way counts for nothing."""
+        for worker in self.workers:
+            worker.held, worker.sent, worker.unanswered, worker.asked = {}, {}, {}, None
+        for r in range(1, RECORDS + 1):
+            self.deliveries[r] = self.uncounted[r] = 0
 
     def deliver(self, message):
         if message[0] == "answer":
@@ -399,7 +513,7 @@ class World:
         elif event == "pause":
             worker.paused = not worker.paused and rng.random() < 0.3
         elif event == "crash":
-            worker.held, worker.sent, worker.unanswered = {}, {}, {}
+            worker.held, worker.sent, worker.unanswered, worker.asked = {}, {}, {}, None
         elif event == "wall":
             self.wall += rng.choice((-50, -5, 5, 50))
         elif event == "retention" and journal.oldest < journal.last:
@@ -408,6 +522,8 @@ class World:
             server.checkpoint()
         elif event == "full" and alive:
             server.refused()
+        elif event == "rewind" and alive:
+            server.rewind(rng.randint(0, journal.last))
 
     def drain(self):
         """From now on nothing fails: everything has to come to an end."""
@@ -433,7 +549,7 @@ class World:
         journal = self.journal
         open_ = [r for r in range(1, RECORDS + 1) if r not in journal.final]
         check(not open_, f"records {open_} are never settled")
-        check(self.server.counts() == Counter(journal.final.values()), "the counters are wrong")
+        check(self.server.counts() == +journal.counted, "the counters are wrong")
         for r, kind in journal.final.items():
             check(journal.letters[r] == (kind == "dead"), f"record {r} is {kind}, {journal.letters[r]} dead letters")
             check(journal.results[r] == (kind == "settled"), f"record {r} is {kind}, {journal.results[r]} results")
@@ -525,10 +641,24 @@ def _without_appended():
 
     def why_not(lane, seq, token):
         why = real(lane, seq, token)
-        last = seq in lane.entries and lane._is_last_token(lane.entries[seq], token)
+        entry = lane.entries.get(seq)
+        last = entry is None or lane._is_last_token(entry, token)
         return "" if why == "being-settled" and last else why
 
     return {(Lane, "why_not"): why_not}
+
+
+def _without_rewinding():
+    def without(real):
+        def look(lane, *where):
+            lane.group.rewinding, before = False, lane.group.rewinding
+            found = real(lane, *where)
+            lane.group.rewinding = before
+            return found
+
+        return look
+
+    return {(Lane, name): without(getattr(Lane, name)) for name in ("why_not", "holds")}
 
 
 def _without_retention_grace():
@@ -553,7 +683,7 @@ MISSING = {
     "old-token": _without_old_token,
     "epoch-first": _without_epoch,
     "ended-first": _without_ended,
-    "reach-first": lambda: {(Lane, "_is_reached"): lambda lane, seq: lane._raise_reach() or True},
+    "reach-first": lambda: {(Lane, "_reached"): lambda lane, last: lane._raise_reach() or last},
     "grace": lambda: {(Group, "in_grace"): lambda group: False},
     "leader-confirmed": lambda: {(Server, "confident"): True},
     "monotonic": lambda: {(Server, "stepping"): True},
@@ -563,8 +693,10 @@ MISSING = {
     "limit": lambda: {(Lane, "_is_too_many"): lambda lane, failures: False},
     "retention-ends": lambda: {(Lane, "_expire_deleted"): lambda lane, entries: None},
     "retention-grace": _without_retention_grace,
+    "request-number": lambda: {(Work, "_repeated"): lambda work, consumer, request: []},
+    "rewinding": _without_rewinding,
     "window": lambda: {  # The reach holds it as well.
-        (Group, "has_room"): lambda group: True,
+        (Group, "room"): lambda group: 1_000,
         (Lane, "_next_reach"): lambda lane: lane.seen + WINDOW,
     },
 }

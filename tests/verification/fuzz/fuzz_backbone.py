@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import harness
 
 with harness.instrumented("fyrehose.protocols.backbone", "fyrehose.kernels.pure"):
-    from fyrehose.broker.policy import in_networks
     from fyrehose.errors import LocalProtocolError, RemoteProtocolError
+    from fyrehose.identity import in_networks
     from fyrehose.kernels import NATIVE
     from fyrehose.kernels import backbone as kernel
     from fyrehose.kernels.pure import backbone as pure

@@ -27,6 +27,7 @@ from fyrehose.protocols.eventbus.snapshots import SnapshotAnswer
 from fyrehose.protocols.figg.session import FiggServerSession
 from fyrehose.protocols.figg.window import PublishWindow
 from fyrehose.protocols.lumberjack.client import _Connection as LumberjackConnection
+from fyrehose.protocols.lumberjack.resent import Repetitions
 from fyrehose.protocols.lumberjack.windows import Windows as LumberjackWindows
 from fyrehose.protocols.relink.endpoints import Publishing
 from fyrehose.protocols.relink.events import Decided
@@ -270,6 +271,12 @@ BUGS = {
     "lumberjack: acknowledged one too many": Bug("lumberjack", (LumberjackWindows, "acks", _acknowledges_one_more)),
     "lumberjack: nothing is sent again": Bug(
         "lumberjack", (LumberjackConnection, "connectionLost", _forgets_what_was_sent)
+    ),
+    "lumberjack: the end of the log is not searched": Bug(
+        "lumberjack", (Repetitions, "recover", lambda repetitions, runs, network: None)
+    ),
+    "lumberjack: a lost connection is not searched": Bug(
+        "lumberjack", (Repetitions, "disconnected", lambda repetitions, sender: None)
     ),
     "eventbus: the end is ahead of the snapshot": Bug("eventbus", (SnapshotAnswer, "start", _ends_ahead)),
     "eventbus: a snapshot lacks its first": Bug("eventbus", (SnapshotAnswer, "__attrs_post_init__", _skips_the_first)),

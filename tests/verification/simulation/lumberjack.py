@@ -1,6 +1,7 @@
 """Lumberjack's writers, and what sees every byte between them and the server.
 
 A tap judges each connection by itself: an acknowledgement of n says that the first n of the oldest window are durable.
+In every other simulation events have an identity, and the server drops those that are sent again: none is stored twice.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from fyrehose.protocols.lumberjack.server import LumberjackSettings
 
 PORT = 5044
 STREAM = "lumberjack"
+#: An event as Filebeat sends it: the process that has read it, and the place in its file.
+IDENTIFIED = b'{"@timestamp":"t","agent":{"ephemeral_id":"%b"},"log":{"offset":%d,"file":{"path":"/x"}},"n":"%b"}'
 #: What a publish may end with: the client was closed, or what is wrong is noted.
 EXPECTED = Closed, Violation
 
@@ -104,6 +107,7 @@ class Writer:
     history: History
     name: str
     servers: tuple[str, ...]
+    dropping: bool  #: whether the server drops what is sent again
     limited: bool  #: whether the server refuses large windows, of which version 1 never gets a part acknowledged
     client: LumberjackClient = attrs.field(init=False)
     connections: int = 0
@@ -139,11 +143,22 @@ class Writer:
             self.published += 1
             noise = "." * self.world.size()
             payload = f'{{"n":"{self.name}:{self.published}:{noise}"}}'.encode()
-            self.history.send(STREAM, payload, Sent(self.name, self.published, lambda: self.connections - base))
+            if self.dropping:
+                payload = IDENTIFIED % (self.name.encode(), self.published, noise.encode())
+            copies = partial(self._copies, base)
+            self.history.send(STREAM, payload, Sent(self.name, self.published, copies))
             payloads.append(payload)
         self.unacked.update(payloads)
         done = self.client.publish_many(payloads)
         done.addCallback(lambda _: self._acked(payloads)).addErrback(lambda failure: failure.trap(*EXPECTED))
+
+    def _copies(self, base: int) -> int:
+        """Return how often what was first sent on connection *base* may be stored by now."""
+        journal = self.history.journal
+        kept = STREAM not in self.history.unseen and not self.history.deleted.get(STREAM)
+        if self.dropping and kept and (journal is None or journal.bounds(STREAM)[0] <= 1):
+            return 1
+        return self.connections - base
 
     def _acked(self, payloads: list[bytes]) -> None:
         for payload in payloads:
@@ -165,14 +180,17 @@ class Lumberjack:
         self.world = world
         # Windows beyond this are refused, and arrive in several attempts; each event fits.
         largest = MAX_INFLATED if world.large else world.random.choice((MAX_INFLATED, 4_000, 20_000))
-        settings = LumberjackSettings(max_inflated=largest)
+        dropping = world.seed % 2 == 1
+        settings = LumberjackSettings(max_inflated=largest, resent="drop" if dropping else "store")
         server.listen(
             lambda host, broker: plugin.make_service(host, broker, f"tcp:{PORT}", settings),
             ILeadingPlugin.providedBy(plugin),
         )
         count = herd or world.random.randint(1, 3)
         limited = largest < MAX_INFLATED
-        self.writers = [Writer(world, history, f"lumberjack-{n}", server.names, limited) for n in range(count)]
+        self.writers = [
+            Writer(world, history, f"lumberjack-{n}", server.names, dropping, limited) for n in range(count)
+        ]
 
     def step(self) -> None:
         if self.world.random.random() < 0.5:

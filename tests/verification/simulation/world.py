@@ -159,6 +159,7 @@ class Host:
                 link.go_on()
 
     def listenTCP(self, port: int, factory: Any, backlog: int = 50, interface: str = "") -> Port:
+        factory.doStart()
         self.world.listening[self.name, port] = self, factory
         return Port(self, port)
 

@@ -186,6 +186,9 @@ class ServerPort(Port):
         self._publish(parcel)
         self.lent.append(parcel)
 
+    def lend_by_key(self, key: bytes, frames: Sequence[Any]) -> None:
+        self.lend(frames)
+
     def held(self) -> tuple[int, int]:
         self.lent = [parcel for parcel in self.lent if not parcel.done]
         return len(self.lent), sum(len(frame) for parcel in self.lent for frame in parcel.frames)

@@ -31,6 +31,8 @@ _TESTS_RECOVERY = "tests/journal/test_recovery.py tests/journal/test_writer.py"
 _TESTS_BROKER = "tests/broker/test_broker.py tests/conformance/test_broker.py"
 _SUBSCRIBERS = "fyrehose/protocols/backbone/subscribers.py"
 _WINDOWS = "fyrehose/protocols/lumberjack/windows.py"
+_RESENT = "fyrehose/protocols/lumberjack/resent.py"
+_TESTS_RESENT = "tests/protocols/lumberjack/test_resent.py"
 
 MUTANTS = (
     # The journal writes.
@@ -395,6 +397,34 @@ MUTANTS = (
         "        window.acknowledged = window.durable\n",
         "",
         "tests/protocols/lumberjack/test_windows.py tests/protocols/lumberjack/test_session.py",
+    ),
+    Mutant(
+        "lumberjack: a repetition is acknowledged without its original",
+        _RESENT,
+        "turn.originals = -1 if error is not None else turn.originals - 1",
+        "turn.originals -= 1",
+        _TESTS_RESENT,
+    ),
+    Mutant(
+        "lumberjack: a record of another stream counts as the original",
+        _RESENT,
+        "hit[0].stream == run.stream and ",
+        "",
+        _TESTS_RESENT,
+    ),
+    Mutant(
+        "lumberjack: a repetition overtakes what was published before it",
+        _RESENT,
+        "while self._turns and not self._turns[0].stored and not self._turns[0].originals:",
+        "while self._turns and not self._turns[0].originals:",
+        _TESTS_RESENT,
+    ),
+    Mutant(
+        "lumberjack: anybody may repeat what others have published",
+        "fyrehose/protocols/lumberjack/server.py",
+        "if originals and not all(",
+        "if not originals and not all(",
+        _TESTS_RESENT,
     ),
     Mutant(
         "lumberjack: version 1 is told 0",

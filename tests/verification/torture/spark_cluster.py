@@ -5,7 +5,8 @@
 
 The journal and the lake are on a path that all of them see; what the lake does not have yet is read over HTTP, from
 ``fyrehose journal serve``.  In the middle of ``archive`` one worker and its executor are killed.  Then every question
-is asked of the cluster: counts that equal what was written, no gaps, a lake that equals its journal.
+is asked of the cluster: counts that equal what was written, no gaps, a lake that equals its journal.  Polars and a
+reader of the journal that is not ours are asked, too.
 
 The status is 1 if anything is missing, doubled or different.
 """
@@ -21,12 +22,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Timer
 from typing import IO
 
 import pyspark
+from plain_reader import records
+from spark_kill import archived
 
 from fyrehose.journal.recovery import Recovered
 from fyrehose.journal.writer import Writer
@@ -136,16 +140,18 @@ def main() -> int:
 
         done = archive(spark, str(journal), lake, round_bytes=3 << 20, progress=told)
         problems = [] if done.rows == count else [f"{done.rows} archived, {count} written"]
+        if Counter(archived(lake)) != Counter(records(journal)):  # By readers that are not ours.
+            problems.append("the lake has other records than the journal")
         more = write(writer, args.records // 10, dice)
-        records = table(spark, lake, address)
-        counts = {row["stream"]: row["count"] for row in records.groupBy("stream").count().collect()}
+        whole = table(spark, lake, address)
+        counts = {row["stream"]: row["count"] for row in whole.groupBy("stream").count().collect()}
         print(f"{counts} in the lake and, over HTTP, behind it")
         if (
             counts != {stream: writer.streams.ends[stream] for stream in STREAMS}
             or sum(counts.values()) != count + more
         ):
             problems.append(f"the table has {counts}, and {writer.streams.ends} were written")
-        problems += [f"gap: {gap}" for gap in gaps(records)]
+        problems += [f"gap: {gap}" for gap in gaps(whole)]
         verified = verify(spark, str(journal), lake)
         print(verified)
         if verified.differences or verified.checked != count:

@@ -5,10 +5,12 @@
 
 A journal is being written and rolled all the time.  ``fyrehose-spark archive --follow`` starts, and after a random time
 one of its processes is killed: the driver (Python), the JVM, or one of the workers that write.  If the archive lives on
-after that, it is killed as a whole before the next one starts.  With --engine local there is only the driver.  In the
-end it runs once undisturbed, and the lake is read with Polars, without Spark and pyarrow: every record that is durable,
-once, and as it was written.  The journal is read by a reader of its own (plain_reader.py), not by the one that writes
-the lake.
+after that, it is killed as a whole before the next one starts.  With --engine local there is only the driver.  Some
+lives meet a rival, a second archive of the journal, which must be refused.  Before others a program that is not ours
+deletes a row of a file by a deletion vector.  In the end the archive runs once undisturbed, and the lake is read with
+Polars, without Spark and pyarrow, before and after its files are merged: every record that is durable and was not
+deleted, once, and as it was written.  The journal is read by a reader of its own (plain_reader.py), not by the one that
+writes the lake.
 
 The status is 1 if anything is missing, doubled or different; the directory is kept then.
 """
@@ -23,25 +25,36 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
+from urllib.parse import unquote
 
+import attrs
 import polars
+import pyarrow as pa
+from deltalake import DeltaTable
 from plain_reader import Record, records
-from spark_lives import descendants, kind_of, lives, parser_of, report, writing
+from spark_lives import descendants, kind_of, lives, parser_of, report, rounds, writing
 
 from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.writer import Writer
 from fyrehose.records import Run
+from fyrehose.spark.jobs.optimize import optimize
+from tests.doubles.deltavectors import delete_rows
 
 COLUMNS = ("stream", "seq", "payload")
 #: How long a process is waited for that is to be killed, in seconds.
 PATIENCE = 20.0
+#: Every so many lives begin with a row that another program deletes.
+DELETING = 3
+#: Exit status of an archive that another one of the same journal keeps out.
+REFUSED = 5
 
 
-def write(directory: Path, seed: int) -> None:
-    """Write to a journal until somebody ends this process."""
+def write(directory: Path, seed: int, pause: float = 0.05) -> None:
+    """Write to a journal until somebody ends this process, with so many seconds between commits."""
     dice = random.Random(seed)
     directory.mkdir(parents=True, exist_ok=True)
     writer = Writer(directory, recover(directory, Files()), 256 << 10, True)
@@ -55,7 +68,7 @@ def write(directory: Path, seed: int) -> None:
                 Run.of(stream, payloads, source="torture").numbered(writer.streams.ends.get(stream, 0) + 1, now)
             )
         writer.commit([runs], now, now)
-        time.sleep(0.05)
+        time.sleep(pause)
 
 
 def start(journal: Path, lake: Path, log: Path, engine: str, *more: str) -> subprocess.Popen[bytes]:
@@ -89,15 +102,70 @@ def archived(lake: Path) -> list[Record]:
     return [Record(*row) for row in polars.scan_delta(str(lake)).select(COLUMNS).collect().iter_rows()]
 
 
-def compare(journal: Path, lake: Path) -> list[str]:
-    """What is wrong with the lake."""
-    expected, there = list(records(journal)), Counter(archived(lake))
-    problems = [f"{stream} {seq} is missing" for stream, seq, payload in expected if not there[stream, seq, payload]]
-    problems += [f"{stream} {seq} is there {count} times" for (stream, seq, _), count in there.items() if count > 1]
-    problems += [f"{stream} {seq} was never written" for stream, seq, _ in set(there) - set(expected)]
-    digest = sha256(repr(sorted(there)).encode()).hexdigest()[:16]
-    print(f"{len(expected)} records are durable, {sum(there.values())} are in the lake ({digest})", flush=True)
-    return problems
+@attrs.define
+class Lives:
+    """The archives of one journal, one after another, and what others do to them."""
+
+    directory: Path
+    engine: str
+    number: int = 0
+    deleted: list[Record] = attrs.field(factory=list)
+    problems: list[str] = attrs.field(factory=list)
+    dice: random.Random = attrs.field(factory=lambda: random.Random(1))
+
+    @property
+    def journal(self) -> Path:
+        return self.directory / "journal"
+
+    @property
+    def lake(self) -> Path:
+        return self.directory / "lake"
+
+    def archive(self, *more: str) -> subprocess.Popen[bytes]:
+        return start(self.journal, self.lake, self.directory / "log", self.engine, *more)
+
+    def start(self) -> subprocess.Popen[bytes]:
+        self.number += 1
+        if self.number % DELETING == 0 and rounds(self.lake):
+            self.delete_row()
+        return self.archive("--follow", "--every", "0.5s")
+
+    def delete_row(self) -> None:
+        """Delete the first row of a file by a deletion vector, unless the file has one already."""
+        table = DeltaTable(str(self.lake))
+        known = {
+            unquote(uri).partition(f"{self.lake}/")[2]
+            for uri in pa.table(table.deletion_vectors())["filepath"].to_pylist()
+        }
+        paths = [path for path in pa.table(table.get_add_actions())["path"].to_pylist() if path not in known]
+        before = Counter(archived(self.lake))
+        delete_rows(self.lake, self.dice.choice(sorted(paths)), [0])
+        gone = before - Counter(archived(self.lake))
+        self.deleted += gone.elements()
+        if gone.total() != 1:
+            self.problems.append(f"a deletion vector of one row has deleted {gone.total()}")
+
+    def disturb(self, archive: subprocess.Popen[bytes], dice: random.Random) -> str:
+        """Kill a process of the archive, or let a rival meet it."""
+        if dice.random() < 0.75:
+            return disturb(archive, dice, self.engine)
+        status = self.archive().wait()
+        if status != REFUSED and archive.poll() is None:
+            self.problems.append(f"a second archive of the journal ended with {status}")
+        return "nobody, and started a rival"
+
+    def compare(self, when: str) -> list[str]:
+        """Return what is wrong with the lake."""
+        expected, there = Counter(records(self.journal)) - Counter(self.deleted), Counter(archived(self.lake))
+        problems = [f"{stream} {seq} is missing" for stream, seq, _ in expected - there]
+        problems += [f"{stream} {seq} is there too often, or was never written" for stream, seq, _ in there - expected]
+        digest = sha256(repr(sorted(there)).encode()).hexdigest()[:16]
+        print(
+            f"{when}: {expected.total()} records are durable, besides {len(self.deleted)} that were deleted; "
+            f"{there.total()} are in the lake ({digest})",
+            flush=True,
+        )
+        return problems
 
 
 def main() -> int:
@@ -107,18 +175,15 @@ def main() -> int:
     if args.write:
         write(args.write, args.seed)
     directory = args.directory or Path(tempfile.mkdtemp(prefix="fyrehose-spark-kill-"))
-    journal, lake, log = directory / "journal", directory / "lake", directory / "log"
-    with writing(__file__, journal, args.seed):
-        kinds = lives(
-            args,
-            lambda: start(journal, lake, log, args.engine, "--follow", "--every", "0.5s"),
-            lambda archive, dice: disturb(archive, dice, args.engine),
-            lake,
-            wanted=2,
-        )
-    status = start(journal, lake, log, args.engine, "--round", "1G").wait()
-    problems = [] if status == 0 else [f"the last archive ended with {status}: see {log}"]
-    return report(problems + compare(journal, lake), kinds, directory)
+    life = Lives(directory, args.engine)
+    with writing(__file__, life.journal, args.seed):
+        kinds = lives(args, life.start, life.disturb, lambda: rounds(life.lake), wanted=2)
+    status = life.archive("--round", "1G").wait()
+    problems = life.problems + ([] if status == 0 else [f"the last archive ended with {status}: see {directory}/log"])
+    problems += life.compare("archived")
+    optimize(life.lake, now=datetime.now(UTC) + timedelta(days=2))
+    problems += life.compare("merged")
+    return report(problems, kinds, directory)
 
 
 if __name__ == "__main__":

@@ -54,22 +54,22 @@ def lives(
     args: argparse.Namespace,
     start: Callable[[], Process],
     disturb: Callable[[Process, random.Random], str],
-    table: Path,
+    commits: Callable[[], int],
     wanted: int,
 ) -> Counter[str]:
     """Start and kill a driver ``args.count`` times, and return how often each kind of process was killed.
 
     :param start: starts the driver in a session of its own
     :param disturb: kills one of its processes, and returns its kind
-    :param table: the Delta table that the driver writes
+    :param commits: returns how many commits there are of what the drivers do
     :param wanted: commits to wait for in each life before anything is killed
     """
     dice, kinds, driver = random.Random(args.seed), Counter[str](), None
     try:
         for number in range(args.count):
-            before, driver = rounds(table), start()
+            before, driver = commits(), start()
             patience = time.monotonic() + PATIENCE
-            while rounds(table) < before + wanted and driver.poll() is None and time.monotonic() < patience:
+            while commits() < before + wanted and driver.poll() is None and time.monotonic() < patience:
                 time.sleep(0.05)
             time.sleep(dice.uniform(0, args.busy))
             kind = disturb(driver, dice)
@@ -80,7 +80,7 @@ def lives(
             except subprocess.TimeoutExpired:
                 how = "survived"
             end(driver)
-            print(f"{number + 1}: killed {kind}; {rounds(table) - before} commits in this life; it {how}", flush=True)
+            print(f"{number + 1}: killed {kind}; {commits() - before} commits in this life; it {how}", flush=True)
     finally:
         if driver is not None:
             end(driver)

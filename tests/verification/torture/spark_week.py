@@ -1,29 +1,34 @@
 #!/usr/bin/env python3
 """Archives a week of one round a minute in one run, with maintenance every hour; says how many files the lake has then.
 
-    spark_week.py [--minutes 10080] [--streams 20] [--records 50] [--directory DIR]
+    spark_week.py [--minutes 10080] [--streams 20] [--records 50] [--mixed] [--directory DIR]
 
 Time is simulated: each round has the records of the next minute, of all streams.  Entries of the lake's log get older
 with it; files that were merged do not, so that the log still lists all of them in the end.  Printed are the number of
 files, of entries of the log, and the CPU time of commits and of whole rounds, on the first and on the last day.  The
 status is 1 if the lake has 500 files or more, or another number of records than the journal.
+
+With --mixed the streams have different sizes, by Zipf's law, and ten records of one follow on each other.  Use
+benchmarks/spark_layout.py then to see how many bytes readers need for one stream.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean, quantiles
 from typing import Any
 
 import attrs
+import polars
 
 from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import recover
@@ -38,6 +43,8 @@ MOST = 500
 START = 1_700_006_400_000_000  #: midnight, in microseconds since 1970
 MINUTE = 60_000_000
 DAY, HOUR = 24 * 60, 60
+#: Records of one stream that follow on each other, with --mixed.
+RUN = 10
 
 
 @attrs.define(eq=False)
@@ -50,6 +57,8 @@ class Week:
     minute: int = 0
     rounds: list[float] = attrs.field(factory=list)
     commits: list[float] = attrs.field(factory=list)
+    ends: dict[str, int] = attrs.field(factory=dict)
+    dice: random.Random = attrs.field(factory=lambda: random.Random(1))
     _began: float = attrs.field(factory=time.process_time, init=False)
 
     def advance(self, *_: object) -> None:
@@ -63,12 +72,25 @@ class Week:
         if self.minute and self.minute % DAY == 0:
             print(f"day {self.minute // DAY}: {len(Lake.existing(self.lake).files())} files", flush=True)
         if self.minute < self.args.minutes:
-            ends = self.writer.streams.ends
-            payloads = [b'{"minute": %d, "record": %d}' % (self.minute, n) for n in range(self.args.records)]
-            runs = [Run.of(f"stream{n}", payloads, source="torture") for n in range(self.args.streams)]
-            self.writer.commit([[run.numbered(ends.get(run.stream, 0) + 1, now) for run in runs]], now, now)
+            self.writer.commit([list(self.runs(now))], now, now)
         self.minute += 1
         self._began = time.process_time()
+
+    def runs(self, now: int) -> Iterator[Run]:
+        """Yield the runs of a minute."""
+        names, many = [f"stream{n}" for n in range(self.args.streams)], self.args.records
+        if self.args.mixed:
+            weights = [1 / (n + 1) for n in range(len(names))]
+            names, many = self.dice.choices(names, weights, k=len(names) * many // RUN), RUN
+        for name in names:
+            payloads = [b'{"minute": %d, "record": %d}' % (self.minute, n) for n in range(many)]
+            if self.args.mixed:
+                payloads = [
+                    b'{"id": "%b", "event": %b}' % (self.dice.randbytes(40).hex().encode(), p) for p in payloads
+                ]
+            first = self.ends.get(name, 0) + 1
+            self.ends[name] = first + many - 1
+            yield Run.of(name, payloads, source="torture").numbered(first, now)
 
     def age_log(self) -> None:
         """Make the entries of the lake's log an hour older, so that those older than a day are removed as usual."""
@@ -99,6 +121,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=int, default=7 * DAY)
     parser.add_argument("--streams", type=int, default=20)
     parser.add_argument("--records", type=int, default=50, help="records of each stream in each minute")
+    parser.add_argument("--mixed", action="store_true", help="streams of different sizes, interleaved")
     parser.add_argument("--directory", type=Path)
     args = parser.parse_args()
     directory = args.directory or Path(tempfile.mkdtemp(prefix="fyrehose-spark-week-"))
@@ -119,14 +142,16 @@ def main() -> None:
         stop=lambda: week.minute > args.minutes,
     )
     optimize(lake, now=datetime.fromtimestamp(START / 1e6 + args.minutes * 60, UTC))
-    files, expected = Lake.existing(lake).files(), args.minutes * args.streams * args.records
+    files, expected = Lake.existing(lake).files(), sum(week.ends.values())
     told("a commit", week.commits)
     told("a round", week.rounds)
     rows = sum(file.rows for file in files)
     print(f"the log has {len(list(lake.glob('_delta_log/*.json')))} entries")
     print(f"{done.rounds} rounds, {rows:,} records in {len(files)} files", flush=True)
-    if rows != expected or len(files) >= MOST:
-        sys.exit(f"expected {expected:,} records in less than {MOST} files; see {directory}")
+    counted = polars.scan_delta(str(lake)).group_by("stream").agg(polars.col("seq").n_unique(), polars.len()).collect()
+    found = {stream: (numbers, many) for stream, numbers, many in counted.iter_rows()}
+    if found != {stream: (end, end) for stream, end in week.ends.items()} or rows != expected or len(files) >= MOST:
+        sys.exit(f"expected {expected:,} records, each once, in less than {MOST} files; see {directory}")
     if args.directory is None:
         shutil.rmtree(directory)
 

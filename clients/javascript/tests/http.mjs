@@ -1,0 +1,293 @@
+// The client against a real server at FYREHOSE_URL; tests/live/test_javascript.py starts it, and runs this file in Node
+// and in Chromium, where page.html has doubles of the two modules of Node.
+import assert from "node:assert/strict";
+import test from "node:test";
+import { Fyrehose, FyrehoseError, Reject, SharedSubscription, Subscription, bytesOf } from "../fyrehose.js";
+
+const url = globalThis.FYREHOSE_URL ?? process.env.FYREHOSE_URL;
+const server = new Fyrehose(`${url}/`);
+
+/** A fetch that loses the answers of the first requests, after the server has handled them. */
+function lossy(count) {
+  let left = count;
+  return async (...args) => {
+    const answer = await fetch(...args);
+    if (left-- > 0) {
+      await answer.text();
+      throw new TypeError("lost");
+    }
+    return answer;
+  };
+}
+
+test("publishes text, bytes and objects, and reads them back", async () => {
+  assert.deepEqual(await server.publish("a/b ü", "text"), { stream: "a/b ü", count: 1, first: 1, last: 1 });
+  await server.publish("a/b ü", new Uint8Array([255, 0]));
+  await server.publish("a/b ü", { order: 1 });
+  const [text, bytes, object] = await server.read("a/b ü", { from: 1, limit: 10 });
+  assert.equal(text.payload, "text");
+  assert.deepEqual([...bytesOf(bytes)], [255, 0]);
+  assert.deepEqual([...bytesOf(text)], [...new TextEncoder().encode("text")]);
+  assert.deepEqual([object.content_type, JSON.parse(object.payload)], ["application/json", { order: 1 }]);
+});
+
+test("publishes many messages at once, and refuses those that lines cannot carry", async () => {
+  assert.equal((await server.publishMany("many", ["one", { two: 2 }])).last, 2);
+  assert.equal((await server.publishMany("many", [])).count, 0);
+  await assert.rejects(server.publishMany("many", ["a\nb"]), TypeError);
+  await assert.rejects(server.publishMany("many", [""]), TypeError);
+});
+
+test("a publish whose answer is lost is stored once", async () => {
+  const unlucky = new Fyrehose(url, { fetch: lossy(1) });
+  assert.equal((await unlucky.publish("once", "x")).last, 1);
+  assert.equal((await server.read("once")).length, 1);
+});
+
+test("a refusal for good is an error at once, and one that may pass is tried again", async () => {
+  const refused = await server.read("no such stream").catch((error) => error);
+  assert.ok(refused instanceof FyrehoseError);
+  assert.deepEqual([refused.status, refused.retriable], [404, false]);
+  let asked = 0;
+  const busy = new Fyrehose(url, {
+    fetch: async (...args) =>
+      asked++ ? fetch(...args) : new Response('{"error": "later"}', { status: 503, headers: { "Retry-After": "0.01" } }),
+  });
+  await busy.publish("busy", "x");
+  assert.equal(asked, 2);
+  const gone = new Fyrehose("http://127.0.0.1:1", { retries: 0 });
+  await assert.rejects(gone.publish("x", "y"), { status: 0, retriable: true });
+  const proxy = new Fyrehose(url, { fetch: async () => new Response("<html>", { status: 502 }) });
+  await assert.rejects(proxy.read("x"), { status: 502, message: "HTTP 502" });
+});
+
+test("an abort ends the pause before a repetition", async () => {
+  const stop = new AbortController();
+  const busy = new Fyrehose(url, { fetch: async () => (setTimeout(() => stop.abort(), 300), new Response("", { status: 503 })) });
+  await assert.rejects(busy.publish("x", "y", { signal: stop.signal }), { name: "AbortError" });
+});
+
+test("a token is sent, also from a function", async () => {
+  const seen = [];
+  const noting = async (target, { headers }) => (seen.push(headers.Authorization), new Response(""));
+  await new Fyrehose(url, { token: "t", fetch: noting }).read("x");
+  await new Fyrehose(url, { token: async () => "u", fetch: noting }).read("x");
+  await new Fyrehose(url, { fetch: noting }).read("x");
+  assert.deepEqual(seen, ["Bearer t", "Bearer u", undefined]);
+});
+
+test("lists streams by pattern", async () => {
+  await server.publish("list.one", "x");
+  await server.publish("list.two", "x");
+  assert.deepEqual((await server.streams("list.*")).map((each) => each.name), ["list.one", "list.two"]);
+});
+
+test("follows from a number, and goes on behind the last record after the connection was lost", async () => {
+  for (const each of ["1", "2", "3"]) await server.publish("live", each);
+  let connections = 0;
+  const cutting = async (...args) => {
+    const answer = await fetch(...args);
+    if (connections++) return answer;
+    // The first connection ends behind the first event.
+    const reader = answer.body.getReader();
+    let text = "";
+    while (!text.includes("\n\n")) text += new TextDecoder().decode((await reader.read()).value);
+    await reader.cancel();
+    return new Response(text.slice(0, text.indexOf("\n\n") + 2), { headers: answer.headers });
+  };
+  const seen = [];
+  for await (const record of new Fyrehose(url, { fetch: cutting }).follow("live", { from: 1 })) {
+    seen.push(record.payload);
+    if (seen.length === 3) break;
+  }
+  assert.deepEqual(seen, ["1", "2", "3"]);
+  assert.equal(connections, 2);
+});
+
+test("follows new records, and ends with its signal", async () => {
+  const stop = new AbortController(), seen = [];
+  await server.publish("fresh", "before");
+  const following = (async () => {
+    for await (const record of server.follow("fresh", { signal: stop.signal })) {
+      seen.push(record.payload);
+      stop.abort();
+    }
+  })();
+  const ended = assert.rejects(following, { name: "AbortError" });
+  while (!seen.length) {
+    await server.publish("fresh", "after");
+    await new Promise((resolve) => setTimeout(resolve, 50));
+  }
+  await ended;
+  assert.equal(seen[0], "after");
+});
+
+test("a gap is told, and an end for good is an error", async () => {
+  const body = 'event: gap\nid: 4\ndata: {"first": 1, "last": 4}\n\n: alive\n\nevent: ended\ndata: {"error": "why"}\n\n';
+  const fake = new Fyrehose(url, { fetch: async () => new Response(body, { headers: { "Fyrehose-Last": "9" } }) });
+  const following = fake.follow("x", { from: 1 });
+  assert.deepEqual((await following.next()).value, { gap: [1, 4] });
+  await assert.rejects(following.next(), { message: "why", retriable: false });
+});
+
+test("a named subscription keeps its position", async () => {
+  for (const each of ["1", "2", "3"]) await server.publish("jobs", each);
+  const worker = server.subscription("worker", "jobs");
+  assert.ok(worker instanceof Subscription);
+  assert.deepEqual((await worker.read({ limit: 2 })).map((each) => each.payload), ["1", "2"]);
+  assert.equal((await worker.acknowledge(2)).position, 2);
+  assert.equal((await worker.show()).lag, 1);
+  const seen = [];
+  for await (const record of server.subscription("worker", "jobs").consume({ wait: 1 })) {
+    seen.push(record.payload);
+    if (seen.length === 2) break;
+    await server.publish("jobs", "4");
+  }
+  assert.deepEqual(seen, ["3", "4"]);
+  assert.equal((await worker.show()).position, 3, "the batch that was left is not acknowledged");
+  assert.equal((await worker.rewind("start")).position, 0);
+  await assert.rejects(worker.acknowledge(1), { status: 409 });
+  await worker.delete();
+  await assert.rejects(worker.show(), { status: 404 });
+});
+
+test("a consumer keeps its subscription over several connections, and another one is refused", async () => {
+  await server.publish("kept", "1");
+  const mine = server.subscription("keeper", "kept", { consumer: "me" });
+  assert.equal((await mine.read({ lease: 60 })).length, 1);
+  assert.equal((await mine.read()).length, 1, "whatever connection it used");
+  await assert.rejects(server.subscription("keeper", "kept").read(), { status: 409 });
+  const other = server.subscription("keeper", "kept");
+  assert.equal((await other.read({ takeover: true })).length, 1);
+  await assert.rejects(mine.acknowledge(1), { status: 409 });
+  await other.delete();
+});
+
+/** Publish some records, and share them. */
+async function shared(name, count, options = {}) {
+  for (let each = 1; each <= count; each += 1) await server.publish(name, `${each}`);
+  const found = server.shared(name);
+  await found.create({ stream: name, ...options });
+  return found;
+}
+
+test("a shared subscription leases records, and settles them in every way", async () => {
+  const found = await shared("lists", 5, { lease: 60, dead: "lists.dead" });
+  assert.ok(found instanceof SharedSubscription);
+  await found.create({ stream: "lists", lease: 60, dead: "lists.dead" });
+  await assert.rejects(found.create({ stream: "lists", lease: 7 }), { status: 409 });
+  const { lease, records } = await found.lease({ consumer: "w", most: 5 });
+  assert.deepEqual([lease, records.map((each) => each.payload)], [60, ["1", "2", "3", "4", "5"]]);
+  const items = records.map(({ seq, token }) => [seq, token]);
+  const answer = await found.settle({
+    done: [items[0]],
+    failed: [[...items[1], { delay: 300 }]],
+    untried: [[...items[2], { delay: 300 }]],
+    reject: [[...items[3], { why: "never" }]],
+    extend: [items[4]],
+  });
+  assert.deepEqual([answer.refused, answer.extended.map((each) => each.seq)], [[], [5]]);
+  const shown = await found.show();
+  assert.deepEqual([shown.settled_total, shown.delayed, shown.in_flight, shown.dead_total], [1, 2, 1, 1]);
+  assert.equal(shown.dead_letters[0].why, "never");
+  assert.equal(bytesOf((await server.read("lists.dead"))[0])[0], 52);
+  assert.deepEqual((await found.settle({ done: [items[0]] })).refused, [{ seq: 1, why: "final" }]);
+  const twice = found.settle({ done: [items[0]], publish: [{ stream: "lists.out", payload: "x" }] });
+  await assert.rejects(twice, { status: 409, refused: [{ seq: 1, why: "final" }] });
+  assert.equal((await found.pause()).paused, true);
+  assert.deepEqual((await found.lease({ consumer: "w" })).records, []);
+  await found.pause(false);
+  assert.equal(await found.redrive(), 1);
+  assert.equal((await server.read("lists")).length, 6);
+  assert.equal((await found.rewind("start")).lag, 6);
+  await found.delete();
+  await assert.rejects(found.show(), { status: 404 });
+});
+
+test("a lease whose answer is lost is got again", async () => {
+  await shared("relent", 2, { lease: 60 });
+  const unlucky = new Fyrehose(url, { fetch: lossy(1) }).shared("relent");
+  assert.deepEqual((await unlucky.lease({ consumer: "w", most: 2 })).records.map((each) => each.seq), [1, 2]);
+  const { records } = await unlucky.lease({ consumer: "w", request: 7 });
+  assert.deepEqual(records, []);
+});
+
+test("a worker settles each record, publishes results with it, and ends with its signal", async () => {
+  const found = await shared("work", 6, { lease: 2, dead: "work.dead" });
+  const stop = new AbortController(), tries = new Map();
+  let running = 0, peak = 0;
+  await found.work(
+    async (record) => {
+      tries.set(record.seq, (tries.get(record.seq) ?? 0) + 1);
+      peak = Math.max(peak, (running += 1));
+      try {
+        if (record.seq === 1) return [{ stream: "work.out", payload: `result ${record.payload}` }];
+        if (record.seq === 2 && tries.get(2) === 1) throw new Error("try again");
+        if (record.seq === 3) throw new Reject("never");
+        if (record.seq === 4) await new Promise((resolve) => setTimeout(resolve, 4500)); // more than two leases
+        if (tries.get(2) === 2 && record.seq === 2) stop.abort();
+      } finally {
+        running -= 1;
+      }
+    },
+    { consumer: "w", most: 3, signal: stop.signal },
+  );
+  assert.deepEqual([...tries].sort(([a], [b]) => a - b), [[1, 1], [2, 2], [3, 1], [4, 1], [5, 1], [6, 1]]);
+  const shown = await found.show();
+  assert.deepEqual([shown.settled_total, shown.dead_total, shown.in_flight, shown.lag], [5, 1, 0, 0]);
+  assert.ok(peak > 1 && peak <= 3);
+  assert.deepEqual((await server.read("work.out")).map((each) => each.payload), ["result 1"]);
+  assert.equal(shown.dead_letters[0].why, "never");
+});
+
+test("a worker of a pattern extends and settles by stream", async () => {
+  const found = server.shared("all-of-it");
+  await server.publish("many.one", "1");
+  await server.publish("many.two", "2");
+  await found.create({ match: "many.*", lease: 2 });
+  const stop = new AbortController(), seen = [];
+  const slow = async (record) => {
+    await new Promise((resolve) => setTimeout(resolve, 2500));
+    if (seen.push(record.payload) === 2) stop.abort();
+  };
+  await found.work(slow, { most: 2, signal: stop.signal });
+  assert.deepEqual(seen.sort(), ["1", "2"]);
+  assert.deepEqual((await found.show()).settled_total, 2);
+});
+
+test("an abort that crosses an answer with leases returns them", async () => {
+  const found = await shared("crossed", 1, { lease: 600 });
+  const stop = new AbortController();
+  const late = async (target, options) => {
+    const answer = await fetch(target, { ...options, signal: undefined });
+    if (!target.endsWith("/lease") || stop.signal.aborted) return answer;
+    stop.abort();
+    throw stop.signal.reason;
+  };
+  await new Fyrehose(url, { fetch: late }).shared("crossed").work(() => assert.fail("it was aborted"), { signal: stop.signal });
+  const shown = await found.show();
+  assert.deepEqual([shown.in_flight, shown.settled_total], [0, 0]);
+});
+
+test("a worker ends when its subscription is deleted, and with an error when the server refuses it", async () => {
+  const found = await shared("ending", 0);
+  const working = found.work(() => {}, { wait: 30 });
+  while (!(await found.show()).requests_waiting) await new Promise((resolve) => setTimeout(resolve, 20));
+  await found.delete();
+  await working;
+  await assert.rejects(found.work(() => {}), { status: 404 });
+  await assert.rejects((await shared("most", 1)).work(() => {}, { most: 5000 }), { status: 400 });
+});
+
+test("a worker whose record somebody else has settled goes on", async () => {
+  const found = await shared("stolen", 2, { lease: 60 });
+  const stop = new AbortController(), seen = [];
+  const handle = async (record) => {
+    if (seen.push(record.seq) === 2) return stop.abort();
+    await found.settle({ done: [[record.seq, record.token]] });
+    return [{ stream: "stolen.out", payload: "twice" }];
+  };
+  await found.work(handle, { signal: stop.signal });
+  assert.deepEqual(seen, [1, 2]);
+  await assert.rejects(server.read("stolen.out"), { status: 404 });
+});

@@ -1,0 +1,1 @@
+"""Measure a server, its protocols and the disk below it: `fyrehose bench`, and the benchmarks of a checkout."""

@@ -1,0 +1,140 @@
+"""What a disk and a CPU will carry: every protocol with a server of its own, round after round, within a given time.
+
+servers start -> a first round, which is not counted, says how fast each is
+-> rounds of equal length: the disk alone, each protocol with a full window, each with one message at a time
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import attrs
+
+from fyrehose.bench import usage
+from fyrehose.bench.cases import CASES, Case
+from fyrehose.bench.disk import sync_times
+from fyrehose.bench.loads import Bout
+from fyrehose.bench.results import Sample, Spread
+from fyrehose.bench.servers import FYREHOSE
+
+#: The cases of each protocol: with a full window, and one message at a time.
+NAMES = {
+    "figg": ("figg/publish", "figg/publish/window-1"),
+    "lumberjack": ("lumberjack/level-3", "lumberjack/level-0/window-1"),
+    "http": ("http/ndjson", "http/post/window-1"),
+    "relink": ("relink/publish", "relink/publish/window-1"),
+    "backbone": ("backbone/live/1", "backbone/live/1/window-1"),
+    "eventbus": ("eventbus/live/1", "eventbus/live/1/window-1"),
+}
+ROUNDS = 3
+#: The part of a case's messages that the first round has, and how many syncs are timed in it.
+FIRST, FIRST_SYNCS = 0.02, 50
+#: The shortest load of a round, in seconds; shorter ones say nothing.
+SHORTEST_S = 0.2
+#: Called with the seconds that have passed, and what is being measured.
+Told = Callable[[float, str], object]
+
+
+@attrs.define
+class Trial:
+    """One protocol: its server, its two cases, and the figures of each round.
+
+    :ivar bout: runs either case
+    :ivar rates: messages a second of the first round, by case
+    """
+
+    protocol: str
+    bout: Bout
+    full: Case
+    single: Case
+    rates: dict[str, float] = attrs.field(factory=dict)
+    samples: dict[str, list[Sample]] = attrs.field(factory=dict)
+
+    @property
+    def cases(self) -> tuple[Case, Case]:
+        return self.full, self.single
+
+    def first(self, case: Case) -> float:
+        """Run *case* with a few messages, and return the seconds that were not load."""
+        began = time.monotonic()
+        self.bout.case = case.scaled(FIRST)
+        rate = self.rates[case.name] = self.bout.measure()["rate"]
+        return max(0.0, time.monotonic() - began - self.bout.case.messages / rate)
+
+    def round(self, case: Case, seconds: float) -> None:
+        """Run *case* for about so many *seconds*, and keep its figures."""
+        self.bout.case = case.scaled(max(SHORTEST_S, seconds) * self.rates[case.name] / case.messages)
+        self.samples.setdefault(case.name, []).append(self.bout.measure())
+
+    def spread(self, case: Case, *figures: str) -> Spread | None:
+        """Return median and range of the first of *figures* that the rounds of *case* have; None if they have none."""
+        samples = self.samples.get(case.name, ())
+        for figure in figures:
+            if samples and all(figure in sample for sample in samples):
+                return Spread.of(sample[figure] for sample in samples)
+        return None
+
+
+@attrs.frozen(kw_only=True)
+class TrialReport:
+    """What was measured, and beside what.
+
+    :ivar syncs: the seconds of each round's syncs, the shortest first
+    :ivar load_before: load average of the machine, and after the measurement
+    """
+
+    trials: Sequence[Trial]
+    syncs: Sequence[Sequence[float]]
+    load_before: float
+    load_after: float
+    seconds: float
+
+
+def measure(directory: Path, protocols: Sequence[str], seconds: float, durability: str, told: Told) -> TrialReport:
+    """Measure *protocols* for about so many *seconds*, with servers whose journals are in *directory*.
+
+    :raises CannotStart: a server does not start
+    :raises LoadFailed: a load maker met trouble
+    """
+    began, load = time.monotonic(), usage.load()[0]
+    with ExitStack() as stack:
+        trials = []
+        for protocol in protocols:
+            told(time.monotonic() - began, f"{protocol} starts")
+            running = FYREHOSE.start(directory / protocol, protocol, durability)
+            stack.callback(running.stop)
+            full, single = (_case(name) for name in NAMES[protocol])
+            trials.append(Trial(protocol, Bout(full, FYREHOSE, running), full, single))
+        probe = directory / "disk"
+        syncs, lost = FIRST_SYNCS / sum(sync_times(probe, FIRST_SYNCS)), 0.0
+        for trial, case in _each(trials):
+            told(time.monotonic() - began, f"{case.name}, first round")
+            lost += trial.first(case)
+        left = seconds - (time.monotonic() - began) - ROUNDS * lost
+        slot = max(SHORTEST_S, left / ROUNDS / (2 * len(trials) + 1))
+        times = []
+        for number in range(ROUNDS):
+            told(time.monotonic() - began, f"disk, round {number + 1} of {ROUNDS}")
+            times.append(sync_times(probe, max(FIRST_SYNCS, int(syncs * slot))))
+            for trial, case in _each(trials):
+                told(time.monotonic() - began, f"{case.name}, round {number + 1} of {ROUNDS}")
+                trial.round(case, slot)
+        took = time.monotonic() - began
+    return TrialReport(trials=trials, syncs=times, load_before=load, load_after=usage.load()[0], seconds=took)
+
+
+def _case(name: str) -> Case:
+    return next(case for case in CASES if case.name == name)
+
+
+def _each(trials: Sequence[Trial]) -> Iterator[tuple[Trial, Case]]:
+    yield from ((trial, case) for trial in trials for case in trial.cases)
+
+
+def cores() -> int:
+    """Return the number of CPUs that this process may use."""
+    return len(os.sched_getaffinity(0))

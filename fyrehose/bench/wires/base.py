@@ -1,0 +1,166 @@
+"""One connection of a load maker, as bytes: what it sends, and how it counts what comes back.
+
+in: bytes that were received -> ``scan``      out: ``hello``, ``begin``, ``block``, ``answers``
+
+Messages of a run are all of one size, so what carries them is rows of one length, and numpy counts rows without making
+an object of any.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import attrs
+import numpy as np
+
+#: Letters and digits that are in no header which is looked for: what payloads are made of.
+_LETTERS = b"abcdefghijklmnopqrstuvwxyz0123456789"
+
+
+class Wrong(Exception):
+    """The server said something that it should not have."""
+
+
+@attrs.frozen(kw_only=True)
+class Job:
+    """The work of one connection."""
+
+    stream: str
+    #: bytes of each message
+    size: int
+    #: messages in all: to be sent, or to be received
+    messages: int
+    #: whether to begin when the clock does (to read what is there), and not before (to hear what comes)
+    late: bool = False
+    #: settings of one wire alone
+    extra: dict[str, Any] = attrs.field(factory=dict)
+
+
+@attrs.define(eq=False)
+class WorkerPool:
+    """Workers that share the messages of one stream, and what all of them have settled together."""
+
+    done: int = 0
+
+
+class Wire:
+    """The base of all.  ``done`` counts the messages that were acknowledged, or received."""
+
+    #: messages that are sent together, or not at all
+    unit = 1
+    #: messages that the request under way settles, see :class:`WorkerWire`
+    settling = 0
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.done = 0
+        #: what is to be said because of what was heard
+        self.answers = bytearray()
+
+    @property
+    def done_by_all(self) -> int:
+        """The messages that are done by all connections which share them."""
+        return self.done
+
+    def hello(self, sock: socket.socket) -> None:
+        """Whatever comes before the first message; ``sock`` blocks."""
+
+    def begin(self) -> bytes:
+        """Return the bytes that request messages; empty if the protocol needs none."""
+        return b""
+
+    def begun(self, sock: socket.socket) -> None:
+        """Wait until the server is known to have heard what :meth:`begin` said; ``sock`` blocks."""
+
+    def block(self, count: int) -> memoryview:
+        """The next ``count`` messages, as they travel."""
+        raise NotImplementedError
+
+    def scan(self, data: bytearray, size: int) -> int:
+        """Count what is in the first ``size`` bytes of ``data``; how many of them are done with.
+
+        :raises Wrong: that is not what should come
+        """
+        raise NotImplementedError
+
+
+class WorkerWire(Wire):
+    """A wire that leases messages and settles them; :attr:`pool` counts what all of them have settled together.
+
+    :ivar most: how many messages it leases at a time
+    """
+
+    def __init__(self, job: Job, pool: WorkerPool) -> None:
+        super().__init__(job)
+        self.pool, self.most = pool, int(job.extra["leases"])
+
+    @property
+    def done_by_all(self) -> int:
+        return self.pool.done
+
+    def settled(self, count: int) -> None:
+        """Count *count* of the messages that are being settled."""
+        self.settling -= count
+        self.done += count
+        self.pool.done += count
+
+
+def payload(size: int) -> bytes:
+    """A message that is as hard to compress as text is, and the same each time."""
+    return (_LETTERS * (size // len(_LETTERS) + 1))[:size]
+
+
+def read_exactly(sock: socket.socket, size: int) -> bytes:
+    """The next ``size`` bytes.
+
+    :raises Wrong: the connection ends before
+    """
+    data = b""
+    while len(data) < size:
+        more = sock.recv(size - len(data))
+        if not more:
+            raise Wrong(f"the server closed the connection, after {data!r}")
+        data += more
+    return data
+
+
+def column(data: bytearray, at: int, row: int, rows: int, kind: str = ">u8") -> np.ndarray[Any, Any]:
+    """The field at ``at`` of each of ``rows`` rows of ``row`` bytes, without a copy."""
+    return np.ndarray(shape=(rows,), dtype=kind, buffer=data, offset=at, strides=(row,))
+
+
+def leading(same: np.ndarray[Any, Any]) -> int:
+    """How many are true before the first that is not."""
+    return len(same) if same.all() else int(same.argmin())
+
+
+class Rows:
+    """Blocks of equal frames, made once, with a running number in each.
+
+    :param frame: one whole frame
+    :param at: where its number is (8 bytes, big-endian); -1: there is none
+    :param most: how many frames a block has at the most
+    """
+
+    def __init__(self, frame: bytes, at: int, most: int, first: int = 1) -> None:
+        self.row = len(frame)
+        self._data = bytearray(frame * most)
+        self._view = memoryview(self._data)
+        self._numbers = column(self._data, at, self.row, most) if at >= 0 else None
+        self._steps = np.arange(most, dtype=np.uint64)
+        self._next = first
+
+    def turn(self, at: int, digits: int, names: int, count: int) -> None:
+        """Give the next ``count`` frames the names 0 to ``names`` - 1 in turn, in the ``digits`` at ``at``."""
+        name = (self._steps[:count] + np.uint64(self._next)) % np.uint64(names)
+        for digit in range(at + digits - 1, at - 1, -1):
+            column(self._data, digit, self.row, count, "u1")[:] = name % np.uint64(10) + np.uint64(48)
+            name //= np.uint64(10)
+
+    def take(self, count: int) -> memoryview:
+        """The next ``count``; valid until the next call."""
+        if self._numbers is not None:
+            np.add(self._steps[:count], np.uint64(self._next), out=self._numbers[:count])
+            self._next += count
+        return self._view[: count * self.row]

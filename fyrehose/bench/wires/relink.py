@@ -1,0 +1,128 @@
+"""Relink (specs: relink.md): messages of one part on one channel of no id, so that every other packet has 8 bytes."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+from fyrehose.bench.wires.base import Job, Rows, Wire, Wrong, column, leading, payload, read_exactly
+
+_CHANNEL, _ACKNOWLEDGEMENT, _SEQUENCE_ACKNOWLEDGEMENT, _MESSAGE = 1, 1 << 2, 3 << 2, 4 << 2
+_RECEIVED, _CONSUMED = 0, 1 << 5
+_PING, _PONG, _RESUME = 1 << 5, 2 << 5, 3 << 5
+_NUMBERED = struct.Struct("<BxxxI")
+_REPLY = struct.Struct("<QQ")
+_MASK = (1 << 32) - 1
+#: Messages of one block at the most.
+BLOCK = 8_192
+#: A subscriber says that it has consumed after so many.
+SAY_EVERY = 256
+
+
+def message(data: bytes) -> bytes:
+    """One message of one part, on channel 0 of id size 0."""
+    if len(data) < 1 << 16:
+        head = struct.pack("<BBHxxxx", _CHANNEL | _MESSAGE, 1, len(data))
+    else:
+        head = struct.pack("<BBxxxxxxQ", _CHANNEL | _MESSAGE | 2 << 5, 1, len(data))
+    return head + data + bytes(-len(data) & 7)
+
+
+def hello(endpoint: str) -> bytes:
+    """The connector's second transmission, for a new link."""
+    name = endpoint.encode()
+    head = bytes([len(name)]) + name + bytes(3)
+    return head + bytes(-len(head) & 7) + bytes(16)
+
+
+class _Link(Wire):
+    verb = ""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self._replied = False
+
+    def hello(self, sock: socket.socket) -> None:
+        sock.sendall(bytes(8))
+        read_exactly(sock, 8)
+
+    def begin(self) -> bytes:
+        return hello(f"{self.verb}:{self.job.stream}")
+
+    def begun(self, sock: socket.socket) -> None:
+        self._reply(read_exactly(sock, _REPLY.size))
+
+    def _reply(self, data: bytes | bytearray) -> None:
+        if not _REPLY.unpack_from(data)[1]:
+            raise Wrong("the listener gave no link")
+        self._replied = True
+
+    def _other(self, data: bytearray, at: int) -> None:
+        """A packet of 8 bytes that is no message."""
+        first = data[at]
+        if first == _PING:
+            self.answers += bytes([_PONG, 0, 0, 0, 0, 0, 0, 0])
+        elif first == _CHANNEL | _SEQUENCE_ACKNOWLEDGEMENT | _CONSUMED:
+            self.done += (_NUMBERED.unpack_from(data, at)[1] + 1 - self.done) & _MASK
+        elif first == _CHANNEL | _ACKNOWLEDGEMENT | _CONSUMED:
+            self.done += 1
+        elif first not in (0, _PONG) and first & ~_RECEIVED not in (
+            _CHANNEL | _ACKNOWLEDGEMENT,
+            _CHANNEL | _SEQUENCE_ACKNOWLEDGEMENT,
+        ):
+            raise Wrong(f"a packet that begins with {first}")
+
+
+class RelinkPublisherWire(_Link):
+    """Sends plain messages, counts ``consumed``."""
+
+    verb = "publish"
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self._rows = Rows(message(payload(job.size)), -1, max(1, min(BLOCK, job.messages)))
+
+    def block(self, count: int) -> memoryview:
+        return self._rows.take(count)
+
+    def scan(self, data: bytearray, size: int) -> int:
+        whole = size - size % 8
+        for at in range(0, whole, 8):
+            self._other(data, at)
+        return whole
+
+
+class RelinkSubscriberWire(_Link):
+    """Counts messages from the start of the stream, and says that it has consumed them."""
+
+    verb = "subscribe"
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        frame = message(payload(job.size))
+        self._row, self._header = len(frame), int.from_bytes(frame[:8], "big")
+        self._said = 0
+
+    def begin(self) -> bytes:
+        return hello(f"{self.verb}:{self.job.stream}@0")
+
+    def scan(self, data: bytearray, size: int) -> int:
+        used = 0
+        if not self._replied:
+            if size < _REPLY.size:
+                return 0
+            self._reply(data)
+            used = _REPLY.size
+        while size - used >= 8:
+            rows = leading(column(data, used, self._row, (size - used) // self._row) == self._header)
+            self.done += rows
+            used += rows * self._row
+            if size - used < 8 or data[used] == _CHANNEL | _MESSAGE:
+                break
+            self._other(data, used)
+            used += 8
+        if self.done - self._said >= SAY_EVERY or self.done == self.job.messages:
+            self._said = self.done
+            first = _CHANNEL | _SEQUENCE_ACKNOWLEDGEMENT | _CONSUMED
+            self.answers += _NUMBERED.pack(first, (self.done - 1) & _MASK)
+        return used

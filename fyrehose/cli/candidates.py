@@ -1,0 +1,211 @@
+"""Values that a shell completes and only a server, a journal's files or this installation know.
+
+The person at the shell waits, and the shell has no place for errors: a server that does not answer soon, refuses or
+fails leaves the line as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+from click.shell_completion import CompletionItem
+
+from fyrehose.errors import FyrehoseError
+from fyrehose.options import duration
+
+#: How long the shell waits for values, in seconds, and the environment variable for another time.
+PATIENCE_S, WAIT = 1.0, "FYREHOSE_COMPLETION_WAIT"
+#: Most values that are shown.
+MOST = 200
+
+#: What click calls for the values of a parameter.
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+#: Yields values for a line, which begin with a text.
+Source = Callable[[click.Context, str], Iterable[str]]
+
+
+def completed(source: Source, patience_s: float = PATIENCE_S) -> Complete:
+    """Return a function for click that completes by *source*, and waits *patience_s* seconds at most."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        found: list[str] = []
+
+        def collect() -> None:
+            with contextlib.suppress(FyrehoseError, OSError):  # the shell has no place for them
+                for value in source(ctx, incomplete):
+                    # The shells' scripts read a value a line, and a terminal interprets control characters.
+                    if value.startswith(incomplete) and value.isprintable():
+                        found.append(value)
+                    if len(found) == MOST:
+                        return
+
+        # Nothing else bounds the time: a server may send a byte now and then, and looking up a name may take long.
+        thread = threading.Thread(target=collect, daemon=True)
+        thread.start()
+        thread.join(_patience(patience_s))
+        return [CompletionItem(value) for value in found[:MOST]]
+
+    return complete
+
+
+def _patience(default_s: float) -> float:
+    try:
+        return duration(os.environ[WAIT])
+    except (KeyError, ValueError):  # the shell has no place for an error
+        return default_s
+
+
+def _streams(ctx: click.Context, incomplete: str) -> Iterator[str]:
+    from fyrehose.cli.remote import DEFAULT_URL, HTTP_URL
+
+    if _url_of(ctx, HTTP_URL) is None:  # its --url is that of the admin listener
+        yield from (each["name"] for each in _server(ctx, DEFAULT_URL).streams(incomplete, 0, MOST)["listed"])
+    elif "*" not in incomplete:
+        yield from _server(ctx, HTTP_URL).stream_names(f"{incomplete}*", MOST)
+
+
+def _subscriptions(ctx: click.Context, incomplete: str) -> Iterator[str]:
+    from fyrehose.cli.remote import HTTP_URL
+
+    kinds = ("shared",) if ctx.info_name in ("work", "pause", "redrive") else ()
+    for each in _server(ctx, HTTP_URL).subscriptions():
+        if each["kind"] != "files" and (not kinds or each["kind"] in kinds):
+            yield each["name"]
+
+
+def _server(ctx: click.Context, default: str) -> Any:
+    """Return the server that the line names by --url, --from or --to, or the one with the default address."""
+    from fyrehose.cli.remote import RemoteServer
+
+    tls = ctx.params.get("tls")
+    authorities = ctx.params.get("ca") or (Path(tls.partition(",")[0]) if tls else None)
+    url = _url_of(ctx, default) or ctx.params.get("url") or default
+    return RemoteServer.of(url, ctx.params.get("token_file"), authorities, default)
+
+
+def _url_of(ctx: click.Context, default: str) -> str | None:
+    """Return the URL of the http listener that the line names; None: it names an admin listener."""
+    from fyrehose.cli.remote import HTTP_URL
+
+    given = {param.name: param for param in ctx.command.params}
+    if "url" in given:
+        url: str = ctx.params.get("url") or str(given["url"].default)
+        return url if given["url"].default == default else None
+    (host, port), *_ = ctx.params.get("addresses") or (("127.0.0.1", None),)
+    # The port in --from or --to is that of --protocol; streams are the same for all of them.
+    if port is None or ctx.params.get("protocol") not in (None, "http"):
+        port = urlsplit(HTTP_URL).port
+    shown = f"[{host}]" if ":" in host else host
+    return f"http{'s' if ctx.params.get('tls') else ''}://{shown}:{port}"
+
+
+def _journal_streams(ctx: click.Context, incomplete: str) -> Iterator[str]:
+    from fyrehose.journal.offline.dump import stream_names
+
+    yield from stream_names(_directory(ctx))
+
+
+def _journal_subscriptions(ctx: click.Context, incomplete: str) -> Iterator[str]:
+    from fyrehose.journal.subscriptions import registered
+
+    yield from (each.name for each in registered(_directory(ctx)))
+
+
+def _directory(ctx: click.Context) -> Path:
+    """Return the journal that the line names, or the usual one if it does not name one yet."""
+    # click does not assign arguments if the last option has no value yet, but leaves them in args.
+    return Path(ctx.params.get("directory") or ctx.params.get("source") or next(iter(ctx.args), "data"))
+
+
+def _protocols(ctx: click.Context, incomplete: str) -> Iterator[str]:
+    from fyrehose import plugins
+
+    yield from plugins.names()
+
+
+def _clients(ctx: click.Context, incomplete: str) -> Iterator[str]:
+    from fyrehose import plugins
+    from fyrehose.interfaces import IClientPlugin
+
+    for name in plugins.names():
+        with contextlib.suppress(FyrehoseError):  # a plugin that cannot be loaded hides no other
+            if IClientPlugin.providedBy(plugins.load(name)):
+                yield name
+
+
+def _rights(ctx: click.Context, incomplete: str) -> Iterator[str]:
+    from fyrehose.identity import Action
+
+    yield from (f"{action}=" for action in Action)
+
+
+def _arguments_of_serve(ctx: click.Context, incomplete: str) -> Iterator[str]:
+    from fyrehose import plugins
+    from fyrehose.journal.settings import JournalSettings
+    from fyrehose.options import options_of, typed
+    from fyrehose.server.config import ServerSettings
+    from fyrehose.server.logs import FORMATS, LEVEL_NAMES
+
+    before = (ctx.params.get("arguments") or ("",))[-1]
+    if before == "--log-format":
+        yield from FORMATS
+    if before == "--log-level":
+        yield from LEVEL_NAMES
+    if before == "--durability":
+        yield from ("batch", "interval:", "never")
+    if before in ("--listen", "-l"):
+        yield from (f"{name}={plugins.load(name).default_endpoint}" for name in plugins.names())
+    if before in ("--option", "-o"):
+        kinds: dict[str, Any] = {"journal": JournalSettings, "server": ServerSettings}
+        for scope in (*kinds, *plugins.names()):
+            if scope.startswith(incomplete.partition(".")[0]):
+                kind = kinds.get(scope) or plugins.load(scope).settings
+                yield from (f"{scope}.{typed(field.name)}=" for field in options_of(kind))
+
+
+class Served(click.Command):
+    """The command ``serve``, whose options Twisted parses."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the options of the server, and what may follow the last one."""
+        from fyrehose.cli.serve import ServeOptions
+
+        if incomplete.startswith("-"):
+            names = sorted(f"--{name.rstrip('=')}" for name in ServeOptions().longOpt)
+            return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+        return []
+
+
+def serve_values(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete what follows an option of ``serve``."""
+    before = (ctx.params.get("arguments") or ("",))[-1]
+    if before in ("--data-dir", "--rundir", "--chroot"):
+        return directories(ctx, param, incomplete)
+    if before in ("--config", "--policy", "--logfile", "--pidfile"):
+        return files(ctx, param, incomplete)
+    return completed(_arguments_of_serve, 5.0)(ctx, param, incomplete)
+
+
+def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Have the shell complete the name of a file."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+def directories(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Have the shell complete the name of a directory."""
+    return [CompletionItem(incomplete, type="dir")]
+
+
+#: Names that the server of the line knows.
+streams, subscriptions = completed(_streams), completed(_subscriptions)
+#: Names in the journal's files.
+journal_streams, journal_subscriptions = completed(_journal_streams), completed(_journal_subscriptions)
+#: What this installation knows, which may take as long as it takes to import it.
+protocols, clients, rights = (completed(each, 5.0) for each in (_protocols, _clients, _rights))

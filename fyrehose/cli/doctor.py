@@ -1,0 +1,82 @@
+"""``fyrehose doctor``: look at a configuration, a journal, its server and the machine, and say what to do."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from fyrehose.cli import candidates
+from fyrehose.cli.console import escaped, terminal
+from fyrehose.cli.findings import Finding, Level
+from fyrehose.cli.values import DURATION, FORMAT
+from fyrehose.options import counted
+
+_STYLES = {Level.OK: "green", Level.NOTE: "blue", Level.WARNING: "yellow", Level.ERROR: "bold red"}
+
+
+def show(findings: Sequence[Finding], form: str) -> None:
+    """Write findings as a table, the worst first, or as JSON, one object a line."""
+    ordered = sorted(findings, key=lambda each: -each.level)
+    if form == "json":
+        for each in ordered:
+            click.echo(json.dumps(each.as_json(), ensure_ascii=False))
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("", "about", "finding", "what to do"):
+        table.add_column(name, overflow="fold", no_wrap=name in ("", "about"))
+    for each in ordered:
+        what = Text(escaped(each.what))
+        if each.where:
+            what.append(f"\n{escaped(each.where)}", style="dim")
+        mark = Text(each.level.name.lower(), style=_STYLES[each.level])
+        table.add_row(mark, each.subject, what, Text(escaped(each.advice)))
+    console = terminal()
+    console.print(table)
+    counts = [(level, sum(each.level is level for each in findings)) for level in (Level.ERROR, Level.WARNING)]
+    words = " and ".join(counted(count, level.name.lower()) for level, count in counts if count)
+    console.print(f"\n{words or 'nothing to do'}", highlight=False)
+
+
+@click.command(short_help="Look for what is wrong, or soon will be.")
+@click.option("--config", "file", type=click.Path(dir_okay=False, path_type=Path), help="Configuration file.")
+@click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path), help="Directory of the journal.")
+@click.option("--backup", "backups", multiple=True, metavar="DIR", shell_complete=candidates.directories)
+@click.option("--backup-age", type=DURATION, default="1d", show_default=True, help="How old a backup may be.")
+@click.option("--url", metavar="URL", help="Admin listener, if the configuration does not say.")
+@click.option("--token-file", type=click.Path(path_type=Path), help="File with its token.")
+@click.option("--ca", type=click.Path(path_type=Path), help="PEM file of its certificate authority.")
+@FORMAT
+@click.option("--json", "form", flag_value="json", help="The same as --format json: one finding a line.")
+def doctor(
+    file: Path | None,
+    data_dir: Path | None,
+    backups: tuple[str, ...],
+    backup_age: float,
+    url: str | None,
+    token_file: Path | None,
+    ca: Path | None,
+    form: str,
+) -> None:
+    """Look for what is wrong, or soon will be, with a server: running, or to be started.
+
+    Exit status 1: there is a warning or an error.
+
+    \b
+        fyrehose doctor --data-dir /var/lib/fyrehose
+        fyrehose doctor --config fyrehose.toml --backup /mnt/backup --json
+    """
+    from fyrehose.cli.doctor_patient import Patient
+
+    places = tuple(map(Path, backups))
+    patient = Patient(
+        file=file, data_dir=data_dir, backups=places, backup_age=backup_age, url=url, token_file=token_file, ca=ca
+    )
+    findings = list(patient.examine())
+    show(findings, form)
+    sys.exit(1 if max(each.level for each in findings) >= Level.WARNING else 0)

@@ -1,0 +1,169 @@
+"""Write records with given numbers and times into a journal that no server has open.
+
+    numbered runs, in the order of their numbers -> batches, and a gap wherever numbers are missing
+
+Records that the journal has already are compared and not written again, so an import can be repeated, and one that was
+interrupted continues where it ended.  Nothing leaves a journal that no server has open, so records are synced together.
+
+    in: runs      out: what was added, was there already, and is missing
+
+This module does not import Twisted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+import attrs
+
+from fyrehose.errors import JournalError, JournalFailed, JournalFull
+from fyrehose.journal import format as fmt
+from fyrehose.journal.clock import wall_clock
+from fyrehose.journal.copies import refuse_half_restored
+from fyrehose.journal.files import Files, lock
+from fyrehose.journal.offline import dump
+from fyrehose.journal.recovery import recover
+from fyrehose.journal.settings import JournalSettings
+from fyrehose.journal.writer import NoRoom, SyncFailed, Writer
+from fyrehose.records import Record, Run
+
+#: Bytes of the log that are written between two syncs.
+SYNC_BYTES = 16 << 20
+
+
+@attrs.define(eq=False)
+class Importer:
+    """Adds records to one stream of the journal in *directory*; a context manager that holds the journal's lock.
+
+    :ivar added: records that were written
+    :ivar present: records that the journal had already
+    :ivar gone: records whose numbers are used up, and which the journal does not have: they were missing in an earlier
+        import, or retention has deleted them
+    :ivar missing: numbers that were noted as gaps
+    """
+
+    directory: Path
+    stream: str
+    files: Files = attrs.field(factory=Files)
+    added: int = attrs.field(default=0, init=False)
+    present: int = attrs.field(default=0, init=False)
+    gone: int = attrs.field(default=0, init=False)
+    missing: int = attrs.field(default=0, init=False)
+    _lock: int = attrs.field(default=-1, init=False)
+    _writer: Writer = attrs.field(init=False)
+    #: The last number of the stream in the journal.
+    _last: int = attrs.field(default=0, init=False)
+    _synced: int = attrs.field(default=0, init=False)
+    #: The records that the journal had before, from the first that is compared on; None: none is compared yet.
+    _before: Iterator[Record] | None = attrs.field(default=None, init=False)
+    _record: Record | None = attrs.field(default=None, init=False)
+
+    def __enter__(self) -> Importer:
+        """Create the directory if it is missing, lock it, and find the end of its log.
+
+        :raises JournalLocked: a server, or another command, writes there
+        :raises JournalFull: the disk is full
+        :raises JournalCorrupt: the journal is damaged
+        """
+        with self._explained():
+            self._lock = lock(self.directory)
+            try:
+                refuse_half_restored(self.directory)
+                found = recover(self.directory, self.files)
+                size = JournalSettings().segment_size
+                self._writer = Writer(self.directory, found, size, False, self.files, reserves=False)
+                self._writer.open(0)
+            except BaseException:
+                self._unlock()
+                raise
+        self._last = self._writer.streams.ends.get(self.stream, 0)
+        self._synced = self._writer.position
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the journal: with the present time, or, if there was an error, so that the next import continues."""
+        failed = isinstance(error, JournalFailed)
+        try:
+            with self._explained():
+                self._writer.close(in_order=not failed, time=wall_clock() if error is None else 0)
+        finally:
+            self._unlock()
+
+    def add(self, run: Run) -> None:
+        """Add the records of *run*, which are numbered and have a time; each number is above that of the call before.
+
+        The journal's times never go back: records that are older than the journal's last one get its time.
+
+        :raises JournalError: the journal has another record of the same number, or cannot have one of this number
+        """
+        old = min(max(self._last + 1 - run.first_seq, 0), len(run))
+        if old:
+            self._compare(run.slice(0, old))
+        new = run.slice(old, len(run))
+        if not new:
+            return
+        with self._explained():
+            self._skip_to(new.first_seq)
+            self._writer.commit([[new]], new.time, wall_clock())
+            self.added += len(new)
+            self._last = new.last_seq
+            if self._writer.position - self._synced >= SYNC_BYTES:
+                self._synced = self._writer.sync()
+
+    def _skip_to(self, seq: int) -> None:
+        """Note numbers before *seq* that nothing has as a gap."""
+        streams = self._writer.streams
+        if self.stream not in streams.ends:
+            begin = streams.retired.get(self.stream, streams.floor)
+            if begin >= seq:
+                raise JournalError(
+                    f"the journal {self.directory} has used the numbers up to {begin} for streams that it has retired, "
+                    f"so stream {self.stream!r} cannot have number {seq}; import into an empty directory"
+                )
+            self._last = begin
+        if seq > self._last + 1:
+            self._writer.skip([fmt.Entry(self.stream, self._last + 1, seq - 1)])
+            self.missing += seq - 1 - self._last
+
+    def _compare(self, run: Run) -> None:
+        """Check that the journal has no other records of the numbers of *run*."""
+        if self._before is None:
+            runs = dump.runs(self.directory, self.stream, run.first_seq)
+            self._before = (record for found in runs for record in found.records())
+        for record in run.records():
+            while self._record is None or self._record.seq < record.seq:
+                self._record = next(self._before, None)
+                if self._record is None:
+                    break
+            if self._record is None or self._record.seq != record.seq:
+                self.gone += 1
+                continue
+            # The time of acceptance is left out: another import may not have been able to keep it.
+            if attrs.evolve(self._record, time=0) != attrs.evolve(record, time=0):
+                raise JournalError(
+                    f"number {record.seq} of stream {self.stream!r} in the journal {self.directory} is another record; "
+                    "import into a stream of its own (--stream), or into an empty directory"
+                )
+            self.present += 1
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except NoRoom as error:
+            raise JournalFull(
+                f"the journal {self.directory} has no room: {error}; free some space, and run the command again"
+            ) from error
+        except SyncFailed as error:
+            raise JournalFailed(f"the disk of the journal {self.directory} failed: {error}") from error
+
+    def _unlock(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1

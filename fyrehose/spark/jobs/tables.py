@@ -1,0 +1,811 @@
+"""``tables``: keep typed Delta tables up to date with a journal, each event exactly once.
+
+    journal -> range of positions -> tasks extract columns -> files -> one commit for each table, with its position
+
+The position that a table has reached is in its own log, as an application transaction, like that of an archive: there
+is no checkpoint that could disagree with it.  A kill between two commits leaves one table ahead of another; the next
+round fills only the tables that are behind, up to where the others are.
+
+Aggregates follow the versions of their table.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+import numpy as np
+import pyarrow as pa
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction
+from pyarrow import compute
+
+from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalUnreachable
+from fyrehose.journal.offline.places import Place, check_identity, place
+from fyrehose.journal.offline.view import View
+from fyrehose.spark import memory
+from fyrehose.spark.counting import account_of
+from fyrehose.spark.deltalog import changes
+from fyrehose.spark.lake import File, Lake, Progress, host_of
+from fyrehose.spark.plan import Planner, check
+from fyrehose.spark.repeating import repeated
+from fyrehose.spark.selection import Bounds, Selection, microseconds
+from fyrehose.spark.showing import own_error
+from fyrehose.spark.stores import LakeStore, plain
+from fyrehose.spark.typed import windows
+from fyrehose.spark.typed.config import ACCEPTED, DATE, SYSTEM, TYPES, Aggregate, TablesConfig, TypedTable
+from fyrehose.spark.typed.extraction import MOST
+from fyrehose.spark.typed.keys import RecentKeys
+from fyrehose.spark.typed.windows import WindowTask
+from fyrehose.spark.typed.writing import (
+    MEASURED,
+    QUARANTINED,
+    Filled,
+    FillTask,
+    JournalPart,
+    LakePart,
+    RewriteTask,
+    Target,
+    TypedFile,
+    digests,
+    fill,
+    read,
+    rewrite,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+R = TypeVar("R")
+
+#: Size of a round, and of the part of it that a task reads, in bytes of the journal.
+ROUND, PART = 256 << 20, 32 << 20
+#: Tables of this size and more are not written again to make a column wider, in bytes.
+WIDEN = 1 << 30
+#: How often tables without new rows commit their position, and the subscription is updated, in seconds.
+HEARTBEAT = 60.0
+#: How many files there have to be for a merge, and the age at which a file that is not used is removed, in hours.
+MANY, AGE = 32, 24
+#: How many files of a table a task aggregates.
+_FILES = 16
+#: How often the tasks of a round agree on types before that is an error.
+_TRIES = 20
+#: The types of columns, by the names that Delta has for them.
+_TYPES = TYPES | {"binary": pa.binary()}
+#: Property of an aggregate: its definition.
+_DEFINITION = "fyrehose.definition"
+
+#: Runs a function for each task, and returns the results in their order.
+Engine = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
+
+
+@attrs.frozen(kw_only=True)
+class TableState:
+    """What a table has.
+
+    :ivar rows: how many rows were added by this run
+    :ivar counts: rows by what became of them, over all runs; none for a quarantine or an aggregate
+    """
+
+    name: str
+    rows: int
+    counts: Mapping[str, int]
+
+
+def on_spark(spark: SparkSession) -> Engine:
+    """Return the engine whose tasks run on Spark."""
+
+    def run(function: Callable[[T], R], tasks: Sequence[T]) -> list[R]:
+        if not tasks:
+            return []
+        try:
+            found = spark.sparkContext.parallelize(tasks, len(tasks)).map(partial(_in_worker, function)).collect()
+        except Exception as error:
+            raise own_error(error) or error from None
+        return list(found)
+
+    return run
+
+
+def _in_worker(function: Callable[[T], R], task: T) -> R:
+    memory.prepare_worker()
+    return function(task)
+
+
+def locally(function: Callable[[T], R], tasks: Sequence[T]) -> list[R]:
+    """Run tasks in this process, one after another."""
+    return [function(task) for task in tasks]
+
+
+def fill_tables(
+    spark: SparkSession | None,
+    config: TablesConfig,
+    *,
+    follow: bool = False,
+    every: float = 10.0,
+    round_bytes: int = ROUND,
+    optimize_every: float = 3600.0,
+    progress: Callable[[int, int], object] = lambda done, mark: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> list[TableState]:
+    """Fill the tables with what the journal has; with ``follow``, continue until ``stop()``.
+
+    :param spark: the session whose tasks write; None: this process writes, without Spark and Java
+    :param every: interval of rounds with ``follow``, in seconds; a full round begins earlier
+    :param round_bytes: size of a round, in bytes of the journal
+    :param optimize_every: merge small files this often with ``follow``, in seconds; 0: never
+    :param progress: called with the position that all tables have reached, and that of the journal's end
+    :raises ConfigError: a table has other columns than the configuration, or belongs to another journal
+    :raises ExpectationFailed: a row does not meet an expectation that must be met; its round is not committed
+    :raises JournalCorrupt: data is damaged, or was deleted before it was in the tables
+    :raises JournalLocked: another run writes to one of the tables
+    """
+    with opened(spark, config, round_bytes) as run:
+        repeated(
+            lambda: run.step(every if follow else None, optimize_every, progress),
+            follow,
+            stop,
+            f"filling {config.output}",
+        )
+        run.settle()
+        return run.states()
+
+
+@contextmanager
+def opened(spark: SparkSession | None, config: TablesConfig, round_bytes: int = ROUND) -> Iterator[TablesRun]:
+    """Open the tables of a configuration, which are created if need be, and keep other runs from them."""
+    source = place(config.journal)
+    view = source.view()
+    run = TablesRun(config, source, view.identity, locally if spark is None else on_spark(spark), round_bytes)
+    with ExitStack() as stack:
+        for lake in run.lakes():
+            stack.enter_context(lake.locked(view.identity))
+        run.load()
+        yield run
+
+
+@attrs.define(eq=False)
+class _Output:
+    """A table, or the quarantine of one, and how far it is.
+
+    :ivar before: the progress that is committed
+    :ivar position: how far it is; behind that of ``before`` there was nothing to commit
+    :ivar fields: the types of columns that are not declared
+    :ivar fixed: those of them that cannot become wider
+    """
+
+    table: TypedTable
+    lake: Lake
+    quarantine: bool
+    before: Progress | None = None
+    position: int = 0
+    chain: int | None = None
+    fields: dict[str, str] = attrs.field(factory=dict)
+    fixed: set[str] = attrs.field(factory=set)
+    counts: Counter[str] = attrs.field(factory=Counter)
+    keys: RecentKeys | None = None
+    rows: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.table.name}_quarantine" if self.quarantine else self.table.name
+
+
+@attrs.define(eq=False)
+class _Summary:
+    """An aggregate, and the version of its table that it has."""
+
+    aggregate: Aggregate
+    of: _Output
+    lake: Lake
+    schema: pa.Schema
+    before: Progress | None = None
+    version: int = 0
+    rows: int = 0
+
+
+@attrs.define(eq=False)
+class TablesRun:
+    """Fills the tables of one configuration; see :func:`opened`."""
+
+    config: TablesConfig
+    source: Place
+    identity: bytes
+    engine: Engine
+    round_bytes: int
+    outputs: list[_Output] = attrs.field(factory=list, init=False)
+    summaries: list[_Summary] = attrs.field(factory=list, init=False)
+    _began: float = attrs.field(default=float("-inf"), init=False)
+    _settled: float = attrs.field(default=float("-inf"), init=False)
+    _optimized: float = attrs.field(factory=time.monotonic, init=False)
+    #: whether a step has failed, so that what is known of the tables has to be read again
+    _doubtful: bool = attrs.field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        for table in self.config.tables:
+            self.outputs.append(_Output(table, self._lake(table.name, table.schema), False))
+            if table.quarantines:
+                self.outputs.append(_Output(table, self._lake(f"{table.name}_quarantine", QUARANTINED), True))
+        for aggregate in self.config.aggregates:
+            of = next(each for each in self.outputs if each.table.name == aggregate.table and not each.quarantine)
+            schema = windows.schema_of_aggregate(aggregate, of.table)
+            lake = self._lake(aggregate.name, schema, (windows.WINDOW,))
+            self.summaries.append(_Summary(aggregate, of, lake, schema))
+
+    def _lake(self, name: str, schema: pa.Schema, measured: Sequence[str] = MEASURED) -> Lake:
+        lake = Lake(LakeStore.at(self.config.output).below(name), schema, measured)
+        lake.create()
+        others = set(lake.servers()) - {self.identity.hex()}
+        if others:
+            raise ConfigError(
+                f"the table {lake} has the events of another journal (identity {min(others)}); choose another output"
+            )
+        lake.admit(self.identity, None, host_of(self.config.journal))
+        return lake
+
+    def lakes(self) -> list[Lake]:
+        """Return all tables."""
+        return [*(each.lake for each in self.outputs), *(each.lake for each in self.summaries)]
+
+    def load(self) -> None:
+        """Read from the tables how far they are, and which columns they have."""
+        view = self.source.view()
+        for output in self.outputs:
+            output.lake.refresh()
+            output.before = output.lake.progress(self.identity)
+            output.position = view.start if output.before is None else output.before.position
+            output.chain = None if output.before is None else output.before.chain
+            output.counts = Counter(output.lake.counted())
+            output.keys = None
+            if not output.quarantine:
+                self._load_columns(output)
+        for summary in self.summaries:
+            summary.lake.refresh()
+            summary.before = summary.lake.progress(self.identity)
+            summary.version = 0 if summary.before is None else summary.before.position
+            _check_definition(summary)
+        self._doubtful = False
+
+    def _load_columns(self, output: _Output) -> None:
+        types = _types(output.lake)
+        declared = {column.name: column.type for column in output.table.columns}
+        for name, kind in declared.items():
+            if types.get(name, kind) != kind:
+                raise ConfigError(
+                    f"the column {name!r} of the table {output.lake} is {types[name]}, and {kind} in the "
+                    "configuration; give the column another name, or fill a new table"
+                )
+        output.lake.add_columns([field for field in output.table.schema if field.name not in types])
+        output.fields = {name: kind for name, kind in types.items() if name not in declared and name not in SYSTEM}
+        output.fixed = set()
+
+    def states(self) -> list[TableState]:
+        """Return what each table has."""
+        found = [TableState(name=each.name, rows=each.rows, counts=each.counts) for each in self.outputs]
+        return found + [TableState(name=each.aggregate.name, rows=each.rows, counts={}) for each in self.summaries]
+
+    def step(self, every: float | None, optimize_every: float, progress: Callable[[int, int], object]) -> float | None:
+        """Fill a round if one is due; return the pause before the next step in seconds, or None at the end.
+
+        :param every: interval of rounds, in seconds; None: do not wait for new records
+        """
+        try:
+            if self._doubtful:
+                self.load()
+            return self._step(every, optimize_every, progress)
+        except JournalUnreachable:
+            self._doubtful = True
+            raise
+
+    def _step(self, every: float | None, optimize_every: float, progress: Callable[[int, int], object]) -> float | None:
+        view = self.source.view()
+        check_identity(self.source, self.identity, view)
+        at = min(output.position for output in self.outputs)
+        progress(at, view.mark)
+        if time.monotonic() - self._settled >= HEARTBEAT:
+            self.settle()
+        behind, waited = view.mark - at, time.monotonic() - self._began
+        if behind < 0:
+            raise JournalUnreachable(
+                f"{self.config.journal} ends at position {view.mark}, and the tables of {self.config.output} have it "
+                f"up to {at}: it is behind, or was put back from an older copy; put the newer journal back"
+            )
+        if behind and (every is None or behind >= self.round_bytes or waited >= every):
+            self._began = time.monotonic()
+            self.round(view)
+            progress(min(output.position for output in self.outputs), view.mark)
+            return 0.0
+        self.summarize()  # A kill may have come between a table and its aggregates.
+        if every is None:
+            return None
+        if optimize_every and time.monotonic() - self._optimized >= optimize_every:
+            self.optimize()
+        return min(1.0, max(0.05, every - waited)) if behind else min(0.5, max(0.05, every / 4))
+
+    def round(self, view: View) -> None:
+        """Fill the tables that are behind, up to where the others are or the round is full."""
+        if self.config.skip_gaps:
+            for output in self.outputs:
+                if output.position < view.start:  # Retention deleted what is between them.
+                    output.position, output.chain = view.start, None
+        at = min(output.position for output in self.outputs)
+        due = [output for output in self.outputs if output.position == at]
+        limit = min([view.mark, *(output.position for output in self.outputs if output.position > at)])
+        check(self.source, view, at, limit)
+        account = account_of(self.source, view, at, limit, self.round_bytes)
+        for output in due:
+            if None not in (output.chain, account.continued) and output.chain != account.continued:
+                raise JournalCorrupt(
+                    f"{self.config.journal} does not continue at position {at}, where the table {output.lake} ends: it "
+                    "was put back from another copy; fill new tables"
+                )
+        tables = list({output.table.name: output.table for output in due}.values())
+        sources: list[JournalPart | LakePart] = []
+        if account.rows:
+            chosen = Selection(patterns=tuple(dict.fromkeys(each for table in tables for each in table.streams)))
+            parts = Planner(self.source, chosen, PART, self.config.skip_gaps).parts(at, account.end)
+            sources += [
+                JournalPart(place=self.source, part=part, selection=chosen, skip_gaps=self.config.skip_gaps)
+                for part in parts
+            ]
+        about = {"start": at, "end": account.end}
+        for table, filled in zip(tables, self._fitting(tables, due, sources, f"part-{at:016x}"), strict=True):
+            for output in [each for each in due if each.table is table]:
+                self._commit(output, filled, account.end, account.chain, about)
+        for output in due:
+            output.position, output.chain = account.end, account.chain
+        self.summarize()
+
+    def _fitting(
+        self, tables: Sequence[TypedTable], due: Sequence[_Output], sources: Sequence[JournalPart | LakePart], name: str
+    ) -> list[list[Filled]]:
+        """Let tasks fill the tables, and make columns of the tables wider if the rows need that."""
+        while True:
+            filled = self._filled(tables, due, sources, name)
+            # A column that cannot become wider stays as it is, and the tasks rescue what does not fit.
+            if all(self._widen(self._main(table), each) for table, each in zip(tables, filled, strict=True)):
+                return filled
+
+    def _main(self, table: TypedTable) -> _Output:
+        return next(each for each in self.outputs if each.table is table and not each.quarantine)
+
+    def _filled(
+        self, tables: Sequence[TypedTable], due: Sequence[_Output], sources: Sequence[JournalPart | LakePart], name: str
+    ) -> list[list[Filled]]:
+        """Let tasks fill the tables, until all agree on the types of columns; return the results for each table."""
+        targets = [self._target(table, due) for table in tables]
+        results: list[list[Filled]] = [[] for _ in sources]
+        again = list(range(len(sources)))
+        for _ in range(_TRIES):
+            tasks = [
+                FillTask(source=sources[number], targets=tuple(targets), name=f"{name}-{number:05}") for number in again
+            ]
+            for number, result in zip(again, self.engine(fill, tasks), strict=True):
+                results[number] = result
+            for index, target in enumerate(targets):
+                agreed = _agreed(target.known, [result[index].fields for result in results])
+                targets[index] = attrs.evolve(target, known=agreed)
+            again = [
+                number
+                for number, result in enumerate(results)
+                if any(_differs(one.fields, target.known) for one, target in zip(result, targets, strict=True))
+            ]
+            if not again:
+                return [[result[index] for result in results] for index in range(len(targets))]
+        raise JournalError("the tasks of a round do not agree on the types of columns; declare the columns")
+
+    def _target(self, table: TypedTable, due: Sequence[_Output]) -> Target:
+        main = self._main(table)
+        stores = {each.quarantine: each.lake.store for each in due if each.table is table}
+        return Target(
+            table=table,
+            store=stores.get(False),
+            quarantine=stores.get(True),
+            known=main.fields,
+            fixed=frozenset(main.fixed),
+        )
+
+    def _commit(
+        self,
+        output: _Output,
+        filled: Sequence[Filled],
+        position: int,
+        chain: int | None,
+        about: Mapping[str, Any],
+    ) -> None:
+        """Commit the files of a round, unless there is nothing to commit."""
+        if output.quarantine:
+            files = [file for each in filled for file in each.quarantined]
+            self._append(output, [file.action for file in files], position, chain, about)
+            output.rows += sum(file.rows for file in files)
+            return
+        counts: Counter[str] = Counter()
+        for each in filled:
+            counts.update(each.counts)
+        try:
+            files, repetitions = self._without_repetitions(output, [file for each in filled for file in each.files])
+            counts.update(repetitions)
+            self._grow(output, filled)
+            total = output.counts + counts
+            self._append(output, [file.action for file in files], position, chain, about, total)
+        except BaseException:
+            output.keys = None  # They have rows that are not committed.
+            raise
+        output.counts = total
+        output.rows += sum(file.rows for file in files)
+
+    def _append(
+        self,
+        output: _Output,
+        actions: Sequence[AddAction],
+        position: int,
+        chain: int | None,
+        about: Mapping[str, Any],
+        counts: Counter[str] | None = None,
+    ) -> None:
+        changed = {name: count for name, count in (counts or {}).items() if count != output.counts[name]}
+        if actions or changed:
+            after = Progress(server=self._server(output.lake), position=position, chain=chain)
+            output.lake.commit(
+                self.identity, output.before, after, actions, about={**about, "counts": changed}, counts=changed
+            )
+            output.before = after
+
+    def _server(self, lake: Lake) -> str:
+        return lake.servers()[self.identity.hex()]
+
+    def _grow(self, output: _Output, filled: Sequence[Filled]) -> None:
+        """Add the columns that rows of a round need."""
+        new = {name: kind for each in filled for name, kind in each.fields.items() if name not in output.fields}
+        if new:
+            output.lake.add_columns([pa.field(name, TYPES[kind]) for name, kind in new.items()])
+            log.info("the table %s has new columns: %s", output.lake, ", ".join(sorted(new)))
+        output.fields |= new
+
+    def _widen(self, output: _Output, filled: Sequence[Filled]) -> bool:
+        """Give columns wider types if rows need that; return False if a column cannot become wider.
+
+        All files of the table are written again, in a commit of their own, which does not move the position.
+        """
+        agreed = {name: kind for each in filled for name, kind in each.fields.items()}
+        wider = {name: agreed[name] for name, kind in output.fields.items() if agreed.get(name, kind) != kind}
+        if not wider:
+            return True
+        schema = _schema(_types(output.lake) | wider)
+        small = output.lake.totals()[1] < WIDEN and not output.lake.vectors()
+        paths = [file.path for file in output.lake.files()] if small else []
+        actions = self.engine(
+            rewrite, [RewriteTask(store=output.lake.store, path=path, schema=schema) for path in paths]
+        )
+        if not small or None in actions:  # None: an integer is too large to be a double.
+            output.fixed |= set(wider)
+            return False
+        before = output.before or self._progress(output)
+        output.lake.commit(self.identity, output.before, before, actions, about={"widened": wider}, schema=schema)
+        output.before = before
+        output.fields |= wider
+        log.info("the table %s has wider columns: %s", output.lake, ", ".join(sorted(wider)))
+        return True
+
+    def _progress(self, output: _Output) -> Progress:
+        return Progress(server=self._server(output.lake), position=output.position, chain=output.chain)
+
+    def _without_repetitions(
+        self, output: _Output, files: Sequence[TypedFile], keys: RecentKeys | None = None
+    ) -> tuple[list[TypedFile], dict[str, int]]:
+        """Return files without events that were sent again, and what that adds to the counts."""
+        if not output.table.key or not files:
+            return list(files), {}
+        if keys is None:
+            keys = output.keys = output.keys or self._recent(output)
+        masks = [keys.add(file.keys, file.times) for file in files]
+        tasks = [
+            RewriteTask(store=output.lake.store, path=file.action.path, chosen=mask)
+            for file, mask in zip(files, masks, strict=True)
+            if not mask.all()
+        ]
+        made = iter(self.engine(rewrite, tasks))
+        found = []
+        for file, mask in zip(files, masks, strict=True):
+            action = file.action if mask.all() else next(made)
+            if action is not None:
+                found.append(TypedFile(action=action, rows=int(mask.sum())))
+        gone = sum(int((~mask).sum()) for mask in masks)
+        rescued = sum(int((file.rescued & ~mask).sum()) for file, mask in zip(files, masks, strict=True))
+        return found, {"duplicates": gone, "rows": -gone, "rescued": -rescued}
+
+    def _recent(self, output: _Output, until: int | None = None) -> RecentKeys:
+        """Return the keys of the last rows of a table.
+
+        :param until: only of rows that were accepted before; None: of all
+        """
+        keys = RecentKeys(output.table.name, output.table.within)
+        files = output.lake.actions()
+        if not files.num_rows:
+            return keys
+        last = files[f"max.{ACCEPTED}"].cast(pa.int64())
+        newest = compute.max(last).as_py() if until is None else until
+        since = newest - output.table.within
+        chosen = files.filter(compute.greater_equal(last, since))
+        whole = output.table.schema
+        schema = pa.schema([whole.field(name) for name in dict.fromkeys((ACCEPTED, *output.table.key))])
+        batches = list(read(output.lake.store, chosen["path"].to_pylist(), schema, output.lake.vectors()))
+        rows = pa.Table.from_batches(batches, schema).sort_by(ACCEPTED)
+        times = rows[ACCEPTED].cast(pa.int64())
+        mask = compute.greater_equal(times, since)
+        if until is not None:
+            mask = compute.and_(mask, compute.less(times, until))
+        rows = rows.filter(mask)
+        keys.add(digests(rows, output.table.key), rows[ACCEPTED].cast(pa.int64()).to_numpy())
+        return keys
+
+    def settle(self) -> None:
+        """Commit the positions of tables that got no rows, and let retention delete what all have."""
+        for output in self.outputs:
+            if output.position > (output.before.position if output.before else 0):
+                after = self._progress(output)
+                output.lake.commit(self.identity, output.before, after, [])
+                output.before = after
+        if self.config.subscription is not None:
+            position = min(output.position for output in self.outputs)
+            self.source.update_subscription(self.config.subscription, position, self.identity)
+        self._settled = time.monotonic()
+
+    def summarize(self) -> None:
+        """Bring the aggregates up to date with their tables."""
+        for summary in self.summaries:
+            table = summary.of.lake.refresh()
+            assert table is not None
+            version = table.version()
+            if version > summary.version:
+                self._summarize(summary, version)
+                summary.version = version
+
+    def _summarize(self, summary: _Summary, version: int) -> None:
+        aggregate, source = summary.aggregate, summary.of.lake
+        paths = changes(source.store, summary.version, version)
+        if paths == []:
+            return
+        if paths is None or None in source.store.sizes(paths):
+            paths = [file.path for file in source.files()]
+        types = {field.name: field.type for field in summary.of.table.schema}
+        tasks = [self._window_task(summary, some, types) for some in windows.chunks(paths, _FILES)]
+        found = [np.empty(0, np.int64), *self.engine(windows.windows_of, tasks)]
+        changed = np.unique(np.concatenate(found))
+        if not len(changed):
+            return
+        overlapping = windows.overlapping(source.actions(), changed, aggregate.window)
+        tasks = [self._window_task(summary, some, types, changed) for some in windows.chunks(overlapping, _FILES)]
+        parts = self.engine(windows.count, tasks)
+        rows = summary.schema.empty_table()
+        if parts:
+            rows = windows.finished(pa.concat_tables(parts), aggregate, summary.schema)
+        actions, removed = windows.replaced(summary.lake, rows, changed, aggregate.window)
+        after = Progress(server=self._server(summary.lake), position=version, chain=None)
+        about = {"version": version, "windows": len(changed)}
+        summary.lake.commit(self.identity, summary.before, after, actions, about=about, removed=removed)
+        summary.before = after
+        summary.rows += rows.num_rows
+
+    def _window_task(
+        self, summary: _Summary, paths: Iterable[str], types: Mapping[str, pa.DataType], wanted: Any = None
+    ) -> WindowTask:
+        lake = summary.of.lake
+        known = lake.vectors()
+        return WindowTask(
+            store=lake.store,
+            paths=tuple(paths),
+            deleted={path: known[path] for path in paths if path in known},
+            aggregate=summary.aggregate,
+            types=types,
+            windows=wanted,
+        )
+
+    def optimize(self) -> None:
+        """Merge the files of tables that have many, and remove those that nobody uses any more."""
+        for lake in self.lakes():
+            table = lake.refresh()
+            assert table is not None
+            try:
+                with lake.store.explained():
+                    if lake.totals()[0] >= MANY and not lake.vectors():
+                        table.optimize.compact()
+                    table.vacuum(retention_hours=AGE, dry_run=False, full=True)
+            except DeltaError as error:  # Another program changed the table at this moment.
+                log.warning("the table %s was not optimized: %s", lake, plain(error))
+            lake.refresh()
+        self._optimized = time.monotonic()
+
+    def backfill(self, name: str, start: datetime, end: datetime) -> TableState:
+        """Extract the rows of a range of time again, and replace those that a table has.
+
+        :param start, end: when the records were accepted; the end is not included
+        :raises ConfigError: there is no such table
+        :raises JournalCorrupt: data is damaged, or neither the journal nor the lake has it any more
+        """
+        outputs = [output for output in self.outputs if output.table.name == name]
+        if not outputs:
+            names = ", ".join(table.name for table in self.config.tables)
+            raise ConfigError(f"there is no table {name!r} in the configuration; there are {names}")
+        since, until = microseconds(start), microseconds(end)
+        table = outputs[0].table
+        stop = min(output.position for output in outputs)
+        sources, oldest = self._sources(table, since, until, stop)
+        if oldest is not None and since < oldest:
+            self._check_rows(outputs, since, min(until, oldest))
+        (filled,) = self._filled([table], outputs, sources, "part-backfill")
+        rows = 0
+        for output in outputs:
+            files = [file for each in filled for file in (each.quarantined if output.quarantine else each.files)]
+            if not output.quarantine:
+                files, _ = self._without_repetitions(output, files, self._recent(output, since) if table.key else None)
+                self._grow(output, filled)
+                rows = sum(file.rows for file in files)
+            rest, removed = self._cut(output, since, until)
+            before = output.before or self._progress(output)
+            about = {"backfill": [start.isoformat(), end.isoformat()], "rows": rows}
+            actions = [*(file.action for file in files), *rest]
+            output.lake.commit(self.identity, output.before, before, actions, about=about, removed=removed)
+            output.before, output.keys = before, None
+        self.summarize()
+        return TableState(name=name, rows=rows, counts={})
+
+    def _check_rows(self, outputs: Sequence[_Output], since: int, until: int) -> None:
+        """Check that tables have no rows in a range of time that no source has, because they would be lost.
+
+        :raises JournalUnreachable: a table has some
+        """
+        for output in outputs:
+            if any(inside.any() for _, inside in self._inside(output, since, until)):
+                raise JournalUnreachable(
+                    f"the table {output.lake} has rows of records that were accepted before "
+                    f"{datetime.fromtimestamp(until / 1e6, UTC):%Y-%m-%dT%H:%M:%S}, and no source has these any more: "
+                    "begin there, or name a lake that has them in the configuration"
+                )
+
+    def _sources(
+        self, table: TypedTable, since: int, until: int, stop: int
+    ) -> tuple[list[JournalPart | LakePart], int | None]:
+        """Return what to read for a backfill, and when its oldest record was accepted.
+
+        That is the lake as far as it is, and the journal behind that.
+        """
+        chosen = Selection(patterns=table.streams, start=Bounds(time=since), end=Bounds(time=until - 1))
+        view, found = self.source.view(), list[JournalPart | LakePart]()
+        begin, oldest = view.start, self._oldest(view)
+        if self.config.lake is not None:
+            lake = Lake.existing(self.config.lake)
+            known = lake.progress(self.identity)
+            if known is None:
+                raise ConfigError(f"the lake {lake} has nothing of the journal {self.config.journal}")
+            begin = known.position
+            every = lake.actions()
+            if every.num_rows:
+                oldest = compute.min(every["min.time"].cast(pa.int64())).as_py()
+            files = lake.files(chosen, known.server)
+            lake.check(files)
+            deleted = lake.vectors()
+            for some in windows.chunks([file.path for file in files], 1):
+                here = {path: deleted[path] for path in some if path in deleted}
+                found.append(
+                    LakePart(store=lake.store, paths=some, server=known.server, selection=chosen, deleted=here)
+                )
+        if stop < begin:
+            raise JournalUnreachable(
+                f"the tables of {self.config.output} are at position {stop}, and the lake is at {begin}: fill the "
+                "tables before the backfill"
+            )
+        parts = Planner(self.source, chosen, PART, self.config.skip_gaps).parts(begin, stop) if stop > begin else []
+        found += [
+            JournalPart(place=self.source, part=part, selection=chosen, skip_gaps=self.config.skip_gaps)
+            for part in parts
+        ]
+        return found, oldest
+
+    def _oldest(self, view: View) -> int | None:
+        """Return when the oldest record of the journal was accepted; None if it has none."""
+        at = view.start
+        while at < view.mark:
+            account = account_of(self.source, view, at, view.mark, 1)
+            if account.since is not None:
+                return account.since
+            at = account.end
+        return None
+
+    def _cut(self, output: _Output, since: int, until: int) -> tuple[list[AddAction], list[File]]:
+        """Return files with the other rows of those that have rows of a range of time, and the files to remove."""
+        lake, touched, tasks = output.lake, [], []
+        deleted = lake.vectors()
+        for file, inside in self._inside(output, since, until):
+            if not inside.any():
+                continue
+            touched.append(file)
+            stays = ~inside
+            if file.path in deleted:
+                stays[deleted[file.path]] = False
+            if stays.any():
+                tasks.append(RewriteTask(store=lake.store, path=file.path, chosen=stays))
+        return [action for action in self.engine(rewrite, tasks) if action is not None], touched
+
+    def _inside(self, output: _Output, since: int, until: int) -> Iterator[tuple[File, Any]]:
+        """Yield the files of the days of a range of time, with a mask of their rows in it."""
+        schema = pa.schema([(ACCEPTED, SYSTEM[ACCEPTED])])
+        days = {str(day) for day in _days(since, until)}
+        for file in output.lake.files():
+            if file.path.rpartition(f"{DATE}=")[2][:10] in days:
+                batches = read(output.lake.store, [file.path], schema)
+                times = [np.empty(0, np.int64), *(batch[0].cast(pa.int64()).to_numpy() for batch in batches)]
+                every = np.concatenate(times)
+                yield file, (every >= since) & (every < until)
+
+
+def _schema(types: Mapping[str, str]) -> pa.Schema:
+    return pa.schema([(name, _TYPES[kind]) for name, kind in types.items()])
+
+
+def _types(lake: Lake) -> dict[str, str]:
+    """Return the columns of a table, and their types as Delta names them.
+
+    :raises ConfigError: another program has added a column of another type
+    """
+    assert lake.table is not None
+    found = {field.name: str(getattr(field.type, "type", "struct")) for field in lake.table.schema().fields}
+    for name, kind in found.items():
+        if kind not in _TYPES:
+            raise ConfigError(f"the column {name!r} of the table {lake} is {kind}, which typed tables do not have")
+    return found
+
+
+def _days(since: int, until: int) -> list[Any]:
+    first, last = (datetime.fromtimestamp(at / 1e6, UTC).date() for at in (since, until - 1))
+    return [first.fromordinal(number) for number in range(first.toordinal(), last.toordinal() + 1)]
+
+
+def _agreed(known: Mapping[str, str], found: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return the types of columns on which all tasks agree: numbers widen, else the most frequent one counts."""
+    agreed = dict(known)
+    votes: dict[str, Counter[str]] = {}
+    spellings = {name.lower(): name for name in known}
+    for each in found:
+        for name, kind in each.items():
+            if spellings.setdefault(name.lower(), name) == name:
+                votes.setdefault(name, Counter())[kind] += 1
+    for name, kinds in votes.items():
+        if name in known:
+            agreed[name] = "double" if known[name] == "long" and kinds["double"] else known[name]
+        elif len(agreed) < MOST:
+            if kinds["double"]:
+                kinds["double"] += kinds.pop("long", 0)
+            agreed[name] = max(kinds, key=lambda kind: (kinds[kind], kind))
+    return agreed
+
+
+def _differs(fields: Mapping[str, str], agreed: Mapping[str, str]) -> bool:
+    return any(agreed.get(name) != kind for name, kind in fields.items())
+
+
+def _check_definition(summary: _Summary) -> None:
+    """Check that an aggregate was made by the same definition.
+
+    :raises ConfigError: it was made by another one
+    """
+    table = summary.lake.table
+    assert table is not None
+    wanted = repr(summary.aggregate)
+    made = table.metadata().configuration.get(_DEFINITION)
+    if made is None:
+        summary.lake.set_properties({_DEFINITION: wanted})
+    elif made != wanted:
+        raise ConfigError(
+            f"the aggregate {summary.lake} was made by another definition; choose another name, or delete its "
+            "directory, so that it is made again"
+        )

@@ -1,0 +1,200 @@
+"""Blocking publisher with keys: a task that runs again publishes nothing twice (docs/protocols/http.md).
+
+    publish(stream, payload) -> chunks of at most 1 MiB -> POST with Idempotency-Key ... -> 200: on the server's disk
+
+The key of a chunk is that of the task, and the chunk's number in its stream.  Rows are cut into chunks by their order
+and their sizes alone, so a task that runs again with the same rows in the same order sends the same chunks.  The server
+compares: it refuses other messages under a known key.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from struct import Struct
+from urllib.parse import quote, urlsplit
+
+import attrs
+
+from fyrehose.errors import ConfigError, InvalidName, PublishError
+from fyrehose.records import MAX_NAME, Buffer
+from fyrehose.web.tokens import authorization
+
+#: The largest chunk, in bytes with the lengths of its messages: as much as the server takes in one publish.
+CHUNK = 1 << 20
+#: Most bytes of incomplete chunks of all streams.
+BUFFERED = 32 << 20
+#: How long a chunk is sent again while the server cannot be reached or answers "later", in seconds.
+PATIENCE = 60.0
+#: The first and the longest pause before a chunk is sent again, in seconds.
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+#: The content type of a chunk of messages; a message that is larger than a chunk is a body of its own, without one.
+MESSAGES = "application/vnd.fyrehose.messages"
+_LENGTH = Struct(">I")
+#: Refusals that may pass by themselves.
+_TEMPORARY = (408, 429, 503)
+
+
+@attrs.define(eq=False)
+class _Chunk:
+    """Messages of one stream that are not sent yet."""
+
+    messages: list[bytes] = attrs.field(factory=list)
+    size: int = 0
+
+
+@attrs.define(eq=False)
+class KeyedPublisher:
+    """Publishes the rows of one task to one server, each once, in the order of each stream.
+
+    :ivar url: the server's HTTP listener: ``http://HOST:PORT``
+    :ivar key: the beginning of all keys, which identifies the task among all tasks of all jobs
+    :ivar token: the token to send, if any
+    :ivar rate: most messages a second; 0 for no limit
+    :ivar patience: how long a chunk is sent again, in seconds
+    """
+
+    url: str
+    key: str
+    token: str | None = attrs.field(default=None, repr=False)
+    rate: float = 0.0
+    patience: float = PATIENCE
+    #: how many messages the server has acknowledged
+    acknowledged: int = attrs.field(default=0, init=False)
+    _chunks: dict[str, _Chunk] = attrs.field(factory=dict, init=False)
+    _buffered: int = attrs.field(default=0, init=False)
+    #: how many chunks of each stream were sent
+    _sent: dict[str, int] = attrs.field(factory=dict, init=False)
+    _connection: HTTPConnection | None = attrs.field(default=None, init=False)
+    _began: float = attrs.field(factory=time.monotonic, init=False)
+
+    def publish(self, stream: str, payload: Buffer) -> None:
+        """Publish one message, sooner or later; blocks while a chunk is sent.
+
+        :raises InvalidName: the stream's name is empty or too long
+        :raises PublishError: the server cannot be reached, or refuses
+        """
+        if not 1 <= len(stream.encode()) <= MAX_NAME:
+            raise InvalidName(f"invalid stream {stream[:80]!r}: a name has 1 to {MAX_NAME} bytes")
+        size = _LENGTH.size + len(payload)
+        if stream in self._chunks and self._chunks[stream].size + size > CHUNK:
+            self._send(stream)
+        chunk = self._chunks.setdefault(stream, _Chunk())
+        chunk.messages.append(bytes(payload))
+        chunk.size += size
+        self._buffered += size
+        while self._buffered > BUFFERED:
+            self._send(max(self._chunks, key=lambda name: self._chunks[name].size))
+
+    def flush(self) -> None:
+        """Block until every message is acknowledged; raises the errors of :meth:`publish`."""
+        for stream in list(self._chunks):
+            self._send(stream)
+
+    def close(self) -> None:
+        """Close the connection; messages that were not acknowledged may or may not be published."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _send(self, stream: str) -> None:
+        """Send the chunk of a stream until it is acknowledged."""
+        chunk, number = self._chunks.pop(stream), self._sent.get(stream, 0)
+        self._buffered -= chunk.size
+        self._sent[stream] = number + 1
+        headers = {"Idempotency-Key": f"{self.key}/{number}"}
+        if chunk.size <= CHUNK:
+            headers["Content-Type"] = MESSAGES
+            body = b"".join(part for each in chunk.messages for part in (_LENGTH.pack(len(each)), each))
+        else:
+            (body,) = chunk.messages
+        if self.token is not None:
+            headers["Authorization"] = authorization(self.token)
+        self._pace(len(chunk.messages))
+        target = f"/streams/{quote(stream, safe='')}"
+        until, pause = time.monotonic() + self.patience, FIRST_PAUSE
+        while (failure := self._post(target, body, headers, len(chunk.messages))) is not None:
+            self.close()
+            if time.monotonic() + pause > until:
+                raise PublishError(
+                    f"publishing to {self.url} failed for {self.patience:g} s: {failure}; {self.acknowledged} rows of "
+                    "the task are acknowledged; run the job or the query again, which publishes no row twice"
+                )
+            time.sleep(pause)
+            pause = min(LONGEST_PAUSE, 2 * pause)
+        self.acknowledged += len(chunk.messages)
+
+    def _pace(self, count: int) -> None:
+        if self.rate:
+            due = self._began + (self.acknowledged + count) / self.rate
+            if (early := due - time.monotonic()) > 0:
+                time.sleep(early)
+
+    def _post(self, target: str, body: bytes, headers: dict[str, str], count: int) -> str | None:
+        """Send a request once; return why it has to be sent again, or None if it is acknowledged.
+
+        :raises PublishError: the server refuses it
+        """
+        try:
+            if self._connection is None:
+                self._connection = connection(self.url, self.patience)
+            self._connection.request("POST", target, body, headers)
+            answer = self._connection.getresponse()
+            data = answer.read(CHUNK)
+        except (OSError, HTTPException) as error:
+            return str(error) or type(error).__name__
+        if answer.status in _TEMPORARY:
+            return _said(answer, data)
+        if answer.status == 422:
+            raise PublishError(
+                f"the task ran before with other rows, or in another order, under the key "
+                f"{headers['Idempotency-Key']!r}; nothing was published twice: exactlyOnce needs the same rows in the "
+                "same order, so sort the rows, do not change how they are divided into partitions, and let different "
+                "jobs have different ids"
+            )
+        if answer.status != 200:
+            raise PublishError(f"{self.url} refuses to publish: {_said(answer, data)}")
+        try:
+            published = json.loads(data)["count"]
+        except (ValueError, KeyError, TypeError):
+            raise PublishError(f"{self.url} is no HTTP listener of Fyrehose: {data[:80]!r}") from None
+        if published != count:
+            raise PublishError(f"{self.url} acknowledged {published} messages of {count}; its version is another one")
+        return None
+
+
+def connection(url: str, timeout: float) -> HTTPConnection:
+    """Return a connection to a server, which is made when the first request is sent."""
+    parts = urlsplit(url)
+    assert parts.hostname is not None, "parse_url has checked it"
+    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    return kind(parts.hostname, parts.port, timeout=timeout)
+
+
+def parse_url(text: str) -> str:
+    """Return the URL of a server's HTTP listener, without a path.
+
+    :raises ConfigError: the text is not ``http://HOST:PORT`` or ``https://HOST:PORT``
+    """
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.path in ("", "/")
+        good = good and parts.port != 0 and not (parts.query or parts.fragment or parts.username)
+    except ValueError:
+        good = False
+    if not good:
+        raise ConfigError(
+            f"invalid address {text!r}: exactlyOnce publishes by HTTP, expected http://HOST:PORT of an HTTP listener, "
+            "such as http://127.0.0.1:8117"
+        )
+    return text.rstrip("/")
+
+
+def _said(answer: HTTPResponse, data: bytes) -> str:
+    """Return the status and the error of an answer."""
+    try:
+        detail = json.loads(data)["error"]
+    except (ValueError, KeyError, TypeError):
+        detail = data[:200].decode(errors="replace")
+    return f"status {answer.status}: {detail}"

@@ -1,0 +1,221 @@
+"""Conditions on the columns of a table, which are parsed once and computed by PyArrow for whole columns.
+
+    100 <= status < 600 and host is not null        level in ['error', 'fatal'] or matches(message, 'panic')
+
+in: a condition, columns      out: a mask of the rows for which it is true
+
+The syntax is a small part of Python's expressions, with ``null`` for a missing value.  Nothing of a condition is run as
+a program: its syntax tree is translated.  A condition that compares a missing value is not true, as in SQL.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from functools import cache, reduce
+from typing import Any
+
+import attrs
+import pyarrow as pa
+from pyarrow import compute
+
+from fyrehose.options import suggestion
+
+#: The longest condition, in characters.
+LONGEST = 4096
+
+_COMPARISONS: dict[type[ast.cmpop], tuple[str, Callable[..., Any]]] = {
+    ast.Eq: ("==", compute.equal),
+    ast.NotEq: ("!=", compute.not_equal),
+    ast.Lt: ("<", compute.less),
+    ast.LtE: ("<=", compute.less_equal),
+    ast.Gt: (">", compute.greater),
+    ast.GtE: (">=", compute.greater_equal),
+}
+#: Functions of a condition, and how many texts they take behind the column.
+_FUNCTIONS: dict[str, tuple[Callable[..., Any], int]] = {
+    "length": (compute.utf8_length, 0),
+    "lower": (compute.utf8_lower, 0),
+    "matches": (compute.match_substring_regex, 1),
+    "contains": (compute.match_substring, 1),
+    "starts_with": (compute.starts_with, 1),
+}
+_SAMPLES = {pa.string(): "", pa.binary(): b"", pa.bool_(): False}
+_WORDS = {"null": None, "true": True, "false": False}
+
+
+@attrs.frozen
+class Condition:
+    """A condition on columns; can be pickled.
+
+    :ivar text: as it was written
+    """
+
+    text: str
+
+    @property
+    def columns(self) -> list[str]:
+        """Return the names of the columns that the condition uses, in its order.
+
+        :raises ValueError: the text is not a condition
+        """
+        found: dict[str, None] = {}
+        _names(_parsed(self.text), found)
+        return list(found)
+
+    def check(self, types: Mapping[str, pa.DataType]) -> None:
+        """Check that the columns exist, and that they can be compared as the condition does.
+
+        :raises ValueError: what is wrong, for the user
+        """
+        for name in self.columns:
+            if name not in types:
+                raise ValueError(f"there is no column {name!r}{suggestion(name, types) or _listed(types)}")
+        try:
+            # A row of values, because a regular expression is compiled only if there is one.
+            row = {name: pa.array([_SAMPLES.get(kind, 0)], kind) for name, kind in types.items()}
+            found = _computed(_parsed(self.text), row)
+        except (pa.ArrowException, TypeError) as error:
+            raise ValueError(f"{self.text!r} cannot be computed: {_first_line(error)}") from error
+        if not isinstance(found, pa.Array | pa.ChunkedArray) or found.type != pa.bool_():
+            raise ValueError(f"{self.text!r} is not a condition that is true or false")
+
+    def holds(self, columns: Mapping[str, pa.Array]) -> pa.BooleanArray:
+        """Return a mask of the rows for which the condition is true."""
+        return compute.fill_null(_computed(_parsed(self.text), columns), False)
+
+
+@cache
+def _parsed(text: str) -> ast.expr:
+    if len(text) > LONGEST:
+        raise ValueError(f"a condition has at most {LONGEST} characters")
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        hint = "; compare with == instead of =" if "=" in text and "==" not in text else ""
+        raise ValueError(f"{text!r} is not a condition such as status >= 100 and host is not null{hint}") from error
+
+
+def _listed(names: Iterable[str]) -> str:
+    return f"; there are {', '.join(names)}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]
+
+
+def _name(node: ast.expr) -> str | None:
+    """Return the name of a column: ``status``, ``host.name``, or ``column('any name')``; None if it is none."""
+    if isinstance(node, ast.Name):
+        return None if node.id.lower() in _WORDS else node.id
+    if isinstance(node, ast.Attribute):
+        before = _name(node.value)
+        return None if before is None else f"{before}.{node.attr}"
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "column"
+        and not node.keywords
+    ):
+        text = _constant(node.args[0]) if len(node.args) == 1 else None
+        return text if isinstance(text, str) else None
+    return None
+
+
+def _constant(node: ast.expr) -> Any:
+    """Return the value of a constant.
+
+    :raises ValueError: it is none
+    """
+    if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | bool | None):
+        return node.value
+    if isinstance(node, ast.Name) and node.id.lower() in _WORDS:
+        return _WORDS[node.id.lower()]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = _constant(node.operand)
+        if type(value) in (int, float):
+            return -value
+    raise ValueError(f"{ast.unparse(node)!r} is neither a column nor a constant")
+
+
+def _names(node: ast.expr, found: dict[str, None]) -> None:
+    name = _name(node)
+    if name is not None:
+        found[name] = None
+        return
+    words = node.args if isinstance(node, ast.Call) else list(ast.iter_child_nodes(node))
+    for child in words:
+        if isinstance(child, ast.expr):
+            _names(child, found)
+
+
+def _computed(node: ast.expr, columns: Mapping[str, Any]) -> Any:
+    """Return the column that an expression describes, or the value of a constant.
+
+    :raises ValueError: the expression uses what conditions do not have
+    """
+    name = _name(node)
+    if name is not None:
+        return columns[name]
+    if isinstance(node, ast.BoolOp):
+        join = compute.and_kleene if isinstance(node.op, ast.And) else compute.or_kleene
+        return reduce(join, [_computed(each, columns) for each in node.values])
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return compute.invert(_computed(node.operand, columns))
+    if isinstance(node, ast.Compare):
+        sides = [node.left, *node.comparators]
+        found = [_compared(op, sides[at], sides[at + 1], columns) for at, op in enumerate(node.ops)]
+        return reduce(compute.and_kleene, found)
+    if isinstance(node, ast.Call):
+        return _called(node, columns)
+    return _constant(node)
+
+
+def _compared(op: ast.cmpop, left: ast.expr, right: ast.expr, columns: Mapping[str, Any]) -> Any:
+    if isinstance(op, ast.Is | ast.IsNot):
+        wanted = _constant(right.operand if (negated := _is_not(right)) else right)  # type: ignore[attr-defined]
+        if wanted is not None:
+            raise ValueError("'is' compares with null only; use ==")
+        test = compute.is_valid if isinstance(op, ast.IsNot) or negated else compute.is_null
+        return test(_computed(left, columns))
+    if isinstance(op, ast.In | ast.NotIn):
+        if not isinstance(right, ast.List | ast.Tuple | ast.Set):
+            raise ValueError(f"expected a list behind 'in', such as ['a', 'b'], not {ast.unparse(right)!r}")
+        value = _computed(left, columns)
+        found = compute.is_in(value, pa.array([_constant(each) for each in right.elts]).cast(value.type))
+        there = compute.is_valid(value)
+        return compute.and_(compute.invert(found) if isinstance(op, ast.NotIn) else found, there)
+    known = _COMPARISONS.get(type(op))
+    if known is None:
+        raise ValueError("conditions have the comparisons == != < <= > >= in, is null, is not null")
+    one, other = _computed(left, columns), _computed(right, columns)
+    return known[1](_alike(one, other), _alike(other, one))
+
+
+def _is_not(node: ast.expr) -> bool:
+    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+
+
+def _alike(value: Any, other: Any) -> Any:
+    """Return a constant as a value that can be compared with a column: texts become times."""
+    if isinstance(value, str) and isinstance(other, pa.Array | pa.ChunkedArray) and not pa.types.is_string(other.type):
+        if not pa.types.is_timestamp(other.type):
+            return pa.scalar(value).cast(other.type)
+        when = datetime.fromisoformat(value)
+        return pa.scalar(when if when.tzinfo else when.replace(tzinfo=UTC), other.type)
+    return pa.scalar(value) if not isinstance(value, pa.Array | pa.ChunkedArray) else value
+
+
+def _called(node: ast.Call, columns: Mapping[str, Any]) -> Any:
+    name = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
+    if name not in _FUNCTIONS:
+        known = [*_FUNCTIONS, "column"]
+        raise ValueError(f"there is no function {name!r}{suggestion(name, known) or _listed(known)}")
+    function, texts = _FUNCTIONS[name]
+    if node.keywords or len(node.args) != 1 + texts:
+        raise ValueError(f"{name} takes a column{' and a text' if texts else ''}")
+    words = [_constant(each) for each in node.args[1:]]
+    if not all(isinstance(word, str) for word in words):
+        raise ValueError(f"{name} takes a column and a text")
+    return function(_computed(node.args[0], columns), *words)

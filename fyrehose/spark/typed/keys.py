@@ -1,0 +1,69 @@
+"""Recognize events that were sent again, by a key of the event.
+
+    in: the digests of keys in the order of the journal, and when each was accepted      out: which rows stay
+
+An event is a repetition if one with the same key stayed that was accepted at most *within* before it.  Keys are
+forgotten when the newest one is so much newer: that is the watermark.  What stays does not depend on how the events are
+cut into rounds, and the keys of a table's last rows are enough to go on after a restart.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+
+from fyrehose.errors import ConfigError
+from fyrehose.spark.typed.writing import DIGEST
+
+#: Most keys in memory; each takes about 150 bytes.
+MOST = 8_000_000
+
+
+@attrs.define(eq=False)
+class RecentKeys:
+    """The keys of the rows that a table got lately.
+
+    :ivar within: in microseconds
+    """
+
+    table: str
+    within: int
+    #: when the last row of each key that stayed was accepted, oldest first
+    _seen: dict[bytes, int] = attrs.field(factory=dict, init=False)
+    _newest: int = attrs.field(default=0, init=False)
+
+    def add(self, keys: bytes, times: Any) -> Any:
+        """Add the keys of a file, and return a mask of the rows that stay.
+
+        :raises ConfigError: there are more keys than fit into memory
+        """
+        stays = np.ones(len(times), bool)
+        nothing = bytes(DIGEST)
+        for row, time in enumerate(times.tolist()):
+            key = keys[row * DIGEST : (row + 1) * DIGEST]
+            if key == nothing:
+                continue
+            before = self._seen.get(key)
+            if before is not None and before >= time - self.within:
+                stays[row] = False
+                continue
+            if before is not None:
+                del self._seen[key]  # so that it is behind older ones
+            self._seen[key] = time
+            self._newest = max(self._newest, time)
+        self._forget()
+        return stays
+
+    def _forget(self) -> None:
+        while self._seen:
+            oldest = next(iter(self._seen))
+            if self._seen[oldest] >= self._newest - self.within:
+                break
+            del self._seen[oldest]
+        if len(self._seen) > MOST:
+            raise ConfigError(
+                f"the table {self.table!r} has more than {MOST:,} keys within the time of deduplicate: let 'within' be "
+                "shorter"
+            )

@@ -1,0 +1,201 @@
+"""Aggregates of a typed table by windows of time, as a Delta table that follows it.
+
+    rows of the table -> windows that changed -> these windows counted again -> replaced in one commit
+
+An aggregate is always what a query of its table would give: also for events that are late, and after a backfill.  It
+reads only the files that may have rows of the windows that changed.  Its progress is a version of its table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import pyarrow as pa
+from pyarrow import compute
+
+from fyrehose.spark.lake import PARTITION, File, Lake
+from fyrehose.spark.stores import LakeStore
+from fyrehose.spark.typed.config import DATE, EVENT_TIME, TYPES, Aggregate, TypedTable
+from fyrehose.spark.typed.writing import read, write_file
+
+#: The column with the beginning of a window.
+WINDOW = "window"
+_TIME = TYPES["timestamp"]
+
+
+@attrs.frozen(kw_only=True)
+class WindowTask:
+    """Files of a table, in which windows are looked for or counted; can be pickled.
+
+    :ivar windows: the windows to count, as numbers, sorted; None: find the windows of the files
+    """
+
+    store: LakeStore
+    paths: tuple[str, ...]
+    deleted: Mapping[str, Any]
+    aggregate: Aggregate
+    types: Mapping[str, pa.DataType]
+    windows: Any = None
+
+
+def schema_of_aggregate(aggregate: Aggregate, table: TypedTable) -> pa.Schema:
+    """Return the columns of an aggregate: the window, the groups, the measures and the day."""
+    types = {field.name: field.type for field in table.schema}
+    made = [(WINDOW, _TIME), *((name, types[name]) for name in aggregate.by)]
+    for each in aggregate.measures:
+        kinds = {"count": pa.int64(), "mean": pa.float64()}
+        made.append((each.name, kinds.get(each.function) or types[each.column or ""]))
+    return pa.schema([*made, (DATE, pa.date32())])
+
+
+def windows_of(task: WindowTask) -> Any:
+    """Return the numbers of the windows of a task's files; window 0 begins in 1970."""
+    found = [np.empty(0, np.int64)]
+    for batch in read(task.store, task.paths, pa.schema([(EVENT_TIME, _TIME)]), task.deleted):
+        found.append(np.unique(_numbers(batch[EVENT_TIME], task.aggregate.window)))
+    return np.unique(np.concatenate(found))
+
+
+def count(task: WindowTask) -> pa.Table:
+    """Count the rows of a task's files by windows and groups; the results of several tasks can be combined."""
+    aggregate = task.aggregate
+    wanted = pa.schema([*task.types.items()])
+    parts = []
+    for batch in read(task.store, task.paths, wanted, task.deleted):
+        numbers = _numbers(batch[EVENT_TIME], aggregate.window)
+        mask = pa.array(np.isin(numbers, task.windows))
+        if aggregate.where is not None:
+            columns = {name: batch[name] for name in batch.schema.names}
+            mask = compute.and_(mask, aggregate.where.holds(columns))
+        rows = pa.Table.from_batches([batch]).append_column(WINDOW, pa.array(numbers)).filter(mask)
+        if rows.num_rows:
+            parts.append(_grouped(rows, aggregate))
+    if not parts:
+        return _partial_schema(aggregate, task.types).empty_table()
+    return combined(pa.concat_tables(parts), aggregate).cast(_partial_schema(aggregate, task.types))
+
+
+def _numbers(times: pa.Array, window: int) -> Any:
+    return times.cast(pa.int64()).to_numpy(zero_copy_only=False) // window
+
+
+#: Partial results: the function, and what it becomes when results are combined.
+_PARTS = {"count": "sum", "sum": "sum", "min": "min", "max": "max"}
+
+
+def _needed(aggregate: Aggregate) -> list[tuple[str, str, str | None]]:
+    """Return the partial results that an aggregate needs: name, function and column; a mean needs two."""
+    found: list[tuple[str, str, str | None]] = []
+    for each in aggregate.measures:
+        if each.function == "mean":
+            found += [(f"{each.name}/sum", "sum", each.column), (f"{each.name}/count", "count", each.column)]
+        else:
+            found.append((each.name, each.function, each.column))
+    return found
+
+
+def _partial_schema(aggregate: Aggregate, types: Mapping[str, pa.DataType]) -> pa.Schema:
+    made = [(WINDOW, pa.int64()), *((name, types[name]) for name in aggregate.by)]
+    for name, function, column in _needed(aggregate):
+        made.append((name, pa.int64() if function == "count" else types[column or ""]))
+    return pa.schema(made)
+
+
+def _grouped(rows: pa.Table, aggregate: Aggregate) -> pa.Table:
+    keys = [WINDOW, *aggregate.by]
+    asked: list[Any] = []
+    for _, function, column in _needed(aggregate):
+        mode = compute.CountOptions(mode="all" if column is None else "only_valid")
+        asked.append((column or WINDOW, function, mode if function == "count" else None))
+    found = rows.group_by(keys).aggregate(asked)
+    names = [f"{column}_{function}" for column, function, _ in asked]
+    # Two measures may be the same result, which has one column then.
+    return pa.table(
+        [*(found[key] for key in keys), *(found.column(found.schema.get_all_field_indices(name)[0]) for name in names)],
+        names=[*keys, *(name for name, _, _ in _needed(aggregate))],
+    )
+
+
+def combined(parts: pa.Table, aggregate: Aggregate) -> pa.Table:
+    """Return partial results with one row for each window and group."""
+    keys = [WINDOW, *aggregate.by]
+    needed = [(name, _PARTS[function]) for name, function, _ in _needed(aggregate)]
+    found = parts.group_by(keys).aggregate(needed)
+    return pa.table(
+        [*(found[key] for key in keys), *(found[f"{name}_{function}"] for name, function in needed)],
+        names=[*keys, *(name for name, _ in needed)],
+    )
+
+
+def finished(parts: pa.Table, aggregate: Aggregate, schema: pa.Schema) -> pa.Table:
+    """Return the rows of an aggregate, from partial results."""
+    found = combined(parts, aggregate)
+    starts = compute.multiply(found[WINDOW], aggregate.window).cast(pa.timestamp("us")).cast(_TIME)
+    columns = {WINDOW: starts, **{name: found[name] for name in aggregate.by}}
+    for each in aggregate.measures:
+        if each.function == "mean":
+            total, number = found[f"{each.name}/sum"].cast(pa.float64()), found[f"{each.name}/count"]
+            columns[each.name] = compute.divide(total, compute.if_else(compute.equal(number, 0), None, number))
+        else:
+            columns[each.name] = found[each.name]
+    columns[DATE] = starts.cast(pa.timestamp("us")).cast(pa.date32(), safe=False)
+    keys = [(name, "ascending") for name in (WINDOW, *aggregate.by)]
+    return pa.table({field.name: columns[field.name].cast(field.type) for field in schema}).sort_by(keys)
+
+
+def overlapping(files: pa.Table, windows: Any, window: int) -> list[str]:
+    """Return the files of a table that may have rows of these windows, by the statistics of its log.
+
+    :param files: the actions of the log
+    :param windows: numbers of windows, sorted
+    """
+    paths: list[str] = files["path"].to_pylist()
+    names = (f"min.{EVENT_TIME}", f"max.{EVENT_TIME}")
+    if not all(name in files.column_names for name in names):
+        return paths
+    least, most = (files[name].cast(pa.int64()).to_pylist() for name in names)
+    found = []
+    for path, first, last in zip(paths, least, most, strict=True):
+        if first is None or last is None:
+            found.append(path)
+            continue
+        at = int(np.searchsorted(windows, first // window))
+        if at < len(windows) and windows[at] <= last // window:
+            found.append(path)
+    return found
+
+
+def replaced(lake: Lake, rows: pa.Table, windows: Any, window: int) -> tuple[list[Any], list[File]]:
+    """Write the days of an aggregate that change; return the actions of the new files, and the files to replace.
+
+    :param rows: those of the windows that changed
+    :param windows: the numbers of these windows
+    """
+    days = set(compute.unique(_days(pa.array(windows), window)).to_pylist())
+    old = [file for file in lake.files() if file.path.rpartition(f"{PARTITION}=")[2][:10] in set(map(str, days))]
+    parts = [rows]
+    schema = rows.schema.remove(rows.schema.get_field_index(DATE))
+    for batch in read(lake.store, [file.path for file in old], schema, lake.vectors()):
+        stays = ~np.isin(_numbers(batch[WINDOW], window), windows)
+        some = pa.Table.from_batches([batch]).filter(pa.array(stays))
+        dates = some[WINDOW].cast(pa.timestamp("us")).cast(pa.date32(), safe=False)
+        parts.append(some.append_column(DATE, dates))
+    whole = pa.concat_tables(parts).sort_by(WINDOW)
+    actions = []
+    for day in sorted(whole[DATE].unique().to_pylist()):
+        of_day = whole.filter(compute.equal(whole[DATE], pa.scalar(day, pa.date32()))).drop_columns([DATE])
+        actions.append(write_file(lake.store, str(day), "part-windows", of_day, (WINDOW,)))
+    return actions, old
+
+
+def _days(numbers: pa.Array, window: int) -> pa.Array:
+    starts = compute.multiply(numbers, window).cast(pa.timestamp("us"))
+    return starts.cast(pa.date32(), safe=False)
+
+
+def chunks(items: Sequence[str], size: int) -> list[tuple[str, ...]]:
+    """Return the items in tuples of at most *size*."""
+    return [tuple(items[at : at + size]) for at in range(0, len(items), size)]

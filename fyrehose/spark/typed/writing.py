@@ -1,0 +1,418 @@
+"""Fill typed tables from a part of a journal: all that is done with records, in tasks of Spark or in this process.
+
+    in: a task: a part, and the tables to fill      out: their files, and what became of the records
+
+A task reads its part once for all tables.  Its files are durable when it ends, and part of their tables when the driver
+has committed them.  A task may run twice: the files of one of the runs are then never committed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from hashlib import blake2b
+from typing import Any
+
+import attrs
+import numpy as np
+import pyarrow as pa
+from deltalake.transaction import AddAction
+from pyarrow import compute, dataset, parquet
+
+from fyrehose.errors import ExpectationFailed
+from fyrehose.journal.offline.places import Place
+from fyrehose.spark import memory
+from fyrehose.spark.columns import arrow_schema
+from fyrehose.spark.fetching import kept
+from fyrehose.spark.lake import PARTITION
+from fyrehose.spark.plan import Part
+from fyrehose.spark.reading import PartReader
+from fyrehose.spark.selection import Selection
+from fyrehose.spark.stores import LakeStore
+from fyrehose.spark.typed.config import (
+    ACCEPTED,
+    DATE,
+    DROP,
+    EVENT_TIME,
+    FAIL,
+    QUARANTINE,
+    RESCUED,
+    SEQ,
+    STREAM,
+    SYSTEM,
+    TypedTable,
+    schema_of,
+)
+from fyrehose.spark.typed.extraction import Widened, extracted
+
+#: Columns of records that tables need.
+NEEDED = ("stream", "seq", "time", "event_time", "payload")
+#: Columns whose least and largest values the log has for each file.
+MEASURED = (STREAM, SEQ, ACCEPTED, EVENT_TIME)
+#: Bytes of a key's digest; zeros stand for a row without a key.
+DIGEST = 16
+#: Most rows of a row group.
+_GROUP = 1 << 16
+#: Rows that are read at a time.
+_ROWS = 1 << 14
+#: Times of events in these years are believed; others are of clocks that were not set.
+_YEARS = (pa.scalar(0, pa.int64()), pa.scalar(253_370_764_800_000_000, pa.int64()))
+#: Schema of a quarantine: the names of the expectations, and the payload in ``rescued``.
+QUARANTINED = schema_of({"expectations": "string"})
+
+
+@attrs.frozen(kw_only=True)
+class JournalPart:
+    """A part of a journal to read."""
+
+    place: Place
+    part: Part
+    selection: Selection
+    skip_gaps: bool
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the selected records, in the order of the journal."""
+        return PartReader(self.place, self.part, self.selection, arrow_schema(NEEDED), self.skip_gaps).read()
+
+
+@attrs.frozen(kw_only=True)
+class LakePart:
+    """Files of an archive to read.
+
+    :ivar deleted: indexes of the rows that deletion vectors delete, by file
+    """
+
+    store: LakeStore
+    paths: tuple[str, ...]
+    server: str
+    selection: Selection
+    deleted: Mapping[str, Any]
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the selected records of the server."""
+        columns = {"server": pa.string(), **{field.name: field.type for field in arrow_schema(NEEDED)}}
+        for batch in read(self.store, self.paths, pa.schema([*columns.items()]), self.deleted):
+            mask = compute.equal(batch["server"], self.server)
+            since, until = self.selection.start.time, self.selection.end.time
+            times = batch["time"].cast(pa.int64())
+            if since is not None:
+                mask = compute.and_(mask, compute.greater_equal(times, since))
+            if until is not None:
+                mask = compute.and_(mask, compute.less_equal(times, until))
+            yield batch.filter(mask).select(list(NEEDED))
+
+
+@attrs.frozen(kw_only=True)
+class Target:
+    """What a task does for one table.
+
+    :ivar store: where the table is; None: it has these records already
+    :ivar quarantine: where its quarantine is; None: it has none, or has these records already
+    :ivar known: the types of the columns of fields that no declared column has
+    :ivar fixed: those of them that cannot become wider
+    """
+
+    table: TypedTable
+    store: LakeStore | None
+    quarantine: LakeStore | None
+    known: Mapping[str, str]
+    fixed: frozenset[str]
+
+
+@attrs.frozen(kw_only=True)
+class FillTask:
+    """A part of the records, and the tables to fill; can be pickled."""
+
+    source: JournalPart | LakePart
+    targets: tuple[Target, ...]
+    name: str
+
+
+@attrs.frozen(kw_only=True)
+class TypedFile:
+    """A file that a task wrote.
+
+    :ivar keys: the digest of each row's key; empty if the table has no key
+    :ivar times: when each row was accepted, in microseconds
+    :ivar rescued: a mask of the rows whose payload is kept
+    """
+
+    action: AddAction
+    rows: int
+    keys: bytes = b""
+    times: Any = None
+    rescued: Any = None
+
+
+@attrs.frozen(kw_only=True)
+class Filled:
+    """What a task did for one table.
+
+    :ivar fields: the types of all columns of fields
+    :ivar counts: of rows, by what became of them
+    """
+
+    files: tuple[TypedFile, ...]
+    quarantined: tuple[TypedFile, ...]
+    fields: Mapping[str, str]
+    counts: Mapping[str, int]
+
+
+def fill(task: FillTask) -> list[Filled]:
+    """Write the files of a task, and return what was done for each of its tables.
+
+    :raises ExpectationFailed: a row does not meet an expectation that must be met
+    :raises JournalCorrupt: durable bytes are damaged, or were deleted
+    """
+    known = [dict(target.known) for target in task.targets]
+    with memory.uncollected():
+        while True:
+            rows = [_Rows(target, fields) for target, fields in zip(task.targets, known, strict=True)]
+            try:
+                for batch in task.source.batches():
+                    for each in rows:
+                        each.add(batch)
+            except Widened as wider:
+                # The columns that are made already are too narrow; this happens once for a column.
+                next(each for each in rows if each.failed).initial[wider.name] = "double"
+                continue
+            return [each.written(task.name) for each in rows]
+
+
+@attrs.define(eq=False)
+class _Rows:
+    """Collects the rows of one table.
+
+    :ivar initial: types with which to begin again
+    """
+
+    target: Target
+    initial: dict[str, str]
+    failed: bool = False
+    fields: dict[str, str] = attrs.field(init=False)
+    counts: Counter[str] = attrs.field(factory=Counter, init=False)
+    _good: list[pa.Table] = attrs.field(factory=list, init=False)
+    _bad: list[pa.Table] = attrs.field(factory=list, init=False)
+    _covered: dict[str, bool] = attrs.field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.fields = dict(self.initial)
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add the records of the table's streams."""
+        table = self.target.table
+        streams = batch["stream"].unique().to_pylist()
+        for stream in streams:
+            if stream not in self._covered:
+                self._covered[stream] = any(pattern.covers(stream) for pattern in table.streams)
+        ours = [stream for stream in streams if self._covered[stream]]
+        if len(ours) < len(streams):
+            batch = batch.filter(compute.is_in(batch["stream"], pa.array(ours, pa.string())))
+        if not batch.num_rows:
+            return
+        try:
+            found = extracted(batch["payload"].to_pylist(), table, self.fields, self.target.fixed)
+        except Widened:
+            self.failed = True
+            raise
+        self.fields = found.fields
+        columns = {
+            STREAM: batch["stream"],
+            SEQ: batch["seq"],
+            ACCEPTED: batch["time"],
+            EVENT_TIME: _event_times(found.times, batch),
+            **found.columns,
+            RESCUED: compute.if_else(pa.array(found.misfits), batch["payload"], None),
+        }
+        columns[DATE] = batch["time"].cast(pa.timestamp("us")).cast(pa.date32(), safe=False)
+        self._sort(pa.table(columns), batch["payload"])
+
+    def _sort(self, rows: pa.Table, payloads: pa.Array) -> None:
+        """Count the rows that meet the expectations, and leave out those that do not."""
+        columns = {field.name: rows[field.name] for field in self.target.table.schema}
+        good = np.ones(rows.num_rows, bool)
+        bad = np.zeros(rows.num_rows, bool)
+        reasons: list[list[str]] = [[] for _ in range(rows.num_rows)] if self.target.table.quarantines else []
+        for each in self.target.table.expectations:
+            holds = each.condition.holds(columns).to_numpy(zero_copy_only=False)
+            failures = np.flatnonzero(~holds)
+            self.counts[f"failed/{each.name}"] += len(failures)
+            if len(failures) and each.action == FAIL:
+                raise _failure(self.target.table, each.name, each.condition.text, rows, int(failures[0]))
+            if each.action in (DROP, QUARANTINE):
+                good &= holds
+            if each.action == QUARANTINE:
+                bad |= ~holds
+                for row in failures.tolist():
+                    reasons[row].append(each.name)
+        whole = rows if good.all() else rows.filter(pa.array(good))
+        self.counts["rows"] += whole.num_rows
+        self.counts["rescued"] += whole.num_rows - whole[RESCUED].null_count
+        self.counts["dropped"] += int((~good & ~bad).sum())
+        self.counts["quarantined"] += int(bad.sum())
+        if whole.num_rows and self.target.store is not None:
+            self._good.append(whole)
+        if bad.any() and self.target.quarantine is not None:
+            said = pa.array([", ".join(names) for names in reasons])
+            some = {name: rows[name] for name in SYSTEM if name not in (RESCUED, DATE)}
+            quarantined = pa.table({**some, "expectations": said, RESCUED: payloads, DATE: rows[DATE]})
+            self._bad.append(quarantined.filter(pa.array(bad)))
+
+    def written(self, name: str) -> Filled:
+        """Write the rows, one file for each day."""
+        schema = schema_of({column.name: column.type for column in self.target.table.columns} | self.fields)
+        return Filled(
+            files=tuple(_written(self.target.store, self._good, schema, name, self.target.table.key)),
+            quarantined=tuple(_written(self.target.quarantine, self._bad, QUARANTINED, name)),
+            fields=self.fields,
+            counts={what: count for what, count in self.counts.items() if count},
+        )
+
+
+def _event_times(times: pa.Array | None, batch: pa.RecordBatch) -> pa.Array:
+    """Return when events happened: as they say, as their producer says, or else when they were accepted."""
+    found = [batch["time"]]
+    for column in (batch["event_time"], times):
+        if column is not None:
+            number = column.cast(pa.int64())
+            believed = compute.and_(compute.greater(number, _YEARS[0]), compute.less(number, _YEARS[1]))
+            found.insert(0, compute.if_else(believed, column, None))
+    return compute.coalesce(*found)
+
+
+def _failure(table: TypedTable, name: str, condition: str, rows: pa.Table, row: int) -> ExpectationFailed:
+    return ExpectationFailed(
+        f"record {rows[SEQ][row].as_py()} of the stream {rows[STREAM][row].as_py()!r} does not meet the expectation "
+        f"{name!r} of the table {table.name!r}: {condition}; nothing of its round was committed. Correct the "
+        "condition, or let its action be drop or quarantine"
+    )
+
+
+def _written(
+    store: LakeStore | None, tables: list[pa.Table], schema: pa.Schema, name: str, key: tuple[str, ...] = ()
+) -> Iterator[TypedFile]:
+    if store is None or not tables:
+        return
+    whole = pa.concat_tables(tables, promote_options="default")
+    missing = [field for field in schema if field.name not in whole.column_names]
+    for field in missing:
+        whole = whole.append_column(field, pa.nulls(whole.num_rows, field.type))
+    whole = whole.select(schema.names).cast(schema)
+    for day in sorted(whole[DATE].unique().to_pylist()):
+        rows = whole.filter(compute.equal(whole[DATE], pa.scalar(day, pa.date32()))).drop_columns([DATE])
+        yield TypedFile(
+            action=write_file(store, str(day), name, rows),
+            rows=rows.num_rows,
+            keys=digests(rows, key) if key else b"",
+            times=rows[ACCEPTED].cast(pa.int64()).to_numpy() if key else None,
+            rescued=compute.is_valid(rows[RESCUED]).to_numpy() if key else None,
+        )
+
+
+def write_file(
+    store: LakeStore, day: str, name: str, rows: pa.Table, measured: Iterable[str] = MEASURED, change: bool = True
+) -> AddAction:
+    """Write a durable file of one day, and return the action that makes it a part of its table.
+
+    :param rows: without the column ``date``
+    :param change: False: the rows were in the table before
+    """
+    path = f"{PARTITION}={day}/{name}-{uuid.uuid4().hex[:12]}.parquet"
+    with store.writing(path) as file:
+        parquet.write_table(
+            rows,
+            file,
+            compression="zstd",
+            row_group_size=_GROUP,
+            write_page_checksum=True,
+            store_schema=False,
+            coerce_timestamps="us",
+        )
+        size = file.tell()
+    bounds = {each: compute.min_max(rows[each]) for each in measured}
+    there = {each: found for each, found in bounds.items() if found["min"].is_valid}
+    stats = {
+        "numRecords": rows.num_rows,
+        "minValues": {each: _shown(found["min"].as_py()) for each, found in there.items()},
+        "maxValues": {each: _shown(found["max"].as_py()) for each, found in there.items()},
+        "nullCount": {each: rows[each].null_count for each in there},
+    }
+    return AddAction(
+        path=path,
+        size=size,
+        partition_values={PARTITION: day},
+        modification_time=time.time_ns() // 1_000_000,
+        data_change=change,
+        stats=json.dumps(stats, ensure_ascii=False),
+    )
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, int | str):
+        return value
+    return str(value.isoformat(timespec="microseconds").replace("+00:00", "Z"))
+
+
+def digests(rows: pa.Table, key: tuple[str, ...]) -> bytes:
+    """Return the digest of each row's key, one behind the other; zeros where one of its columns is null."""
+    columns = [_plain(rows[name]).to_pylist() for name in key]
+    return b"".join(
+        bytes(DIGEST) if None in values else blake2b(repr(values).encode(), digest_size=DIGEST).digest()
+        for values in zip(*columns, strict=True)
+    )
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return times as numbers, because Python's times are slow."""
+    return column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
+
+
+def read(
+    store: LakeStore, paths: Iterable[str], schema: pa.Schema, deleted: Mapping[str, Any] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield these columns of files; those that a file does not have are null.
+
+    :param deleted: indexes of the rows that deletion vectors delete, by file
+    """
+    files, form = store.files(), dataset.ParquetFileFormat()
+    with store.explained():
+        for path in paths:
+            found = form.make_fragment(path, files).to_batches(schema, batch_size=_ROWS)
+            without = (deleted or {}).get(path)
+            yield from found if without is None else kept(found, without)
+
+
+@attrs.frozen(kw_only=True)
+class RewriteTask:
+    """A file to write again, with some of its rows, or with other types.
+
+    :ivar schema: the new columns; None: those that the file has
+    :ivar chosen: a mask of the rows that stay; None: all
+    """
+
+    store: LakeStore
+    path: str
+    schema: pa.Schema | None = None
+    chosen: Any = None
+
+
+def rewrite(task: RewriteTask) -> AddAction | None:
+    """Write a file again; return None if no row stays, or if a value would change by its new type."""
+    with task.store.explained(), task.store.files().open_input_file(task.path) as opened:
+        rows = parquet.ParquetFile(opened).read()
+    if task.chosen is not None:
+        rows = rows.filter(pa.array(task.chosen))
+    if task.schema is not None:
+        schema = task.schema.remove(task.schema.get_field_index(DATE))
+        for field in schema:
+            if field.name not in rows.column_names:
+                rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
+        try:
+            rows = rows.select(schema.names).cast(schema)
+        except pa.ArrowInvalid:
+            return None
+    day = task.path.rpartition(f"{PARTITION}=")[2][:10]
+    return write_file(task.store, day, "part-rewritten", rows) if rows.num_rows else None

@@ -1,0 +1,609 @@
+"""Events that are sent again: what proves that they are stored, bounds, and the listener with ``resent=drop``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fyrehose.broker.policy import parse
+from fyrehose.broker.streams import StreamRule, StreamRules
+from fyrehose.errors import Closed, ConfigError, JournalCorrupt
+from fyrehose.interfaces import JournalState
+from fyrehose.kernels import lumberjack as kernel
+from fyrehose.options import build
+from fyrehose.protocols.lumberjack import resent
+from fyrehose.protocols.lumberjack.frames import Compressed, Json, Window
+from fyrehose.protocols.lumberjack.resent import Repetitions, Sender, is_same
+from fyrehose.protocols.lumberjack.routes import routes
+from fyrehose.protocols.lumberjack.server import LumberjackSettings
+from fyrehose.records import Run, column_of
+
+AGE = 600.0
+
+
+def event(n: int, ephemeral: str = "e", **more: Any) -> bytes:
+    """Return the event of line *n* of a file, as Filebeat sends it."""
+    return json.dumps(
+        {
+            "@timestamp": "2026-01-02T03:04:05.006Z",
+            "agent": {"ephemeral_id": ephemeral, "type": "filebeat"},
+            "log": {"offset": 100 * n, "file": {"path": "/var/log/x", "inode": "7"}},
+            "message": "ok",
+            **more,
+        }
+    ).encode()
+
+
+def frames(*events: bytes) -> bytes:
+    made = b"".join(Json(sequence=n, payload=each).serialize() for n, each in enumerate(events, 1))
+    return Window(number=len(events)).serialize() + made
+
+
+@attrs.define
+class Door:
+    """Repetitions over records in memory, whose writers publish at once or when a test says so."""
+
+    stored: list[bytes] = attrs.field(factory=list)
+    now: float = 0.0
+    capacity: int = 1000
+    damaged: bool = False
+    charged: int = 0
+    forgotten: int = 0
+    repetitions: Repetitions = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.repetitions = Repetitions(self.read, lambda: self.now, self.capacity, AGE, self.charge, self.forget)
+
+    def charge(self, size: int) -> None:
+        self.charged += size
+
+    def forget(self, count: int) -> None:
+        self.forgotten += count
+
+    def read(self, stream: str, start: int, size: int) -> tuple[Run, ...]:
+        if self.damaged:
+            raise JournalCorrupt("damaged")
+        return (self.run(*self.stored[start - 1 : start + 1], first=start),) if start <= len(self.stored) else ()
+
+    @staticmethod
+    def run(*events: bytes, first: int = 0, stream: str = "s") -> Run:
+        column = column_of(events)
+        return Run(
+            stream=stream,
+            source="lumberjack",
+            lengths=column.lengths,
+            payload=column.payload,
+            producer_seq=1,
+            content_type="application/json",
+            first_seq=first,
+        )
+
+    def connect(self, network: str = "n") -> Writer:
+        return Writer(self, self.repetitions.connected(network, lambda error: None))
+
+
+@attrs.define
+class Writer:
+    """A connection; each send is a window of its own, acknowledged when it is durable."""
+
+    door: Door
+    sender: Sender
+    windows: int = 0
+    acknowledged: int = 0
+
+    def send(self, *events: bytes, durable: bool = True) -> list[bytes]:
+        """Publish *events*; return those that are stored."""
+        self.windows += 1
+        fresh, originals = self.sender.sift([Door.run(*events)])
+        self.sender.begin(len(events), sum(map(len, fresh)), originals)
+        self.sender.publishing(fresh, self.windows, self.acknowledged)
+        for run in fresh:
+            run.first_seq = len(self.door.stored) + 1
+            self.door.stored += map(bytes, run.payloads())
+        if durable:
+            self.acknowledged += 1
+            assert self.sender.durable(fresh) == len(events)
+        return [bytes(payload) for run in fresh for payload in run.payloads()]
+
+
+def publish(sender: Sender, *runs: Run) -> None:
+    """Note that *runs* are on their way to the disk."""
+    sender.begin(sum(map(len, runs)), sum(map(len, runs)), {})
+    sender.publishing(runs, 1, 0)
+
+
+def test_event_of_a_lost_connection_is_stored_once() -> None:
+    door = Door()
+    first = door.connect()
+    events = [event(n) for n in range(5)]
+    assert first.send(*events) == events
+    first.sender.close()
+    second = door.connect()
+    assert second.send(*events[2:], event(7)) == [event(7)]
+    assert door.stored == [*events, event(7)]
+
+
+def test_nothing_is_hashed_in_quiet_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    door = Door()
+    monkeypatch.setattr(kernel, "identify", None)
+    first, other = door.connect(), door.connect("elsewhere")
+    for n in range(50):
+        first.send(event(n))
+        other.send(event(n))
+    assert (len(door.stored), door.charged, door.repetitions.suspects) == (100, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        event(1, "restarted"),
+        event(1, more="bytes"),
+        event(2),
+        b'{"message":"ok"}',
+        event(1).replace(b"05.006", b"05.007"),
+    ],
+)
+def test_event_that_is_not_proved_to_be_the_same_is_stored(other: bytes) -> None:
+    door = Door()
+    first = door.connect()
+    first.send(event(1), b'{"message":"ok"}')
+    first.sender.close()
+    assert door.connect().send(other) == [other]
+
+
+def test_document_id_identifies_an_event() -> None:
+    door, document = Door(), b'{"@metadata":{"beat":"filebeat","_id":"7"},"message":"ok"}'
+    first = door.connect()
+    first.send(document)
+    first.sender.close()
+    assert door.connect().send(document) == []
+
+
+def test_old_beats_repeat_with_keys_in_another_order() -> None:
+    door, fields = Door(), json.loads(event(1))
+    first = door.connect()
+    first.send(event(1))
+    first.sender.close()
+    assert door.connect().send(json.dumps(dict(reversed(fields.items()))).encode()) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (b'{"a":1,"b":2}', b'{"b":2,"a":1}', True),
+        (b'{"a":1,"b":{"c":[1],"d":2}}', b'{"b":{"d":2,"c":[1]},"a":1}', True),
+        (b'{"a":1,"b":2}', b'{"b":1,"a":2}', False),
+        (b'{"a":[1,2]}', b'{"a":[2,1]}', False),
+        (b'{"a":1.0}', b'{"a":1e0}', False),
+        (b'{"a":1,"a":2}', b'{"a":2,"a":1}', False),
+        (b'{"a":true,"b":1}', b'{"a":1,"b":true}', False),
+        (b"{}", b"{ }", False),
+        (b'{"a":["number","1"],"b":1}', b'{"a":1,"b":["number","1"]}', False),
+    ],
+)
+def test_only_the_order_of_keys_may_differ(one: bytes, other: bytes, same: bool) -> None:
+    assert is_same(one, other) is is_same(other, one) is same
+
+
+def test_large_event_is_compared_by_its_bytes_only() -> None:
+    one, other = (
+        (b'{"a":"%b",' % bytes(resent.MOST_JSON), b'"b":1}'),
+        (b'{"b":1,', b'"a":"%b"}' % bytes(resent.MOST_JSON)),
+    )
+    assert is_same(b"".join(one), b"".join(one))
+    assert not is_same(b"".join(one), b"".join(other))
+
+
+def test_record_that_is_in_flight_is_found_and_its_repetition_waits_for_it() -> None:
+    door, told = Door(), []
+    first = Writer(door, door.repetitions.connected("n", lambda error: None))
+    (run,), _ = first.sender.sift([Door.run(event(1))])
+    publish(first.sender, run)
+    first.sender.close()
+    second = door.repetitions.connected("n", told.append)
+    fresh, originals = second.sift([Door.run(event(1), event(2))])
+    assert second.begin(2, 1, originals)
+    assert second.durable(fresh) == 0
+    assert first.sender.durable([run]) == 1
+    assert (told, second.take_durable()) == ([None], 2)
+
+
+def test_turns_are_durable_in_the_order_of_the_connection() -> None:
+    door = Door()
+    lost = door.connect()
+    lost.send(event(1))
+    lost.sender.close()
+    sender = door.connect().sender
+    stored = [Door.run(event(2))]
+    publish(sender, *stored)
+    fresh, originals = sender.sift([Door.run(event(1))])
+    assert (fresh, sender.begin(1, 0, originals), sender.take_durable()) == ([], False, 0)
+    assert sender.durable(stored) == 2
+
+
+def test_repetition_of_a_record_that_is_refused_is_refused_once() -> None:
+    door, told = Door(), []
+    runs = [Door.run(event(n)) for n in range(2)]
+    first = door.connect().sender
+    publish(first, *runs)
+    first.close()
+    second = door.repetitions.connected("n", told.append)
+    _, originals = second.sift([Door.run(event(0), event(1))])
+    assert second.begin(2, 0, originals)
+    error = Closed("the disk failed")
+    first.refused(runs, error)
+    assert (told, second.take_durable()) == ([error], 0)
+    third = door.connect()
+    assert third.send(event(0)) == [event(0)]
+
+
+def test_half_open_connections_of_a_network_find_each_others_events() -> None:
+    door = Door()
+    first = door.connect()
+    first.send(event(1))
+    second = door.connect()
+    assert second.send(event(1), event(2)) == [event(2)]
+    assert first.send(event(2), event(3)) == [event(3)]
+    door.now = AGE
+    assert second.send(event(3)) == [event(3)]
+    assert door.charged == 0
+
+
+def test_another_connection_of_a_large_network_costs_no_walk_through_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    door = Door()
+    for n in range(5):
+        door.connect().send(event(n))
+    watched: list[Any] = []
+    monkeypatch.setattr(Repetitions, "watch", lambda self, stretch: watched.append(stretch))
+    last = door.connect()
+    assert watched == []
+    assert last.send(*map(event, range(5))) == []
+
+
+def test_connections_of_other_networks_are_not_taken_for_half_open() -> None:
+    door = Door()
+    door.connect("a").send(event(1))
+    assert door.connect("b").send(event(1)) == [event(1)]
+
+
+def test_events_are_forgotten_after_a_time_and_the_memory_with_them() -> None:
+    door = Door()
+    first = door.connect()
+    first.send(*map(event, range(9)))
+    first.sender.close()
+    second = door.connect()
+    door.now = AGE - 1
+    assert second.send(event(0)) == []
+    assert door.charged == 9 * resent.ENTRY
+    door.now = 2 * AGE - 2
+    assert second.send(event(1)) == []  # the repetition has renewed it
+    door.now = 3 * AGE
+    assert second.send(event(2)) == [event(2)]
+    assert (door.charged, door.repetitions.suspects) == (0, 0)
+
+
+def test_only_the_last_windows_of_a_connection_may_come_again() -> None:
+    door = Door()
+    first = door.connect()
+    for n in range(20):
+        first.send(event(n))
+    first.sender.close()
+    second = door.connect()
+    again = second.send(*map(event, range(20)))
+    assert again == [event(n) for n in range(20 - resent.WINDOWS - 1)]
+
+
+def test_windows_that_are_not_acknowledged_are_all_kept() -> None:
+    door = Door()
+    first = door.connect()
+    for n in range(20):
+        first.send(event(n), durable=False)
+    first.sender.close()
+    assert len(door.repetitions._ages) == 20
+
+
+def test_each_connection_keeps_a_bounded_number_of_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resent, "STRETCHES", 100)
+    door = Door()
+    first = door.connect("a")
+    others = [door.connect(str(n)) for n in range(2)]
+    for n in range(200):
+        first.send(event(n), durable=False)
+    assert len(first.sender.recent) == 100 // (1 + len(others))
+
+
+def test_full_table_forgets_the_oldest_of_the_network_with_the_most() -> None:
+    door = Door(capacity=10)
+    quiet, loud = door.connect("quiet"), door.connect("loud")
+    quiet.send(event(0), event(1))
+    for n in range(2, 12):
+        loud.send(event(n))
+    loud.sender.close()
+    quiet.sender.close()
+    third = door.connect("third")
+    # The first event of the loud one is not among its last windows; the next one had to go.
+    assert third.send(*map(event, range(12))) == [event(2), event(3)]
+    assert door.forgotten == 1
+
+
+def test_event_larger_than_the_table_is_stored_again() -> None:
+    door, large = Door(capacity=10), event(1, message="x" * (11 << 10))
+    first = door.connect()
+    first.send(large)
+    first.sender.close()
+    assert door.connect().send(large) == [large]
+    assert (door.forgotten, door.charged) == (1, 0)
+
+
+def test_record_that_cannot_be_read_proves_nothing() -> None:
+    for spoil in ("damaged", "gone"):
+        door = Door()
+        first = door.connect()
+        first.send(event(1), event(2))
+        first.sender.close()
+        second = door.connect()
+        assert second.send(event(1)) == []
+        if spoil == "damaged":
+            door.damaged = True
+        else:
+            door.stored.clear()
+        assert second.send(event(2)) == [event(2)], spoil
+
+
+def test_run_is_compared_by_a_bounded_number_of_reads() -> None:
+    door, events = Door(), [event(n) for n in range(24)]
+    for n in range(0, 24, 8):
+        writer = door.connect()
+        for each in events[n : n + 8]:
+            writer.send(each)
+        writer.sender.close()
+    assert door.connect().send(*events) == events[resent.MOST_READS :]
+
+
+def test_events_without_identity_are_not_watched() -> None:
+    door = Door()
+    first = door.connect()
+    first.send(b'{"message":"ok"}')
+    first.sender.close()
+    second = door.connect()
+    second.send(b'{"message":"ok"}')
+    assert not door.repetitions._ages
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9), st.booleans()), max_size=40), st.integers(1, 12))
+@settings(max_examples=200, deadline=None)
+def test_index_and_charge_agree_whatever_comes(steps: list[tuple[int, int, bool]], capacity: int) -> None:
+    door = Door(capacity=capacity)
+    writers = [door.connect(str(n % 2)) for n in range(3)]
+    for who, number, close in steps:
+        writers[who].send(event(number), event(number + 1))
+        if close:
+            writers[who].sender.close()
+            writers[who] = door.connect(str(who % 2))
+        door.now += 1
+        found = door.repetitions
+        assert door.charged == resent.ENTRY * found.suspects
+        assert found._lost.used <= capacity >= found._live.used
+        assert all(stretch in found._lost or stretch in found._live for stretch, _ in found._index.values())
+    door.now += AGE
+    for writer in writers:
+        writer.send(b"{}")
+        writer.sender.close()
+    door.now += AGE
+    door.connect("last").send(b"{}")
+    assert (door.charged, door.repetitions.suspects, len(door.repetitions._live)) == (0, 0, 0)
+
+
+# Through the listener.
+
+
+@pytest.fixture
+def dropping(server: Any) -> Callable[..., Any]:
+    def make(**options: Any) -> Any:
+        made = server(resent="drop", **options)
+        made.factory.doStart()
+        return made
+
+    return make
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_window_whose_acknowledgement_was_lost_is_acknowledged_and_stored_once(dropping: Any, compressed: bool) -> None:
+    made = dropping()
+    events = [event(n) for n in range(20)]
+    sent = frames(*events)
+    if compressed:
+        sent = sent[:6] + Compressed.of(sent[6:]).serialize()
+    for _ in range(3):
+        peer = made.connect()
+        peer.send(sent)
+        made.settle()
+        assert peer.acks == [(2, 20)]
+        peer.lose()
+    assert made.payloads == events
+    assert made.count("resent-dropped") == 40
+
+
+def test_window_with_some_repetitions_is_acknowledged_as_a_whole(dropping: Any) -> None:
+    made = dropping(auto=False)
+    first = made.connect()
+    first.send(frames(event(1), event(2)))
+    made.settle()
+    made.journal.commit()
+    first.lose()
+    second = made.connect()
+    second.send(frames(event(2), event(3), b"no JSON", event(1)))
+    made.settle()
+    assert second.acks == []
+    made.journal.commit()
+    assert second.acks == [(2, 4)]
+    assert made.payloads == [event(1), event(2), event(3), b"no JSON"]
+    assert [record.producer_seq for record in made.records] == [1, 2, 2, 3]
+
+
+def test_repetition_is_not_acknowledged_before_its_original_is_durable(dropping: Any) -> None:
+    made = dropping(auto=False)
+    first = made.connect()
+    first.send(frames(event(1)))
+    made.settle()
+    first.lose()
+    second = made.connect()
+    second.send(frames(event(1)))
+    made.settle()
+    assert second.acks == []
+    made.journal.commit()
+    assert (second.acks, made.payloads) == ([(2, 1)], [event(1)])
+
+
+def test_repetition_is_refused_with_its_original(dropping: Any) -> None:
+    made = dropping(auto=False)
+    first, second = made.connect(), made.connect()
+    for peer in first, second:
+        peer.send(frames(event(1)))
+    made.settle()
+    made.journal.enter(JournalState.READ_ONLY, "no room")
+    made.clock.pump([1.0] * 10)
+    assert (first.acks, second.acks, made.payloads) == ([], [], [])
+    assert all(peer.transport.disconnecting for peer in (first, second))
+    made.journal.enter(JournalState.WRITABLE, "room")
+    third = made.connect()
+    third.send(frames(event(1)))
+    made.settle()
+    made.journal.commit()
+    assert (third.acks, made.payloads) == ([(2, 1)], [event(1)])
+
+
+def test_end_of_the_log_is_searched_after_a_start(dropping: Any, server: Any) -> None:
+    made = dropping()
+    made.connect().send(frames(event(1), b'{"message":"ok"}'))
+    made.settle()
+    made.factory = type(made.factory)(made.broker, made.factory.settings, made.clock)
+    made.factory.doStart()
+    peer = made.connect(host="10.9.9.9")
+    peer.send(frames(event(1), b'{"message":"ok"}', event(2)))
+    made.settle()
+    assert made.payloads == [event(1), b'{"message":"ok"}', b'{"message":"ok"}', event(2)]
+    assert peer.acks == [(2, 3)]
+
+
+def test_repetition_by_a_writer_that_may_not_publish_is_refused(dropping: Any) -> None:
+    made = dropping()
+    made.connect().send(frames(event(1)))
+    made.settle()
+    made.connect().lose()
+    made.broker.guard.change(parse({"allow": [{"network": "0.0.0.0/0", "publish": "other"}]}))
+    peer = made.connect()
+    peer.protocol.dataReceived(frames(event(1)))
+    made.clock.advance(0)
+    assert (peer.acks, made.count("Forbidden"), made.count("resent-dropped")) == ([], 1, 0)
+
+
+def test_half_open_connection_and_its_successor_store_each_event_once(dropping: Any) -> None:
+    made = dropping()
+    first, events = made.connect(), [event(n) for n in range(4)]
+    first.send(frames(*events[:2]))
+    made.settle()
+    second = made.connect()
+    second.send(frames(*events))
+    first.send(frames(*events[2:]))
+    made.settle()
+    assert (first.acks, second.acks, made.payloads) == ([(2, 2), (2, 2)], [(2, 4)], events)
+
+
+def test_repetitions_are_dropped_in_the_streams_of_their_routes(dropping: Any) -> None:
+    made = dropping(routes=routes("{service}"))
+    events = [event(n, service="ab"[n % 2]) for n in range(6)]
+    for sent in (events[:4], events):
+        peer = made.connect()
+        peer.send(frames(*sent))
+        made.settle()
+        assert peer.acks == [(2, len(sent))]
+        peer.lose()
+    assert [[record.payload for record in made.records_of(name)] for name in "ab"] == [events[::2], events[1::2]]
+
+
+def test_dead_letters_are_acknowledged_beside_repetitions(dropping: Any) -> None:
+    rules = StreamRules((StreamRule(names=("lumberjack",), max_payload=500),))
+    made = dropping(rules=rules, refused="dead-letter")
+    small, large = [event(n) for n in range(3)], event(9, message="x" * 500)
+    for _ in range(2):
+        peer = made.connect()
+        peer.send(frames(small[0], large, *small[1:]))
+        made.settle()
+        assert peer.acks == [(2, 4)]
+        peer.lose()
+    assert made.payloads == small[:1] + small[1:]
+    assert len(made.records_of("dead.lumberjack")) == 2
+
+
+def test_record_of_another_stream_proves_nothing(dropping: Any) -> None:
+    made = dropping()
+    made.connect().send(frames(event(1)))
+    made.settle()
+    settings = attrs.evolve(made.factory.settings, stream="other")
+    made.factory = type(made.factory)(made.broker, settings, made.clock)
+    made.factory.doStart()
+    made.connect().send(frames(event(1)))
+    made.settle()
+    assert [len(made.records_of(name)) for name in ("lumberjack", "other")] == [1, 1]
+
+
+def test_repetitions_are_stored_by_default(server: Any) -> None:
+    made = server()
+    made.factory.doStart()
+    for _ in range(2):
+        peer = made.connect()
+        peer.send(frames(event(1)))
+        peer.lose()
+    assert (made.payloads, made.count("resent-dropped")) == ([event(1)] * 2, 0)
+
+
+def test_memory_of_the_index_is_a_part_of_the_budget(dropping: Any) -> None:
+    made = dropping(resent_events=3)
+    before = made.broker.budget.aside
+    peer = made.connect()
+    for n in range(9):
+        peer.send(frames(event(n)))
+    peer.lose()
+    made.connect().send(frames(event(99)))
+    assert made.broker.budget.aside - before == 3 * resent.ENTRY
+    assert made.count("resent-forgotten") == 6
+
+
+@pytest.mark.parametrize(("seconds", "copies"), [(599, 1), (600, 2)])
+def test_lost_events_are_remembered_for_ten_minutes(dropping: Any, seconds: float, copies: int) -> None:
+    made = dropping()
+    peer = made.connect()
+    peer.send(frames(event(1)))
+    peer.lose()
+    made.clock.advance(seconds)
+    made.connect().send(frames(event(1)))
+    made.settle()
+    assert made.payloads == [event(1)] * copies
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_as_many_events_are_remembered_as_the_limit_says(dropping: Any, more: int) -> None:
+    made, most = dropping(), 65_536
+    for first in range(0, most + more, 8192):
+        peer = made.connect()
+        for at in range(first, min(first + 8192, most + more), 1024):
+            peer.send(frames(*map(event, range(at, min(at + 1024, most + more)))))
+            made.settle()
+        peer.lose()
+    made.connect().send(frames(b"{}"))
+    made.settle()
+    forgotten = made.count("resent-forgotten")
+    assert made.factory.repetitions.suspects + forgotten == most + more
+    assert (forgotten > 0) is (more > 0)
+
+
+def test_unknown_value_of_the_option_is_refused() -> None:
+    with pytest.raises(ConfigError, match="expected store or drop, not 'yes'"):
+        build(LumberjackSettings, "lumberjack", {"resent": "yes"})

@@ -1,0 +1,657 @@
+"""Typed tables: each event once, in the columns that the configuration declares, whatever is interrupted."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from fyrehose.errors import ConfigError, ExpectationFailed, JournalCorrupt, JournalLocked, JournalUnreachable
+from fyrehose.records import Run
+from fyrehose.spark.jobs import tables as job
+from fyrehose.spark.jobs.archive import archive
+from fyrehose.spark.jobs.optimize import delete, optimize
+from fyrehose.spark.jobs.tables import TableState, fill_tables, opened
+from fyrehose.spark.lake import Lake
+from fyrehose.spark.typed import extraction, writing
+from fyrehose.spark.typed.config import TablesConfig, read_config
+
+Opener = Callable[..., Any]
+#: The time of the first batch of a journal that a test writes; each batch is a second later.
+NOON = datetime.fromtimestamp(1_700_000_001, UTC)
+
+
+def event(seconds: float = 0, **fields: Any) -> bytes:
+    at = (NOON + timedelta(seconds=seconds)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return json.dumps({"@timestamp": at} | fields).encode()
+
+
+def request(seconds: float, status: Any, **fields: Any) -> bytes:
+    return event(seconds, **{"host": {"name": "a"}, "status": status} | fields)
+
+
+def beats(*events: bytes, stream: str = "web") -> Run:
+    return Run.of(stream, list(events), source="lumberjack", producer="10.0.0.1:1", producer_seq=1)
+
+
+TABLE = """
+[tables.requests]
+streams = ["web", "web.*"]
+time = "@timestamp"
+{more}
+[tables.requests.columns]
+host = {{ path = "host.name", type = "string", default = "unknown" }}
+status = "long"
+{columns}
+"""
+
+
+def config_of(journal: Any, text: str = "", more: str = "", columns: str = "", head: str = "") -> TablesConfig:
+    folder = journal.directory.parent
+    path = folder / "tables.toml"
+    whole = f'journal = "{journal.directory}"\noutput = "tables"\n{head}\n'
+    path.write_text(whole + TABLE.format(more=more, columns=columns) + text)
+    return read_config(path)
+
+
+def rows(config: TablesConfig, name: str = "requests") -> list[dict[str, Any]]:
+    """Return the rows of a table, read by DuckDB, in their order."""
+    found = DeltaTable(f"{config.output}/{name}")
+    order = "_stream, _seq" if "_seq" in {field.name for field in found.schema().fields} else "all"
+    data = duckdb.from_arrow(found.to_pyarrow_dataset()).order(order)
+    return [dict(zip(data.columns, row, strict=True)) for row in data.fetchall()]
+
+
+def column(config: TablesConfig, name: str, table: str = "requests") -> list[Any]:
+    return [row[name] for row in rows(config, table)]
+
+
+def run(config: TablesConfig, **more: Any) -> dict[str, TableState]:
+    return {state.name: state for state in fill_tables(None, config, **more)}
+
+
+def test_events_become_rows_with_lineage_and_day(written: Opener) -> None:
+    journal = written()
+    journal.append(beats(request(0, 200), b"no JSON", request(-5, "odd")), beats(event(0), stream="other"))
+    journal.append(beats(request(1, 404, extra=1), event(2), stream="web.two"))
+    config = config_of(journal)
+    done = run(config)["requests"]
+    assert rows(config) == [
+        {
+            "_stream": stream,
+            "_seq": seq,
+            "_time": time,
+            "event_time": at,
+            "host": host,
+            "status": status,
+            "rescued": rescued,
+            "date": NOON.date(),
+            "extra": extra,
+        }
+        for stream, seq, time, at, host, status, rescued, extra in [
+            ("web", 1, NOON, NOON, "a", 200, None, None),
+            ("web", 2, NOON, NOON, "unknown", None, b"no JSON", None),
+            ("web", 3, NOON, NOON - timedelta(seconds=5), "a", None, request(-5, "odd"), None),
+            *(
+                ("web.two", 1, NOON + timedelta(seconds=1), NOON + timedelta(seconds=1), "a", 404, None, 1),
+                ("web.two", 2, NOON + timedelta(seconds=1), NOON + timedelta(seconds=2), "unknown", None, None, None),
+            ),
+        ]
+    ]
+    assert (done.rows, done.counts) == (5, {"rows": 5, "rescued": 2})
+
+
+def test_next_run_continues_and_an_idle_one_commits_nothing(written: Opener) -> None:
+    journal = written()
+    journal.append(beats(request(0, 200)))
+    config = config_of(journal)
+    assert run(config)["requests"].rows == 1
+    journal.append(beats(request(1, 201), request(2, 202)))
+    assert run(config)["requests"].rows == 2
+    version = DeltaTable(f"{config.output}/requests").version()
+    assert run(config)["requests"] == TableState(name="requests", rows=0, counts={"rows": 3})
+    assert DeltaTable(f"{config.output}/requests").version() == version
+    assert column(config, "status") == [200, 201, 202]
+
+
+def test_rounds_of_any_size_give_the_same_table(written: Opener) -> None:
+    journal = written()
+    for number in range(30):
+        journal.append(beats(*(request(number, number, each=each) for each in range(number % 4 + 1))))
+    config = config_of(journal)
+    run(config, round_bytes=700)
+    small = rows(config)
+    whole = config_of(journal, head="")
+    whole_again = TablesConfig(
+        **{name: getattr(whole, name) for name in _fields(whole)} | {"output": f"{config.output}2"}
+    )
+    run(whole_again)
+    assert small == rows(whole_again)
+    assert DeltaTable(f"{config.output}/requests").version() > DeltaTable(f"{whole_again.output}/requests").version()
+
+
+def _fields(config: TablesConfig) -> list[str]:
+    import attrs
+
+    return [field.name for field in attrs.fields(type(config))]
+
+
+def test_streams_without_rows_leave_their_tables_alone_until_the_end(written: Opener) -> None:
+    journal = written()
+    config = config_of(journal, '[tables.rest]\nstreams = "none"\n')
+    for number in range(5):
+        journal.append(beats(request(number, 200)))
+    run(config, round_bytes=1)
+    assert rows(config, "rest") == []
+    identity = Lake.at(f"{config.output}/requests").servers()
+    assert len(identity) == 1
+    positions = {
+        name: DeltaTable(f"{config.output}/{name}").transaction_version(next(iter(identity)))
+        for name in ("requests", "rest")
+    }
+    assert len(set(positions.values())) == 1
+    assert DeltaTable(f"{config.output}/rest").version() == 2  # created, named, and the position at the end
+
+
+def test_new_field_becomes_a_column_of_a_later_round(written: Opener) -> None:
+    journal = written()
+    journal.append(beats(request(0, 200)))
+    config = config_of(journal)
+    run(config)
+    journal.append(beats(request(1, 201, user={"id": 7}, tags=["x"])))
+    run(config)
+    assert column(config, "user.id") == [None, 7]
+    assert column(config, "tags") == [None, '["x"]']
+
+
+def test_inferred_column_is_widened_with_all_rows_of_the_table(written: Opener) -> None:
+    journal = written()
+    journal.append(beats(request(0, 200, ms=1), request(1, 200, ms=2)))
+    config = config_of(journal)
+    run(config)
+    journal.append(beats(request(2, 200, ms=2.5), request(3, 200, ms="slow")))
+    run(config)
+    assert column(config, "ms") == [1.0, 2.0, 2.5, None]
+    assert column(config, "rescued") == [None, None, None, request(3, 200, ms="slow")]
+    assert DeltaTable(f"{config.output}/requests").schema().to_arrow().field("ms").type == pa.float64()
+    assert [row["status"] for row in rows(config)] == [200] * 4
+    assert run(config)["requests"].rows == 0
+
+
+def test_column_that_would_lose_digits_is_not_widened(written: Opener) -> None:
+    journal = written()
+    large = (1 << 53) + 1
+    journal.append(beats(request(0, 200, ms=large)))
+    config = config_of(journal)
+    run(config)
+    journal.append(beats(request(1, 200, ms=2.5), request(2, 200, ms=3)))
+    assert run(config)["requests"].counts == {"rows": 3, "rescued": 1}
+    assert column(config, "ms") == [large, None, 3]
+
+
+def test_column_of_a_large_table_is_not_widened(written: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = written()
+    journal.append(beats(request(0, 200, ms=1)))
+    config = config_of(journal)
+    run(config)
+    monkeypatch.setattr(job, "WIDEN", 1)
+    journal.append(beats(request(1, 200, ms=2.5), request(2, 200, ms=3)))
+    run(config)
+    assert column(config, "ms") == [1, None, 3]
+    assert [rescued is None for rescued in column(config, "rescued")] == [True, False, True]
+
+
+def test_tasks_of_a_round_agree_on_types(written: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "PART", 1000)
+    journal = written()
+    for number, value in enumerate([1, 2.5, "text", "text", 3, "more"]):
+        journal.append(beats(request(number, 200, a=value, **({"B": 1} if number == 4 else {"b": 1}), pad="x" * 2000)))
+    config = config_of(journal)
+    parts = []
+
+    def counted(task: writing.FillTask) -> list[writing.Filled]:
+        parts.append(task)
+        return writing.fill(task)
+
+    monkeypatch.setattr(job, "fill", counted)
+    run(config)
+    assert len(parts) > 6, "some tasks ran again"
+    assert column(config, "a") in ([1.0, 2.5, None, None, 3.0, None], ["1", "2.5", "text", "text", "3", "more"])
+    assert column(config, "b") == [1, 1, 1, 1, None, 1]
+    assert [rescued is None for rescued in column(config, "rescued")][4] is False
+
+
+def test_no_more_than_the_limit_of_columns(written: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (job, extraction):
+        monkeypatch.setattr(module, "MOST", 3)
+    monkeypatch.setattr(job, "PART", 1000)
+    journal = written()
+    for number in range(6):
+        journal.append(beats(request(number, 200, pad="x" * 2000, **{f"f{number}": number})))
+    config = config_of(journal)
+    run(config)
+    found = rows(config)
+    own = set(found[0]) - {"_stream", "_seq", "_time", "event_time", "host", "status", "rescued", "date"}
+    assert own == {"pad", "f0", "f1"}
+    assert [row["rescued"] is None for row in found] == [True, True, False, False, False, False]
+
+
+EXPECTATIONS = """
+[tables.requests.expectations]
+known = { check = "100 <= status < 600", action = "drop" }
+odd = { check = "status != 999", action = "quarantine" }
+named = { check = "host != 'unknown'" }
+"""
+
+
+def test_expectations_count_drop_and_quarantine(written: Opener) -> None:
+    journal = written()
+    journal.append(beats(request(0, 200), request(1, 999), request(2, 700), event(3), event(4, status=404)))
+    config = config_of(journal, EXPECTATIONS)
+    done = run(config)
+    assert column(config, "_seq") == [1, 5]
+    assert done["requests"].counts == {
+        "rows": 2,
+        "dropped": 1,
+        "quarantined": 2,
+        "failed/known": 3,
+        "failed/odd": 2,
+        "failed/named": 2,
+    }
+    (first, second) = rows(config, "requests_quarantine")
+    assert (first["_stream"], first["_seq"], first["expectations"], first["rescued"]) == (
+        "web",
+        2,
+        "odd",
+        request(1, 999),
+    )
+    assert (second["_seq"], second["expectations"], second["rescued"]) == (4, "odd", event(3))
+    journal.append(beats(request(0, 700)))
+    assert run(config)["requests"].counts["dropped"] == 2, "counts are those of all runs"
+    assert column(config, "_seq") == [1, 5]
+
+
+def test_expectation_that_must_be_met_stops_the_run_before_its_round(written: Opener) -> None:
+    journal = written()
+    config = config_of(journal, '[tables.requests.expectations]\nok = { check = "status < 600", action = "fail" }\n')
+    journal.append(beats(request(0, 200)))
+    run(config)
+    journal.append(beats(request(1, 201), request(2, 700)))
+    with pytest.raises(
+        ExpectationFailed, match=r"record 3 of the stream 'web' .*'ok' of the table 'requests': status < 600"
+    ):
+        run(config)
+    assert column(config, "_seq") == [1]
+
+
+def test_event_sent_again_is_left_out_also_in_a_later_run(written: Opener) -> None:
+    journal = written()
+    text = '[tables.requests.deduplicate]\nkey = ["host", "status", "event_time"]\nwithin = "10s"\n'
+    config = config_of(journal, text)
+    journal.append(beats(request(0, 1), request(0, 2), request(0, 1)))
+    assert run(config)["requests"].counts == {"rows": 2, "duplicates": 1}
+    journal.append(beats(request(0, 2), request(0, 3), b"no key", b"no key"))
+    assert run(config)["requests"].counts == {"rows": 5, "duplicates": 2, "rescued": 2}
+    for _ in range(12):
+        journal.append(beats(request(0, 4), stream="other"))
+    journal.append(beats(request(0, 2)))
+    run(config, round_bytes=1)
+    assert column(config, "_seq") == [1, 2, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("size", [1, 700, 1 << 30])
+def test_repetitions_do_not_depend_on_the_size_of_rounds(written: Opener, size: int) -> None:
+    journal = written()
+    config = config_of(journal, '[tables.requests.deduplicate]\nkey = "id"\nwithin = "5s"\n', columns='id = "long"')
+    expected, seen = [], dict[int, int]()
+    for second in range(40):
+        batch = [(second * 3 + each) * 7 % 13 for each in range(3)]
+        journal.append(beats(*(event(0, id=each) for each in batch)))
+        for each in batch:
+            seq = len(journal.records) - 3 + batch.index(each) + 1
+            if each not in seen or seen[each] < second - 5:
+                seen[each] = second
+                expected.append(seq)
+    run(config, round_bytes=size)
+    assert column(config, "_seq") == expected
+    assert 0 < len(expected) < 120
+
+
+AGGREGATES = """
+[aggregates.minutes]
+table = "requests"
+window = "1m"
+by = ["status"]
+columns = { requests = "count", hosts = "count", slowest = "max(ms)", total = "sum(ms)", middle = "mean(ms)" }
+
+[aggregates.errors]
+table = "requests"
+window = "1h"
+where = "status >= 500"
+columns = { errors = "count", first = "min(host)" }
+"""
+
+
+def expected_minutes(config: TablesConfig) -> list[tuple[Any, ...]]:
+    data = duckdb.from_arrow(DeltaTable(f"{config.output}/requests").to_pyarrow_dataset())
+    found = data.query(
+        "data",
+        "select date_trunc('minute', event_time) as w, status, count(*), count(*), max(ms), sum(ms), avg(ms), "
+        "cast(date_trunc('minute', event_time) at time zone 'UTC' as date) "
+        "from data group by all order by all",
+    )
+    assert found is not None
+    return list(found.fetchall())
+
+
+def test_aggregates_are_what_a_query_gives_also_for_late_events(written: Opener) -> None:
+    journal = written()
+    config = config_of(journal, AGGREGATES, columns='ms = "long"', more='new_fields = "ignore"')
+    for number in range(6):
+        late = -7200 if number == 4 else 0
+        journal.append(
+            beats(*(request(number * 40 + late + each, (200, 500, "odd")[each], ms=number) for each in range(3)))
+        )
+        run(config, round_bytes=1 if number % 2 else 1 << 30)
+        minutes = [tuple(row.values()) for row in rows(config, "minutes")]
+        assert minutes == expected_minutes(config)
+    errors = rows(config, "errors")
+    assert sum(row["errors"] for row in errors) == 6
+    assert {row["first"] for row in errors} == {"a"}
+    assert len(errors) == 2
+    assert run(config)["minutes"].rows == 0
+
+
+def test_aggregate_continues_after_a_kill_between_table_and_aggregate(
+    written: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = written()
+    config = config_of(journal, AGGREGATES, columns='ms = "long"')
+    journal.append(beats(request(0, 200, ms=1)))
+    run(config)
+    journal.append(beats(request(0, 200, ms=2), request(70, 200, ms=3)))
+    with monkeypatch.context() as patch:
+        patch.setattr(job.TablesRun, "summarize", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run(config)
+    assert [tuple(row.values()) for row in rows(config, "minutes")] != expected_minutes(config)
+    run(config)
+    assert [tuple(row.values()) for row in rows(config, "minutes")] == expected_minutes(config)
+
+
+def _interrupt(*words: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_aggregate_of_another_definition_is_refused(written: Opener) -> None:
+    journal = written()
+    journal.append(beats(request(0, 200)))
+    run(config_of(journal, AGGREGATES, columns='ms = "long"'))
+    with pytest.raises(ConfigError, match="minutes was made by another definition"):
+        run(config_of(journal, AGGREGATES.replace('"1m"', '"2m"'), columns='ms = "long"'))
+
+
+def test_each_event_once_when_any_commit_is_the_last_one(written: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run is interrupted before each commit that it makes, and the next one completes what it began."""
+    journal = written()
+    text = EXPECTATIONS + AGGREGATES + '[tables.all]\nstreams = "*"\n'
+    text += '[tables.requests.deduplicate]\nkey = ["status", "id"]\nwithin = "1h"\n'
+    config = config_of(journal, text, columns='ms = "long"\nid = "long"')
+    commit, number, commits = Lake.commit, 0, 1
+    while commits > 0:
+        journal.append(
+            beats(request(number, 200, id=number, ms=1), request(number, 200, id=number, ms=1), request(0, 999)),
+            beats(event(number, **{f"new{number}": number + (0.5 if number == 3 else 0)}), stream="other"),
+        )
+        left = [number]
+
+        def limited(self: Lake, *words: Any, left: list[int] = left, **more: Any) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt
+            commit(self, *words, **more)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Lake, "commit", limited)
+            try:
+                run(config, round_bytes=1)
+                commits = 0
+            except KeyboardInterrupt:
+                number += 1
+    assert number > 6
+    run(config)
+    assert Counter(column(config, "_seq", "all")) == Counter(record.seq for record in journal.records)
+    assert len(rows(config, "all")) == len(journal.records)
+    assert column(config, "id") == list(range(number + 1))
+    assert column(config, "_seq", "requests_quarantine") == list(range(3, 3 * number + 4, 3))
+    assert sum(row["requests"] for row in rows(config, "minutes")) == number + 1
+
+
+def test_run_that_follows_tries_again_and_has_each_event_once(written: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = written()
+    text = '[tables.requests.deduplicate]\nkey = "id"\nwithin = "1h"\n'
+    config = config_of(journal, text, columns='id = "long"')
+    journal.append(beats(*(event(0, id=number) for number in range(5))))
+    commit, failures, rounds = Lake.commit, [0], []
+
+    def unsure(self: Lake, *words: Any, **more: Any) -> None:
+        failures[0] += 1
+        if failures[0] == 1:
+            raise JournalUnreachable("the store is away")
+        commit(self, *words, **more)
+        if failures[0] == 2:
+            raise JournalUnreachable("the answer was lost")
+
+    monkeypatch.setattr(Lake, "commit", unsure)
+    monkeypatch.setattr("fyrehose.spark.repeating.FIRST_PAUSE", 0.0)
+
+    def stop() -> bool:
+        rounds.append(1)
+        return failures[0] > 2 and len(rounds) > 8
+
+    run(config, follow=True, every=0.01, stop=lambda: len(rounds) > 8 or stop())
+    assert column(config, "id") == list(range(5))
+
+
+def test_table_of_another_journal_or_with_another_type_is_refused(written: Opener) -> None:
+    journal, other = written(), written("other")
+    journal.append(beats(request(0, 200)))
+    other.append(beats(request(0, 200)))
+    config = config_of(journal)
+    run(config)
+    with pytest.raises(ConfigError, match="has the events of another journal"):
+        run(config_of(other))
+    changed = config_of(journal, columns='size = "long"')
+    run(changed)
+    with pytest.raises(
+        ConfigError, match=r"the column 'size' of the table .* is long, and double in the configuration"
+    ):
+        run(config_of(journal, columns='size = "double"'))
+
+
+def test_second_run_is_refused(written: Opener) -> None:
+    journal = written()
+    journal.append(beats(request(0, 200)))
+    config = config_of(journal)
+    with opened(None, config), pytest.raises(JournalLocked):
+        run(config)
+
+
+def test_declared_column_is_added_to_a_table_that_has_rows(written: Opener) -> None:
+    journal = written()
+    journal.append(beats(request(0, 200, size=5)))
+    run(config_of(journal, more='new_fields = "ignore"'))
+    config = config_of(journal, columns='size = "long"', more='new_fields = "ignore"')
+    journal.append(beats(request(0, 200, size=6)))
+    run(config)
+    assert column(config, "size") == [None, 6]
+
+
+def backfilled(config: TablesConfig, start: datetime, end: datetime, table: str = "requests") -> TableState:
+    with opened(None, config) as it:
+        return it.backfill(table, start, end)
+
+
+def test_backfill_replaces_the_rows_of_its_range_only(written: Opener) -> None:
+    journal = written()
+    for number in range(6):
+        journal.append(beats(request(number, 200, size=number), request(number, 700, size=number)))
+    run(config_of(journal, AGGREGATES.replace("ms", "status"), more='new_fields = "ignore"'))
+    config = config_of(
+        journal,
+        EXPECTATIONS + AGGREGATES.replace("ms", "status"),
+        columns='size = "long"',
+        more='new_fields = "ignore"',
+    )
+    run(config)
+    assert column(config, "size") == [None] * 12
+    done = backfilled(config, NOON + timedelta(seconds=1), NOON + timedelta(seconds=3))
+    assert done.rows == 2
+    assert column(config, "size") == [None, None, 1, 2, *[None] * 6]
+    assert column(config, "_seq") == [1, 2, 3, 5, *range(7, 13)]
+    assert sum(row["requests"] for row in rows(config, "minutes")) == 10
+    backfilled(config, NOON - timedelta(days=1), NOON + timedelta(days=1))
+    assert column(config, "size") == list(range(6))
+    assert sum(row["requests"] for row in rows(config, "minutes")) == 6
+    journal.append(beats(request(9, 200, size=9)))
+    run(config)
+    assert column(config, "size") == [*range(6), 9]
+    with pytest.raises(ConfigError, match="there is no table 'request'"):
+        backfilled(config, NOON, NOON, "request")
+
+
+def test_backfill_reads_from_the_lake_what_the_journal_has_no_more(written: Opener, tmp_path: Path) -> None:
+    journal = written(segment_size=4096)
+    config = config_of(journal, head='lake = "lake"\n')
+    for number in range(40):
+        journal.append(beats(request(number, 200, size=number, pad="x" * 500)))
+        if number == 30:
+            archive(None, str(journal.directory), tmp_path / "lake")
+    run(config)
+    before = rows(config)
+    for segment in journal.segments[:2]:
+        segment.path.unlink()
+    without = config_of(journal)
+    with pytest.raises(JournalUnreachable, match="no source has these any more"):
+        backfilled(without, NOON, NOON + timedelta(days=1))
+    assert rows(config) == before
+    state = backfilled(config_of(journal, head='lake = "lake"\n'), NOON, NOON + timedelta(days=1))
+    assert state.rows == 40
+    assert rows(config) == before
+
+
+def test_journal_that_retention_cut_is_an_error_or_skipped(written: Opener) -> None:
+    journal = written(segment_size=4096)
+    for number in range(40):
+        journal.append(beats(request(number, number, pad="x" * 500)))
+        if number == 2:
+            run(config_of(journal))
+    for segment in journal.segments[:3]:
+        segment.path.unlink()
+    with pytest.raises(JournalCorrupt):
+        run(config_of(journal))
+    config = config_of(journal, head='gaps = "skip"\n')
+    run(config)
+    found = column(config, "_seq")
+    assert found[:3] == [1, 2, 3]
+    assert found[3] > 4
+    assert found[3:] == list(range(found[3], 41))
+
+
+def test_many_files_are_merged_and_stay_the_same(written: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "MANY", 4)
+    journal = written()
+    config = config_of(journal, AGGREGATES, columns='ms = "long"')
+    for number in range(6):
+        journal.append(beats(request(number, 200, ms=number, **{f"f{number % 2}": 1})))
+        run(config)
+    before, minutes = rows(config), rows(config, "minutes")
+    with opened(None, config) as it:
+        it.optimize()
+    assert len(DeltaTable(f"{config.output}/requests").file_uris()) == 1
+    assert (rows(config), rows(config, "minutes")) == (before, minutes)
+    journal.append(beats(request(7, 200, ms=7)))
+    assert run(config)["minutes"].rows == 1
+    assert [tuple(row.values()) for row in rows(config, "minutes")] == expected_minutes(config)
+
+
+def test_repetitions_are_recognized_after_a_merge_of_files(written: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "MANY", 2)
+    journal = written()
+    config = config_of(journal, '[tables.requests.deduplicate]\nkey = "id"\nwithin = "1h"\n', columns='id = "long"')
+    for number in range(4):
+        journal.append(beats(event(0, id=number)))
+        run(config)
+    with opened(None, config) as it:
+        it.optimize()
+    assert len(DeltaTable(f"{config.output}/requests").file_uris()) == 1
+    journal.append(beats(*(event(0, id=number) for number in range(6))))
+    assert run(config)["requests"].counts == {"rows": 6, "duplicates": 4}
+    assert column(config, "id") == list(range(6))
+
+
+def test_deleted_rows_leave_the_aggregates_and_the_lakes_merge_is_refused(written: Opener) -> None:
+    journal = written()
+    config = config_of(journal, AGGREGATES, columns='ms = "long"')
+    journal.append(beats(request(0, 200, ms=1), request(1, 404, ms=2), request(70, 200, ms=3)))
+    run(config)
+    assert delete(f"{config.output}/requests", "status = 404") == 1
+    with pytest.raises(ConfigError, match="is no archive of a journal"):
+        optimize(f"{config.output}/requests")
+    run(config)
+    assert column(config, "status") == [200, 200]
+    assert [tuple(row.values()) for row in rows(config, "minutes")] == expected_minutes(config)
+
+
+def test_subscription_follows_what_is_committed(written: Opener) -> None:
+    journal = written()
+    config = config_of(journal, head='subscription = "tables"\n')
+    journal.append(beats(request(0, 200)))
+    run(config)
+    (found,) = journal.place.subscriptions()
+    assert (found.name, found.position) == ("tables", journal.place.view().mark)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_tasks_of_spark_give_the_same_tables(spark: Any, written: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "PART", 3000)
+    journal = written()
+    for number in range(20):
+        journal.append(beats(*(request(number, (200, 999, 700)[each], ms=number, pad="x" * 300) for each in range(3))))
+    text = EXPECTATIONS + AGGREGATES + '[tables.requests.deduplicate]\nkey = ["ms", "status"]\nwithin = "1h"\n'
+    config = config_of(journal, text, columns='ms = "long"')
+    states = {state.name: state for state in fill_tables(spark, config, round_bytes=20_000)}
+    assert states["requests"].counts["rows"] == 20
+    found = {name: rows(config, name) for name in ("requests", "requests_quarantine", "minutes", "errors")}
+    local = TablesConfig(**{name: getattr(config, name) for name in _fields(config)} | {"output": f"{config.output}2"})
+    run(local)
+    assert found == {name: rows(local, name) for name in found}
+    bad = config_of(journal, '[tables.requests.expectations]\nok = { check = "status < 600", action = "fail" }\n')
+    bad = TablesConfig(**{name: getattr(bad, name) for name in _fields(bad)} | {"output": f"{config.output}3"})
+    with pytest.raises(ExpectationFailed, match=r"record \d+ of the stream 'web'"):
+        fill_tables(spark, bad)
+
+
+def test_table_in_an_object_store(written: Opener, bucket: str) -> None:
+    journal = written()
+    config = config_of(journal, EXPECTATIONS + AGGREGATES, columns='ms = "long"')
+    config = TablesConfig(**{name: getattr(config, name) for name in _fields(config)} | {"output": f"{bucket}/tables"})
+    journal.append(beats(request(0, 200, ms=1), request(0, 999)))
+    run(config)
+    journal.append(beats(request(0, 200, ms=2)))
+    run(config)
+    options = {"aws_conditional_put": "etag"}
+    found = {
+        name: DeltaTable(f"{config.output}/{name}", storage_options=options).to_pyarrow_table().num_rows
+        for name in ("requests", "requests_quarantine", "minutes")
+    }
+    assert found == {"requests": 2, "requests_quarantine": 1, "minutes": 1}

@@ -1,0 +1,63 @@
+"""Keys of events: what is recognized as sent again, and what is forgotten."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fyrehose.errors import ConfigError
+from fyrehose.spark.typed import keys as module
+from fyrehose.spark.typed.keys import RecentKeys
+from fyrehose.spark.typed.writing import DIGEST
+
+
+def digest(number: int) -> bytes:
+    return number.to_bytes(DIGEST, "big")
+
+
+def add(keys: RecentKeys, events: list[tuple[int, int]]) -> list[bool]:
+    times = np.array([time for _, time in events], np.int64)
+    return list(map(bool, keys.add(b"".join(digest(key) for key, _ in events), times)))
+
+
+def test_repetition_within_the_time_does_not_stay() -> None:
+    keys = RecentKeys("t", 10)
+    assert add(keys, [(1, 0), (2, 0), (1, 5), (1, 10), (2, 11), (1, 11)]) == [True, True, False, False, True, True]
+    assert add(keys, [(1, 21), (2, 22)]) == [False, True]
+
+
+def test_row_without_a_key_is_never_a_repetition() -> None:
+    assert add(RecentKeys("t", 10), [(0, 0), (0, 0), (0, 1)]) == [True, True, True]
+
+
+def test_clock_that_was_set_back_hides_no_repetition() -> None:
+    assert add(RecentKeys("t", 10), [(1, 100), (1, 50), (2, 50)]) == [True, False, True]
+
+
+def test_old_keys_are_forgotten_and_too_many_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST", 20)
+    keys = RecentKeys("t", 10)
+    assert all(add(keys, [(number, number) for number in range(1, 1000)]))
+    with pytest.raises(ConfigError, match=r"the table 't' has more than 20 keys"):
+        add(keys, [(number, 1000) for number in range(2000, 2030)])
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 5)), max_size=40), st.lists(st.integers(1, 5), max_size=40))
+def test_what_stays_does_not_depend_on_the_rounds(steps: list[tuple[int, int]], sizes: list[int]) -> None:
+    events, now = [], 0
+    for key, pause in steps:
+        now += pause
+        events.append((key, now))
+    kept: list[bool] = []
+    last: dict[int, int] = {}
+    for key, time in events:
+        kept.append(key not in last or last[key] < time - 7)
+        if kept[-1]:
+            last[key] = time
+    rounds, left, found = RecentKeys("t", 7), events, []
+    for size in [*sizes, len(events)]:
+        found += add(rounds, left[:size]) if left[:size] else []
+        left = left[size:]
+    assert found == kept

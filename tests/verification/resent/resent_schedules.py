@@ -1,0 +1,431 @@
+"""Random schedules for repetitions: the real code between agents that send again and a server that is killed.
+
+    python tests/verification/resent/resent_schedules.py --schedules 20000 --seed 1     check the rules
+    python tests/verification/resent/resent_schedules.py --without bytes                take a rule away
+    python tests/verification/resent/resent_schedules.py --rules                        take each rule away in turn
+
+The agents are those of Beats: two connections each, two batches on a connection, each sent as one or two windows; what
+is not acknowledged when a connection is lost comes again, on any connection, in other windows.  The server notices the
+loss of a connection late, and reads what it still has of it.  It is killed, stopped and replaced, and its disk fills
+up.  Some events have an identity, others are equal without being the same.
+
+    agent -> units of a connection -> Sender.sift -> journal -> durable, out of order -> ACK, or a lost one -> agent
+
+The world keeps the truth beside the code that is tested: which message (``uid``) each record was stored for.  A record
+may keep the promise of one acknowledged message only, and an event with an identity is stored once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections import Counter
+from types import SimpleNamespace
+
+from fyrehose.errors import Closed
+from fyrehose.kernels import lumberjack as kernel
+from fyrehose.protocols.lumberjack import resent
+from fyrehose.protocols.lumberjack.resent import Repetitions, Sender
+from fyrehose.records import Run, column_of
+
+STREAM, FOREVER = "s", 10**9
+#: What the events of an agent are: with an identity; the same, with keys in another order each time; equal ones without
+#: an identity; different ones without; and different ones whose fields identify them wrongly as one.
+STYLES = ("id", "order", "ok", "u", "clash")
+
+
+class Violation(Exception):
+    """A rule was broken."""
+
+
+def document(style, uid, process):
+    """Return the fields of an event."""
+    if style in ("ok", "u"):
+        return {"message": "ok" if style == "ok" else f"m{uid}"}
+    offset, message = (0, f"{uid:09}") if style == "clash" else (uid, "ok")
+    log = {"offset": offset, "file": {"path": "/x"}}
+    return {"@timestamp": "t", "agent": {"ephemeral_id": process}, "log": log, "message": message}
+
+
+class Rec:
+    def __init__(self, uid, payload):
+        self.uid, self.payload, self.holder = uid, payload, None
+
+
+class Conn:
+    def __init__(self, agent, sender):
+        self.agent, self.sender = agent, sender
+        self.out, self.back, self.up, self.open = [], [], True, True
+        self.entries, self.ends, self.durable, self.acked = [], [], 0, 0
+
+
+class Agent:
+    """An agent with two workers; a failed batch comes again from its first event without an acknowledgement."""
+
+    def __init__(self, world, style, network):
+        self.world, self.style, self.network = world, style, network
+        self.begin()
+
+    def begin(self):
+        self.process = f"p{self.world.r.getrandbits(40)}"
+        self.conns, self.retry, self.flight = [None, None], [], []
+
+    def step(self):
+        w, i = self.world, self.world.r.randrange(2)
+        conn = self.conns[i]
+        if conn is None or not conn.up:
+            self.conns[i] = w.connect(self)
+            return
+        if sum(1 for each in self.flight if each.conn is conn) >= 2:
+            return
+        if self.retry and w.r.random() < 0.7:
+            events = self.retry.pop(w.r.randrange(len(self.retry)))
+        elif w.left > 0:
+            events = [w.message(self) for _ in range(w.r.randint(1, 4))]
+            w.batches.append(events)
+        else:
+            return
+        self.flight.append(SimpleNamespace(conn=conn, events=events, acked=0))
+        cut = w.r.choice([len(events), w.r.randint(1, len(events))])
+        for part in (events[:cut], events[cut:]):
+            if part:  # a window, in one or two reads
+                k = w.r.randint(1, len(part))
+                conn.out.append((len(part), part[:k]))
+                if part[k:]:
+                    conn.out.append((0, part[k:]))
+
+    def ack(self, conn, upto):
+        got = dict(conn.entries[:upto])
+        for batch in [each for each in self.flight if each.conn is conn]:
+            for uid in batch.events[batch.acked :]:
+                if uid not in got:
+                    break
+                self.world.received(uid, got[uid])
+                batch.acked += 1
+            if batch.acked == len(batch.events):
+                self.flight.remove(batch)
+
+    def lost(self, conn):
+        for batch in [each for each in self.flight if each.conn is conn]:
+            self.flight.remove(batch)
+            if batch.events[batch.acked :]:
+                self.retry.append(batch.events[batch.acked :])
+
+    def die(self):
+        for conn in filter(None, self.conns):
+            self.world.cut(conn)
+        self.begin()
+
+
+class World:
+    def __init__(self, seed):
+        r = self.r = random.Random(seed)
+        self.uid, self.left, self.now, self.stat = 0, r.randint(8, 40), 0, Counter()
+        self.acked, self.batches, self.payloads = set(), [], {}
+        self.journal, self.durable, self.pending, self.conns = [], 0, [], []
+        #: whether nothing is forgotten, so that an event with an identity must not be stored twice
+        self.strict = r.random() < 0.75
+        self.capacity, self.age = (FOREVER, FOREVER) if self.strict else (r.randint(1, 12), r.choice([20, FOREVER]))
+        networks = r.choice([["nat"] * 3, ["a", "b", "c"]])
+        self.agents = [Agent(self, r.choice(STYLES), networks[n]) for n in range(r.randint(1, 3))]
+        self.start()
+
+    # Agents.
+
+    def message(self, agent):
+        self.uid += 1
+        self.left -= 1
+        self.payloads[self.uid] = agent.style, document(agent.style, self.uid, agent.process)
+        return self.uid
+
+    def bytes_of(self, uid):
+        """Return the bytes of an event as they are sent now."""
+        style, fields = self.payloads[uid]
+        items = list(fields.items())
+        if style == "order":
+            self.r.shuffle(items)
+        return json.dumps(dict(items)).encode()
+
+    def connect(self, agent):
+        conn = Conn(agent, None)
+        conn.sender = self.repetitions.connected(agent.network, lambda error: self.settled(conn, error))
+        self.conns.append(conn)
+        return conn
+
+    def cut(self, conn):
+        """Let the agent lose *conn*; the server reads on until it notices."""
+        if conn.up:
+            conn.up = False
+            conn.back.clear()
+            if self.r.random() < 0.5:
+                del conn.out[self.r.randint(0, len(conn.out)) :]
+            conn.agent.lost(conn)
+
+    def received(self, uid, rec):
+        if uid in self.acked:
+            return
+        self.acked.add(uid)
+        if rec not in self.journal[: self.durable]:
+            raise Violation("lost: acknowledged, and not in the journal")
+        if rec.holder not in (None, uid):
+            raise Violation("lost: one record for two acknowledged messages")
+        rec.holder = uid
+
+    # The server.
+
+    def start(self):
+        self.repetitions = Repetitions(self.read_journal, lambda: self.now, self.capacity, self.age)
+        if self.journal:
+            self.repetitions.recover([self.run(self.journal[: self.durable], 1)], lambda run: "nat")
+
+    @staticmethod
+    def run(records, first):
+        column = column_of([rec.payload for rec in records])
+        fields = {"source": "lumberjack", "content_type": "application/json", "producer_seq": 1}
+        return Run(stream=STREAM, lengths=column.lengths, payload=column.payload, first_seq=first, **fields)
+
+    def read_journal(self, stream, start, size):
+        stop = min(self.durable, start - 1 + self.r.randint(1, 4))
+        return (self.run(self.journal[start - 1 : stop], start),) if start <= self.durable else ()
+
+    def read(self, conn):
+        if not conn.open or not conn.out:
+            return
+        size, uids = conn.out.pop(0)
+        if size:
+            conn.ends.append(len(conn.entries) + size)
+        events = [(uid, self.bytes_of(uid)) for uid in uids]
+        runs = [self.run([Rec(uid, payload) for uid, payload in events], 0)]
+        fresh, originals = conn.sender.sift(runs)
+        left = [bytes(payload) for run in fresh for payload in run.payloads()]
+        for uid, payload in events:
+            if payload in left:
+                left.remove(payload)
+                self.check_double(uid)
+                self.journal.append(Rec(uid, payload))
+                conn.entries.append((uid, self.journal[-1]))
+            else:
+                self.stat["dropped"] += 1
+                conn.entries.append((uid, self.original(payload)))
+        acknowledged = sum(1 for end in conn.ends if end <= conn.acked)
+        conn.sender.begin(len(events), sum(map(len, fresh)), originals)
+        conn.sender.publishing(fresh, len(conn.ends), acknowledged)
+        for run in fresh:
+            run.first_seq = len(self.journal) - len(run) + 1
+            self.pending.append((conn, run))
+        conn.durable += conn.sender.take_durable()
+
+    def original(self, payload):
+        fields = json.loads(payload)
+        return next((rec for rec in self.journal if json.loads(rec.payload) == fields), None)
+
+    def check_double(self, uid):
+        if any(rec.uid == uid for rec in self.journal):
+            style = self.payloads[uid][0]
+            self.stat["doubled " + style] += 1
+            if self.strict and style in ("id", "order"):
+                raise Violation("an event with an identity is stored twice")
+
+    def settled(self, conn, error):
+        if error is None:
+            conn.durable += conn.sender.take_durable()
+        else:
+            self.close(conn)
+
+    def commit(self):
+        """Make everything durable, and settle each connection once, in any order."""
+        self.durable = len(self.journal)
+        pending, self.pending = self.pending, []
+        owners = list({conn: None for conn, _ in pending})
+        self.r.shuffle(owners)
+        for owner in owners:
+            owner.durable += owner.sender.durable([run for conn, run in pending if conn is owner])
+            self.acknowledge(owner)
+
+    def refuse(self):
+        """Refuse what is not durable, because the disk is full."""
+        del self.journal[self.durable :]
+        pending, self.pending = self.pending, []
+        for conn, run in pending:
+            conn.sender.refused([run], Closed("full"))
+            self.close(conn)
+
+    def acknowledge(self, conn):
+        n = conn.durable
+        if self.r.random() < 0.5 and n > conn.acked:
+            n = self.r.randint(conn.acked + 1, n)
+        if n > conn.acked and conn.open:
+            conn.acked = n
+            if conn.up:
+                conn.back.append(n)
+
+    def deliver(self, conn, count):
+        for _ in range(count):
+            conn.agent.ack(conn, conn.back.pop(0))
+
+    def close(self, conn):
+        if conn.open:
+            conn.open = False
+            conn.sender.close()
+            if conn.up:
+                self.cut(conn)
+
+    def stop(self, how):
+        if how == "term":
+            self.commit()
+            for conn in self.conns:
+                self.acknowledge(conn)
+        for conn in self.conns:
+            if conn.up and self.r.random() < 0.5:  # the kernel still delivers some acknowledgements
+                self.deliver(conn, self.r.randint(0, len(conn.back)))
+            if conn.up:
+                self.cut(conn)
+        del self.journal[self.durable :]
+        self.pending, self.conns = [], []
+        self.start()
+
+    def run_schedule(self, steps):
+        r = self.r
+        for i in range(steps + 150):
+            calm = i >= steps
+            if calm:
+                self.left = 0
+            self.now += 1
+            x, conn = r.random(), r.choice(self.conns) if self.conns else None
+            if x < 0.25 or conn is None:
+                r.choice(self.agents).step()
+            elif x < 0.50:
+                self.read(conn)
+            elif x < 0.62:
+                self.commit()
+            elif x < 0.80:
+                self.acknowledge(conn)
+            elif x < 0.92:
+                self.deliver(conn, min(1, len(conn.back)))
+            elif x < 0.95:
+                if not conn.up:
+                    self.close(conn)
+            elif not calm:
+                if x < 0.97:
+                    self.cut(conn)
+                elif x < 0.985:
+                    self.stop(r.choice(["kill", "kill", "term"]))
+                elif x < 0.990:
+                    self.refuse()
+                elif x < 0.994:
+                    r.choice(self.agents).die()
+        first = {rec.uid: at for at, rec in reversed(list(enumerate(self.journal[: self.durable])))}
+        for batch in self.batches:
+            places = [first[uid] for uid in batch if uid in self.acked and uid in first]
+            if places != sorted(places):
+                raise Violation("order within a batch")
+        self.stat.update(stored=len(self.journal), acked=len(self.acked))
+
+
+def search(seed, schedules):
+    """Return the number of the first schedule that breaks a rule, how, and what has happened in all; 0: none does."""
+    seen = Counter()
+    for n in range(schedules):
+        world = World(seed * 1_000_003 + n)
+        try:
+            world.run_schedule(150)
+        except Violation as error:
+            return n + 1, str(error), seen
+        seen.update(world.stat)
+    return 0, "", seen
+
+
+def _not_waiting(self, records, stored, originals):
+    return _BEGIN(self, records, stored, ())
+
+
+def _any_order(self):
+    ready = [turn for turn in self._turns if not turn.stored and not turn.originals]
+    for turn in ready:
+        self._turns.remove(turn)
+    return sum(turn.records for turn in ready)
+
+
+def _refused_is_durable(self, stretch, error):
+    return _SETTLE(self, stretch, None)
+
+
+def _forgetful(self, sender):
+    sender.recent.clear()
+    return _DISCONNECTED(self, sender)
+
+
+def _only_durable(self, run):
+    found = _ORIGINALS(self, run)
+    return None if found is None else [each if each is None or each.run is None else None for each in found]
+
+
+_BEGIN, _SETTLE, _DISCONNECTED, _ORIGINALS = (
+    Sender.begin,
+    Sender._settle,
+    Repetitions.disconnected,
+    Repetitions.originals,
+)
+
+#: What the code does without each rule.
+MISSING = {
+    "identity": {
+        (kernel, "identify"): lambda lengths, payload, fields: [
+            json.dumps(json.loads(bytes(each)), sort_keys=True).encode()
+            for each in Run(stream="", source="", lengths=lengths, payload=payload).payloads()
+        ]
+    },
+    "bytes": {(resent, "is_same"): lambda stored, payload: stored is not None},
+    "keys-in-any-order": {(resent, "is_same"): lambda stored, payload: stored == payload},
+    "in-flight": {(Repetitions, "originals"): _only_durable},
+    "durable": {(Sender, "begin"): _not_waiting},
+    "turns-in-order": {(Sender, "take_durable"): _any_order},
+    "refused-together": {(Sender, "_settle"): _refused_is_durable},
+    "refused-forgotten": {(Sender, "refused"): lambda self, runs, error: None},
+    "lost": {(Repetitions, "disconnected"): _forgetful},
+    "acknowledged-windows": {(resent, "WINDOWS"): 0},
+    "half-open": {(Repetitions, "watch"): lambda self, stretch: None},
+    "start": {(Repetitions, "recover"): lambda self, runs, network: None},
+}
+
+
+def search_without(rule, seed, schedules):
+    """Search with *rule* taken away."""
+    before = {at: getattr(*at) for at in MISSING[rule]}
+    try:
+        for (owner, name), value in MISSING[rule].items():
+            setattr(owner, name, value)
+        return search(seed, schedules)
+    finally:
+        for (owner, name), value in before.items():
+            setattr(owner, name, value)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--schedules", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--without", choices=list(MISSING), metavar="RULE")
+    parser.add_argument("--rules", action="store_true", help="take each rule away; each must be noticed")
+    options = parser.parse_args()
+    missed = 0
+    for rule in list(MISSING) if options.rules else [options.without] if options.without else []:
+        found, what, _ = search_without(rule, options.seed, options.schedules)
+        missed += not found
+        print(f"without {rule:22} {f'schedule {found}: {what}' if found else 'NOT NOTICED'}", flush=True)
+    if options.rules or options.without:
+        return 1 if missed else 0
+    begun = time.monotonic()
+    found, what, seen = search(options.seed, options.schedules)
+    if found:
+        print(f"schedule {options.seed}-{found - 1}: {what}")
+        return 1
+    print(f"{options.schedules} schedules hold, {time.monotonic() - begun:.0f} s: {dict(seen)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,26 @@
+"""Repetitions keep their rules in random schedules, and each rule that is taken away is noticed."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+schedules = import_module("resent_schedules")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_schedules_lose_nothing_and_store_no_event_with_an_identity_twice(seed: int) -> None:
+    found, what, seen = schedules.search(seed, 100)
+    assert not found, f"{seed}-{found - 1}: {what}"
+    assert all(seen[kind] > 50 for kind in ("dropped", "doubled ok", "doubled clash", "doubled u"))
+
+
+@pytest.mark.parametrize("rule", schedules.MISSING)
+def test_a_missing_rule_is_noticed(rule: str) -> None:
+    found, _, _ = schedules.search_without(rule, 1, 2_000)
+    assert found

@@ -1,0 +1,297 @@
+#!/usr/bin/env python3
+"""Kills the real server under agents that send again what is not acknowledged, and counts what is stored twice.
+
+    resent_kill.py [--kills 100] [--sigterms 50] [--resent drop|store] [--agents 4] [--plain] [--client raw|pylogbeat]
+                   [--busy MS] [--cuts SECONDS] [--seed N] [--directory DIR]
+
+The agents are written from the protocol's text, with Filebeat's rules: two connections each, two batches of up to 300
+events on a connection, each as one or two windows.  When a connection is lost, each of its batches comes again from its
+first event without an acknowledgement, on any connection and in other windows.  About every --cuts seconds an agent
+closes a connection itself, without reading what was acknowledged.  With --client pylogbeat each agent is one that sends
+a window and waits for it.  Events are those of Filebeat; with --plain they are different, and have no identity.
+
+Each stop, by SIGKILL or SIGTERM in turn by chance, comes after up to --busy milliseconds of load.  In the end
+everything is acknowledged, and the files are read.  Prints how many events were acknowledged, stored, stored twice and
+lost.  The status is 1 if any is lost, or is stored twice although it has an identity and --resent is drop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import selectors
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections import Counter, deque
+from contextlib import suppress
+from pathlib import Path
+
+import pylogbeat
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import servers
+
+from fyrehose.journal.offline import dump
+
+BATCH = 300
+#: How long an agent waits for an acknowledgement, and before it connects again, in seconds.
+SILENCE, RETRY = 10.0, 0.05
+
+
+class Agent(threading.Thread):
+    """An agent: what it has sent, and what it knows to be acknowledged."""
+
+    def __init__(self, name: str, port: int, plain: bool, cuts: float, seed: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self.port, self.plain, self.cuts, self.dice = port, plain, cuts, random.Random(seed)
+        self.ephemeral = str(uuid.UUID(int=self.dice.getrandbits(128), version=4))
+        self.made, self.acked, self.resent = 0, set[int](), 0
+        self.retry: deque[list[int]] = deque()
+        self.ending = threading.Event()
+        self.error = ""
+
+    def fields(self, number: int) -> dict[str, object]:
+        found: dict[str, object] = {
+            "@timestamp": f"2026-11-26T02:{number // 60000 % 60:02}:{number // 1000 % 60:02}.{number % 1000:03}Z",
+            "@metadata": {"beat": "filebeat", "type": "_doc", "version": "8.15.0"},
+            "message": f"{self.name} {number} " + "x" * (number * 7919 % 300),
+        }
+        if not self.plain:
+            found["agent"] = {"type": "filebeat", "ephemeral_id": self.ephemeral, "name": self.name}
+            found["log"] = {"offset": 100 * number, "file": {"path": "/var/log/app.log", "inode": "17"}}
+        return found
+
+    def next_batch(self) -> list[int]:
+        if self.retry:
+            batch = self.retry.popleft()
+            self.resent += len(batch)
+            return batch
+        if self.ending.is_set():
+            return []
+        first, self.made = self.made, self.made + self.dice.randint(1, BATCH)
+        return list(range(first, self.made))
+
+    def run(self) -> None:
+        try:
+            self.work()
+        except Exception as error:
+            self.error = f"{type(error).__name__}: {error}"
+            raise
+
+    @property
+    def done(self) -> bool:
+        return self.ending.is_set() and len(self.acked) == self.made
+
+    def work(self) -> None:
+        connections: list[Connection | None] = [None, None]
+        at = [0.0, 0.0]
+        while not self.done:
+            for i, connection in enumerate(connections):
+                if connection is None and time.monotonic() >= at[i]:
+                    at[i] = time.monotonic() + RETRY
+                    with suppress(OSError):
+                        connections[i] = Connection(self)
+            self.move([each for each in connections if each is not None])
+            for i, connection in enumerate(connections):
+                if connection is not None and connection.is_lost():
+                    connection.close()
+                    connections[i] = None
+        for connection in filter(None, connections):
+            connection.close()
+
+    def move(self, connections: list[Connection]) -> None:
+        with selectors.DefaultSelector() as selector:
+            for each in connections:
+                each.fill()
+                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if each.out else 0)
+                selector.register(each.socket, events, each)
+            if not connections:
+                time.sleep(RETRY)
+                return
+            for key, events in selector.select(RETRY):
+                key.data.step(events)
+
+
+class Connection:
+    """One of an agent's connections; ``batches`` are its events that are not acknowledged, by window."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        self.socket = socket.create_connection(("127.0.0.1", agent.port), timeout=SILENCE)
+        self.socket.setblocking(False)
+        self.out, self.heard = bytearray(), bytearray()
+        self.batches: deque[list[int]] = deque()  #: each with what is not acknowledged
+        self.windows: deque[tuple[list[int], list[int], int]] = deque()  #: batch, events, how many are acknowledged
+        self.lost = False
+        self.at = time.monotonic()
+        self.until = self.at + agent.dice.expovariate(1 / agent.cuts)
+
+    def fill(self) -> None:
+        while len(self.batches) < 2 and (batch := self.agent.next_batch()):
+            self.batches.append(batch)
+            cut = self.agent.dice.choice((len(batch), self.agent.dice.randint(1, len(batch))))
+            for events in (batch[:cut], batch[cut:]):
+                if events:
+                    self.windows.append((batch, events, 0))
+                    self.out += b"2W" + struct.pack(">I", len(events))
+                    for sequence, number in enumerate(events, 1):
+                        data = json.dumps(self.agent.fields(number)).encode()
+                        self.out += b"2J" + struct.pack(">II", sequence, len(data)) + data
+
+    def step(self, events: int) -> None:
+        try:
+            if events & selectors.EVENT_WRITE:
+                del self.out[: self.socket.send(self.out)]
+            if events & selectors.EVENT_READ and time.monotonic() < self.until:
+                data = self.socket.recv(1 << 16)
+                self.lost = self.lost or not data
+                self.heard += data
+        except BlockingIOError:
+            return
+        except OSError:
+            self.lost = True
+        while len(self.heard) >= 6:
+            version, kind, sequence = struct.unpack_from(">ccI", self.heard)
+            del self.heard[:6]
+            if (version, kind) != (b"2", b"A"):
+                raise AssertionError(f"the server said {version + kind!r}")
+            if sequence:
+                self.acknowledged(sequence)
+
+    def acknowledged(self, sequence: int) -> None:
+        self.at = time.monotonic()
+        batch, events, before = self.windows[0]
+        if not before < sequence <= len(events):
+            raise AssertionError(f"an acknowledgement of {sequence} behind {before}, of {len(events)} events")
+        self.agent.acked.update(events[before:sequence])
+        self.windows[0] = batch, events, sequence
+        del batch[: sequence - before]
+        if sequence == len(events):
+            self.windows.popleft()
+        while self.batches and not self.batches[0]:
+            self.batches.popleft()
+
+    def is_lost(self) -> bool:
+        now = time.monotonic()
+        return self.lost or now > self.until or (bool(self.windows) and now - max(self.at, 0) > SILENCE)
+
+    def close(self) -> None:
+        self.socket.close()
+        rest = [batch for batch in self.batches if batch]
+        self.agent.dice.shuffle(rest)
+        self.agent.retry.extend(rest)
+
+
+class PyLogBeat(Agent):
+    """An agent with one connection, by pylogbeat: a window, and the wait for its acknowledgement."""
+
+    def work(self) -> None:
+        while not self.done:
+            client = pylogbeat.PyLogBeatClient("127.0.0.1", self.port, timeout=SILENCE)
+            client._log = lambda *args, **kwargs: None  # it prints what goes wrong at closing
+            until = time.monotonic() + self.dice.expovariate(1 / self.cuts)
+            batch: list[int] = []
+            try:
+                client.connect()
+                while not self.done and time.monotonic() < until:
+                    batch = self.next_batch()
+                    client._sequence = 0
+                    client.send([json.dumps(self.fields(number)).encode() for number in batch])
+                    self.acked.update(batch)
+                    batch = []
+            except (OSError, pylogbeat.ConnectionException):
+                time.sleep(RETRY)
+            finally:
+                if batch:
+                    self.retry.append(batch)
+                with suppress(OSError):
+                    client.close()
+
+
+def stops(arguments: argparse.Namespace, dice: random.Random) -> list[signal.Signals]:
+    found = [signal.SIGKILL] * arguments.kills + [signal.SIGTERM] * arguments.sigterms
+    dice.shuffle(found)
+    return found
+
+
+def stored(directory: Path) -> Counter[str]:
+    """Count the messages in the files."""
+    found: Counter[str] = Counter()
+    for run in dump.runs(directory / "data"):
+        for payload in run.payloads() if run.stream == "lumberjack" else ():
+            found[" ".join(json.loads(bytes(payload))["message"].split(" ", 2)[:2])] += 1
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--sigterms", type=int, default=50)
+    parser.add_argument("--resent", choices=("drop", "store"), default="drop")
+    parser.add_argument("--client", choices=("raw", "pylogbeat"), default="raw")
+    parser.add_argument("--plain", action="store_true", help="events without an identity")
+    parser.add_argument("--agents", type=int, default=4)
+    parser.add_argument("--busy", type=float, default=400.0, help="the longest load before a stop, in ms")
+    parser.add_argument("--cuts", type=float, default=5.0, help="seconds after which an agent loses a connection")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--directory", type=servers.directory, help="for the journal; a temporary one by default")
+    arguments = parser.parse_args()
+
+    dice = random.Random(arguments.seed)
+    root = Path(tempfile.mkdtemp(prefix="fyrehose-resent-", dir=arguments.directory))
+    ports = servers.free_ports(("lumberjack",))
+    options = ("--option", f"lumberjack.resent={arguments.resent}", "--option", "journal.min-free=0")
+    kind = {"raw": Agent, "pylogbeat": PyLogBeat}[arguments.client]
+    agents = [
+        kind(f"agent-{n}", ports["lumberjack"], arguments.plain, arguments.cuts, f"{arguments.seed}-{n}")
+        for n in range(arguments.agents)
+    ]
+    began = time.monotonic()
+    for number, how in enumerate([*stops(arguments, dice), None]):
+        server = servers.Server(root, *options, ports=ports)
+        server.wait_until_serving()
+        if not number:
+            for agent in agents:
+                agent.start()
+        if how is None:
+            break
+        time.sleep(dice.uniform(0, arguments.busy) / 1000)
+        server.kill(how)
+        if (number + 1) % 10 == 0:
+            print(f"{number + 1} stops, {sum(len(each.acked) for each in agents)} acknowledged", flush=True)
+    for agent in agents:
+        agent.ending.set()
+    for agent in agents:
+        agent.join(60)
+    server.kill(signal.SIGTERM)
+
+    problems = [f"{agent.name}: {agent.error or 'it does not end'}" for agent in agents if not agent.done]
+    found = stored(root)
+    acked = {f"{agent.name} {number}" for agent in agents for number in agent.acked}
+    lost, doubled = acked - found.keys(), sum(found.values()) - len(found)
+    if lost:
+        problems.append(f"LOST: {sorted(lost)[:5]}")
+    if doubled and arguments.resent == "drop" and not arguments.plain:
+        problems.append(f"stored twice: {[name for name, count in found.items() if count > 1][:5]}")
+    for problem in problems:
+        print(f"VIOLATION: {problem}")
+    events = "without an identity" if arguments.plain else "with an identity"
+    print(
+        f"{arguments.kills} kills and {arguments.sigterms} orderly stops with resent={arguments.resent}, "
+        f"{arguments.client} agents, events {events} (seed {arguments.seed}): {len(acked)} acknowledged, "
+        f"{sum(agent.resent for agent in agents)} sent again, {sum(found.values())} stored, {doubled} doubled, "
+        f"{len(lost)} lost, {time.monotonic() - began:.0f} s"
+    )
+    return servers.verdict(bool(problems), root)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""Kills a streaming query with the sink's exactlyOnce, and its server, with ``kill -9``; looks for missing and doubles.
+
+    sink_kill.py [--count N] [--seed S] [--directory DIR] [--busy SECONDS]
+
+A journal is being written all the time.  A query copies it into three streams of a server, in small micro-batches, with
+speculation, so that slow tasks have twins.  After a random time one process is killed: the driver, the JVM, a Python
+worker, or the server, which starts again.  In the end the query runs undisturbed, and again after the last commit was
+removed from its checkpoint, as if the driver had been killed between the batch and its commit.  Both journals are read
+by a reader of their own (plain_reader.py): each row of one is in the other once.
+
+The status is 1 if a row is missing or doubled; the directory is kept then.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from plain_reader import records
+from servers import Server, free_ports
+from spark_kill import PATIENCE, write
+from spark_lives import Process, descendants, kind_of, lives, parser_of, report, writing
+
+#: The time between commits of the journal that is copied, in seconds: Spark is slow with small micro-batches.
+PAUSE = 0.5
+#: How often the last micro-batch runs again in the end.
+AGAIN = 2
+#: The query of one life; the rows of a micro-batch say whether it ends.  It copies stream X into copy-X.
+QUERY = """
+import sys
+from fyrehose.spark import session
+journal, url, checkpoint, most = sys.argv[1:]
+conf = {"spark.speculation": "true", "spark.speculation.interval": "100ms", "spark.speculation.minTaskRuntime": "50ms",
+        "spark.speculation.multiplier": "1.1", "spark.speculation.quantile": "0.5"}
+spark = session("sink", "local[2,4]", memory="1g", quick=True, conf=conf)
+rows = spark.readStream.format("fyrehose").options(maxRowsPerBatch=most, partitionBytes="20K").load(journal)
+rows = rows.selectExpr("concat('copy-', stream) stream", "payload")
+query = rows.writeStream.format("fyrehose").options(to=url, exactlyOnce="true", checkpointLocation=checkpoint)
+query.trigger(**({"availableNow": True} if most == "5000" else {"processingTime": "0 seconds"})).start()
+spark.streams.awaitAnyTermination()
+"""
+
+
+class Lives:
+    """The server, and the queries that publish to it, one after another."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.journal, self.checkpoint, self.log = (directory / name for name in ("journal", "checkpoint", "log"))
+        self.ports = free_ports(("http",))
+        self.server = self.serve()
+
+    def serve(self) -> Server:
+        server = Server(self.directory / "server", ports=self.ports)
+        server.wait_until_serving()
+        return server
+
+    def start(self, once: bool = False) -> Process:
+        words = [str(self.journal), f"http://127.0.0.1:{self.ports['http']}", str(self.checkpoint)]
+        words.append("5000" if once else "500")
+        environ = os.environ | {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}  # start sooner
+        command = [sys.executable, "-c", QUERY, *words]
+        with self.log.open("ab") as output:
+            return subprocess.Popen(command, stdout=output, stderr=output, env=environ, start_new_session=True)
+
+    def finish(self) -> list[str]:
+        """Run the query to its end, and the last micro-batch again; return the problems."""
+        for _ in range(AGAIN + 1):
+            if status := self.start(once=True).wait():
+                return [f"the last query ended with {status}: see {self.log}"]
+            last = self.checkpoint / "commits" / str(max(self.done()))
+            last.unlink()
+            last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+        return []
+
+    def done(self) -> list[int]:
+        """Return the numbers of the micro-batches that are committed."""
+        return [int(path.name) for path in (self.checkpoint / "commits").glob("[0-9]*")]
+
+    def disturb(self, driver: Process, dice: random.Random) -> str:
+        """Kill a process, and return its kind; workers come and go: wait for one."""
+        kind = dice.choice(["driver", "jvm", "worker", "server"])
+        if kind == "server":
+            self.server.kill()
+            self.server = self.serve()
+            return kind
+        patience = time.monotonic() + PATIENCE
+        while time.monotonic() < patience and driver.poll() is None:
+            below = {pid: kind_of(line) for pid, line in descendants(driver.pid).items()}
+            chosen = [driver.pid] if kind == "driver" else [pid for pid, its in below.items() if its == kind]
+            try:
+                os.kill(dice.choice(chosen), signal.SIGKILL)
+                return kind
+            except (IndexError, ProcessLookupError):
+                continue
+        return "nobody"
+
+
+def compare(source: Path, target: Path) -> list[str]:
+    """Return what is wrong with the copies."""
+    expected = Counter((f"copy-{record.stream}", record.payload) for record in records(source))
+    found = Counter((record.stream, record.payload) for record in records(target) if record.stream.startswith("copy-"))
+    missing, more = (expected - found).total(), (found - expected).total()
+    print(f"{expected.total()} records are durable, {found.total()} were published", flush=True)
+    return [f"{missing} rows are missing"] * bool(missing) + [f"{more} rows are there too often"] * bool(more)
+
+
+def main() -> int:
+    args = (parser := parser_of(__doc__, count=20)).parse_args()
+    if args.write:
+        write(args.write, args.seed, PAUSE)
+    if args.count < 1:
+        parser.error("--count must be at least 1")
+    directory = args.directory or Path(tempfile.mkdtemp(prefix="fyrehose-sink-kill-"))
+    life = Lives(directory)
+    try:
+        with writing(__file__, life.journal, args.seed):
+            kinds = lives(args, life.start, life.disturb, lambda: max(life.done(), default=0), wanted=2)
+        problems = life.finish()
+    finally:
+        life.server.kill()
+    return report(problems + compare(life.journal, directory / "server" / "data"), kinds, directory)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
