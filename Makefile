@@ -166,6 +166,7 @@ torture: .venv/native.stamp
 	$(BIN)/python tests/verification/torture/kill9.py --count $(call scaled,100) --durability interval:20
 	$(BIN)/python tests/verification/torture/resent_kill.py --kills $(call scaled,100) --sigterms $(call scaled,50)
 	$(BIN)/python tests/verification/torture/resent_kill.py --takeovers $(call scaled,20)
+	$(BIN)/python tests/verification/torture/standby_kill.py --kills $(call scaled,30)
 	$(BIN)/python tests/verification/torture/bits.py --kind checks --count 0
 	$(BIN)/python tests/verification/torture/bits.py --count $(call scaled,2000)
 	$(BIN)/python tests/verification/torture/faults.py --count $(call scaled,5)
