@@ -298,7 +298,8 @@ def test_every_test_has_a_module() -> None:
         "tests/spark/test_vectors.py",
         # A part of the tests of named.py.
         "tests/broker/test_named_patterns.py",
-        # Relink with a replicated journal, and the settings of replication with a NATS server.
+        # Lumberjack and Relink with a replicated journal, and the settings of replication with a NATS server.
+        "tests/replication/test_lumberjack.py",
         "tests/replication/test_relink.py",
         "tests/replication/test_tls.py",
     )
