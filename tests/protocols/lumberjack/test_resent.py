@@ -592,6 +592,22 @@ def test_memory_of_the_index_is_a_part_of_the_budget(dropping: Any) -> None:
     assert made.count("resent-forgotten") == 6
 
 
+def test_listener_that_is_closed_gives_its_memory_back_with_its_last_connection(dropping: Any) -> None:
+    made = dropping()
+    before = made.broker.budget.aside
+    first, other = made.connect(), made.connect()
+    first.send(frames(event(1), event(2)))
+    other.send(frames(event(3)))
+    first.lose()
+    other.send(frames(event(1), event(4)))
+    assert made.broker.budget.aside > before
+    made.factory.doStop()
+    other.send(frames(event(2), event(5)))
+    assert made.payloads == [event(n) for n in range(1, 6)]
+    other.lose()
+    assert made.broker.budget.aside == before
+
+
 @pytest.mark.parametrize(("seconds", "copies"), [(599, 1), (600, 2)])
 def test_lost_events_are_remembered_for_ten_minutes(dropping: Any, seconds: float, copies: int) -> None:
     made = dropping()
