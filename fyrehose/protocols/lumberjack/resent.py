@@ -151,6 +151,7 @@ class Repetitions:
     _unread: dict[Stretch, None] = attrs.field(factory=dict, init=False)
     _senders: dict[str, dict[Sender, None]] = attrs.field(factory=dict, init=False)
     _connections: int = attrs.field(default=0, init=False)
+    _closed: bool = attrs.field(default=False, init=False)
     #: until when the connections of a network may be half-open
     _overlaps: dict[str, float] = attrs.field(factory=dict, init=False)
 
@@ -190,6 +191,11 @@ class Repetitions:
                 self._lose(_stretch_of(run, network(run)))
         self._read_all()
 
+    def close(self) -> None:
+        """Forget everything when the last connection has ended: no other one will be made."""
+        self._closed = True
+        self._forget_if_closed()
+
     # Called by senders.
 
     def disconnected(self, sender: Sender) -> None:
@@ -203,6 +209,7 @@ class Repetitions:
             self._end_overlap(sender.network)
         if not others:
             del self._senders[sender.network]
+            self._forget_if_closed()
 
     def is_watched(self, sender: Sender) -> bool:
         """Return whether *sender* may send something again; bring the index up to date if so."""
@@ -271,6 +278,11 @@ class Repetitions:
             self._lost.renew(stretch)
 
     # Private.
+
+    def _forget_if_closed(self) -> None:
+        if self._closed and not self._senders:  # then nothing is searched for but what is lost
+            for stretch in list(self._ages):
+                self.forget(stretch)
 
     def _lose(self, stretch: Stretch) -> None:
         self._live.discard(stretch)

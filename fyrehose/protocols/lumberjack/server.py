@@ -442,6 +442,11 @@ class LumberjackFactory(SessionFactory):
         if self.settings.resent == resent.DROP:
             self.repetitions = self._repetitions()
 
+    def stopFactory(self) -> None:
+        super().stopFactory()  # type: ignore[no-untyped-call]
+        if self.repetitions is not None:
+            self.repetitions.close()
+
     def _repetitions(self) -> Repetitions:
         budget, settings = self.broker.budget, self.settings
         most = max(1, min(settings.resent_events, budget.limit // 32 // resent.ENTRY))
