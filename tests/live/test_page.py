@@ -189,6 +189,13 @@ def test_tables_are_sorted_by_the_column_that_is_clicked(page: Page) -> None:
     assert page.errors() == []
 
 
+def test_what_a_protocol_counts_besides_refusals_is_listed(page: Page) -> None:
+    page.post("s", b"no JSON", "application/json")
+    page.until(lambda: page.cell("#events", "http", "count") == "1")
+    assert page.cell("#events", "http", "event") == "not-json"
+    assert page.errors() == []
+
+
 def test_the_tail_is_searched_and_shows_times(page: Page) -> None:
     page.post("log", b"alpha\nBeta beta\ngamma", "application/x-ndjson")
     page.until(lambda: "log" in page.rows("#streams"))
