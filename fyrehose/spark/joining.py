@@ -7,14 +7,14 @@ Everything but the parts stays as it is, whatever other columns there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyarrow import compute
 
-from fyrehose.parts import LARGEST, PARTS, Joiner
+from fyrehose.parts import LARGEST, PART, PARTS, Joiner, is_next, is_part
 from fyrehose.records import Run
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def joined_batches(batches: Iterable[pa.RecordBatch], joiner: Joiner) -> Iterato
 
     for batch in batches:
         begin = 0
-        for at in compute.indices_nonzero(compute.is_in(batch["content_type"], value_set=_KINDS)).to_pylist():
+        for at in _parts_of(batch):
             if at > begin:
                 yield batch.slice(begin, at - begin)
             begin = at + 1
@@ -77,6 +77,60 @@ def joined_batches(batches: Iterable[pa.RecordBatch], joiner: Joiner) -> Iterato
         if begin < batch.num_rows:
             yield batch.slice(begin)
     yield from batch_of(joiner.end())
+
+
+def whole_events(
+    batches: Iterable[pa.RecordBatch], before: Callable[[], Iterable[pa.RecordBatch]]
+) -> Iterator[pa.RecordBatch]:
+    """Yield batches in which every event that is stored in parts is one row, whatever was found of it.
+
+    That is the row of the last part.  It has the whole payload; or that of the last part alone, if no other part is
+    found, or the event is larger than 64 MiB.  So the number of rows depends on the batches alone.
+
+    :param before: returns the batches before these, as far back as parts are to be found; called if there are parts
+    """
+    joiner: Joiner | None = None
+    for batch in batches:
+        begin = 0
+        for at in _parts_of(batch):
+            run = run_of(batch, at)
+            if not is_part(run):
+                continue  # Its producer has given it the content type of a part.
+            if joiner is None:
+                joiner = _holding(before())
+            if at > begin:
+                yield batch.slice(begin, at - begin)
+            begin = at + 1
+            found = list(joiner.join(run))
+            if run.content_type != PART:
+                yield _with(batch.slice(at, 1), {"payload": _payload(run, found)})
+        if begin < batch.num_rows:
+            yield batch.slice(begin)
+
+
+def _holding(batches: Iterable[pa.RecordBatch]) -> Joiner:
+    """Return a joiner that holds the parts of incomplete events in the batches."""
+    joiner = Joiner()
+    for batch in batches:
+        for at in _parts_of(batch):
+            for _ in joiner.join(run_of(batch, at)):
+                pass
+    return joiner
+
+
+def _payload(last: Run, found: Iterable[Run]) -> bytes:
+    """Return what there is of an event, from what a joiner passed on when its last part arrived."""
+    key = last.stream, last.producer
+    # An event that is no JSON text is passed on in parts.
+    mine = [run for run in found if (run.stream, run.producer) == key and is_next(last, run)]
+    whole = b"".join(run.payload for run in mine)
+    return whole if len(whole) <= LARGEST else bytes(last.payload)
+
+
+def _parts_of(batch: pa.RecordBatch) -> list[int]:
+    """Return which rows may be parts."""
+    found: list[int] = compute.indices_nonzero(compute.is_in(batch["content_type"], value_set=_KINDS)).to_pylist()
+    return found
 
 
 def run_of(batch: pa.RecordBatch, at: int) -> Run:

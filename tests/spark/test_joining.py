@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from fyrehose.spark import joined, table
 from fyrehose.spark.columns import COLUMNS
 from fyrehose.spark.jobs.archive import archive
 from fyrehose.spark.jobs.parse import parsed
-from fyrehose.spark.joining import _events, joined_batches, run_of
+from fyrehose.spark.joining import _events, joined_batches, run_of, whole_events
 
 Opener = Callable[..., Any]
 Row = dict[str, Any]
@@ -107,6 +108,33 @@ def test_parts_alone_and_sorted_give_the_same_events(rows: list[Row], size: int)
     assert sorted(found) == sorted(
         row for server in "ab" for row in expected([r for r in rows if r["server"] == server])
     )
+
+
+@patch.object(parts, "MAX_PAYLOAD", SMALL)
+@given(rows=logs(), cuts=st.sets(st.integers(0, 40)), size=st.integers(1, 5))
+def test_events_are_one_row_each_wherever_a_journal_is_cut_into_rounds(
+    rows: list[Row], cuts: set[int], size: int
+) -> None:
+    ours = [row for row in rows if row["server"] == "a"]
+    found: list[tuple[Any, ...]] = []
+    for begin, end in pairwise([0, *sorted(cut for cut in cuts if cut < len(ours)), len(ours)]):
+        before, some = batches(ours[:begin], 3), batches(ours[begin:end], size)
+        found += brief(list(whole_events(some, lambda before=before: before)))  # type: ignore[misc]
+    assert [row[2] for row in found] == [row["seq"] for row in ours if row["content_type"] != PART]
+    payloads = {(row[1], row[2]): row[-1] for row in found}
+    assert [payloads[row[1], row[2]] for row in expected(ours) if row[-2] == JSON] == [
+        payload for payload in payloads.values() if payload.startswith(b"{") and payload.endswith(b"}")
+    ]
+
+
+@patch.object(parts, "MAX_PAYLOAD", SMALL)
+def test_row_of_an_event_that_is_not_json_or_too_large_has_what_there_is() -> None:
+    events = [*records_of(b"-" * 20, 1), *records_of(b"=" * 36, 2), *records_of(b"+" * 20, 3)[2:]]
+    events.append(events[0] | {"payload": b"short"})
+    rows = [{"stream": "s", "source": "lumberjack", "producer": "1", "seq": n} | row for n, row in enumerate(events, 1)]
+    with patch("fyrehose.spark.joining.LARGEST", 32):
+        found = list(whole_events(batches(rows, 2), list))
+    assert [(row[2], row[-1]) for row in brief(found)] == [(3, b"-" * 20), (8, b"===="), (9, b"++++"), (10, b"short")]
 
 
 @patch.object(parts, "MAX_PAYLOAD", SMALL)
