@@ -164,6 +164,7 @@ torture: .venv/native.stamp
 	FYREHOSE_PURE=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --full -m 'slow or ladder' $(PURE_TESTS)
 	$(BIN)/python tests/verification/torture/kill9.py --count $(call scaled,100)
 	$(BIN)/python tests/verification/torture/kill9.py --count $(call scaled,100) --durability interval:20
+	$(BIN)/python tests/verification/torture/standby_kill.py --kills $(call scaled,30)
 	$(BIN)/python tests/verification/torture/bits.py --kind checks --count 0
 	$(BIN)/python tests/verification/torture/bits.py --count $(call scaled,2000)
 	$(BIN)/python tests/verification/torture/faults.py --count $(call scaled,5)

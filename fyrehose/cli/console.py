@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 
 import rich.console
+from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
@@ -71,3 +72,19 @@ def bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[[float, float]
 def progress_bar(label: str) -> AbstractContextManager[Callable[[float, float], object]]:
     """Show a bar of bytes, as :func:`bar` does."""
     return bar(label, DownloadColumn(binary_units=True), SpeedColumn())
+
+
+@contextmanager
+def status_line(text: Callable[[], str]) -> Iterator[None]:
+    """Show *text* on standard error during the context, always as it is at the moment, if that is a terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+
+    class Line:
+        def __rich__(self) -> Text:
+            return Text(text(), overflow="ellipsis", no_wrap=True)
+
+    with Live(Line(), console=console, transient=True, refresh_per_second=2):
+        yield

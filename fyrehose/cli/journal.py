@@ -13,6 +13,7 @@ import click
 from fyrehose.cli import candidates
 from fyrehose.cli.console import WIDE, escaped, moment, progress_bar
 from fyrehose.cli.journal_backup import backup, restore
+from fyrehose.cli.journal_standby import follow, promote
 from fyrehose.cli.values import FORMAT, PARTS, WholeNumber
 from fyrehose.errors import JournalCorrupt, NoSuchSubscription
 from fyrehose.options import counted, shown_size
@@ -31,8 +32,8 @@ _EVERYTHING = click.option("--all", "everything", is_flag=True, help="Also inclu
 def journal() -> None:
     """Verify, show, count, export and back up the journal in DIR, the server's --data-dir.
 
-    A server may write to DIR at the same time. No command changes the journal's files; each ends with status 3 if it
-    finds damaged data.
+    A server may write to DIR at the same time. No command changes the files of a server's journal; each ends with
+    status 3 if it finds damaged data.
 
     \b
         fyrehose journal stats data
@@ -365,5 +366,5 @@ def _show(found: Any) -> None:
     )
 
 
-journal.add_command(backup)
-journal.add_command(restore)
+for command in (backup, restore, follow, promote):
+    journal.add_command(command)

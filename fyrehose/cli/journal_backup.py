@@ -72,16 +72,16 @@ def backup(
         if not follow:
             with progress_bar(f"backing up {source}") as copying.progress:
                 copying.run()
-            click.echo(_figures(replica))
+            click.echo(figures(replica))
             return
         try:
             with progress_bar(f"backing up {source}") as copying.progress:
-                copying.run_patiently(every, _warn)
-            click.echo(_figures(replica))
+                copying.run_patiently(warn)
+            click.echo(figures(replica))
             copying.progress = lambda done, total: None
-            copying.follow(every, _warn)
+            copying.follow(every, warn)
         except KeyboardInterrupt:
-            click.echo(f"stopped: {_figures(replica)}")
+            click.echo(f"stopped: {figures(replica)}")
 
 
 @click.command(short_help="Restore a backup, and verify it.")
@@ -104,14 +104,16 @@ def restore(token_file: str | None, source: str, target: Path) -> None:
 
     with progress_bar(f"restoring {target}") as progress:
         replica = restored(place(source, token_file), target, Files(), progress)
-    click.echo(_figures(replica))
+    click.echo(figures(replica))
 
 
-def _warn(line: str) -> None:
+def warn(line: str) -> None:
+    """Write a line to standard error."""
     click.echo(f"fyrehose: {line}", err=True)
 
 
-def _figures(replica: Replica) -> str:
+def figures(replica: Replica) -> str:
+    """Return how much was copied, and up to which position."""
     done = replica.done
     deleted = f", old segments deleted: {done.deleted:,}" if done.deleted else ""
     return (

@@ -1,4 +1,4 @@
-"""Detect copies of a journal that are incomplete: made file by file while a server wrote, or not fully restored.
+"""Detect copies of a journal in which no server may start, or that were made file by file while a server wrote.
 
 `tar`, `cp` and `rsync` copy file by file.  MARK contains its own inode number, which tells a copied directory from the
 original (see :func:`fyrehose.journal.scan.look_at_mark`).
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fyrehose.errors import JournalCorrupt
+from fyrehose.errors import ConfigError, JournalCorrupt
 from fyrehose.journal import format as fmt
 from fyrehose.journal.scan import SegmentReader
 
@@ -16,6 +16,8 @@ from fyrehose.journal.scan import SegmentReader
 PAGE = 4 << 10
 #: Name of the file that marks a directory whose restore is under way, or was interrupted.
 RESTORING = "RESTORING"
+#: Name of the file that marks a directory as a standby; it has the URL of the journal that the standby follows.
+STANDBY = "STANDBY"
 
 
 def written_while_copied(reader: SegmentReader, position: int, stop: int) -> bool:
@@ -31,13 +33,25 @@ def written_while_copied(reader: SegmentReader, position: int, stop: int) -> boo
     return False
 
 
-def refuse_half_restored(directory: Path) -> None:
-    """Refuse a directory whose restore was not completed.
+def refuse_copies(directory: Path) -> None:
+    """Refuse a directory whose restore was not completed, and a standby that was not promoted.
 
     :raises JournalCorrupt: the restore was interrupted, or is still running
+    :raises ConfigError: the directory is a standby
     """
     if (directory / RESTORING).exists():
         raise JournalCorrupt(
             f"{directory} is not complete: `fyrehose journal restore` was interrupted, or is still running; run it "
             "again with the same arguments, and start the server when it has ended"
         )
+    if (directory / STANDBY).exists():
+        raise ConfigError(
+            f"{directory} is a standby, which follows {followed(directory)}: a server that writes there would use "
+            "numbers that the other one has given out; if that one is lost, run `fyrehose journal promote` first"
+        )
+
+
+def followed(directory: Path) -> str:
+    """Return the URL of the journal that the standby in *directory* follows, or "" if it is no standby."""
+    path = directory / STANDBY
+    return path.read_text(errors="replace").strip() if path.exists() else ""

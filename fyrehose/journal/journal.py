@@ -48,7 +48,7 @@ from fyrehose.journal.commit import (
     Worker,
     settle,
 )
-from fyrehose.journal.copies import refuse_half_restored
+from fyrehose.journal.copies import refuse_copies
 from fyrehose.journal.files import NO_ROOM, Files, lock, owns_lock
 from fyrehose.journal.floors import Floors
 from fyrehose.journal.gate import IGate, LocalGate
@@ -241,7 +241,7 @@ class FileJournal:
 
     def _recover_files(self) -> Recovered:
         notes = self.gate.before_recovery()
-        refuse_half_restored(self.directory)
+        refuse_copies(self.directory)
         notes += set_aside(self.directory, self.files) if self.settings.quarantine else []
         found = recover(self.directory, self.files, self.settings.verify)
         found.notes += notes

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import attrs
 
 from fyrehose.journal.format import Entry, Kind, StreamState
-from fyrehose.records import Run
+from fyrehose.records import LAST_SEQ, Run
 
 #: Up to this many streams, a segment lists all of them, because reading a snapshot file as well would cost more.
 INLINE = 512
@@ -121,6 +121,16 @@ class Streams:
         """Return the gaps of numbers that were reserved but not written when the last process ended."""
         reserved = ((stream, self.ends.get(stream, 0), last) for stream, last in self.reserved.items())
         return [Entry(stream, end + 1, last) for stream, end, last in reserved if last > end]
+
+    def skipping(self, count: int) -> tuple[list[Entry], list[Entry]]:
+        """Return the entries by which no stream, known or new, uses its next *count* numbers.
+
+        :return: the gaps (GAP), and the entries that then retire the streams again that are retired (STREAMS)
+        """
+        ends = self.ends | self.retired
+        gaps = [Entry(stream, end + 1, min(end + count, LAST_SEQ)) for stream, end in ends.items() if end < LAST_SEQ]
+        retired = [Entry(gap.stream, 0, gap.last, StreamState.RETIRED) for gap in gaps if gap.stream in self.retired]
+        return [*gaps, Entry("", 1, min(self.floor + count, LAST_SEQ))], retired
 
     # The first batch of a segment.
 

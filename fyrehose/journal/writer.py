@@ -440,6 +440,23 @@ class Writer:
             self.sync()
         return entries
 
+    def skip_numbers(self, count: int) -> None:
+        """Never use the next *count* numbers of any stream, durably: another server may have given them out.
+
+        :raises NoRoom: the disk is full
+        :raises SyncFailed: a sync failed
+        """
+        self._check()
+        gaps, retired = self.streams.skipping(count)
+        try:
+            self.skip(gaps)
+            if retired:
+                self._control(fmt.Kind.STREAMS, retired)
+                self.streams.apply(retired)
+        except OSError as error:
+            raise _no_room(error) from error
+        self.sync()
+
     def _is_due(self) -> bool:
         """Return whether a snapshot should be taken: the segment is nearly full, and many streams have changed.
 

@@ -389,13 +389,10 @@ class Lake:
         """
         if gaps:
             self._record(identity, after, gaps)
-        transactions = [
-            Transaction(identity.hex(), after.position),
-            Transaction(_chain_of(identity), -1 if after.chain is None else after.chain),
-            *(Transaction(_end_of(identity, stream), last) for stream, last in (ends or {}).items()),
-            *(Transaction(_COUNTED + name, number) for name, number in (counts or {}).items()),
-        ]
-        properties = CommitProperties(custom_metadata={"fyrehose": json.dumps(about)}, app_transactions=transactions)
+        properties = CommitProperties(
+            custom_metadata={"fyrehose": json.dumps(about)},
+            app_transactions=_transactions(identity, after, ends or {}, counts or {}),
+        )
         error: Exception | None = None
         for _ in range(_TRIES):
             table = self.refresh()
@@ -547,6 +544,18 @@ def _removes(files: Sequence[File], data_change: bool = True) -> list[RemoveActi
 def host_of(journal: str) -> str:
     """Return the name of the host that has a journal, which is a path or a URL."""
     return (urlsplit(journal).hostname if "://" in journal else None) or gethostname()
+
+
+def _transactions(
+    identity: bytes, after: Progress, ends: Mapping[str, int], counts: Mapping[str, int]
+) -> list[Transaction]:
+    """Return what a commit says about a journal: its progress, the ends of its streams, and counts."""
+    return [
+        Transaction(identity.hex(), after.position),
+        Transaction(_chain_of(identity), -1 if after.chain is None else after.chain),
+        *(Transaction(_end_of(identity, stream), last) for stream, last in ends.items()),
+        *(Transaction(_COUNTED + name, number) for name, number in counts.items()),
+    ]
 
 
 def _chain_of(identity: bytes) -> str:

@@ -92,7 +92,7 @@ class Planner:
         if begin >= end and begin <= view.mark:
             return []
         check(self.place, view, begin, end)
-        self._check_beginning(view, begin)
+        check_beginning(self.place, view, begin)
         self._last.clear()
         found: list[Part] = []
         for extent in view.segments:
@@ -104,26 +104,6 @@ class Planner:
                         self.place, view, begin, f"{error} was deleted while the reading was planned"
                     ) from None
         return found
-
-    def _check_beginning(self, view: View, begin: int) -> None:
-        """Check that a batch begins at the position; damage is left to the reader."""
-        for extent in view.segments:
-            first = extent.base + fmt.SEGMENT_HEADER.size
-            if not first < begin < extent.end:
-                continue
-            try:
-                reader = self.place.open(extent.base, extent.end)
-            except Missing:
-                return
-            try:
-                fmt.BatchHeader.unpack(reader.read(begin, fmt.BATCH_HEADER.size), begin)
-            except fmt.Damage:
-                if _between(reader, first, begin):
-                    raise JournalCorrupt(
-                        f"no batch begins at position {begin} of {self.place}; the position is of another journal"
-                    ) from None
-            finally:
-                reader.close()
 
     def _segment(self, extent: Extent, begin: int, end: int, sealed: bool) -> list[Part]:
         first, stop = max(extent.base + fmt.SEGMENT_HEADER.size, begin), min(extent.end, end)
@@ -343,6 +323,31 @@ def check(place: Place, view: View, begin: int, end: int) -> None:
         if extent.base > position and extent.base > begin and position < end:
             raise missing(place, view, position, f"{place.name(position)} is missing or cut off")
         position = extent.end
+
+
+def check_beginning(place: Place, view: View, begin: int) -> None:
+    """Check that a batch begins at a position; damage is left to the reader.
+
+    :raises JournalCorrupt: the position is inside of a batch, so it is of another journal
+    """
+    for extent in view.segments:
+        first = extent.base + fmt.SEGMENT_HEADER.size
+        if not first < begin < extent.end:
+            continue
+        try:
+            reader = place.open(extent.base, extent.end)
+        except Missing:
+            return
+        try:
+            fmt.BatchHeader.unpack(reader.read(begin, fmt.BATCH_HEADER.size), begin)
+        except fmt.Damage:
+            if _between(reader, first, begin):
+                raise JournalCorrupt(
+                    f"no batch begins at position {begin} of {place}: the position is of another journal, or of one "
+                    "that a promoted standby has replaced; begin anew, with another lake or checkpoint"
+                ) from None
+        finally:
+            reader.close()
 
 
 def missing(place: Place, view: View, position: int, reason: str) -> JournalCorrupt:

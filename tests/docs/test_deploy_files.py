@@ -14,7 +14,9 @@ from typing import Any
 import yaml
 from packaging.requirements import Requirement
 
+from fyrehose.cli.journal import serve as journal_serve
 from fyrehose.cli.journal_backup import backup
+from fyrehose.cli.journal_standby import follow as journal_follow
 from fyrehose.errors import JournalCorrupt
 from fyrehose.server.tap import DRAIN
 from fyrehose.spark.command import archive, optimize
@@ -65,6 +67,19 @@ def test_the_backup_unit_runs_a_valid_command_that_may_write_its_target() -> Non
     timer = unit("fyrehose-backup.timer")
     assert timer["Timer"]["OnCalendar"] == "hourly"
     assert timer["Install"]["WantedBy"] == "timers.target"
+
+
+def test_the_units_of_a_standby_run_valid_commands_as_the_user_of_the_server() -> None:
+    directory = f"/var/lib/{unit('fyrehose.service')['Service']['StateDirectory']}"
+    follow, serve = (unit(f"fyrehose-{name}.service")["Service"] for name in ("follow", "journal-serve"))
+    options = journal_follow.make_context("follow", follow["ExecStart"].split()[3:]).params
+    served = journal_serve.make_context("serve", serve["ExecStart"].replace(directory, str(DEPLOY)).split()[3:]).params
+    assert (str(options["directory"]), serve["ExecStart"].split()[3]) == (directory, directory)
+    assert options["url"] == f"http://{served['place']}"
+    assert options["token_file"] == served["token_file"] == "${CREDENTIALS_DIRECTORY}/token"
+    for found in (follow, serve):
+        assert (found["DynamicUser"], found["User"]) == ("yes", "fyrehose")
+        assert found["LoadCredential"] == "token:/etc/fyrehose/token"
 
 
 def archive_options(command: list[str]) -> dict[str, Any]:

@@ -88,13 +88,14 @@ def open_journal(tmp_path: Path) -> Iterator[Opener]:
         worker: Worker | None = None,
         pace: Pace | None = None,
         stream_age: Callable[[str], float] | None = None,
+        directory: Path = tmp_path / "j",
         **settings: Any,
     ) -> Bench:
         clock, observer = Clock(), Observer()
         settings = {"min_free": 0, "segment_size": 1 << 20} | settings
         journal = FileJournal(
             clock,
-            tmp_path / "j",
+            directory,
             JournalSettings(**settings),
             files=files or Files(),
             now=now,
@@ -107,7 +108,7 @@ def open_journal(tmp_path: Path) -> Iterator[Opener]:
         journal.open(observer).addBoth(opened.append)
         if not isinstance(opened[0], Mapping):
             opened[0].raiseException()
-        bench = Bench(tmp_path / "j", journal, clock, observer, {s: end + 1 for s, end in opened[0].items()})
+        bench = Bench(directory, journal, clock, observer, {s: end + 1 for s, end in opened[0].items()})
         benches.append(bench)
         return bench
 

@@ -14,11 +14,12 @@ from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
 from fyrehose.errors import ConfigError, FyrehoseError
+from fyrehose.observe.exporting import log
 from fyrehose.spark import command
 from fyrehose.spark.counting import Behind
 from fyrehose.spark.jobs.archive import Archived, ArchiveState, archive
 from fyrehose.spark.lake import Lake
-from fyrehose.spark.metrics import Metrics, log
+from fyrehose.spark.metrics import Metrics
 
 Opener = Callable[..., Any]
 

@@ -656,7 +656,7 @@ class Lane:
                 self._release(entry)
         if changed:
             self._expire_deleted(list(self.entries.values()))
-            self._expire_unseen()
+            self.expire_unseen(self._oldest - 1)
         while self._delayed and self._delayed[0][0] <= now:
             heappush(self._ready, heappop(self._delayed)[1])
             self.stir()
@@ -681,9 +681,9 @@ class Lane:
         self._close(entry, "expired")
         self._append(LaneChange(self, expired=[(entry.seq, entry.seq)]))
 
-    def _expire_unseen(self) -> None:
-        """End the records that retention has deleted before anybody looked at them."""
-        first, self.seen = self.seen + 1, max(self.seen, self._oldest - 1)
+    def expire_unseen(self, last: int) -> None:
+        """End the numbers up to *last* that nobody has looked at: the journal does not have their records."""
+        first, self.seen = self.seen + 1, max(self.seen, last)
         unwritten = [*self._unwritten, *self.progress.final.gaps(first, self.seen)]
         self._unwritten = []
         if unwritten:

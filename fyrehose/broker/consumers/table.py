@@ -524,6 +524,7 @@ class SharedSubscriptions:
             run = self._reader.holding(first.lane.stream, first.first)
             if run is None:
                 first.lane.missing(first.first, first.first)
+                first.lane.expire_unseen(self._reader.behind(first.first) - 1)  # A gap may be of any size.
                 _cut(leased, first.first)
                 continue
             leases = _within(leased, run.last_seq)
@@ -690,14 +691,21 @@ class RunReader:
     journal: IJournal
     _stream: str = ""
     _runs: tuple[Run, ...] = ()
+    _end: int = 0  #: the last number of the stream before the runs were read
 
     def holding(self, stream: str, seq: int) -> Run | None:
         """Return the run that holds record *seq*; None if the journal does not have it."""
         found = self._found(seq) if stream == self._stream else None
         if found is None:
-            self._stream, self._runs = stream, self.journal.read(stream, seq, READ_BYTES)
+            self._stream, self._end = stream, self.journal.bounds(stream)[1]
+            self._runs = self.journal.read(stream, seq, READ_BYTES)
             found = self._found(seq)
         return found
+
+    def behind(self, seq: int) -> int:
+        """Return the next number behind *seq*, which was not found, of which the journal has a record, or will have."""
+        later = (max(seq + 1, run.first_seq) for run in self._runs if run.last_seq > seq)
+        return min(later, default=max(seq, self._end) + 1)
 
     def forget(self) -> None:
         """Free the memory of what was read."""

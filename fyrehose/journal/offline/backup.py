@@ -20,20 +20,22 @@ import attrs
 from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalFull, JournalGap, JournalUnreachable
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan, subscriptions
-from fyrehose.journal.copies import RESTORING
+from fyrehose.journal.copies import RESTORING, STANDBY
 from fyrehose.journal.files import NO_ROOM, Files
 from fyrehose.journal.offline.places import Directory, Missing, Place
 from fyrehose.journal.offline.replica import Replica
 from fyrehose.journal.offline.transfer import CheckedTail, reach
-from fyrehose.journal.offline.view import Extent, View
+from fyrehose.journal.offline.view import Extent, View, differ
 from fyrehose.journal.snapshots import Snapshot
 
 #: How often a run is repeated when the source's retention deletes segments that it was about to copy.
 TRIES = 5
+#: Longest pause of :meth:`Backup.follow` between two attempts to reach the source, in seconds.
+LONGEST_PAUSE = 5.0
 #: How often the subscription at the source is updated, in seconds, while there is nothing to copy.
 HEARTBEAT = 60.0
 #: Names that a directory may contain and still counts as empty.
-_IGNORED = frozenset({"LOCK", RESTORING, "lost+found"})
+_IGNORED = frozenset({"LOCK", RESTORING, STANDBY, "lost+found"})
 
 Progress = Callable[[int, int], object]
 
@@ -49,6 +51,8 @@ class Backup:
     :ivar mirror: whether to delete segments that the source has deleted
     :ivar subscription: name of the subscription to the source's files; None: there is none
     :ivar progress: called with the number of bytes that are copied, and their total
+    :ivar mark: the durable mark of the source when it was looked at last
+    :ivar looked: when the source was looked at whose durable part is complete in the backup (monotonic, seconds)
     """
 
     source: Place
@@ -56,8 +60,10 @@ class Backup:
     mirror: bool = False
     subscription: str | None = None
     progress: Progress = attrs.field(default=lambda done, total: None)
+    mark: int = attrs.field(default=0, init=False)
+    looked: float = attrs.field(default=float("-inf"), init=False)
     _compared: bool = attrs.field(default=False, init=False)  #: the source was found to continue the backup
-    _lost: bool = attrs.field(default=False, init=False)  #: the source is unreachable, and that was reported
+    _failures: int = attrs.field(default=0, init=False)  #: attempts since the source was reachable
     _held: float = attrs.field(default=float("-inf"), init=False)  #: last update (monotonic, seconds)
 
     def run(self) -> None:
@@ -87,30 +93,39 @@ class Backup:
     def follow(self, every: float, say: Callable[[str], object], sleep: Callable[[float], object] = time.sleep) -> None:
         """Call :meth:`run` again and again, until an exception such as KeyboardInterrupt ends it.
 
-        :param every: seconds between two runs
+        :param every: seconds between two runs; while the source is unreachable, the pause grows
         :param say: called with a line of text when the source becomes unreachable, and when it is reachable again
         :raises JournalError: as :meth:`run`, except when the source is unreachable at present
         """
         while True:
-            sleep(every)
-            self.run_patiently(every, say)
+            sleep(max(every, min(LONGEST_PAUSE, every * 2.0 ** min(self._failures, 16))))
+            self.run_patiently(say)
 
-    def run_patiently(self, every: float, say: Callable[[str], object]) -> None:
+    def run_patiently(self, say: Callable[[str], object]) -> None:
         """Call :meth:`run` once, and only report a source that is unreachable (a step of :meth:`follow`)."""
         try:
             self.run()
         except (JournalUnreachable, SourceBehind) as error:
-            if not self._lost:
-                say(f"{error}; trying again every {every:g} s")
-            self._lost, self._compared = True, False
+            self._failures += 1
+            if self._failures == 1:
+                say(f"{error}; trying again until that is over")
+            self._compared = False
             return
-        if self._lost:
+        if self._failures:
             say(f"{self.source} is reachable again; the backup is complete up to position {self.replica.position}")
-        self._lost = False
+        self._failures = 0
+
+    @property
+    def reachable(self) -> bool:
+        """Return whether the last attempt of :meth:`follow` reached the source."""
+        return not self._failures
 
     def _run(self) -> None:
+        began = time.monotonic()
         view = self._look()
+        self.mark = view.mark
         if self._compared and view.mark == self.replica.position:
+            self.looked = began
             self._update_subscription(HEARTBEAT)
             return
         self._compare(view)
@@ -129,7 +144,7 @@ class Backup:
         self._copy_subscriptions()
         if not self._compared:
             self.replica.settle()
-        self._compared = True
+        self._compared, self.looked = True, began
         self._update_subscription(0)
 
     def _look(self) -> View:
@@ -149,6 +164,11 @@ class Backup:
         if tail is None:
             return
         here = self.replica.directory
+        if differ(view.identity, tail.identity):
+            raise JournalError(
+                f"{self.source} is another journal (identity {view.identity.hex()}) than the one that was copied into "
+                f"{here} ({tail.identity.hex()}); name that one, or use an empty directory"
+            )
         if view.mark < tail.position:
             raise SourceBehind(
                 f"{self.source} ends at position {view.mark}, but {here} at {tail.position}: if its server crashed, "
@@ -277,9 +297,17 @@ def check_target(source: Place, directory: Path) -> None:
     """
     if isinstance(source, Directory) and directory.resolve() == source.path.resolve():
         raise ConfigError(f"{directory} cannot be a copy of itself; name another directory")
+    check_directory(directory)
+    reach(source)
+
+
+def check_directory(directory: Path) -> None:
+    """Check that *directory* is empty, or has a journal.
+
+    :raises ConfigError: it has other files
+    """
     if not is_empty(directory) and not scan.segments(directory) and not (directory / scan.MARK_NAME).exists():
         raise ConfigError(f"{directory} has files and is no backup; name an empty or a new directory")
-    reach(source)
 
 
 def is_empty(directory: Path) -> bool:

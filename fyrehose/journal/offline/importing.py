@@ -23,7 +23,7 @@ import attrs
 from fyrehose.errors import JournalError, JournalFailed, JournalFull
 from fyrehose.journal import format as fmt
 from fyrehose.journal.clock import wall_clock
-from fyrehose.journal.copies import refuse_half_restored
+from fyrehose.journal.copies import refuse_copies
 from fyrehose.journal.files import Files, lock
 from fyrehose.journal.offline import dump
 from fyrehose.journal.recovery import recover
@@ -72,7 +72,7 @@ class Importer:
         with self._explained():
             self._lock = lock(self.directory)
             try:
-                refuse_half_restored(self.directory)
+                refuse_copies(self.directory)
                 found = recover(self.directory, self.files)
                 size = JournalSettings().segment_size
                 self._writer = Writer(self.directory, found, size, False, self.files, reserves=False)

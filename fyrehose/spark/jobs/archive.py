@@ -25,7 +25,7 @@ from fyrehose.spark.counting import Ahead, Behind, RangeCounts
 from fyrehose.spark.gaps import starting_ends
 from fyrehose.spark.jobs.optimize import optimize
 from fyrehose.spark.lake import Gap, Lake, Progress, host_of
-from fyrehose.spark.plan import Planner, check
+from fyrehose.spark.plan import Planner, check, check_beginning
 from fyrehose.spark.repeating import repeated
 from fyrehose.spark.selection import Selection
 from fyrehose.spark.showing import own_error
@@ -168,6 +168,8 @@ class _Run:
     _optimized: float = attrs.field(factory=time.monotonic, init=False)
     #: When the last round began.
     _began: float = attrs.field(default=float("-inf"), init=False)
+    #: Where the lake ended when the journal was found to have a batch there.
+    _compared: int = attrs.field(default=-1, init=False)
     #: A round of which it is not known whether it was committed.
     _unsure: tuple[Progress, list[rounds.Written], RangeCounts] | None = attrs.field(default=None, init=False)
 
@@ -194,13 +196,15 @@ class _Run:
         """
         view = self.source.view()
         check_identity(self.source, self.identity, view)
+        self._compare(view)
         self.observe(view, MONITORED)
         behind, waited = view.mark - self.done.position, time.monotonic() - self._began
         if behind < 0:
             raise JournalUnreachable(
                 f"{self.journal} ends at position {view.mark}, and the lake {self.lake} has it up to "
                 f"{self.done.position}: it is behind, such as a server of a cluster that has not caught up, or was "
-                "put back from an older copy; put the newer journal back, or give this one a lake of its own"
+                "put back from an older copy, or is a standby that was promoted and lacks the end; put the newer "
+                "journal back, or give this one a lake of its own"
             )
         if behind and (every is None or behind >= self.round_bytes or waited >= every):
             self._began = time.monotonic()
@@ -216,6 +220,13 @@ class _Run:
         self.report(HEARTBEAT)
         self.optimize()
         return min(1.0, max(0.05, every - waited)) if behind else min(0.5, max(0.05, every / 4))
+
+    def _compare(self, view: View) -> None:
+        """Check that a batch begins where the lake ends, so that what differs is not taken for damage."""
+        position = self.done.position
+        if view.mark > position != self._compared:
+            check_beginning(self.source, view, position)
+            self._compared = position
 
     def round(self, view: View) -> None:
         """Archive one round, completely or not at all."""

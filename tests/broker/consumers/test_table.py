@@ -98,6 +98,20 @@ def test_a_record_that_the_journal_has_lost_expires(monkeypatch: pytest.MonkeyPa
     assert shared.work.lanes["s"].progress.expired == 1
 
 
+@pytest.mark.parametrize("key", [None, "topic"])
+def test_a_gap_of_any_size_expires_at_once(key: str | None) -> None:
+    """A standby that was promoted has such gaps in all streams."""
+    world, end = World(), 1 << 36
+    shared = world.create(key=key)
+    world.settle(shared, world.lease(shared, 10).result)
+    world.journal._ends["s"] = end
+    world.broker.sequencer.restore(world.journal.ends())
+    world.publish(b"x", b"x")
+    found = world.lease(shared, 10, wait=30)
+    assert seqs(found) == [end + 1, end + 2]
+    assert shared.work.lanes["s"].progress.expired == end - 10
+
+
 def test_what_is_refused_is_tried_again_when_the_disk_has_room() -> None:
     world = World()
     shared = world.create(lease=5)

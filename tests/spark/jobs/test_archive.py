@@ -17,6 +17,11 @@ from pyarrow import parquet
 
 from fyrehose.errors import ConfigError, JournalCorrupt, JournalLocked, JournalUnreachable
 from fyrehose.journal import subscriptions
+from fyrehose.journal.files import Files
+from fyrehose.journal.offline.backup import Backup
+from fyrehose.journal.offline.places import Directory
+from fyrehose.journal.offline.replica import Replica
+from fyrehose.journal.offline.standby import SKIPPED, Standby, promote
 from fyrehose.records import Run
 from fyrehose.spark import rounds, tables
 from fyrehose.spark.counting import account_of
@@ -156,6 +161,50 @@ def test_archive_of_another_journal_or_an_older_copy_is_refused(written: Opener,
         pytest.raises(JournalLocked, match="another archive"),
     ):
         archive(None, str(one.directory), lake)
+
+
+def followed(source: Path, standby: Path) -> None:
+    """Copy a journal into a standby."""
+    with Replica(standby, Files()) as replica:
+        copying = Backup(Directory(source), replica)
+        Standby("http://127.0.0.1:1", copying).catch_up(copying.run)
+
+
+def test_archive_continues_with_a_promoted_standby_that_has_all_that_the_lake_has(
+    written: Opener, tmp_path: Path
+) -> None:
+    one, lake = written("one"), tmp_path / "lake"
+    one.fill(20)
+    archive(None, str(one.directory), lake, server="one")
+    one.fill(5)
+    followed(one.directory, tmp_path / "standby")
+    rows = one.rows()
+    one.fill(5)  # The server is lost with them.
+    promote(tmp_path / "standby", Files())
+    promoted = written("standby")
+    promoted.next["new"] = promoted.journal.floor + 1
+    promoted.append(Run.of("s1", [b"later"], source="test"), Run.of("new", [b"first"], source="test"))
+    archive(None, str(promoted.directory), lake)
+    assert stored(lake) == sorted(rows + promoted.rows())
+    gaps = {stream: last - first for _, stream, first, last in Lake.at(lake).lost()}
+    assert gaps.keys() >= {"s0", "s1", "s2"}
+    assert min(gaps.values()) >= SKIPPED - 1
+
+
+def test_archive_that_has_more_than_a_promoted_standby_is_refused(written: Opener, tmp_path: Path) -> None:
+    one, lake = written("one"), tmp_path / "lake"
+    one.fill(20)
+    followed(one.directory, tmp_path / "standby")
+    one.fill(5)
+    archive(None, str(one.directory), lake, server="one")
+    promote(tmp_path / "standby", Files())
+    promoted, end = written("standby"), one.place.view().mark
+    with pytest.raises(JournalUnreachable, match=r"standby that was promoted.*give this one a lake of its own"):
+        archive(None, str(promoted.directory), lake)
+    while promoted.place.view().mark <= end:
+        promoted.append(Run.of("s1", [b"x"], source="test"))
+    with pytest.raises(JournalCorrupt, match="promoted standby has replaced; begin anew, with another lake"):
+        archive(None, str(promoted.directory), lake)
 
 
 def test_journals_of_several_servers_are_in_one_lake(written: Opener, tmp_path: Path) -> None:

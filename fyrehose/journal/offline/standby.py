@@ -1,0 +1,188 @@
+"""A standby: a copy of the journal of a running server, always up to date, that can replace that server.
+
+    in: a journal that is served, a directory      out: the same log there; after promote(), a journal of its own
+
+The bytes are copied as those of a backup are.  Until the standby is promoted, a file in its directory says what it
+follows, and no server starts there.
+
+The server that is followed may have given out numbers that the standby does not have: those of messages that it has
+acknowledged in its last moments, and that subscribers or a lake have seen.  Promoting makes every stream skip numbers,
+so that no number means two messages.  The batch that notes this is where the two logs part: whatever remembers a
+position remembers the checksum of the log before it, too, and so finds out whether both logs have it.
+
+This module does not import Twisted.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import attrs
+
+from fyrehose.errors import ConfigError, JournalError, JournalFailed, JournalFull, os_reason
+from fyrehose.journal import scan
+from fyrehose.journal.copies import STANDBY, followed
+from fyrehose.journal.files import Files, lock
+from fyrehose.journal.offline.backup import Backup, is_empty
+from fyrehose.journal.recovery import recover
+from fyrehose.journal.replica import REPLICA
+from fyrehose.journal.settings import JournalSettings
+from fyrehose.journal.writer import NoRoom, SyncFailed, Writer
+
+#: How many numbers every stream skips when a standby is promoted: more than a server can give out in six hours at three
+#: million a second, or in a week at 100,000.  A stream has 2^48 numbers.
+SKIPPED = 1 << 36
+#: How long the server that was followed may take to accept a connection, in seconds.
+PATIENCE = 3.0
+
+
+@attrs.frozen
+class Lag:
+    """How far a standby is behind.
+
+    :ivar size: bytes that are durable at the source and not in the standby, as far as is known
+    :ivar seconds: how long ago the standby had everything that was durable at the source
+    :ivar reachable: whether the source answers
+    """
+
+    size: int
+    seconds: float
+    reachable: bool
+
+
+@attrs.define(eq=False)
+class Standby:
+    """Follows the journal at *url* by *copying*.
+
+    :ivar observe: called with the lag from time to time
+    """
+
+    url: str
+    copying: Backup
+    observe: Callable[[Lag], object] = attrs.field(default=lambda lag: None)
+    _began: float = attrs.field(factory=lambda: time.monotonic(), init=False)
+
+    @property
+    def lag(self) -> Lag:
+        """Return how far the standby is behind; before it was complete, the seconds count from its start."""
+        copying = self.copying
+        since = max(self._began, copying.looked)
+        return Lag(max(0, copying.mark - copying.replica.position), time.monotonic() - since, copying.reachable)
+
+    def catch_up(self, run: Callable[[], object]) -> None:
+        """Copy what is missing by *run*, a method of the backup, and mark the directory as a standby.
+
+        A directory that has a journal is marked when it was found to be the beginning of the source's.
+
+        :raises JournalError: see :meth:`.Backup.run`
+        """
+        directory = self.copying.replica.directory
+        if is_empty(directory):
+            self._note()
+        run()
+        if self.copying.reachable and followed(directory) != self.url:
+            self._note()
+        self.observe(self.lag)
+
+    def follow(self, every: float, say: Callable[[str], object]) -> None:
+        """Copy what is new, until an exception such as KeyboardInterrupt ends it; see :meth:`.Backup.follow`."""
+
+        def sleep(seconds: float) -> None:
+            self.observe(self.lag)
+            time.sleep(seconds)
+
+        self.copying.follow(every, say, sleep)
+
+    def _note(self) -> None:
+        replica = self.copying.replica
+        replica.files.store(replica.directory / STANDBY, f"{self.url}\n".encode())
+
+
+@attrs.frozen
+class Promoted:
+    """The result of promoting a standby.
+
+    :ivar position: where the log of the standby ended
+    :ivar time: of its last batch, in microseconds since 1970 UTC
+    :ivar streams: how many streams it has, without those that are retired
+    """
+
+    position: int
+    time: int
+    streams: int
+
+
+def promote(directory: Path, files: Files) -> Promoted:
+    """Make the standby in *directory* a journal of its own; after an interruption, the same call completes it.
+
+    :raises ConfigError: the directory is no standby, or nothing was copied into it yet
+    :raises JournalLocked: it is being followed, or a server runs there
+    :raises JournalFull: the disk is full
+    :raises JournalError: it cannot be recovered or written
+    """
+    check_standby(directory)
+    locked = lock(directory)
+    try:
+        journal = recover(directory, files)
+        end = Promoted(journal.position, journal.time, len(journal.streams.ends))
+        _part(Writer(directory, journal, JournalSettings().segment_size, files=files), journal.time)
+        for name in (STANDBY, REPLICA):
+            files.unlink(directory / name)
+        files.sync_directory(directory)
+    except (NoRoom, SyncFailed, OSError) as error:
+        kind = (
+            JournalFull
+            if isinstance(error, NoRoom)
+            else JournalFailed
+            if isinstance(error, SyncFailed)
+            else JournalError
+        )
+        raise kind(
+            f"{directory} cannot be promoted: {os_reason(error)}; free some space, or check the disk, and run the same "
+            "command again"
+        ) from error
+    finally:
+        os.close(locked)
+    return end
+
+
+def _part(writer: Writer, time: int) -> None:
+    """Note durably, at the end of the log, that numbers are skipped, and close the log in order."""
+    try:
+        writer.open(time)
+        # A checksum covers how many they are.  It is not the same for two standbys that are promoted at one position.
+        writer.skip_numbers(SKIPPED + int.from_bytes(writer.files.random(4), "little"))
+    except BaseException:
+        writer.close(in_order=False)
+        raise
+    writer.close(in_order=True)
+
+
+def check_standby(directory: Path) -> None:
+    """Check that *directory* is a standby that can be promoted.
+
+    :raises ConfigError: it is not
+    """
+    if not (directory / STANDBY).exists():
+        raise ConfigError(
+            f"{directory} is no standby: `fyrehose journal follow` never copied a journal into it, or it was promoted "
+            "already"
+        )
+    if not scan.segments(directory):
+        raise ConfigError(f"{directory} has no messages yet: nothing was copied from {followed(directory)}")
+
+
+def answers(url: str) -> bool:
+    """Return whether something accepts connections at *url*."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((parts.hostname or "", port), PATIENCE).close()
+    except OSError:
+        return False
+    return True
