@@ -57,7 +57,7 @@ def joined(parts: list[Run], content_type: str | None) -> Run:
     )
 
 
-def _is_next(part: Run, run: Run) -> bool:
+def is_next(part: Run, run: Run) -> bool:
     """Return whether *run* can be the next part of the event that has *part*."""
     return (run.producer_seq, run.topic, run.source) == (part.producer_seq, part.topic, part.source)
 
@@ -83,7 +83,7 @@ class Joiner:
                 yield from self.join(run.slice(at, at + 1))
             return
         held = self._held.get(key)
-        if held is not None and not (is_part(run) and _is_next(held[0], run)):
+        if held is not None and not (is_part(run) and is_next(held[0], run)):
             yield from self._release(key)  # The producer has sent something else, so this event stays incomplete.
             held = None
         if not is_part(run) or (held is None and run.content_type == LAST_PART):
@@ -152,7 +152,7 @@ def event_at(read: Read, run: Run, oldest: int, last: int) -> tuple[int, ...] | 
             if each.producer != run.producer:
                 left -= each.size
                 continue
-            if not (is_part(each) and _is_next(run, each)):
+            if not (is_part(each) and is_next(run, each)):
                 return None
             numbers.append(each.first_seq)
             size += len(each.payload)
@@ -173,7 +173,7 @@ def _parts_before(read: Read, run: Run, oldest: int) -> list[int] | None:
         if left <= 0:
             return None
         for each in reversed(mine):
-            if each.content_type != PART or not (is_part(each) and _is_next(run, each)):
+            if each.content_type != PART or not (is_part(each) and is_next(run, each)):
                 return numbers
             numbers.insert(0, each.first_seq)
             if len(numbers) * MAX_PAYLOAD > LARGEST:

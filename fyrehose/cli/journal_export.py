@@ -23,7 +23,7 @@ from fyrehose.cli.formats import as_json
 from fyrehose.errors import ConfigError, FyrehoseError, JournalGap, MissingExtra
 from fyrehose.extras import ARROW
 from fyrehose.journal.offline.walk import Batch, Damaged, Log, walk
-from fyrehose.parts import PARTS, Joiner
+from fyrehose.parts import Joiner
 from fyrehose.records import Run
 from fyrehose.spark.selection import Selection, bounds
 
@@ -231,6 +231,7 @@ def _columns(
 
     from fyrehose.journal.offline.places import place
     from fyrehose.spark.columns import COLUMNS, arrow_schema
+    from fyrehose.spark.joining import joined_batches
     from fyrehose.spark.plan import Planner
     from fyrehose.spark.reading import PartReader
 
@@ -255,39 +256,7 @@ def _columns(
             progress(done, total)
 
     with writer:
-        for batch in batches() if joiner is None else _joined(batches(), schema, joiner):
+        for batch in batches() if joiner is None else joined_batches(batches(), joiner):
             writer.write_batch(batch)
             records += batch.num_rows
     return records
-
-
-def _joined(batches: Iterable[pa.RecordBatch], schema: pa.Schema, joiner: Joiner) -> Iterator[pa.RecordBatch]:
-    """Yield *batches* with the parts of each event joined; batches without parts stay as they are."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    kinds = pa.array(sorted(PARTS))
-    rows: dict[tuple[str, int], dict[str, Any]] = {}
-
-    def batch_of(runs: Iterable[Run]) -> Iterator[pa.RecordBatch]:
-        for run in runs:
-            changed = {"payload": bytes(run.payload), "content_type": run.content_type}
-            yield pa.RecordBatch.from_pylist([rows[run.stream, run.first_seq] | changed], schema)
-        if not joiner.holding:
-            rows.clear()
-
-    for batch in batches:
-        begin = 0
-        found = pc.indices_nonzero(pc.is_in(batch.column("content_type"), value_set=kinds)).to_pylist()
-        for at in found:
-            if at > begin:
-                yield batch.slice(begin, at - begin)
-            begin = at + 1
-            row = batch.slice(at, 1).to_pylist()[0]
-            rows[row["stream"], row["seq"]] = row | {"payload": b""}
-            labels = {name: row[name] for name in ("source", "producer", "topic", "content_type", "producer_seq")}
-            run = Run.of(row["stream"], [row["payload"]], first_seq=row["seq"], **labels)
-            yield from batch_of(joiner.join(run))
-        if begin < batch.num_rows:
-            yield batch.slice(begin)
-    yield from batch_of(joiner.end())

@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING
 from fyrehose.lazy import lazily
 
 if TYPE_CHECKING:
+    from fyrehose.spark.joining import joined
     from fyrehose.spark.sessions import register, session
     from fyrehose.spark.tables import table
     from fyrehose.spark.views import catalog
 else:
-    __getattr__, __dir__ = lazily(__name__, {"sessions": "register session", "tables": "table", "views": "catalog"})
+    __getattr__, __dir__ = lazily(
+        __name__, {"joining": "joined", "sessions": "register session", "tables": "table", "views": "catalog"}
+    )
 
-__all__ = ["catalog", "register", "session", "table"]
+__all__ = ["catalog", "joined", "register", "session", "table"]

@@ -89,6 +89,17 @@ def _records(command: F) -> F:
     return _spark(command)
 
 
+def _parts(default: str) -> Callable[[F], F]:
+    """Return the option that says what becomes of events that are stored in parts."""
+    return click.option(
+        "--parts",
+        type=click.Choice(["join", "keep"]),
+        default=default,
+        show_default=True,
+        help="Parts of an event: one row, or as stored.",
+    )
+
+
 def _open(master: str | None, memory: str, name: str, *, quick: bool = False) -> SparkSession:
     from fyrehose.spark.sessions import session
 
@@ -108,13 +119,14 @@ def _table(
     end: str | None,
     where: str | None,
     skip_gaps: bool,
+    parts: str = "keep",
 ) -> DataFrame:
     from fyrehose.spark.tables import table as of
 
     if lake is None and journal is None:
         raise click.UsageError("no records given; pass --lake DIR, --journal DIR, or both")
     gaps = "skip" if skip_gaps else "error"
-    found = of(spark, lake, journal, streams=streams or None, start=start, end=end, gaps=gaps)
+    found = of(spark, lake, journal, streams=streams or None, start=start, end=end, gaps=gaps, parts=parts)
     return found if where is None else found.where(where)
 
 
@@ -321,6 +333,7 @@ def _state(state: TableState) -> tuple[Any, ...]:
 
 @main.command(short_help="Count the records of each stream.")
 @click.option("--sql", metavar="QUERY", help="Run this query instead, on the table records.")
+@_parts("keep")
 @_records
 def table(sql: str | None, master: str | None, memory: str, **which: Any) -> None:
     """Count the records of each stream in a lake and its journal.
@@ -438,6 +451,7 @@ def rates(window: str, plot: Path | None, output: str | None, master: str | None
 @main.command(short_help="Parse JSON payloads into columns.")
 @click.option("--output", required=True, metavar="DIR", help="Directory to write, replacing its contents.")
 @click.option("--schema", metavar="DDL", help='Columns instead of VARIANT, such as "level string, ms double".')
+@_parts("join")
 @_records
 def parse(output: str, schema: str | None, master: str | None, memory: str, **which: Any) -> None:
     """Parse JSON payloads into columns; payloads that do not fit are kept in the column ``rescued``.

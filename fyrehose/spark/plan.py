@@ -236,6 +236,24 @@ def walk(reader: SegmentReader, first: int, stop: int) -> Iterator[fmt.BatchHead
         position = header.end
 
 
+def boundary(place: Place, view: View, position: int) -> int:
+    """Return where the first batch begins that begins at ``position`` or behind it, or the end of its segment.
+
+    :raises JournalCorrupt: a header is damaged, or the segment was deleted
+    """
+    for extent in view.segments:
+        first = extent.base + fmt.SEGMENT_HEADER.size
+        if position <= first:
+            return first
+        if position < extent.end:
+            try:
+                found = (header.position for header in headers(place, extent, first, extent.end))
+                return next((begin for begin in found if begin >= position), extent.end)
+            except Missing as error:
+                raise missing(place, view, position, f"{error} was deleted before it was read") from None
+    return view.mark
+
+
 def _between(reader: SegmentReader, first: int, position: int) -> bool:
     """Return True if ``position`` is inside a batch rather than at the beginning of one."""
     try:

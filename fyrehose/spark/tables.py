@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from fyrehose.journal.offline.offsets import Offset
 from fyrehose.journal.offline.places import place
+from fyrehose.spark.joining import joined
 from fyrehose.spark.selection import EVERY, Selection, selection
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def table(
     start: str | None = None,
     end: str | None = None,
     gaps: str = "error",
+    parts: str = "keep",
 ) -> DataFrame:
     """Return every durable record of a lake, and those of the journal that the lake does not have yet.
 
@@ -71,12 +73,16 @@ def table(
         it are opened
     :param end: the last number, or the time before which records are included
     :param gaps: ``error``, or ``skip`` to ignore numbers that are missing from the journal
+    :param parts: ``keep``, or ``join`` to make one row of an event that is stored in parts, see
+        :func:`fyrehose.spark.joined`
     :raises JournalError: the lake does not exist, or its log is damaged
-    :raises ValueError: neither a lake nor a journal is given, or ``streams`` is empty
+    :raises ValueError: neither a lake nor a journal is given, ``streams`` is empty, or ``parts`` is something else
     """
     # Imported here, because Spark's workers import this package, and do not need Delta.
     from fyrehose.spark.lake import Lake
 
+    if parts not in ("join", "keep"):
+        raise ValueError(f"invalid parts {parts!r}: expected join or keep")
     wanted = None if streams is None else sorted(set(streams))
     if wanted == []:
         raise ValueError("streams is empty; leave it out for all streams")
@@ -84,16 +90,18 @@ def table(
         target = lake
     else:
         target = Lake.existing(lake) if journal is None else Lake.at(lake)
-    parts = []
+    sources = []
     if target is not None:
         chosen = attrs.evolve(selection(None, start, end), streams=None if wanted is None else frozenset(wanted))
-        parts.append(of_lake(spark, target, chosen))
+        sources.append(of_lake(spark, target, chosen))
     if journal is not None:
-        parts.append(beyond(spark, target, journal, start=start, end=end, streams=wanted, gaps=gaps))
-    if not parts:
+        sources.append(beyond(spark, target, journal, start=start, end=end, streams=wanted, gaps=gaps))
+    if not sources:
         raise ValueError("neither a lake nor a journal is given")
-    found = parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
-    return found.where("stream not like '.%'") if wanted is None else found
+    found = sources[0] if len(sources) == 1 else sources[0].unionByName(sources[1])
+    if wanted is None:
+        found = found.where("stream not like '.%'")
+    return joined(found) if parts == "join" else found
 
 
 def beyond(

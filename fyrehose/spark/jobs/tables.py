@@ -75,6 +75,8 @@ WIDEN = 1 << 30
 HEARTBEAT = 60.0
 #: How many files there have to be for a merge, and the age at which a file that is not used is removed, in hours.
 MANY, AGE = 32, 24
+#: How many files before one of an archive may have the first parts of its events.
+_EARLIER = 8
 #: How many files of a table a task aggregates.
 _FILES = 16
 #: How often the tasks of a round agree on types before that is an error.
@@ -693,12 +695,7 @@ class TablesRun:
                 oldest = compute.min(every["min.time"].cast(pa.int64())).as_py()
             files = lake.files(chosen, known.server)
             lake.check(files)
-            deleted = lake.vectors()
-            for some in windows.chunks([file.path for file in files], 1):
-                here = {path: deleted[path] for path in some if path in deleted}
-                found.append(
-                    LakePart(store=lake.store, paths=some, server=known.server, selection=chosen, deleted=here)
-                )
+            found += _lake_parts(lake, known.server, chosen, [file.path for file in files])
         if stop < begin:
             raise JournalUnreachable(
                 f"the tables of {self.config.output} are at position {stop}, and the lake is at {begin}: fill the "
@@ -746,6 +743,22 @@ class TablesRun:
                 times = [np.empty(0, np.int64), *(batch[0].cast(pa.int64()).to_numpy() for batch in batches)]
                 every = np.concatenate(times)
                 yield file, (every >= since) & (every < until)
+
+
+def _lake_parts(lake: Lake, server: str, chosen: Selection, paths: Sequence[str]) -> Iterator[LakePart]:
+    """Yield what tasks read of an archive: a file each."""
+    if not paths:
+        return
+    deleted, every = lake.vectors(), lake.actions()
+    begins = dict(zip(every["path"].to_pylist(), every["min.time"].cast(pa.int64()).to_pylist(), strict=True))
+    whole = lake.files(attrs.evolve(chosen, start=Bounds(), end=Bounds()), server)
+    in_order = sorted((file.path for file in whole), key=lambda path: (begins[path] or 0, path))
+    places = {path: at for at, path in enumerate(in_order)}
+    for path in paths:
+        at = places[path]
+        earlier = tuple(in_order[max(0, at - _EARLIER) : at])
+        here = {each: deleted[each] for each in (*earlier, path) if each in deleted}
+        yield LakePart(store=lake.store, paths=(path,), server=server, selection=chosen, deleted=here, earlier=earlier)
 
 
 def _schema(types: Mapping[str, str]) -> pa.Schema:

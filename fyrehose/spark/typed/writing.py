@@ -24,13 +24,15 @@ from pyarrow import compute, dataset, parquet
 
 from fyrehose.errors import ExpectationFailed
 from fyrehose.journal.offline.places import Place
+from fyrehose.parts import BETWEEN, LARGEST
 from fyrehose.spark import memory
 from fyrehose.spark.columns import arrow_schema
 from fyrehose.spark.fetching import kept
+from fyrehose.spark.joining import LABELS, whole_events
 from fyrehose.spark.lake import PARTITION
-from fyrehose.spark.plan import Part
+from fyrehose.spark.plan import Part, Planner, boundary
 from fyrehose.spark.reading import PartReader
-from fyrehose.spark.selection import Selection
+from fyrehose.spark.selection import Bounds, Selection
 from fyrehose.spark.stores import LakeStore
 from fyrehose.spark.typed.config import (
     ACCEPTED,
@@ -48,8 +50,11 @@ from fyrehose.spark.typed.config import (
 )
 from fyrehose.spark.typed.extraction import Widened, extracted
 
-#: Columns of records that tables need.
+#: Columns of records that tables need, and those by which the parts of an event are found.
 NEEDED = ("stream", "seq", "time", "event_time", "payload")
+_LABELLED = (*NEEDED, *LABELS)
+#: How far before a part of a journal the first parts of its events may begin, in bytes of the journal.
+BEFORE = LARGEST + BETWEEN
 #: Columns whose least and largest values the log has for each file.
 MEASURED = (STREAM, SEQ, ACCEPTED, EVENT_TIME)
 #: Bytes of a key's digest; zeros stand for a row without a key.
@@ -74,8 +79,24 @@ class JournalPart:
     skip_gaps: bool
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the selected records, in the order of the journal."""
-        return PartReader(self.place, self.part, self.selection, arrow_schema(NEEDED), self.skip_gaps).read()
+        """Yield the selected records in the order of the journal; an event that is stored in parts is one row."""
+        records = PartReader(self.place, self.part, self.selection, arrow_schema(_LABELLED), self.skip_gaps).read()
+        for batch in whole_events(records, self._before):
+            yield batch.select(list(NEEDED))
+
+    def _before(self) -> Iterator[pa.RecordBatch]:
+        """Yield the records before these, as far back as the first parts of their events are looked for."""
+        view, since = self.place.view(), self.selection.start.time
+        chosen = attrs.evolve(self.selection, start=Bounds(), end=Bounds())
+        start = boundary(self.place, view, max(view.start, self.part.first - BEFORE))
+        yield from self._earlier(chosen, start, self.part.first)
+        if since is not None:  # The event belongs to the time of its last part.
+            chosen = attrs.evolve(chosen, end=Bounds(time=since - 1))
+            yield from self._earlier(chosen, self.part.first, self.part.limit)
+
+    def _earlier(self, chosen: Selection, start: int, stop: int) -> Iterator[pa.RecordBatch]:
+        for part in Planner(self.place, chosen, skip_gaps=True).parts(start, stop):
+            yield from PartReader(self.place, part, chosen, arrow_schema(_LABELLED), skip_gaps=True).read()
 
 
 @attrs.frozen(kw_only=True)
@@ -83,6 +104,7 @@ class LakePart:
     """Files of an archive to read.
 
     :ivar deleted: indexes of the rows that deletion vectors delete, by file
+    :ivar earlier: files before these, in their order, in which the first parts of their events are looked for
     """
 
     store: LakeStore
@@ -90,12 +112,12 @@ class LakePart:
     server: str
     selection: Selection
     deleted: Mapping[str, Any]
+    earlier: tuple[str, ...] = ()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the selected records of the server."""
-        columns = {"server": pa.string(), **{field.name: field.type for field in arrow_schema(NEEDED)}}
-        for batch in read(self.store, self.paths, pa.schema([*columns.items()]), self.deleted):
-            mask = compute.equal(batch["server"], self.server)
+        """Yield the selected records of the server; an event that is stored in parts is one row."""
+        for batch in whole_events(self._records(self.paths), lambda: self._records(self.earlier)):
+            mask = compute.is_valid(batch["seq"])
             since, until = self.selection.start.time, self.selection.end.time
             times = batch["time"].cast(pa.int64())
             if since is not None:
@@ -103,6 +125,11 @@ class LakePart:
             if until is not None:
                 mask = compute.and_(mask, compute.less_equal(times, until))
             yield batch.filter(mask).select(list(NEEDED))
+
+    def _records(self, paths: Iterable[str]) -> Iterator[pa.RecordBatch]:
+        columns = {"server": pa.string(), **{field.name: field.type for field in arrow_schema(_LABELLED)}}
+        for batch in read(self.store, paths, pa.schema([*columns.items()]), self.deleted):
+            yield batch.filter(compute.equal(batch["server"], self.server))
 
 
 @attrs.frozen(kw_only=True)
