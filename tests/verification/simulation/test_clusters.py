@@ -69,7 +69,7 @@ RARE = {
 
 @pytest.mark.parametrize("name", sorted(rules.BUGS.keys() - RARE))
 def test_a_rule_that_is_taken_away_is_noticed(name: str, logged_errors: Any) -> None:
-    tally = run.hunt(name, 0, 60)
+    tally = run.hunt(name, 0, 150)
     assert "seed" in tally.problems[0]
     logged_errors.take()
     gc.collect()  # what was kept by an error complains when it goes
