@@ -51,7 +51,9 @@ def run(nodes: NatsNodes, request: pytest.FixtureRequest) -> Run:
     """Return a function that runs a coroutine with an open log of its own name, until it is done."""
 
     async def using(test: Callable[[JetStreamLog], Awaitable[None]]) -> None:
-        log = JetStreamLog(reactor, nodes.urls, request.node.name.replace("[", "-").replace("]", ""))
+        # The streams of all tests together must fit into what the nodes set aside.
+        name = request.node.name.replace("[", "-").replace("]", "")
+        log = JetStreamLog(reactor, nodes.urls, name, limit=64 << 20)
         try:
             await patiently(lambda: log.open(lambda message: None))
             await test(log)
