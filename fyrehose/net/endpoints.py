@@ -76,8 +76,8 @@ class TCPService(Service):
         """Return which fixed options of the factory *settings* change, and those of TLS if they turn it on or off."""
         on = isinstance(settings, TLSSettings) and bool(settings.tls_certificate)
         names = [field.name for field in attrs.fields(type(settings)) if field.name.startswith("tls_")]
-        now = self.factory.settings
-        changed = [name for name in self.factory.fixed_options if getattr(settings, name) != getattr(now, name)]
+        now, then = (attrs.asdict(each, recurse=False) for each in (self.factory.settings, settings))
+        changed = [name for name in self.factory.fixed_options if then[name] != now[name]]
         return changed + (names if on != (self._outer is not None) else [])
 
     def prepare(self, settings: Any) -> Callable[[], None]:

@@ -280,7 +280,7 @@ class TestNoRoom:
         logged_errors.take()
         ((state, reason),) = bench.observer.states
         assert (state, "its LOCK was deleted or replaced" in reason) == (JournalState.FAILED, True)
-        assert isinstance(failed(bench.append(b"b")), OutcomeUnknown), "it would be acknowledged and lost"
+        assert isinstance(failed(bench.append(b"b")), Closed), "it would be acknowledged and lost"
 
     def test_nothing_is_acknowledged_into_a_deleted_directory(self, open_journal, logged_errors) -> None:
         bench = open_journal()

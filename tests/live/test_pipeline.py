@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,26 +24,25 @@ def test_commands_of_the_page_fill_tables_from_a_running_server(start: Callable[
     (block,) = (
         found for found in re.findall(r"^```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if "make run" in found
     )
-    serve, install, publish, fill = block.splitlines()
+    serve, install, publish, fill, plot = block.splitlines()
     assert serve.startswith("make run ")
     assert "pip install" in install
     # The same programs, of this environment; the server listens on a free port.
-    programs = {"python": sys.executable, "fyrehose": f"{sys.executable} -c 'from fyrehose.cli import main; main()'"}
+    programs = {"python": sys.executable}
+    for name, module in (("fyrehose", "fyrehose.cli"), ("fyrehose-spark", "fyrehose.spark.command")):
+        programs[name] = f"{sys.executable} -c 'from {module} import main; main()'"
     publish = publish.replace("20000", "2000") + f" --to 127.0.0.1:{server.port('lumberjack')}"
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    for command in (publish, fill):
-        command = re.sub(r"\.venv/bin/(\w+)", lambda found: programs[found[1]], command)
+    shutil.copytree(ROOT / "examples" / "pipeline", tmp_path / "examples" / "pipeline")
+    for command in (publish, fill, plot):
+        command = re.sub(r"\.venv/bin/([\w-]+)", lambda found: programs[found[1]], command)
         ended = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert ended.returncode == 0, f"{command}: {ended.stdout}{ended.stderr}"
-    silver = DeltaTable(str(tmp_path / "tables" / "silver")).to_pyarrow_table()
-    assert sorted(silver["seq"].to_pylist()) == list(range(1, 2001))
-    assert silver["host.name"].null_count == 0
-    rescued = silver["http.response.status_code"].null_count
-    assert silver["rescued"].null_count == 2000 - rescued
+    events = DeltaTable(str(tmp_path / "tables" / "filebeat")).to_pyarrow_table()
+    assert sorted(events["_seq"].to_pylist()) == list(range(1, 2001))
+    assert events["message"].null_count == 0
     (shown,) = re.findall(r"^```python\n(.*?DeltaTable\(\"tables/requests\".*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    shown = shown.replace("tables/requests", str(tmp_path / "tables" / "requests"))
-    ended = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True)
-    assert "minute" in ended.stdout
-    gold = DeltaTable(str(tmp_path / "tables" / "requests")).to_pyarrow_table()
-    assert sum(gold["requests"].to_pylist()) == 2000 - rescued
+    ended = subprocess.run([sys.executable, "-c", shown], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "window" in ended.stdout
+    requests = DeltaTable(str(tmp_path / "tables" / "requests")).to_pyarrow_table()
+    assert sum(requests["requests"].to_pylist()) == 2000 - events["status"].null_count
     assert (tmp_path / "gold.png").read_bytes().startswith(b"\x89PNG")

@@ -24,6 +24,7 @@ import attrs
 import numpy as np
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
+from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction
 from pyarrow import compute
 
@@ -771,7 +772,8 @@ def _types(lake: Lake) -> dict[str, str]:
     :raises ConfigError: another program has added a column of another type
     """
     assert lake.table is not None
-    found = {field.name: str(getattr(field.type, "type", "struct")) for field in lake.table.schema().fields}
+    fields = lake.table.schema().fields
+    found = {each.name: each.type.type if isinstance(each.type, PrimitiveType) else "struct" for each in fields}
     for name, kind in found.items():
         if kind not in _TYPES:
             raise ConfigError(f"the column {name!r} of the table {lake} is {kind}, which typed tables do not have")

@@ -7,6 +7,8 @@ deleted are counted as unchecked.  Files have a checksum for each page, so those
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,10 +23,13 @@ from fyrehose.spark.lake import Lake
 from fyrehose.spark.stores import LakeStore
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
 #: How many numbers are a block.
 BLOCK = 1 << 16
+#: The file of Spark's error for one that it cannot read.
+_UNREADABLE = re.compile(r"FAILED_READ_FILE\S* .*?file:?/*(/\S+\.parquet)")
+_COPY = "put it back from a copy, or archive into a new lake"
 
 
 @attrs.frozen(slots=True, kw_only=True)
@@ -67,7 +72,7 @@ def verify(spark: SparkSession, journal: str, lake: str | Path) -> Verified:
         look = partial(damage_of, target.store)
         damaged = spark.sparkContext.parallelize(paths, len(paths)).map(look).filter(bool).collect()
         if damaged:
-            raise JournalCorrupt(f"{damaged[0]}; put it back from a copy, or archive into a new lake")
+            raise JournalCorrupt(f"{damaged[0]}; {_COPY}")
     if known is None:
         return Verified(checked=0, unchecked=0, differences=())
     # Only the start and the end of what both have can be seen from the journal alone.
@@ -78,7 +83,8 @@ def verify(spark: SparkSession, journal: str, lake: str | Path) -> Verified:
     both = ours.join(f.broadcast(kept), "stream").where("seq >= kept").drop("kept")
     joined = _blocks(both).alias("l").join(_blocks(theirs).alias("j"), ["stream", "block"], "full_outer")
     checked, in_both, differences = 0, 0, []
-    for row in joined.selectExpr("stream", "block", "l.rows", "l.sum", "j.rows", "j.sum").toLocalIterator():
+    compared = joined.selectExpr("stream", "block", "l.rows", "l.sum", "j.rows", "j.sum")
+    for row in _rows(compared):
         stream, block, in_lake, lake_sum, in_journal, journal_sum = row
         in_both += in_lake or 0
         if (in_lake, lake_sum) == (in_journal, journal_sum):
@@ -114,6 +120,23 @@ def damage_of(store: LakeStore, path: str) -> str | None:
     except (OSError, ArrowException) as error:
         return f"{store.below(path)} is damaged: {str(error).splitlines()[0]}"
     return None
+
+
+def _rows(frame: DataFrame) -> Iterator[Row]:
+    """Return the rows of *frame*.
+
+    :raises JournalCorrupt: Spark cannot read a file, although the checksums of its pages are right: they do not cover
+        the headers of the pages
+    """
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+
+    try:
+        yield from frame.toLocalIterator()
+    except Py4JJavaError as error:
+        found = _UNREADABLE.search(str(error))
+        if found is None:
+            raise
+        raise JournalCorrupt(f"{found[1]} is damaged: {_COPY}") from error
 
 
 def _blocks(records: DataFrame) -> DataFrame:

@@ -203,4 +203,4 @@ def test_all_connections_of_one_address_may_subscribe_to_everything() -> None:
     """10,000 subscribers: more than have room beside the other connections of their clients."""
     subscribers = RecognizedSubscribers(BINARY)
     for descriptor in range(10_000):
-        subscribers.received(b"\1", descriptor, NETWORK)
+        assert subscribers.received(b"\1", descriptor, NETWORK).added

@@ -8,11 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyarrow import parquet
 
 from fyrehose.errors import JournalCorrupt, JournalError
 from fyrehose.spark.jobs.archive import archive
-from fyrehose.spark.jobs.verify import BLOCK, Verified, verify
+from fyrehose.spark.jobs.verify import BLOCK, Verified, _rows, verify
 from fyrehose.spark.lake import Lake
 
 Opener = Callable[..., Any]
@@ -59,11 +60,35 @@ def test_flipped_byte_in_a_file_is_found_by_its_checksum(spark: Any, written: Op
     # Also where the journal does not have the records any more.
     journal.segments[0].path.unlink()
     path = next(lake.rglob("*.parquet"))
+    column = parquet.ParquetFile(path).metadata.row_group(0).column(0)
     data = bytearray(path.read_bytes())
-    data[len(data) // 3] ^= 1
+    data[column.data_page_offset + column.total_compressed_size // 2] ^= 1
     path.write_bytes(data)
     with pytest.raises(JournalCorrupt, match=f"{path} is damaged"):
         verify(spark, str(journal.directory), lake)
+
+
+class Unreadable(Py4JJavaError):
+    """Spark's error for a file that it cannot read."""
+
+    def __init__(self) -> None:
+        Exception.__init__(self)
+
+    def __str__(self) -> str:
+        return (
+            "An error occurred while calling o429.toPythonIterator.\n: org.apache.spark.SparkException: "
+            "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///lake/date=2023-11-14/part-0.parquet."
+            "  SQLSTATE: KD001"
+        )
+
+
+def test_file_that_only_spark_cannot_read_is_damaged() -> None:
+    class Frame:
+        def toLocalIterator(self) -> Any:
+            raise Unreadable
+
+    with pytest.raises(JournalCorrupt, match=r"^/lake/date=2023-11-14/part-0\.parquet is damaged: put it back"):
+        list(_rows(Frame()))  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
