@@ -36,7 +36,7 @@ import polars
 from deltalake import DeltaTable
 from plain_reader import records
 from pyspark.java_gateway import launch_gateway
-from spark_lives import descendants, kind_of, lives, parser_of, report, writing
+from spark_lives import descendants, kind_of, lives, parser_of, report, rounds, writing
 
 from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import recover
@@ -262,7 +262,7 @@ def main() -> int:
                 args,
                 lambda: starter.start("--follow", "--every", "0.1s", "--round", "16K", "--optimize", "20s"),
                 starter.disturb,
-                starter.tables / "events",
+                lambda: rounds(starter.tables / "events"),
                 wanted=1,
             )
         status = starter.start().wait()
