@@ -424,5 +424,8 @@ def test_key_that_nobody_has_subscribed_to_harms_nothing(context: Context) -> No
     port = ZMQPort(Reactor(), publisher)
     for _ in range(1_000):
         port.lend_by_key(b"\xffa/", [b"/a/", b"1", b"x"])
-    assert port.held() == (0, 0)
+    deadline = time.monotonic() + 20
+    while port.held() != (0, 0):  # a thread of pyzmq takes note of what ZeroMQ has dropped
+        assert time.monotonic() < deadline, port.held()
+        time.sleep(0.01)
     port.close()
