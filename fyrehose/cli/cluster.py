@@ -149,6 +149,7 @@ async def survey(
     :raises FyrehoseError: no NATS server can be reached
     """
     import nats
+    from nats.errors import Error
 
     heard: dict[str, dict[str, Any]] = {}
     enough = asyncio.Event()
@@ -159,8 +160,11 @@ async def survey(
         if until(said):
             enough.set()
 
+    errors: list[Exception] = []
+
     async def quiet(error: Exception) -> None:
-        """Keep nats-py from printing a traceback; what matters fails the connection."""
+        """Keep nats-py from printing a traceback; remember what NATS refuses, which connecting does not say."""
+        errors.append(error)
 
     options = settings.connect_options()
     try:
@@ -176,8 +180,10 @@ async def survey(
             2 * NATS_TIMEOUT_S,
         )
     except Exception as error:
+        # A server says why it closes a connection; what the system says about the next try is less.
+        why = next((each for each in reversed(errors) if isinstance(each, Error)), errors[-1] if errors else error)
         raise FyrehoseError(
-            f"no NATS server of {', '.join(settings.servers)} can be reached: {error or type(error).__name__}"
+            f"no NATS server of {settings.shown_servers} can be reached: {str(why) or type(why).__name__}"
         ) from error
     try:
         await client.subscribe(f"fyrehose.{settings.cluster}.say", cb=receive)

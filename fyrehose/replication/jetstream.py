@@ -110,7 +110,7 @@ class JetStreamLog:
     def connected_to(self) -> str:
         """Return host and port of the NATS server in use; empty while there is none."""
         url = None if self._client is None else self._client.connected_url
-        return url.netloc if url else ""
+        return url.netloc.rpartition("@")[2] if url else ""
 
     def open(self, heard: Callable[[bytes], None]) -> Deferred[list[str]]:
         if self._loop is None:

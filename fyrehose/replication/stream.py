@@ -98,7 +98,7 @@ async def begin_again(settings: ReplicationSettings, first: LogEntry) -> None:
             **settings.connect_options(),
         )
     except (Error, OSError, TimeoutError) as error:
-        raise FyrehoseError(f"no NATS server of {', '.join(settings.servers)} can be reached: {_why(error)}") from error
+        raise FyrehoseError(f"no NATS server of {settings.shown_servers} can be reached: {_why(error)}") from error
     try:
         jetstream = client.jetstream(timeout=PATIENCE)
         with suppress(NotFoundError):  # it is lost already
