@@ -190,6 +190,11 @@ class FileJournal:
         """Return whether the writer thread has no job."""
         return self._worker is None or self._worker.idle
 
+    @property
+    def records(self) -> int:
+        """Return how many records readers were shown since the journal was opened."""
+        return self._store.records
+
     def cluster_status(self) -> ClusterStatus | None:
         """Return the figures of this server as a member of a cluster; None: it is alone, or not open."""
         return self.gate.cluster_status()

@@ -57,12 +57,14 @@ class Store:
 
     :ivar remade: called with the path and the content of an index file that was missing and has been rebuilt
     :ivar damage: the last damage that reading has found in each segment that is kept, by the base of the segment
+    :ivar records: how many records :meth:`wrote` was told of
     """
 
     directory: Path
     files: Files
     remade: Callable[[Path, bytes], object] = lambda path, packed: None
     damage: dict[int, str] = attrs.field(factory=dict, init=False)
+    records: int = attrs.field(default=0, init=False)
     _bases: list[int] = attrs.field(factory=list, init=False)
     _sealed_ends: dict[int, int] = attrs.field(factory=dict, init=False)
     _active: SegmentIndex = attrs.field(factory=lambda: SegmentIndex(0), init=False)
@@ -144,6 +146,7 @@ class Store:
         :param streams: the runs of the batch, by stream
         """
         self._active.add_batch(header, streams)
+        self.records += header.records
         self._newest = self._keep(header, streams)
 
     def before(self, base: int, stream: str) -> int:

@@ -31,7 +31,7 @@ from fyrehose.errors import ConfigError
 from fyrehose.journal.format import Damage
 from fyrehose.replication.entries import MAX_ENTRY, LogEntry
 from fyrehose.replication.shared_log import EntryRange, ISharedLog, Refused, Unavailable
-from fyrehose.replication.stream import create, limit_of, stream_of, subject_of
+from fyrehose.replication.stream import create, limit_of, nodes_of, stream_of, subject_of
 
 log = Logger()
 T = TypeVar("T")
@@ -215,7 +215,9 @@ class JetStreamLog:
     async def _extent(self) -> EntryRange:
         info = await self._stream.stream_info(self.stream)
         state = info.state
-        return EntryRange(int(state.first_seq) or 1, int(state.last_seq), int(state.bytes), limit_of(info.config))
+        return EntryRange(
+            int(state.first_seq) or 1, int(state.last_seq), int(state.bytes), limit_of(info.config), nodes_of(info)
+        )
 
     def read(self, number: int, most: int) -> Deferred[list[tuple[int, LogEntry]]]:
         return self._ask(self._read(number, most))

@@ -22,11 +22,12 @@ from fyrehose.journal.exchange import Batches
 from fyrehose.journal.format import Damage
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.writer import NoRoom
-from fyrehose.observe.meters import ClusterStatus
+from fyrehose.observe.meters import ClusterStatus, MemberStatus, NatsStatus
 from fyrehose.options import shown_size
 from fyrehose.replication.entries import EntryWriter, LogEntry
 from fyrehose.replication.filling import too_far_behind, waits
 from fyrehose.replication.gate import ReplicatedGate
+from fyrehose.replication.overview import Growth, packed, seen_by_follower, seen_by_leader
 from fyrehose.replication.peers import ClusterPeer, Peers
 from fyrehose.replication.role import Action, Append, Changed, Compare, Cut, Fill, LookAt, Purge, Role, State, Write
 from fyrehose.replication.settings import ReplicationSettings
@@ -82,6 +83,8 @@ class Member:
     _noted: float = attrs.field(default=0.0, init=False)
     _checked: float = attrs.field(default=float("-inf"), init=False)  #: when a follower asked for the log's extent last
     _trimmer: Trimmer = attrs.field(init=False)
+    _growth: Growth = attrs.field(factory=Growth, init=False)
+    _nats: tuple[NatsStatus, ...] = attrs.field(default=(), init=False)  #: as NATS has said last
     #: Whether messages are refused, because the log is too large.
     _overfull: bool = attrs.field(default=False, init=False)
     _led_once: bool = attrs.field(default=False, init=False)  #: whether the last other role was that of the leader
@@ -160,7 +163,15 @@ class Member:
             entries=role.applied,
             log_size=self._trimmer.size if leads else 0,
             unconfirmed=role.acknowledged - role.mark if leads else 0,
+            members=self._members(),
+            nats=self._nats,
         )
+
+    def _members(self) -> list[MemberStatus]:
+        now = self.reactor.seconds()
+        if self.role.state is State.LEADER:
+            return seen_by_leader(self.role, self.peers, self._growth, now)
+        return seen_by_follower(self.role, self.peers, now)
 
     @property
     def leader_address(self) -> str:
@@ -205,6 +216,7 @@ class Member:
         if self._opened_at is None:
             self._once("open", self._open)
             return
+        self._growth.note(self.role.mark, self.journal.records, now)
         self._say()
         if now - self._noted >= 1.0:
             self._noted = now
@@ -289,6 +301,7 @@ class Member:
             return []
         self._checked = now
         extent = await self.log.extent()
+        self._nats = extent.nodes
         if extent.first > extent.last > role.applied:
             raise ConfigError(
                 f"the shared log was emptied up to entry {extent.last} by something else than this server"
@@ -345,6 +358,7 @@ class Member:
 
     async def _measure(self) -> None:
         extent = await self.log.extent()
+        self._nats = extent.nodes
         self._confirmed = self.reactor.seconds()
         why = self._trimmer.measured(self.role, extent.size, extent.limit)
         was, self._overfull = self._overfull, bool(why)
@@ -371,7 +385,8 @@ class Member:
 
     def _say(self, leaving: bool = False) -> None:
         refusal = "" if self.journal.state is JournalState.WRITABLE else self.journal.refusal or "its disk is full"
-        self.log.say(self.peers.pack(self.role, leaving, self.reactor.seconds(), refusal))
+        members = packed(self._members()) if self.role.state is State.LEADER else []
+        self.log.say(self.peers.pack(self.role, leaving, refusal, members, self.reactor.seconds() - self._confirmed))
 
     def _heard(self, message: bytes) -> None:
         if not self.running:

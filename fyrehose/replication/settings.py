@@ -17,7 +17,11 @@ from fyrehose.replication.entries import MAX_WRITER
 AHEAD = 16 << 20
 
 
-def _name(text: str) -> str:
+def server_name(text: str) -> str:
+    """Return *text*, the name of a server or a cluster.
+
+    :raises ValueError: it is none
+    """
     if not re.fullmatch(r"[A-Za-z0-9_-]+", text) or len(text) > MAX_WRITER // 2:
         raise ValueError(f"1 to {MAX_WRITER // 2} letters, digits, - and _")
     return text
@@ -51,8 +55,8 @@ class ReplicationSettings:
     """The options of one server of a cluster."""
 
     servers: tuple[str, ...] = option((), _urls, "addresses of the NATS servers, separated by commas")
-    cluster: str = option("fyrehose", _name, "name of the cluster; the same on every server")
-    name: str = option("", _name, "name of this server; another one on each, also after a machine was replaced")
+    cluster: str = option("fyrehose", server_name, "name of the cluster; the same on every server")
+    name: str = option("", server_name, "name of this server; another one on each, also after a machine was replaced")
     replicas: int = option(3, count, "on how many NATS servers each entry is stored", least=1)
     members: int = option(3, count, "number of servers; entries are kept until all of them have them", least=1)
     acknowledge: str = option(

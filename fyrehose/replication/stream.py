@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from fyrehose.errors import FyrehoseError
+from fyrehose.observe.meters import NatsStatus
 from fyrehose.replication.entries import LogEntry
 from fyrehose.replication.settings import ReplicationSettings
 
@@ -57,6 +58,29 @@ def limit_of(config: Any) -> int:
     :param config: the settings of the stream
     """
     return int(config.max_bytes) * 8 // 9 if (config.max_bytes or 0) > 0 else 0
+
+
+def nodes_of(info: Any) -> tuple[NatsStatus, ...]:
+    """Return the NATS servers that store the stream, sorted by their names; nothing if one server is alone.
+
+    :param info: the description of the stream
+    """
+    cluster = info.cluster
+    if cluster is None:
+        return ()
+    found = [
+        NatsStatus(
+            name=str(peer.name),
+            leads=False,
+            current=bool(peer.current),
+            offline=bool(peer.offline),
+            lag=int(peer.lag or 0),
+        )
+        for peer in cluster.replicas or ()
+    ]
+    if cluster.leader:
+        found.append(NatsStatus(name=str(cluster.leader), leads=True, current=True, offline=False, lag=0))
+    return tuple(sorted(found, key=lambda each: each.name))
 
 
 def _config(cluster: str, replicas: int, limit: int) -> Any:

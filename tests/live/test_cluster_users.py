@@ -16,7 +16,7 @@ from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.testing.cluster import Cluster
 from fyrehose.testing.nats import program
 from tests.live.test_cluster import PATIENCE, check, leader_of, publish
-from tests.replication.test_permissions import SERVER_SENDS, USERS, refusals
+from tests.live.test_nats_users import SERVER_SENDS, USERS, refusals
 
 pytestmark = [
     pytest.mark.live,
