@@ -255,15 +255,17 @@ class Exporter:
 def _members(status: ClusterStatus) -> Iterator[Metric]:
     """Yield how far the other servers of the cluster are behind this one, which leads."""
     others = [each for each in status.members if each.name != status.name]
-    for key, name, description in (
-        ("behind", "behind_bytes", "Bytes of the leader's journal that this server lacks."),
-        ("records", "behind_messages", "Messages that this server lacks, about."),
-        ("seconds", "behind_seconds", "Time for which this server has lacked the oldest of them."),
-        ("heard", "silent_seconds", "Time since this server was heard."),
+    lacks = "Bytes of the leader's journal that this server lacks."
+    oldest = "Time for which this server has lacked the oldest of them."
+    for name, description, values in (
+        ("behind_bytes", lacks, [each.behind for each in others]),
+        ("behind_messages", "Messages that this server lacks, about.", [each.records for each in others]),
+        ("behind_seconds", oldest, [each.seconds for each in others]),
+        ("silent_seconds", "Time since this server was heard.", [each.heard for each in others]),
     ):
         family = GaugeMetricFamily(f"fyrehose_cluster_member_{name}", description, labels=("member",))
-        for each in others:
-            if (value := getattr(each, key)) is not None:  # It may lack more than the leader remembers.
+        for each, value in zip(others, values, strict=True):
+            if value is not None:  # It may lack more than the leader remembers.
                 family.add_metric((each.name,), value)
         yield family
 

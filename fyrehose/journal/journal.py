@@ -171,6 +171,12 @@ class FileJournal:
         return self.state is not JournalState.FAILED and bool(self.gate.caught_up)
 
     @property
+    def age(self) -> float | None:
+        """Return how old what readers find here may be, in seconds; None: nothing is newer elsewhere."""
+        age: float | None = self.gate.age
+        return age
+
+    @property
     def leads_alone(self) -> bool:
         """Return whether no other server can have taken over from this one, which accepts publishes."""
         return self.state is JournalState.WRITABLE and bool(self.gate.leads_alone)

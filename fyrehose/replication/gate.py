@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any, Protocol
 
 import attrs
@@ -41,6 +42,9 @@ class ClusterMember(Protocol):
 
     @property
     def caught_up(self) -> bool: ...
+
+    @property
+    def age(self) -> float: ...
 
     @property
     def leader_address(self) -> str: ...
@@ -139,6 +143,11 @@ class ReplicatedGate:
     def caught_up(self) -> bool:
         """Return whether readers find here what the leader has acknowledged, except for the last moment."""
         return self.leading if self.cluster is None else self.cluster.caught_up
+
+    @property
+    def age(self) -> float | None:
+        """Return how old what readers find here may be, in seconds; inf if that is unknown."""
+        return self.cluster.age if self.cluster is not None and self.cluster.running else inf
 
     def cluster_status(self) -> ClusterStatus | None:
         """Return the figures of this server as a member; None while the journal is not open."""

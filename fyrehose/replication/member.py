@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 import attrs
@@ -79,7 +80,12 @@ class Member:
     _hint: int = attrs.field(default=0, init=False)  #: the last number in the shared log that was heard of
     _heard_leader: float = attrs.field(default=0.0, init=False)
     _answered: float = attrs.field(default=0.0, init=False)
-    _confirmed: float = attrs.field(default=0.0, init=False)  #: when the shared log answered this leader last
+    #: When this leader last asked the shared log for something that it has answered.
+    _confirmed: float = attrs.field(default=-inf, init=False)
+    #: Everything that was acknowledged before this time is here, as the leader that this server follows has told.
+    _current: float = attrs.field(default=-inf, init=False)
+    #: The same, once the entry with this number is applied.
+    _awaited: tuple[int, float] | None = attrs.field(default=None, init=False)
     _noted: float = attrs.field(default=0.0, init=False)
     _checked: float = attrs.field(default=float("-inf"), init=False)  #: when a follower asked for the log's extent last
     _trimmer: Trimmer = attrs.field(init=False)
@@ -199,13 +205,19 @@ class Member:
     def caught_up(self) -> bool:
         """Return whether readers find here what was acknowledged, except for the last moment (rule 16).
 
-        A leader knows that while the shared log answers it; a follower, while it hears a leader and has applied
-        everything that it has told of.
+        A leader knows that while the shared log answers it; a follower, while it hears a leader that knows it, and has
+        applied everything that this one has told of.
         """
         role = self.role
-        leads = role.state is State.LEADER
-        age: float = self.reactor.seconds() - (self._confirmed if leads else self._heard_leader)
-        return age < self.settings.max_staleness and (leads or (role.leader is not None and role.applied >= self._hint))
+        follows = role.leader is not None and role.applied >= self._hint
+        return self.age < self.settings.max_staleness and (role.state is State.LEADER or follows)
+
+    @property
+    def age(self) -> float:
+        """Return how old what readers find here may be, in seconds (rule 16); inf if that is unknown."""
+        if self.leads_alone:
+            return 0.0
+        return float(self.reactor.seconds() - max(self._confirmed, self._current))
 
     # Once in a while.
 
@@ -287,6 +299,7 @@ class Member:
             if before != (role.validity.epoch, role.validity.reached) and not self.peers.has_left(found[-1][1].writer):
                 self._heard_leader = self.reactor.seconds()  # its messages may come later than its entries
             await self._perform()
+            self._check_awaited()
             if not found or role.applied >= self._hint:
                 self._name_leader()
                 return
@@ -352,14 +365,15 @@ class Member:
         if now - self._answered > QUIET and self.gate.suspend(why):
             log.warn("replication: {why}; messages are refused until it accepts them", why=why)
         self._trimmer.trim(role, now)
-        if self._trimmer.is_due(now):
+        if self._trimmer.is_due(now) or now - self._confirmed >= INTERVAL:
             self._once("measure", self._measure)
         self._soon()
 
     async def _measure(self) -> None:
+        asked = self.reactor.seconds()
         extent = await self.log.extent()
         self._nats = extent.nodes
-        self._confirmed = self.reactor.seconds()
+        self._confirmed = max(self._confirmed, asked)
         why = self._trimmer.measured(self.role, extent.size, extent.limit)
         was, self._overfull = self._overfull, bool(why)
         if why and self.gate.suspend(why):
@@ -408,11 +422,21 @@ class Member:
                 self._heard_leader = min(self._heard_leader, peer.heard - self.settings.takeover_after)
             else:
                 self._heard_leader = peer.heard
-            self._hint = max(self._hint, int(peer.said.get("applied", 0)))
+            applied = int(peer.said.get("applied", 0))
+            self._hint = max(self._hint, applied)
+            if self._awaited is None and peer.leads:
+                self._awaited = applied, peer.heard - max(0.0, float(peer.said.get("age", 0.0)))
+            self._check_awaited()
             if self._hint > self.role.applied:
                 self._once("read", self._read)
         elif epoch > self.role.validity.epoch:
             self._once("look", self._look)
+
+    def _check_awaited(self) -> None:
+        """Note that everything is here which the leader has told of, if so."""
+        role = self.role
+        if self._awaited is not None and role.applied >= self._awaited[0] and role.mark >= role.position:
+            self._current, self._awaited = max(self._current, self._awaited[1]), None
 
     async def _look(self) -> None:
         """Find out whether another server leads, as it says."""
@@ -536,6 +560,8 @@ class Member:
         self._sent.setdefault(entry.ident, self.reactor.seconds())
 
         def answered(number: int) -> None:
+            # Of an append that was repeated it is known only that the first one was accepted at some time.
+            self._confirmed = max(self._confirmed, self._sent.get(entry.ident, -inf))
             self._heard_answer()
             self.role.accepted(entry, number)
 
@@ -558,7 +584,7 @@ class Member:
         appended.addCallbacks(answered, refused).addBoth(settled).addErrback(self._failed)
 
     def _heard_answer(self) -> None:
-        self._answered = self._confirmed = self.reactor.seconds()
+        self._answered = self.reactor.seconds()
         self._warned = ""
         if not self._overfull and self.gate.resume():
             log.info("replication: the shared log answers again")

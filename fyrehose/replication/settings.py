@@ -131,7 +131,7 @@ class ReplicationSettings:
         try:
             password = Path(self.password_file).read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or error
+            why = (isinstance(error, OSError) and error.strerror) or error
             raise ConfigError(f"[replication] cannot read password-file {self.password_file!r}: {why}") from error
         if not password:
             raise ConfigError(f"[replication] password-file {self.password_file!r} is empty")
