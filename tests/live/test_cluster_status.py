@@ -62,7 +62,13 @@ def test_status_tells_of_lost_servers_and_fails_while_publishers_are_refused(clu
     wait_until_identical(cluster)
     leader = leader_of(cluster)
     lost = next(server for server in cluster.servers.values() if server is not leader)
-    said = wait_for(cluster, lambda code, said: code == 0 and len(members(said)) == 3)
+    lacking_nothing = {name: 0 for name in cluster.servers}
+    said = wait_for(
+        cluster,
+        lambda code, said: (
+            code == 0 and {name: each["behind"] for name, each in members(said).items()} == lacking_nothing
+        ),
+    )
     assert all(each["alive"] for each in members(said).values())
     assert [(server["name"], server["alive"]) for server in said["nats"]] == [("n0", True), ("n1", True), ("n2", True)]
     assert sum(node["leads"] for node in said["log"]["nodes"]) == 1
@@ -72,7 +78,7 @@ def test_status_tells_of_lost_servers_and_fails_while_publishers_are_refused(clu
         publish(cluster, b"message %d" % number)
 
     def lacks(_: int, said: dict[str, Any]) -> bool:
-        found = members(said).get(lost.name, {})
+        found: dict[str, Any] = members(said).get(lost.name, {})
         return not found.get("alive", True) and found["records"] == 5
 
     found = members(wait_for(cluster, lacks))[lost.name]
@@ -80,6 +86,12 @@ def test_status_tells_of_lost_servers_and_fails_while_publishers_are_refused(clu
     assert found["seconds"] > 0
     metrics = (get(leader_of(cluster), "/metrics") or b"").decode()
     assert f'fyrehose_cluster_member_behind_messages{{member="{lost.name}"}} 5.0' in metrics
+
+    for server in cluster.servers.values():
+        if server is not lost:
+            shown = json.loads(get(server, "/api/status") or b"{}")["journal"]["cluster"]
+            assert {each["name"]: each["alive"] for each in shown["members"]}[lost.name] is False
+            assert [node["name"] for node in shown["nats"]] == ["n0", "n1", "n2"]
 
     cluster.nats.kill(0)
     wait_for(cluster, lambda code, said: not said["nats"][0]["alive"] and said["nats"][1]["alive"])
