@@ -270,6 +270,8 @@ def refusal(found: Survey) -> str:
         return f"server {leader['name']} leads, and refuses messages: {why}"
     if found.log is None:
         return f"JetStream does not answer{f' ({found.why})' if found.why else ''}: messages wait, and are refused soon"
+    if found.log.get("nodes") and not any(node["leads"] for node in found.log["nodes"]):
+        return "no NATS server leads the shared log: messages wait, and are refused soon"
     return ""
 
 

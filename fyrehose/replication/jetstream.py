@@ -31,7 +31,7 @@ from fyrehose.errors import ConfigError
 from fyrehose.journal.format import Damage
 from fyrehose.replication.entries import MAX_ENTRY, LogEntry
 from fyrehose.replication.shared_log import EntryRange, ISharedLog, Refused, Unavailable
-from fyrehose.replication.stream import create, limit_of, nodes_of, stream_of, subject_of
+from fyrehose.replication.stream import create, lacks_leader, limit_of, nodes_of, stream_of, subject_of
 
 log = Logger()
 T = TypeVar("T")
@@ -214,9 +214,12 @@ class JetStreamLog:
 
     async def _extent(self) -> EntryRange:
         info = await self._stream.stream_info(self.stream)
-        state = info.state
+        state, nodes = info.state, nodes_of(info)
+        if lacks_leader(nodes):
+            # A server that is cut off from the majority answers for ever with what it knew then.
+            raise Unavailable(f"the stream {self.stream} has no leader at present")
         return EntryRange(
-            int(state.first_seq) or 1, int(state.last_seq), int(state.bytes), limit_of(info.config), nodes_of(info)
+            int(state.first_seq) or 1, int(state.last_seq), int(state.bytes), limit_of(info.config), nodes
         )
 
     def read(self, number: int, most: int) -> Deferred[list[tuple[int, LogEntry]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -81,6 +82,11 @@ def nodes_of(info: Any) -> tuple[NatsStatus, ...]:
     if cluster.leader:
         found.append(NatsStatus(name=str(cluster.leader), leads=True, current=True, offline=False, lag=0))
     return tuple(sorted(found, key=lambda each: each.name))
+
+
+def lacks_leader(nodes: Sequence[NatsStatus]) -> bool:
+    """Return whether none of the NATS servers that store the stream leads it, so that it accepts nothing."""
+    return bool(nodes) and not any(node.leads for node in nodes)
 
 
 def _config(cluster: str, replicas: int, limit: int) -> Any:

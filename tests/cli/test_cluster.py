@@ -128,6 +128,15 @@ def test_the_status_is_1_while_jetstream_does_not_answer(monkeypatch: pytest.Mon
     assert "JetStream does not answer (permissions violation): messages wait" in ended.output
 
 
+def test_the_status_is_1_while_no_nats_server_leads_the_shared_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A NATS server without the majority still answers, with what it knew."""
+    nodes = [{**node, "leads": False} for node in NODES]
+    hear(monkeypatch, Survey([LEADER, FOLLOWER], {**LOG, "nodes": nodes}))
+    ended = run("status", *NATS)
+    assert ended.exit_code == 1
+    assert "no NATS server leads the shared log: messages wait" in ended.output
+
+
 def test_status_lists_servers_that_only_the_leader_has_heard(asked: list[ReplicationSettings]) -> None:
     (line,) = [line for line in run("status", *NATS).output.splitlines() if "silent" in line]
     assert line.split() == ["c?", "silent", "for", "67", "s", "?", "5,000", "?", "?", "67.2", "s", "ago"]

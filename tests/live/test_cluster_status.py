@@ -48,7 +48,7 @@ def wait_for(cluster: Cluster, wanted: Callable[[int, dict[str, Any]], bool]) ->
         code, said, error = status(cluster)
         if wanted(code, said):
             return said
-        assert time.monotonic() < deadline, (code, said, error)
+        assert time.monotonic() < deadline, f"status {code}, {error}: {json.dumps(said, indent=1)}"
 
 
 def members(said: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -62,7 +62,7 @@ def test_status_tells_of_lost_servers_and_fails_while_publishers_are_refused(clu
     wait_until_identical(cluster)
     leader = leader_of(cluster)
     lost = next(server for server in cluster.servers.values() if server is not leader)
-    lacking_nothing = {name: 0 for name in cluster.servers}
+    lacking_nothing = dict.fromkeys(cluster.servers, 0)
     said = wait_for(
         cluster,
         lambda code, said: (
@@ -97,6 +97,10 @@ def test_status_tells_of_lost_servers_and_fails_while_publishers_are_refused(clu
     wait_for(cluster, lambda code, said: not said["nats"][0]["alive"] and said["nats"][1]["alive"])
     cluster.nats.kill(1)
     wait_for(cluster, lambda code, _: code == 1)
+    deadline = time.monotonic() + PATIENCE
+    while any(get(server, "/ready?for=read") for server in cluster.servers.values()):
+        assert time.monotonic() < deadline, "a server claims to be current, and no NATS server leads"
+        time.sleep(0.5)
     cluster.nats.start(0)
     cluster.nats.start(1)
     wait_for(cluster, lambda code, _: code == 0)
