@@ -54,7 +54,7 @@ from fyrehose.journal.floors import Floors
 from fyrehose.journal.gate import IGate, LocalGate
 from fyrehose.journal.index import SegmentIndex
 from fyrehose.journal.keeper import Keeper
-from fyrehose.journal.packing import grouped
+from fyrehose.journal.packing import batch_of, grouped
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.recovery import Recovered, recover
 from fyrehose.journal.replica import set_aside_beyond
@@ -411,7 +411,7 @@ class FileJournal:
             self._rolled(applied.rolled)
         ends: dict[str, int] = {}
         for header, runs, entries in applied.batches:
-            self._store.wrote(header, grouped(runs))
+            self._store.wrote(batch_of(header, grouped(runs)))
             for run in runs:
                 self._streams.wrote(run.stream, run.first_seq, run.last_seq)
                 ends[run.stream] = run.last_seq
@@ -464,10 +464,10 @@ class FileJournal:
         if committed.rolled is not None:
             self._rolled(committed.rolled)
         ends: dict[str, int] = {}
-        for header, streams in committed.batches:
-            self._store.wrote(header, streams)
-            self._streams.wrote_batch(streams)
-            for stream, runs in streams.items():
+        for batch in committed.batches:
+            self._store.wrote(batch)
+            self._streams.wrote_batch(batch.streams)
+            for stream, runs in batch.streams.items():
                 ends[stream] = runs[-1].last_seq
         if committed.retired:
             self._streams.apply(committed.retired)

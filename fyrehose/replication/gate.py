@@ -225,7 +225,7 @@ class ReplicatedGate:
     def _keep_confirmed(self, committed: Committed) -> None:
         """Show the part of a commit in front of the position where the log was cut: it stays, and counts."""
         rolled = committed.rolled if committed.rolled is not None and committed.rolled.base < self._kept else None
-        batches = [(header, runs) for header, runs in committed.batches if header.end <= self._kept]
+        batches = [batch for batch in committed.batches if batch.end <= self._kept]
         if rolled is not None or batches:
             self._journal.show(attrs.evolve(committed, batches=batches, rolled=rolled, bare=False, many=False))
 
