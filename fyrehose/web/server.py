@@ -80,18 +80,22 @@ class WebProtocol(SessionProtocol):
 
     # Called by the base class.
 
+    @property
+    def has_more(self) -> bool:
+        return not self._receiving and self.session.more
+
     def received(self, events: Sequence[object]) -> None:
         """Handle the events of a request, and those of further requests that arrived with it, up to BATCHES."""
         self._receiving = True
         try:
-            self.process(events)
+            super().received(events)
             more = self.session.more
             for _ in range(BATCHES):
                 if not more or self.phase is not Phase.OPEN:
                     break
                 events = self.session.next_events()
                 if events or self.session.out or self.session.expected or self.account.frame:
-                    self.process(events)
+                    super().received(events)
                 more = self.session.more
         finally:
             self._receiving = False
