@@ -290,14 +290,11 @@ class Delivery:
     if TYPE_CHECKING:
 
         def __init__(self, runs: tuple[Run, ...]) -> None: ...
+
+        def encoded(self, encode: Callable[[tuple[Run, ...]], T]) -> T:
+            """Return ``encode(runs)``, computed only once for each *encode*."""
     else:
-        __init__ = columns.build_delivery
+        __init__, encoded = columns.build_delivery, columns.encoded
 
     def __len__(self) -> int:
         return self.count
-
-    def encoded(self, encode: Callable[[tuple[Run, ...]], T]) -> T:
-        """Return ``encode(runs)``, computed only once for each *encode*."""
-        if encode not in self._encoded:
-            self._encoded[encode] = encode(self.runs)
-        return self._encoded[encode]  # type: ignore[return-value]

@@ -292,3 +292,16 @@ def test_a_run_without_its_columns_and_a_delivery_without_runs_are_not_built(ver
         version.build_run(SimpleNamespace(), lengths=b"", payload=b"", stream="s", source="t", other=1)
     with pytest.raises(IndexError):
         version.build_delivery(SimpleNamespace(), ())
+
+
+@pytest.mark.parametrize("version", [pytest.param(native, marks=only_native), pure])
+def test_a_delivery_is_encoded_once_for_each_way(version: ModuleType) -> None:
+    delivery, calls = SimpleNamespace(), []
+    version.build_delivery(delivery, (Run.of("s", [b"a", b"b"], source="t"),))
+
+    def count(runs: Any) -> int:
+        calls.append(runs)
+        return sum(map(len, runs))
+
+    assert [version.encoded(delivery, encode) for encode in (count, count, len, count)] == [2, 2, 1, 2]
+    assert calls == [delivery.runs]

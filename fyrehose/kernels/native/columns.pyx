@@ -63,6 +63,14 @@ def build_delivery(self, runs):
     self._encoded = {}
 
 
+def encoded(self, encode):
+    cdef dict known = self._encoded
+    found = known.get(encode)
+    if found is None:
+        found = known[encode] = encode(self.runs)
+    return found
+
+
 def span(const uint8_t[::1] lengths not None, Py_ssize_t start, Py_ssize_t stop, uint64_t most):
     cdef Py_ssize_t count = lengths.shape[0] // 4
     cdef const uint8_t* sizes = &lengths[0] if count else NULL

@@ -72,6 +72,14 @@ def build_delivery(self: Any, runs: Sequence[Any]) -> None:
     self.payload_size, self.size, self.count, self._encoded = payload_size, size, count, {}
 
 
+def encoded(self: Any, encode: Any) -> Any:
+    """Return ``encode(runs)``, computed only once for each *encode*; the method of :class:`.records.Delivery`."""
+    found = self._encoded.get(encode)
+    if found is None:
+        found = self._encoded[encode] = encode(self.runs)
+    return found
+
+
 def span(lengths: Buffer, start: int, stop: int, most: int) -> tuple[int, int]:
     """Find how many of the records *start* to *stop* fit into *most* bytes.
 
