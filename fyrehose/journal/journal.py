@@ -63,7 +63,7 @@ from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Store
 from fyrehose.journal.streams import Streams
 from fyrehose.journal.writer import Applied, Committed, NoRoom, Rolled, SyncFailed, Writer
-from fyrehose.observe.meters import ClusterStatus, JournalMeters, JournalStatus
+from fyrehose.observe.meters import MOST_RECENT, ClusterStatus, JournalMeters, JournalStatus
 from fyrehose.records import Publish, Run, room_of
 
 log = Logger()
@@ -332,7 +332,10 @@ class FileJournal:
         assert isinstance(committed, Committed), "only what is on disk is released"
         self._unsettled -= len(commit.items)
         if committed.batches:
-            self.meters.committed(committed.size, time.monotonic() - commit.began, committed.synced)
+            meters = self.meters
+            meters.recent.append((committed.size, time.monotonic() - commit.began, committed.synced))
+            if len(meters.recent) >= MOST_RECENT:
+                meters.count()
         if committed.rolled is not None:
             self._rolled(committed.rolled)
         ends: dict[str, int] = {}
