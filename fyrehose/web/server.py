@@ -89,14 +89,12 @@ class WebProtocol(SessionProtocol):
         self._receiving = True
         try:
             super().received(events)
-            more = self.session.more
             for _ in range(BATCHES):
-                if not more or self.phase is not Phase.OPEN:
+                if not self.session.more or self.phase is not Phase.OPEN:
                     break
                 events = self.session.next_events()
                 if events or self.session.out or self.session.expected or self.account.frame:
                     super().received(events)
-                more = self.session.more
         finally:
             self._receiving = False
         self.active_at = self.clock.seconds()
@@ -105,7 +103,8 @@ class WebProtocol(SessionProtocol):
         if self.phase is Phase.OPEN and self._reading_paused != self.session.read_ahead_full:
             self._reading_paused = not self._reading_paused
             (self.reading.pauseProducing if self._reading_paused else self.reading.resumeProducing)()
-        self.continue_later()
+        if self.session.more:
+            self.continue_later()
 
     def proceed(self) -> None:
         """Write pending output and, if the answer is complete, process the next request."""
