@@ -6,7 +6,7 @@ import errno
 import fcntl
 import os
 import pwd
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,9 +64,8 @@ class Files:
         """Return whether the open file still has a name; the data of a deleted file is lost when it is closed."""
         return os.fstat(fd).st_nlink > 0
 
-    def commit(self, *batch: Any) -> tuple[int, int, int, float, int, int]:
-        """Write a small batch to a segment, sync it, and write MARK, all in one call: see the kernel ``commit``."""
-        return commit(*batch)
+    #: Writes a small batch to a segment, syncs it, and writes MARK, all in one call: the kernel ``commit`` itself.
+    commit: Callable[..., tuple[int, int, int, float, int, int]] = staticmethod(commit)
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Refuse a class whose calls :meth:`commit` would pass by: faults and records must not miss what is written."""
