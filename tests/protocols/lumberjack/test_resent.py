@@ -508,6 +508,43 @@ def test_end_of_the_log_is_searched_after_a_start(dropping: Any, server: Any) ->
     assert peer.acks == [(2, 3)]
 
 
+def test_start_reads_the_end_of_the_log_in_short_turns(dropping: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that takes over after many commits of one event each serves its other peers meanwhile."""
+    made, events = dropping(), [event(n) for n in range(1000)]
+    peer = made.connect()
+    for each in events:
+        peer.send(frames(each))
+    made.settle()
+    read: list[int] = []
+    identify = kernel.identify
+    monkeypatch.setattr(kernel, "identify", lambda *column: read.append(1) or identify(*column))
+    made.factory = type(made.factory)(made.broker, made.factory.settings, made.clock)
+    made.factory.doStart()
+    assert len(read) <= 100
+    peer = made.connect()
+    peer.send(frames(events[0], event(1000)))
+    made.settle()
+    assert (peer.acks, made.payloads) == ([(2, 2)], [*events, event(1000)])
+
+
+def test_writer_that_moves_to_another_listener_repeats_nothing(dropping: Any) -> None:
+    made = dropping()
+    first, second = made.factory, type(made.factory)(made.broker, made.factory.settings, made.clock)
+    second.doStart()
+    events = [event(n) for n in range(4)]
+    peer = made.connect()
+    peer.send(frames(*events[:2]))
+    peer.lose()
+    made.factory = second
+    other = made.connect()
+    other.send(frames(*events[:3]))
+    made.factory = first
+    half_open = made.connect()
+    half_open.send(frames(*events[2:]))
+    made.settle()
+    assert (other.acks, half_open.acks, made.payloads) == ([(2, 3)], [(2, 2)], events)
+
+
 def test_repetition_by_a_writer_that_may_not_publish_is_refused(dropping: Any) -> None:
     made = dropping()
     made.connect().send(frames(event(1)))
