@@ -74,8 +74,8 @@ class Index(Protocol):
     def following(self, stream: str, position: int) -> int | None:
         """Return the first position, at least *position*, that may have records of *stream*, or None."""
 
-    def first_from(self, position: int) -> int | None:
-        """Return the first position of any pair that is at least *position*, or None."""
+    def positions(self, begin: int) -> list[int]:
+        """Return the positions of all pairs that are at least *begin*, in order: each batch is near one of them."""
 
 
 @attrs.define(eq=False)
@@ -189,12 +189,8 @@ class SegmentIndex:
         of = self._streams.get(stream, _NOTHING)
         return [(of[i], of[i + 1]) for i in range(1, len(of), 2)]
 
-    def first_from(self, position: int) -> int | None:
-        found: list[int] = []
-        for of in self._streams.values():
-            at = bisect_left(range(len(of) // 2), position, key=lambda i, of=of: of[2 * i + 2])  # type: ignore[misc]
-            found += of[2 * at + 2 : 2 * at + 3]
-        return min(found, default=None)
+    def positions(self, begin: int) -> list[int]:
+        return sorted({each for of in self._streams.values() for each in of[2::2] if each >= begin})
 
     def pack(self) -> bytes:
         """Return the content of the index file."""
@@ -282,9 +278,8 @@ class PackedIndex:
             if _STREAM.unpack_from(self.data, _HEADER.size + i * _STREAM.size)[3]:
                 yield self._name(i).decode()
 
-    def first_from(self, position: int) -> int | None:
-        positions = memoryview(self.data)[self._pairs :].cast("Q")[1::2]
-        return min((each for each in positions if each >= position), default=None)
+    def positions(self, begin: int) -> list[int]:
+        return sorted({each for each in memoryview(self.data)[self._pairs :].cast("Q")[1::2] if each >= begin})
 
     def pairs(self, stream: str) -> list[tuple[int, int]]:
         at = self._at(stream)

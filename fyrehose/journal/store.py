@@ -245,21 +245,35 @@ class Store:
         return ()
 
     def latest(self, size: int) -> Iterator[Run]:
-        """Yield the runs of about the last *size* bytes of the log, in its order.
+        """Yield the runs of about the last *size* bytes of the log, the newest first.
+
+        The log may grow and lose segments while the caller uses the iterator, which then leaves these records out.
 
         :raises JournalCorrupt: a batch or an index is damaged
         """
         if not self._bases:
             return
-        begin = max(0, self._active.end - size)
-        for base in self._bases[max(0, bisect_right(self._bases, begin) - 1) :]:
+        end = self._active.end
+        begin = max(0, end - size)
+        for base in reversed(self._bases[max(0, bisect_right(self._bases, begin) - 1) :]):
+            if base < self._bases[0]:
+                return  # retention has deleted the segment
             index = self.index(base)
-            position = index.first_from(begin)
-            while position is not None and position < index.end:
-                batch = self._batch(base, position)
-                for runs in batch.streams.values():
-                    yield from runs
-                position = batch.end
+            for position in reversed(index.positions(begin)):
+                if base < self._bases[0]:
+                    return
+                yield from self._backwards(base, position, min(end, index.end))
+                end = min(end, position)
+
+    def _backwards(self, base: int, position: int, end: int) -> Iterator[Run]:
+        """Yield the runs of the batches from *position* to *end*, the newest first."""
+        batches = []
+        while position < end:
+            batches.append(self._batch(base, position))
+            position = batches[-1].end
+        for batch in reversed(batches):
+            for runs in reversed(batch.streams.values()):
+                yield from reversed(runs)
 
     def _segments(self, stream: str, start: int) -> Iterable[int]:
         """Return the segments that can have record *start*, or the next one after it: usually one segment."""
