@@ -48,7 +48,7 @@ from fyrehose.protocols.relink.names import EndpointName, parse
 from fyrehose.protocols.relink.registry import LinkEntry, Registry
 from fyrehose.protocols.relink.server_session import ListenerSession
 from fyrehose.protocols.relink.settings import RelinkSettings
-from fyrehose.protocols.relink.working import Working
+from fyrehose.protocols.relink.working import WorkerEndpoint
 from fyrehose.records import Publish, Run
 
 #: Refusals that a retry cannot avoid; the broker raises them at once, before anything else is written.
@@ -89,7 +89,7 @@ class RelinkProtocol(SessionProtocol):
         super().__init__(factory, ListenerSession(settings.limits))
         self.registry = factory.registry
         self.entry: LinkEntry | None = None
-        self.endpoint: Publishing | Subscribing | Working | None = None
+        self.endpoint: Publishing | Subscribing | WorkerEndpoint | None = None
         #: the named subscription that the link consumes
         self.named: Any = None
         #: the shared subscription of whose workers the peer is one
@@ -248,7 +248,7 @@ class RelinkProtocol(SessionProtocol):
         if entry.link.over:
             self.finish()
             return
-        kind = Working if place.share else Subscribing if place.subscribe else Publishing
+        kind = WorkerEndpoint if place.share else Subscribing if place.subscribe else Publishing
         self.endpoint = kind(self, entry, place)
         self.received(self.session.accept(entry.link, resumed=resumed))
         if self.phase is Phase.OPEN:

@@ -49,7 +49,7 @@ class WorkerRequest:
 
 
 @implementer(ISubscription)
-class Working(Endpoint):
+class WorkerEndpoint(Endpoint):
     """Lease records for the peer, as far as it has room for them, and do what it says about them.
 
     To the connection this is the subscription: records are leased only while the transport has room.
