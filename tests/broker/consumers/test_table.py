@@ -258,3 +258,17 @@ def test_a_start_knows_the_same_as_the_server_before() -> None:
     lane = again.work.lanes["s"]
     assert (lane.progress.settled, lane.progress.final.above(), again.group.before) == (2, [(2, 3)], 1)
     assert lane.progress.reach == shared.work.lanes["s"].progress.reach
+
+
+def test_a_stream_that_is_created_while_a_pattern_is_belongs_to_it() -> None:
+    world = World()
+    world.journal.auto = False
+    world.table.create("work", ShareOptions(stream="logs.*", pattern=True), {})
+    world.broker.publish([Run.of("logs.a", [b"x"], source="test")])
+    first, rest = world.journal._pending[:1], world.journal._pending[1:]
+    world.journal._pending = first
+    world.journal.commit()
+    world.journal._pending = rest
+    world.journal.auto = True
+    world.journal.commit()
+    assert seqs(world.lease(world.table.find("work"))) == [1]
