@@ -153,6 +153,8 @@ class SharedSubscriptions:
     _lanes: int = attrs.field(default=0, init=False)
     #: by the name of a subscription that is being written: the requests for the same name, which wait
     _creating: dict[str, list[Deferred[None]]] = attrs.field(factory=dict, init=False)
+    #: streams that were created while subscriptions are being written
+    _appeared: dict[str, None] = attrs.field(factory=dict, init=False)
     _loop: LoopingCall | None = attrs.field(default=None, init=False)
     _reader: RunReader = attrs.field(init=False)
 
@@ -257,6 +259,8 @@ class SharedSubscriptions:
         def ended(result: Any) -> Any:
             for waiting in self._creating.pop(name):
                 waiting.callback(None)
+            if not self._creating:
+                self._appeared.clear()
             return result
 
         return self._change(payload).addCallback(created).addBoth(ended)
@@ -301,7 +305,7 @@ class SharedSubscriptions:
         if options.pattern:
             shared.pattern = Pattern(options.stream)
         self.entries[name] = shared
-        known = [stream for stream in self.journal.ends() if self._matches(shared, stream)]
+        known = [stream for stream in [*self.journal.ends(), *self._appeared] if self._matches(shared, stream)]
         for stream in dict.fromkeys([*saved.streams, *known, *(() if options.pattern else (options.stream,))]):
             self._add_lane(shared, stream, saved.progress(stream))
         self._start()
@@ -336,6 +340,8 @@ class SharedSubscriptions:
 
     def stream_created(self, stream: str) -> None:
         """Add *stream* to the subscriptions whose pattern it matches; they begin with its first record."""
+        if self._creating:
+            self._appeared[stream] = None
         for shared in self.entries.values():
             if self._matches(shared, stream) and stream not in shared.work.lanes:
                 self._add_lane(shared, stream, StreamProgress())
