@@ -76,9 +76,15 @@ class Shell(Protocol):
     registry: Registry
     settings: RelinkSettings
     timers: Timers
+    unsettled: int
+    producer: str
+    peer_left: bool
 
     @property
     def named(self) -> Any: ...
+
+    @property
+    def shared(self) -> Any: ...
 
     @property
     def subscriber(self) -> tuple[str, str]: ...
@@ -101,6 +107,10 @@ class Shell(Protocol):
     def reject(self, error: RemoteProtocolError) -> None: ...
 
     def refuse_subscription(self, failure: Failure) -> None: ...
+
+    def failed(self, failure: Failure) -> None: ...
+
+    def settled(self) -> None: ...
 
     def count_refusal(self, cause: str, detail: str) -> None: ...
 
