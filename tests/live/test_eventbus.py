@@ -13,9 +13,11 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from socket import create_connection
+from socket import socket as TcpSocket
 from typing import Any
 
 import bson
@@ -27,6 +29,8 @@ from twisted.internet.defer import gatherResults
 from twisted.internet.task import deferLater
 from zmq.auth import create_certificates, load_certificate
 
+from fyrehose.bench.wires.zmtp import GREETING, ready
+from fyrehose.bench.wires.zmtp import frame as zmtp_frame
 from fyrehose.protocols.eventbus.client import EventBusClient
 from fyrehose.protocols.eventbus.client_session import EventBusOptions
 from fyrehose.protocols.eventbus.sockets import Keys, load_public
@@ -727,6 +731,17 @@ def test_imported_dump_is_served_by_number_to_a_client_of_the_reference_dialect(
     subprocess.run([FYREHOSE, "journal", "verify", str(data)], check=True, capture_output=True)
 
 
+@contextmanager
+def raw_subscriber(port: int) -> Iterator[TcpSocket]:
+    """A connection that has completed the handshake of a SUB socket."""
+    with create_connection(("127.0.0.1", port), PATIENCE / 1000) as peer:
+        peer.sendall(GREETING + ready(b"SUB"))
+        got = b""
+        while b"\5READY" not in got:
+            got += peer.recv(4_096) or pytest.fail(f"the server closed the connection after {got!r}")
+        yield peer
+
+
 def receive(socket: Socket, wanted: int) -> list[Message]:
     """The next messages, without those that say that a subscription has arrived."""
     found: list[Message] = []
@@ -811,6 +826,22 @@ def test_recognized_subscriber_reconnects(serve: Any, bus: Bus) -> None:
         reference.close()
         text.close()
     assert "too-many-subscriptions" not in server.log
+
+
+def test_connection_is_served_that_follows_the_end_of_another(serve: Any, bus: Bus) -> None:
+    """With raw peers: a socket of ZeroMQ reconnects, which hides that a connection was lost."""
+    serve()
+    for n in range(200):
+        with raw_subscriber(bus.port + 1) as peer:
+            peer.sendall(zmtp_frame(b"\1/a" if n % 2 else b"\1/a/"))
+    with raw_subscriber(bus.port + 1) as peer:
+        peer.sendall(zmtp_frame(b"\1/a/") + zmtp_frame(b"\1/ready/"))
+        collector, got = bus.collector(), b""
+        peer.settimeout(0.1)
+        while b"/ready/" not in got:
+            collector.send_multipart(event(1, b"/ready/"))
+            with suppress(TimeoutError):
+                got += peer.recv(4_096) or pytest.fail(f"the server closed the connection after {got!r}")
 
 
 def test_recognition_can_be_turned_off(serve: Any, bus: Bus) -> None:
