@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket as sockets
 import struct
 import subprocess
 import sys
@@ -16,8 +17,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from socket import create_connection
-from socket import socket as TcpSocket
 from typing import Any
 
 import bson
@@ -385,14 +384,14 @@ def test_garbage_leaves_a_line_with_its_address_and_port(serve: Any, bus: Bus) -
         b"\xff" * 100,
         b"\xff" + bytes(8) + b"\x7f\x03\0" + b"BOGUS".ljust(20, b"\0") + bytes(32),
     )
-    with create_connection(("127.0.0.1", bus.port + 2), PATIENCE / 1000) as rude:
+    with sockets.create_connection(("127.0.0.1", bus.port + 2), PATIENCE / 1000) as rude:
         # Whoever connects makes the server look who has come; of one that is closed before that it has no address.
         bus.sync()
         rude.sendall(garbage[0])
         server.wait_for(f"bad-handshake from 127.0.0.1 at COLLECTOR (port {bus.port + 2})")
     for offset in range(3):
         for data in garbage:
-            with create_connection(("127.0.0.1", bus.port + offset), PATIENCE / 1000) as rude:
+            with sockets.create_connection(("127.0.0.1", bus.port + offset), PATIENCE / 1000) as rude:
                 rude.sendall(data)
                 try:
                     while rude.recv(1_000):
@@ -732,9 +731,9 @@ def test_imported_dump_is_served_by_number_to_a_client_of_the_reference_dialect(
 
 
 @contextmanager
-def raw_subscriber(port: int) -> Iterator[TcpSocket]:
+def raw_subscriber(port: int) -> Iterator[sockets.socket]:
     """A connection that has completed the handshake of a SUB socket."""
-    with create_connection(("127.0.0.1", port), PATIENCE / 1000) as peer:
+    with sockets.create_connection(("127.0.0.1", port), PATIENCE / 1000) as peer:
         peer.sendall(GREETING + ready(b"SUB"))
         got = b""
         while b"\5READY" not in got:

@@ -31,7 +31,7 @@ from fyrehose.errors import (
 from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker, IRelay, ISubscription
 from fyrehose.protocols.eventbus.columns import PROTOCOL, EventBatch, Frames, event_frames
-from fyrehose.protocols.eventbus.connections import Connections
+from fyrehose.protocols.eventbus.connections import AcceptedConnection, Connections
 from fyrehose.protocols.eventbus.queued_memory import BroadcastMemory, Full, MemoryFull
 from fyrehose.protocols.eventbus.recognition import RecognizedSubscribers
 from fyrehose.protocols.eventbus.server_session import EventBusServerSession
@@ -182,8 +182,9 @@ class EventBusServer:
 
     def request_received(self, message: list[bytes], count: int) -> None:
         """Process a message of SNAPSHOT; see :meth:`EventBusServerSession.receive_request`."""
-        host, descriptor = self._snapshot.origin
-        answer = self._session.receive_request(message, count, host, network_of(host), descriptor)
+        host, descriptor, number = self._snapshot.origin
+        close = partial(self._connections.close, self._number, descriptor, number)
+        answer = self._session.receive_request(message, count, host, network_of(host), close)
         if isinstance(answer, RemoteProtocolError):
             self._drop(answer, self._snapshot, message[0])
             return
@@ -213,37 +214,25 @@ class EventBusServer:
 
     def subscription_received(self, message: list[bytes], count: int) -> None:
         """Process a message of PUBLISHER, if it is a XPUB; see :meth:`RecognizedSubscribers.received`."""
-        host, descriptor = self._publisher.origin
-        self._publisher.process_events()  # the descriptor may be that of another connection by now
-        connection = self._connections.find(self._number + 1, descriptor)
+        host, descriptor, number = self._publisher.origin
+        self._publisher.process_events()  # the subscriber may have left
+        connection = self._connections.find(self._number + 1, descriptor, number)
         if count != 1 or connection is None:
             return
-        before = self._subscribers.dialect(descriptor)
+        before = self._subscribers.dialect(connection)
         try:
-            change = self._subscribers.received(message[0], descriptor, network_of(host))
+            change = self._subscribers.received(message[0], connection, network_of(host))
         except RemoteProtocolError as error:
             self._drop(error, self._publisher, b"")
             connection.close()
             return
         self._publisher.resubscribe(change.added, change.removed)
-        if self._subscribers.dialect(descriptor) is not before:
-            self._broker.counters.add(PROTOCOL, f"{self._subscribers.dialect(descriptor)}-subscribers")
+        if self._subscribers.dialect(connection) is not before:
+            self._broker.counters.add(PROTOCOL, f"{self._subscribers.dialect(connection)}-subscribers")
 
-    def subscriber_connected(self, descriptor: int) -> None:
-        """Close a connection of PUBLISHER if messages of an earlier one may look like its own; it comes again."""
-        connection = self._connections.find(self._number + 1, descriptor)
-        if connection is not None and self._subscribers.is_stale(descriptor):
-            connection.close()
-
-    def subscriber_left(self, descriptor: int) -> None:
-        """Forget the subscriber whose connection had this descriptor."""
-        self._subscribers.left(descriptor)
-        self._publisher.schedule_turn()
-
-    def subscriptions_read(self) -> None:
-        """Note, at the end of a turn of PUBLISHER, that no subscription waits, if that is so."""
-        if self._subscribers.awaits_drain and self._publisher.drained():
-            self._subscribers.drained()
+    def subscriber_left(self, connection: AcceptedConnection) -> None:
+        """Forget the subscriptions of a connection that has ended."""
+        self._subscribers.left(connection)
 
     def serve_snapshots(self) -> None:
         """Send snapshots: a turn of SNAPSHOT is over, or its socket has room again."""
@@ -388,11 +377,11 @@ class EventBusServer:
     def _wait_for_subscribers(self) -> bool:
         """Close the connections of slow subscribers; return whether to continue to wait."""
         slow = self._slow_subscribers.slow(self._clock.seconds(), self._memory.released)
-        for host, descriptor in slow or ():
+        for connection in slow or ():
             detail = "it delays events for other subscribers: connection closed, it can request missed events"
-            where = f"{host} at {self._publisher.name}"
+            where = f"{connection.host} at {self._publisher.name}"
             self._broker.counters.refuse(log, PROTOCOL, "subscriber-too-slow", where, detail)
-            self._connections.close(self._number + 1, host, descriptor)
+            connection.close()
         return slow is not None
 
     # Snapshots.
@@ -480,7 +469,7 @@ class EventBusServer:
         detail = f"it has read nothing for {timeout:g} s: connection closed, it has to send SYNCSTART again"
         self._cancel(snapshot, "snapshot-stalled", detail)
         # Closing the connection frees the messages that ZeroMQ holds for it.
-        self._connections.close(self._number, snapshot.host, snapshot.descriptor)
+        snapshot.close()
         return True
 
     def _cancel(self, snapshot: SnapshotAnswer, cause: str, detail: str = "") -> None:

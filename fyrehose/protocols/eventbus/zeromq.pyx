@@ -26,7 +26,7 @@ from zmq.backend.cython import _zmq
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
-from libc.stdlib cimport calloc
+from libc.stdlib cimport atoll, calloc
 from libc.string cimport memcpy, strcmp
 
 cdef extern from *:
@@ -80,7 +80,7 @@ cdef extern from *:
     void release_parcel(void*, void*) noexcept
     long long read_count(long long*) noexcept
 
-NOWHERE = ("", -1)
+NOWHERE = ("", -1, 0)
 
 cdef enum:
     DONTWAIT = 1
@@ -145,7 +145,7 @@ cdef class Messages:
     cdef list frames
     cdef Py_ssize_t count
     cdef tuple origin
-    cdef bytes address
+    cdef bytes user
     cdef lent_t* lent
 
     def __cinit__(self, *_):
@@ -165,19 +165,22 @@ cdef class Messages:
         self.frames = []
         self.count = 0
         self.origin = NOWHERE
-        self.address = b""
+        self.user = b""
 
     cdef int find_origin(self, message_t* message) except -1:
         # Most messages come from the same connection as the one before, so the origin is used again.
-        cdef const char* address = msg_gets(message, b"Peer-Address")
-        cdef int descriptor
-        if address == NULL:
-            self.origin, self.address = NOWHERE, b""
+        cdef const char* user = msg_gets(message, b"User-Id")
+        cdef const char* address
+        if user == NULL:
+            user = b""
+        if user[0] and not strcmp(user, self.user):
             return 0
-        descriptor = msg_get(message, SRCFD)
-        if descriptor != <int>self.origin[1] or strcmp(address, self.address):
-            self.address = address
-            self.origin = (self.address.decode("ascii", "replace"), descriptor)
+        address = msg_gets(message, b"Peer-Address")
+        if address == NULL:
+            self.origin, self.user = NOWHERE, b""
+            return 0
+        self.user = user
+        self.origin = ((<bytes>address).decode("ascii", "replace"), msg_get(message, SRCFD), atoll(self.user))
         return 0
 
     cdef int check_open(self) except -1:

@@ -75,7 +75,7 @@ class TestPublishing:
         assert [frames[1] for frames in world.publisher.take()] == [b"\0\0\0\0\0\0\0\2", b"2"]
         assert world.publisher.keys == [b"\xffa/"]
         assert (world.count("decimal-subscribers"), world.count("binary-subscribers")) == (1, 0)
-        world.server.subscriber_left(8)
+        world.leave(8)
         world.publish(*make_event(3))
         assert world.sequences() == [3]
 
@@ -94,19 +94,6 @@ class TestPublishing:
     def test_subscription_of_a_connection_that_has_ended_is_ignored(self, world: World) -> None:
         world.subscribe(7, b"/a")
         assert world.publisher.subscribed == []
-
-    def test_connection_that_may_be_taken_for_an_earlier_one_is_closed(self, world: World) -> None:
-        world.subscribers = [("10.0.0.1", 7)]
-        world.server.subscriber_connected(7)
-        world.server.subscriber_left(7)
-        world.publisher.empty = False
-        world.server.subscriptions_read()
-        world.server.subscriber_connected(7)
-        assert world.ended == [("10.0.0.1", 7)]
-        world.publisher.empty = True
-        world.server.subscriptions_read()
-        world.server.subscriber_connected(7)
-        assert world.ended == [("10.0.0.1", 7)]
 
     def test_subscriber_with_too_many_subscriptions_is_closed(
         self, world: World, monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
@@ -429,7 +416,7 @@ class TestSnapshots:
         world.pass_time(60)
         assert world.snapshot.take() == []
         assert world.count("snapshot-stalled") == 0
-        world.snapshot.origin = ("10.0.0.2", 8)
+        world.snapshot.origin = ("10.0.0.2", 8, 1)
         world.ask(b"SYNCSTART", b"", b"0", identity=b"other")
         world.pass_time(1)
         assert [frames[0] for frames in world.snapshot.take()] == [b"other", b"other"], "one network has half"
@@ -444,7 +431,7 @@ class TestSnapshots:
         assert world.count("decimal-requests") == 0
         for _ in range(2):
             for host in ("10.0.0.1", "10.0.0.2"):
-                world.snapshot.origin = (host, 7)
+                world.snapshot.origin = (host, 7, 1)
                 world.ask(b"SYNCSTART", b"", b"0")
         assert world.count("decimal-requests") == 4
         lines = [line for line in log_lines if "decimal" in line]
@@ -452,7 +439,7 @@ class TestSnapshots:
             assert f"{host} at PORT sends sequences as decimal text" in line
             assert "--option eventbus.subtrees=reference --option eventbus.sequence=decimal" in line
         for number in range(2 * 1_000):
-            world.snapshot.origin = (f"10.1.{number // 250}.{number % 250}", 7)
+            world.snapshot.origin = (f"10.1.{number // 250}.{number % 250}", 7, 1)
             world.ask(b"SYNCSTART", b"", b"0")
         assert len([line for line in log_lines if "decimal" in line]) == 1_000, "the log has a limit, too"
         decimal = make_world(sequence=type(world.settings.sequence)("decimal"))
