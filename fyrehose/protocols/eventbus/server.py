@@ -45,9 +45,13 @@ log = Logger()
 
 #: Causes that are counted and not logged, because they are normal.
 QUIET = frozenset({"duplicate", "snapshot-left"})
-#: Upper bounds of one turn, for broadcasts and for snapshots each: events, and bytes of data.
+#: Upper bounds of one turn of snapshots: events in all, and bytes of data for each client.
 EVENTS_TURN = 500
+#: Upper bounds of one turn of broadcasts, some of which make a round: bytes of data, events, and events times their
+#: subscribers, because ZeroMQ queues an event for each of these.
 BYTES_TURN = 256 << 10
+BROADCASTS_TURN = 64
+COPIES_TURN = 4_096
 #: Bytes that an active snapshot may send before a waiting one takes its place.
 SNAPSHOT_SHARE = 1 << 20
 #: Bytes that are read from the journal for a snapshot at a time.
@@ -106,7 +110,7 @@ class EventBusServer:
         self._subscription: ISubscription | None = None
         self._outgoing: Iterator[tuple[bytes | None, Frames]] | None = None
         self._sent = (0, 0)
-        self._pumping: IDelayedCall | None = None
+        self._waiting: IDelayedCall | None = None  #: for subscribers that read slowly
         # Snapshots.
         self._serving: IDelayedCall | None = None
         self._parked_checked = 0.0
@@ -257,7 +261,7 @@ class EventBusServer:
         assert self._subscription is not None
         self._subscription.pauseProducing()
         self._outgoing = chain.from_iterable(map(self._broadcasts, delivery.runs))
-        self._pump()
+        self.take_turn()
 
     def _broadcasts(self, run: Run) -> Iterator[tuple[bytes | None, Frames]]:
         """Yield the events of *run* in each dialect that subscribers have, with the key that chooses these, or None.
@@ -336,11 +340,12 @@ class EventBusServer:
 
     # Broadcasting.
 
-    def _pump(self) -> None:
-        """Broadcast one turn's worth of the delivered records, and schedule the next turn."""
-        self._pumping = None
+    def take_turn(self) -> int:
+        """Broadcast some of the delivered records, and ask for another turn if there are more; return their size."""
         outgoing, publisher, memory, audience = self._outgoing, self._publisher, self._memory, self.audience
-        assert outgoing is not None
+        if outgoing is None:  # the server has stopped
+            return 0
+        most = max(min(BROADCASTS_TURN, COPIES_TURN // max(audience, 1)), 1)
         publisher.process_commands()
         if memory.size(audience) <= memory.limit // 2:
             self._slow_subscribers.forget()
@@ -354,7 +359,7 @@ class EventBusServer:
                     publisher.lend_by_key(key, frames)
             elif self._wait_for_subscribers():
                 self._outgoing = chain(((key, frames),), outgoing)
-                self._pumping = self._clock.callLater(BROADCAST_LOOK, self._pump)
+                self._waiting = self._clock.callLater(BROADCAST_LOOK, self.take_turn)
                 break
             else:
                 # No slow subscriber can be found, so the event is dropped for all; they request it again.
@@ -362,17 +367,19 @@ class EventBusServer:
                 self._broker.counters.refuse(log, PROTOCOL, "broadcast-memory-full", "subscribers", detail)
             sent += 1
             size += length
-            if sent >= EVENTS_TURN or size >= BYTES_TURN:
-                self._pumping = self._clock.callLater(0, self._pump)
+            if sent >= most or size >= BYTES_TURN:
+                self._broker.ready(self)
                 break
+        else:
+            self._outgoing = None
         self._broker.counters.add(PROTOCOL, "broadcasts", sent)
         # ZeroMQ does not tell which connections the filter by topic lets an event pass to.
         self._sent = (self._sent[0] + sent * audience, self._sent[1] + size * audience)
-        if self._pumping is None:
-            self._outgoing = None
+        if self._outgoing is None:
             if self._subscription is not None:
                 self._subscription.resumeProducing()
             self._check_stopped()
+        return size
 
     def _wait_for_subscribers(self) -> bool:
         """Close the connections of slow subscribers; return whether to continue to wait."""
@@ -509,7 +516,7 @@ class EventBusServer:
             return
         self._reading_ended = True
         self._update_reading()
-        for timer in (*self._deadlines, self._retrying, self._pumping, self._serving):
+        for timer in (*self._deadlines, self._retrying, self._waiting, self._serving):
             if timer is not None and timer.active():
                 timer.cancel()
         if self._subscription is not None:
@@ -517,5 +524,6 @@ class EventBusServer:
             self._subscription = None
         for batch in self._unwritten:
             self._broker.counters.refuse(log, PROTOCOL, "not-published-at-stop", f"{batch.count} events")
+        self._outgoing = None
         self._account.close()
         stopped.callback(None)
