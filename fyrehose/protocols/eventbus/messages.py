@@ -9,7 +9,7 @@ in: a socket      out: lists of frames; nothing is queued here
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import zmq
@@ -107,6 +107,14 @@ class Messages:
         size = sum(map(len, frames))
         self._lent.append((tracker, size))
         self._held += size
+
+    def set_all(self, option: int, values: Iterable[bytes]) -> None:
+        """Set *option* of the socket to each of *values* in turn: many subscriptions, for example.
+
+        :raises zmq.ZMQError: the socket refuses one
+        """
+        for value in values:
+            self._socket.setsockopt(option, value)
 
     def held(self) -> tuple[int, int]:
         """Return the number of messages that were lent and not released, and the bytes of their frames."""

@@ -101,6 +101,7 @@ cdef const char* (*msg_gets)(message_t*, const char*) noexcept
 cdef int (*send_bytes)(void*, const void*, size_t, int) noexcept
 cdef int (*msg_init_data)(message_t*, void*, size_t, void (*)(void*, void*) noexcept, void*) noexcept
 cdef int (*msg_send)(message_t*, void*, int) noexcept
+cdef int (*set_option)(void*, int, const void*, size_t) noexcept
 cdef int (*last_error)() noexcept
 
 
@@ -110,7 +111,7 @@ cdef size_t find(library, name) except 0:
 
 cdef int find_all() except -1:
     global msg_init, msg_close, msg_recv, msg_more, msg_data, msg_size, msg_get, msg_gets, send_bytes, last_error
-    global msg_init_data, msg_send
+    global msg_init_data, msg_send, set_option
     if zmq.zmq_version_info() < (4, 1):
         raise ImportError("a message of this libzmq has another size")
     try:
@@ -128,6 +129,7 @@ cdef int find_all() except -1:
             library, "zmq_msg_init_data"
         )
         msg_send = <int (*)(message_t*, void*, int) noexcept>find(library, "zmq_msg_send")
+        set_option = <int (*)(void*, int, const void*, size_t) noexcept>find(library, "zmq_setsockopt")
         last_error = <int (*)() noexcept>find(library, "zmq_errno")
     except (AttributeError, OSError) as error:
         raise ImportError(f"pyzmq hides the functions of its libzmq: {error}") from error
@@ -271,6 +273,18 @@ cdef class Messages:
                 PyErr_CheckSignals()
         finally:
             msg_close(&message)  # a message that was sent is empty now
+
+    def set_all(self, int option, values):
+        cdef const char* value
+        cdef int error
+        self.check_open()
+        for each in values:
+            value = each
+            while set_option(self.handle, option, value, len(each)) < 0:
+                error = last_error()
+                if error != INTERRUPTED:
+                    raise zmq.ZMQError(error)
+                PyErr_CheckSignals()
 
     def held(self):
         return read_count(&self.lent.messages), read_count(&self.lent.size)

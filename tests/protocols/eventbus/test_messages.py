@@ -243,6 +243,28 @@ def test_lent_messages_are_counted_until_the_last_subscriber_has_them(kernel: Mo
 
 
 @both
+def test_option_is_set_to_each_of_many_values(kernel: ModuleType) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        subscriber, publisher = context.socket(zmq.SUB), context.socket(zmq.XPUB)
+        publisher.bind("inproc://all")
+        subscriber.connect("inproc://all")
+        messages = kernel.Messages(subscriber, 16)
+        messages.set_all(zmq.SUBSCRIBE, [b"a", b"\0b", b""])
+        messages.set_all(zmq.UNSUBSCRIBE, [b"a"])
+        heard = []
+        while publisher.poll(1_000 if len(heard) < 4 else 0):
+            heard.append(publisher.recv())
+        with pytest.raises(zmq.ZMQError):
+            messages.set_all(zmq.LAST_ENDPOINT, [b"is read only"])
+    finally:
+        context.destroy(0)
+    assert heard == [b"\1a", b"\1\0b", b"\1", b"\0a"]
+    with pytest.raises(zmq.ZMQError):
+        messages.set_all(zmq.SUBSCRIBE, [b"closed"])
+
+
+@both
 def test_socket_releases_lent_messages_after_their_sender_is_gone(kernel: ModuleType) -> None:
     with Pair() as pair:
         messages = kernel.Messages(pair.socket, 16)
