@@ -35,7 +35,7 @@ log = Logger()
 T = TypeVar("T")
 
 _HEADER = fmt.BATCH_HEADER.size
-#: Upper bound of a commit, in bytes; keeps a single sync short.
+#: Upper bound of a commit, in bytes, unless it is a single publish; keeps a single sync short.
 COMMIT = 16 << 20
 #: Commits larger than this, in bytes, are not scheduled ahead: the delay of the reactor is small compared with them.
 AHEAD = 256 << 10
@@ -149,7 +149,7 @@ class Commits:
         self._scheduled = False
         items: list[Publish] = []
         size = 0
-        while self.waiting and size < COMMIT:
+        while self.waiting and (not items or size + self.waiting[0].size <= COMMIT):
             items.append(self.waiting.popleft())
             size += items[-1].size
         began = time.monotonic()

@@ -26,7 +26,7 @@ from zmq.backend.cython import _zmq
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
-from libc.stdlib cimport calloc
+from libc.stdlib cimport atoll, calloc
 from libc.string cimport memcpy, strcmp
 
 cdef extern from *:
@@ -80,7 +80,7 @@ cdef extern from *:
     void release_parcel(void*, void*) noexcept
     long long read_count(long long*) noexcept
 
-NOWHERE = ("", -1)
+NOWHERE = ("", -1, 0)
 
 cdef enum:
     DONTWAIT = 1
@@ -101,6 +101,7 @@ cdef const char* (*msg_gets)(message_t*, const char*) noexcept
 cdef int (*send_bytes)(void*, const void*, size_t, int) noexcept
 cdef int (*msg_init_data)(message_t*, void*, size_t, void (*)(void*, void*) noexcept, void*) noexcept
 cdef int (*msg_send)(message_t*, void*, int) noexcept
+cdef int (*set_option)(void*, int, const void*, size_t) noexcept
 cdef int (*last_error)() noexcept
 
 
@@ -110,7 +111,7 @@ cdef size_t find(library, name) except 0:
 
 cdef int find_all() except -1:
     global msg_init, msg_close, msg_recv, msg_more, msg_data, msg_size, msg_get, msg_gets, send_bytes, last_error
-    global msg_init_data, msg_send
+    global msg_init_data, msg_send, set_option
     if zmq.zmq_version_info() < (4, 1):
         raise ImportError("a message of this libzmq has another size")
     try:
@@ -128,6 +129,7 @@ cdef int find_all() except -1:
             library, "zmq_msg_init_data"
         )
         msg_send = <int (*)(message_t*, void*, int) noexcept>find(library, "zmq_msg_send")
+        set_option = <int (*)(void*, int, const void*, size_t) noexcept>find(library, "zmq_setsockopt")
         last_error = <int (*)() noexcept>find(library, "zmq_errno")
     except (AttributeError, OSError) as error:
         raise ImportError(f"pyzmq hides the functions of its libzmq: {error}") from error
@@ -145,7 +147,7 @@ cdef class Messages:
     cdef list frames
     cdef Py_ssize_t count
     cdef tuple origin
-    cdef bytes address
+    cdef bytes user
     cdef lent_t* lent
 
     def __cinit__(self, *_):
@@ -165,19 +167,22 @@ cdef class Messages:
         self.frames = []
         self.count = 0
         self.origin = NOWHERE
-        self.address = b""
+        self.user = b""
 
     cdef int find_origin(self, message_t* message) except -1:
         # Most messages come from the same connection as the one before, so the origin is used again.
-        cdef const char* address = msg_gets(message, b"Peer-Address")
-        cdef int descriptor
-        if address == NULL:
-            self.origin, self.address = NOWHERE, b""
+        cdef const char* user = msg_gets(message, b"User-Id")
+        cdef const char* address
+        if user == NULL:
+            user = b""
+        if user[0] and not strcmp(user, self.user):
             return 0
-        descriptor = msg_get(message, SRCFD)
-        if descriptor != <int>self.origin[1] or strcmp(address, self.address):
-            self.address = address
-            self.origin = (self.address.decode("ascii", "replace"), descriptor)
+        address = msg_gets(message, b"Peer-Address")
+        if address == NULL:
+            self.origin, self.user = NOWHERE, b""
+            return 0
+        self.user = user
+        self.origin = ((<bytes>address).decode("ascii", "replace"), msg_get(message, SRCFD), atoll(self.user))
         return 0
 
     cdef int check_open(self) except -1:
@@ -268,6 +273,18 @@ cdef class Messages:
                 PyErr_CheckSignals()
         finally:
             msg_close(&message)  # a message that was sent is empty now
+
+    def set_all(self, int option, values):
+        cdef const char* value
+        cdef int error
+        self.check_open()
+        for each in values:
+            value = each
+            while set_option(self.handle, option, value, len(each)) < 0:
+                error = last_error()
+                if error != INTERRUPTED:
+                    raise zmq.ZMQError(error)
+                PyErr_CheckSignals()
 
     def held(self):
         return read_count(&self.lent.messages), read_count(&self.lent.size)
