@@ -77,8 +77,11 @@ class Column:
     lengths: Buffer
     payload: Buffer
 
-    def __len__(self) -> int:
-        return len(self.lengths) // 4
+    if TYPE_CHECKING:
+
+        def __len__(self) -> int: ...
+    else:
+        __len__ = columns.count
 
     @property
     def sizes(self) -> Sequence[int]:

@@ -473,7 +473,7 @@ class SessionProtocol(TwistedProtocol):
 
     def flush(self, *more: bytes) -> None:
         """Write the data that the session has to send, and *more* behind it."""
-        data = self.session.data_to_send() if self.session.out else []
+        data = self.session.data_to_send() if not more or self.session.out else []
         if more:
             data += more
         if not data or not self.writable:

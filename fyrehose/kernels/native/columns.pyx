@@ -43,6 +43,10 @@ def build_run(self, *, lengths, payload, stream, source, producer=None, topic=No
     self.room = size + 64 + 6 * names
 
 
+def count(self):
+    return len(self.lengths) // 4
+
+
 def build_delivery(self, runs):
     cdef Py_ssize_t count = 0, payload_size = 0, size = 0
     first = None

@@ -60,6 +60,11 @@ def build_run(
     self.room = size + AROUND + CHARACTER * names
 
 
+def count(self: Any) -> int:
+    """Return how many payloads a column has; the length of :class:`.records.Column`."""
+    return len(self.lengths) // 4
+
+
 def build_delivery(self: Any, runs: Sequence[Any]) -> None:
     """Set the fields of a delivery, of which every commit makes one; the constructor of :class:`.records.Delivery`."""
     self.runs = runs
