@@ -84,9 +84,9 @@ class Client:
             try:
                 if self.connection is None:
                     self.connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+                if self.connection.sock is None:
+                    self.connection.connect()
                 if body and self.points.comes("half a request"):
-                    if self.connection.sock is None:
-                        self.connection.connect()
                     head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
                     self.connection.sock.sendall(head.encode() + body[: len(body) // 2])
                     self.close()

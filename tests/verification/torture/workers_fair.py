@@ -90,6 +90,7 @@ async def measure(port: int, options: argparse.Namespace) -> list[float]:
             if any(task.done() and task.exception() for task in tasks):
                 await asyncio.gather(*tasks)
         await asyncio.sleep(1)  # All wait again.
+        await publisher.open()  # The server may have closed it, because it was idle.
         lines = b"%f\n" % time.monotonic() * options.workers
         await publisher.ask("POST", "/streams/jobs", lines, "application/x-ndjson")
     await asyncio.gather(*tasks)
