@@ -399,7 +399,9 @@ class SharedSubscriptions:
 
         return self._forgetting(shared, payloads, written) if payloads else succeed(None)
 
-    def _forgetting(self, shared: SharedSubscription, payloads: Sequence[bytes], then: Callable[[], None]) -> Any:
+    def _forgetting(
+        self, shared: SharedSubscription, payloads: Sequence[bytes], then: Callable[[], None]
+    ) -> Deferred[Any]:
         """Append a change that forgets records, after which nothing may be appended for them; then call *then*."""
         if shared.gone or shared.group.rewinding:
             why = "was deleted" if shared.gone else "is being rewound or deleted already; try again"

@@ -15,7 +15,6 @@ from fyrehose import ndjson
 from fyrehose.broker.consumers.settling import Settling, answer_to
 from fyrehose.broker.consumers.table import LeasedRun
 from fyrehose.errors import NoSuchSubscription, SubscriptionConflict
-from fyrehose.interfaces import IBroker
 from fyrehose.protocols.http.managing import Manage
 from fyrehose.protocols.http.session import PROTOCOL
 from fyrehose.protocols.http.working import Creation, LeaseRequest, Redrive
@@ -24,18 +23,20 @@ from fyrehose.protocols.http.working import Creation, LeaseRequest, Redrive
 class LeasingConnection(Protocol):
     """The connection that a request came from, which is an HttpProtocol."""
 
-    broker: IBroker
-
     @property
     def producer(self) -> str: ...
 
 
 @attrs.define(eq=False)
 class Leasing:
-    """One request about a shared subscription."""
+    """One request about a shared subscription.
+
+    :ivar sharing: the shared subscriptions, as the peer may use them
+    """
 
     connection: LeasingConnection
     event: Manage
+    sharing: Any
     _waiting: Deferred[Any] | None = attrs.field(default=None, init=False)
 
     def start(self, shared: Any | None) -> Any:
@@ -44,7 +45,7 @@ class Leasing:
         :param shared: the subscription; None: there is none of this name
         :return: what to answer with, or a Deferred of it
         """
-        event, sharing = self.event, self.connection.broker.named.sharing
+        event, sharing = self.event, self.sharing
         if isinstance(event.work, Creation):
             created: Deferred[Any] = sharing.create(event.name, event.work.options, event.work.first)
             return created.addCallback(sharing.show)
@@ -81,7 +82,7 @@ class Leasing:
 
     def _settle(self, shared: Any, work: Settling) -> Any:
         runs = work.runs(PROTOCOL, self.connection.producer)
-        done: Deferred[Any] = self.connection.broker.named.sharing.act(shared, work.items, work.consumer, runs)
+        done: Deferred[Any] = self.sharing.act(shared, work.items, work.consumer, runs)
         return done.addCallback(lambda answer: answer_to(work, bool(shared.options.pattern), *answer))
 
 
