@@ -24,7 +24,7 @@ import zmq
 from zmq.backend.cython import _zmq
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdlib cimport atoll, calloc
 from libc.string cimport memcpy, strcmp
@@ -76,7 +76,7 @@ cdef extern from *:
     ctypedef struct parcel_t:
         char* data
     void disown(lent_t*) noexcept
-    parcel_t* make_parcel(lent_t*, const void*, size_t, long long) noexcept
+    parcel_t* make_parcel(lent_t*, const void*, size_t, long long) noexcept nogil
     void release_parcel(void*, void*) noexcept
     long long read_count(long long*) noexcept
 
@@ -86,6 +86,8 @@ cdef enum:
     DONTWAIT = 1
     SNDMORE = 2
     SRCFD = 2
+    # Copies of at least so many bytes let other threads run meanwhile: a commit waits for the interpreter several times.
+    LARGE = 256 << 10
 
 cdef int EMPTY = errno.EAGAIN
 cdef int INTERRUPTED = errno.EINTR
@@ -139,7 +141,19 @@ cdef int find_all() except -1:
 find_all()
 
 
-# The GIL is not released: no call blocks, and each takes less time than releasing and acquiring it.
+cdef bytes copy(const void* data, Py_ssize_t size):
+    cdef bytes copied = PyBytes_FromStringAndSize(NULL, size)
+    cdef char* to = PyBytes_AS_STRING(copied)
+    if size < LARGE:
+        memcpy(to, data, size)
+    else:
+        with nogil:
+            memcpy(to, data, size)
+    return copied
+
+
+# The GIL is not released, except to copy large frames: no call blocks, and each takes less time than releasing and
+# acquiring it.
 cdef class Messages:
     cdef object socket
     cdef void* handle
@@ -211,7 +225,7 @@ cdef class Messages:
                 if not self.count:
                     self.find_origin(&message)
                 if self.count < self.kept:
-                    data = PyBytes_FromStringAndSize(<const char*>msg_data(&message), <Py_ssize_t>msg_size(&message))
+                    data = copy(msg_data(&message), <Py_ssize_t>msg_size(&message))
                     self.frames.append(data)
                     size -= len(data)
                 self.count += 1
@@ -258,7 +272,11 @@ cdef class Messages:
             size += len(frame)
         self.send(frames[:last], True)
         PyObject_GetBuffer(frames[last], &view, PyBUF_SIMPLE)
-        parcel = make_parcel(self.lent, view.buf, view.len, size)
+        if view.len < LARGE:
+            parcel = make_parcel(self.lent, view.buf, view.len, size)
+        else:
+            with nogil:
+                parcel = make_parcel(self.lent, view.buf, view.len, size)
         error = parcel == NULL or msg_init_data(&message, parcel.data, view.len, release_parcel, parcel)
         PyBuffer_Release(&view)
         if error:
