@@ -163,6 +163,13 @@ def _monitored(where: str | None) -> Iterator[Callable[[ArchiveState], object] |
         metrics.stop()
 
 
+def _quicken() -> None:
+    """Set what the writers of Parquet files need in the environment, which the workers of Spark inherit."""
+    # Parquet's buffers are then of the allocator that keeps memory (memory.py); numpy needs no threads for algebra.
+    for name, value in (("ARROW_DEFAULT_MEMORY_POOL", "system"), ("OPENBLAS_NUM_THREADS", "1")):
+        os.environ.setdefault(name, value)
+
+
 def _stopped() -> Callable[[], bool]:
     """Return a function that says whether a signal asked for the end; a second one ends the process at once."""
     signals: list[int] = []
@@ -227,6 +234,7 @@ def archive(
     \b
         fyrehose-spark archive data lake --follow --subscription lake
     """
+    _quicken()
     from fyrehose.spark.jobs.archive import archive as run
     from fyrehose.spark.jobs.archive import check_free
 
