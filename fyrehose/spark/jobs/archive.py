@@ -75,10 +75,6 @@ class ArchiveState:
     files: int
     size: int
 
-    def age(self) -> float:
-        """Return the age of the oldest record that is not in the lake, in seconds; 0 if there is none."""
-        return 0.0 if self.behind.since is None else max(0.0, time.time() - self.behind.since / 1e6)
-
 
 def archive(
     spark: SparkSession | None,
