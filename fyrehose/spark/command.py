@@ -571,8 +571,9 @@ def lost(take_back: str | None, lake: str) -> None:
     help="The engine.",
 )
 @click.option("--match", metavar="PATTERN", default="*", show_default=True, help="Views of these streams only.")
+@_parts("keep")
 @click.argument("lake")
-def catalog(engine: str, match: str, lake: str) -> None:
+def catalog(engine: str, match: str, parts: str, lake: str) -> None:
     """Print the statements by which an engine names LAKE as a table, and each stream as a view.
 
     \b
@@ -583,7 +584,8 @@ def catalog(engine: str, match: str, lake: str) -> None:
     from fyrehose.spark.statements import statements
 
     target = Lake.existing(lake)
-    for statement in statements(engine, str(target), [*filter(Pattern(match).covers, target.streams())]):
+    streams = [*filter(Pattern(match).covers, target.streams())]
+    for statement in statements(engine, str(target), streams, join=parts == "join"):
         click.echo(statement)
 
 
