@@ -28,7 +28,20 @@ from fyrehose.replication.entries import EntryWriter, LogEntry
 from fyrehose.replication.filling import too_far_behind, waits
 from fyrehose.replication.gate import ReplicatedGate
 from fyrehose.replication.peers import ClusterPeer, Peers
-from fyrehose.replication.role import Action, Append, Changed, Compare, Cut, Fill, LookAt, Purge, Role, State, Write
+from fyrehose.replication.role import (
+    Action,
+    Append,
+    Changed,
+    Compare,
+    Cut,
+    Fill,
+    LookAt,
+    Purge,
+    Reopen,
+    Role,
+    State,
+    Write,
+)
 from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.replication.shared_log import ISharedLog, Refused, Unavailable
 from fyrehose.replication.trimming import Trimmer
@@ -55,9 +68,9 @@ class Member:
 
     :ivar reactor: the clock
     :ivar peers: the other servers, as far as they were heard
-    :ivar on_deposed: called with the reason when another server has taken over from this one
-    :ivar on_behind: called with the reason when the journal has to be filled, which happens at the next start
-    :ivar can_fill: whether it is filled at the next start
+    :ivar on_reopen: called with the reason when the journal has to be closed and opened again: another server has taken
+        over from this one, the journal has to be filled, or the shared log has lost entries
+    :ivar can_fill: whether a journal that is too far behind is filled when it is opened
     :ivar jitter: a random number from 0 to 1, so that two servers rarely try to take over together
     :ivar takeovers: how often this server has become the leader
     """
@@ -68,8 +81,7 @@ class Member:
     log: ISharedLog
     settings: ReplicationSettings
     incarnation: int
-    on_deposed: Callable[[str], object] = lambda reason: None
-    on_behind: Callable[[str], object] = lambda reason: None
+    on_reopen: Callable[[str], object] = lambda reason: None
     can_fill: bool = False
     jitter: float = 0.0
     role: Role = attrs.field(init=False)
@@ -124,6 +136,7 @@ class Member:
     async def stop(self) -> None:
         """Stop; a leader first waits until everything is accepted, so that another server takes over at once."""
         if self._ticking is None:
+            await self.log.close()  # it may be open, because the journal was to be filled
             return
         deadline = self.reactor.seconds() + PATIENCE
         self.gate.suspend("this server is stopping")
@@ -476,10 +489,14 @@ class Member:
                 served = self.settings.journal or any(peer.journal for peer in self.peers.others.values())
                 if not self.can_fill or not served:
                     raise too_far_behind(role.position, position)
-                self.on_behind(
-                    f"the journal ends at position {role.position}, and the shared log begins at {position}; the "
-                    "journal is filled from another server when this one is started again"
+                self.on_reopen(
+                    f"the journal ends at position {role.position}, and the shared log begins at {position}: it has to "
+                    "be filled from another server"
                 )
+            case Reopen(reason):
+                if self.gate.leading:
+                    await self.gate.follow(role.position, reason)
+                self.on_reopen(reason)
             case Changed(state, reason):
                 await self._changed(state, reason)
 
@@ -499,7 +516,7 @@ class Member:
             self._heard_leader = self.reactor.seconds()
             if self._led_once:
                 self._led_once = False
-                self.on_deposed(reason)
+                self.on_reopen(f"this server was the leader, and follows again: {reason}")
         elif state is State.STOPPED:
             raise ConfigError(reason)
 
