@@ -4,6 +4,7 @@ nats-py needs asyncio, so it runs in a thread with a loop of its own; results co
 
     subject fyrehose.NAME.log    the entries; the stream FYREHOSE_NAME stores them
     subject fyrehose.NAME.say    messages between servers, which nobody stores
+    subject fyrehose.NAME.here.SERVER.INCARNATION    requests that a server answers as long as it is connected
 
 One request reads many entries (a "batched direct get", nats-server 2.11); an older server answers with one of them.
 
@@ -29,7 +30,7 @@ from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
 from fyrehose.journal.format import Damage
-from fyrehose.replication.entries import MAX_ENTRY, LogEntry
+from fyrehose.replication.entries import MAX_ENTRY, EntryWriter, LogEntry
 from fyrehose.replication.shared_log import EntryRange, ISharedLog, Refused, Unavailable
 from fyrehose.replication.stream import create, limit_of, stream_of, subject_of
 
@@ -89,6 +90,7 @@ class JetStreamLog:
     #: The change to another server that is under way.
     _leaving: asyncio.Task[None] | None = attrs.field(default=None, init=False)
     _heard: Callable[[bytes], None] = attrs.field(default=lambda message: None, init=False)
+    _writer: EntryWriter | None = attrs.field(default=None, init=False)
 
     @property
     def stream(self) -> str:
@@ -112,12 +114,12 @@ class JetStreamLog:
         url = None if self._client is None else self._client.connected_url
         return url.netloc if url else ""
 
-    def open(self, heard: Callable[[bytes], None]) -> Deferred[list[str]]:
+    def open(self, heard: Callable[[bytes], None], writer: EntryWriter | None = None) -> Deferred[list[str]]:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = Thread(target=self._loop.run_forever, name="fyrehose replication", daemon=True)
             self._thread.start()
-        self._heard = heard
+        self._heard, self._writer = heard, writer
         return self._ask(self._open())
 
     async def _open(self) -> list[str]:
@@ -148,6 +150,8 @@ class JetStreamLog:
             **self.options,
         )
         await client.subscribe(f"fyrehose.{self.name}.say", cb=receive)
+        if self._writer is not None:
+            await client.subscribe(self._here(self._writer), cb=_answer)
         self._inbox = client.new_inbox()
         await client.subscribe(f"{self._inbox}.*", cb=self._replied)
         self._client, self._stream = client, client.jetstream(timeout=self.timeout)
@@ -258,6 +262,23 @@ class JetStreamLog:
             said = self._client.publish(f"fyrehose.{self.name}.say", message)
             self._ask(said, answers=False).addErrback(lambda _: None)
 
+    def is_here(self, writer: EntryWriter) -> Deferred[bool]:
+        return self._ask(self._is_here(writer), answers=False)
+
+    async def _is_here(self, writer: EntryWriter) -> bool:
+        from nats.errors import NoRespondersError
+
+        try:
+            await self._connection.request(self._here(writer), timeout=self.timeout)
+        except NoRespondersError:
+            return False
+        except TimeoutError:
+            pass  # it is connected, and frozen, or NATS does not answer
+        return True
+
+    def _here(self, writer: EntryWriter) -> str:
+        return f"fyrehose.{self.name}.here.{writer.name}.{writer.incarnation}"
+
     def close(self) -> Deferred[None]:
         closed = self._ask(self._close(), answers=False)
         return closed.addBoth(self._stop)
@@ -312,6 +333,11 @@ class JetStreamLog:
         else:
             asyncio.run_coroutine_threadsafe(run(), self._loop)
         return done
+
+
+async def _answer(request: Any) -> None:
+    with suppress(Exception):  # the connection ends
+        await request.respond(b"")
 
 
 def refusal(error: Exception) -> str:

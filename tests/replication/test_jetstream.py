@@ -155,6 +155,21 @@ class TestWithRealServers:
 
         return run(test)
 
+    def test_a_server_is_found_while_its_process_is_connected(self, run: Run, nodes: NatsNodes) -> Any:
+        async def test(log: JetStreamLog) -> None:
+            other, writer = JetStreamLog(reactor, nodes.urls, log.name), EntryWriter("a", 7)
+            await patiently(lambda: other.open(lambda message: None, writer))
+            try:
+                while not await log.is_here(writer):  # the nodes learn of it a moment later
+                    await deferLater(reactor, 0.05)
+                assert not await log.is_here(EntryWriter("a", 8)), "this is another process of that server"
+            finally:
+                await other.close()
+            while await log.is_here(writer):
+                await deferLater(reactor, 0.05)
+
+        return run(test)
+
     def test_appends_go_on_when_a_node_is_killed(self, run: Run, nodes: NatsNodes) -> Any:
         async def test(log: JetStreamLog) -> None:
             await log.append(takeover(), 0)
