@@ -4,7 +4,7 @@ nats-py needs asyncio, so it runs in a thread with a loop of its own; results co
 
     subject fyrehose.NAME.log    the entries; the stream FYREHOSE_NAME stores them
     subject fyrehose.NAME.say    messages between servers, which nobody stores
-    subject fyrehose.NAME.here.SERVER.INCARNATION    requests that a server answers as long as it is connected
+    subject fyrehose.NAME.here.SERVER.INCARNATION    nothing: NATS knows who is subscribed to it
 
 One request reads many entries (a "batched direct get", nats-server 2.11); an older server answers with one of them.
 
@@ -49,6 +49,8 @@ SILENT = 3.0
 CLOSE = 5.0
 #: How long the end of the connection may take, twice, in seconds.
 LAST_WORDS = 0.75
+#: For how long NATS is waited for to say that nobody is subscribed, which it says at once, in seconds.
+NOBODY = 0.5
 #: How many bytes of entries one request reads; the connection's buffers hold several times as much.
 READ_BYTES = 4 << 20
 #: How many bytes one read of the connection takes at most.
@@ -151,7 +153,7 @@ class JetStreamLog:
         )
         await client.subscribe(f"fyrehose.{self.name}.say", cb=receive)
         if self._writer is not None:
-            await client.subscribe(self._here(self._writer), cb=_answer)
+            await client.subscribe(self._here(self._writer), cb=_ignore)
         self._inbox = client.new_inbox()
         await client.subscribe(f"{self._inbox}.*", cb=self._replied)
         self._client, self._stream = client, client.jetstream(timeout=self.timeout)
@@ -268,12 +270,11 @@ class JetStreamLog:
     async def _is_here(self, writer: EntryWriter) -> bool:
         from nats.errors import NoRespondersError
 
-        try:
-            await self._connection.request(self._here(writer), timeout=self.timeout)
-        except NoRespondersError:
-            return False
-        except TimeoutError:
-            pass  # it is connected, and frozen, or NATS does not answer
+        with suppress(TimeoutError):
+            try:
+                await self._connection.request(self._here(writer), timeout=NOBODY)
+            except NoRespondersError:
+                return False
         return True
 
     def _here(self, writer: EntryWriter) -> str:
@@ -335,9 +336,8 @@ class JetStreamLog:
         return done
 
 
-async def _answer(request: Any) -> None:
-    with suppress(Exception):  # the connection ends
-        await request.respond(b"")
+async def _ignore(message: Any) -> None:
+    """Answer nothing: that a server is subscribed is all that others want to know."""
 
 
 def refusal(error: Exception) -> str:
