@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -152,6 +153,26 @@ class TestWithRealServers:
             finally:
                 await other.close()
             assert heard[0] == b"here I am"
+
+        return run(test)
+
+    def test_the_only_server_is_connected_to_again_when_it_has_refused_the_connection(
+        self, run: Run, nodes: NatsNodes
+    ) -> Any:
+        """The client gives up for ever, for example when a server that starts does not know the password yet."""
+
+        async def test(log: JetStreamLog) -> None:
+            alone = JetStreamLog(reactor, nodes.urls[:1], log.name)
+            await patiently(lambda: alone.open(lambda message: None))
+            try:
+                closed: Deferred[None] = Deferred()
+                asyncio.run_coroutine_threadsafe(alone._client.close(), alone._loop).add_done_callback(
+                    lambda _: reactor.callFromThread(closed.callback, None)
+                )
+                await closed
+                assert await patiently(lambda: alone.append(takeover(), 0)) == 1
+            finally:
+                await alone.close()
 
         return run(test)
 
