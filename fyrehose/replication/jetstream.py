@@ -160,9 +160,15 @@ class JetStreamLog:
         self._answered = asyncio.get_running_loop().time()
 
     def _unanswered(self) -> None:
-        """Leave a server that is connected and answers nothing; the client notices that after minutes, or never."""
+        """Leave a server that is connected and answers nothing; the client notices that after minutes, or never.
+
+        The client closes for good when a server refuses it, which may not know all passwords yet; then that server is
+        tried again, even if it is the only one.
+        """
         silent = asyncio.get_running_loop().time() - self._answered
-        if self._client is not None and self._leaving is None and silent > SILENT and len(self.servers) > 1:
+        if self._client is None or self._leaving is not None or silent <= SILENT:
+            return
+        if len(self.servers) > 1 or self._client.is_closed:
             self._leaving = asyncio.ensure_future(self._leave())
 
     async def _leave(self) -> None:
