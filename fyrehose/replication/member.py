@@ -348,11 +348,12 @@ class Member:
     def _patience(self) -> float:
         """Return for how many seconds the leader is silent before this server takes over."""
         leader = self.role.leader
+        spread = self.jitter * SPREAD
         if leader is not None and self.peers.has_left(leader):
-            return self.jitter * SPREAD
+            return spread
         if leader is not None and leader == self._gone:
-            return GONE + self.jitter * SPREAD
-        return self.settings.takeover_after + self.jitter
+            return GONE + spread
+        return self.settings.takeover_after + spread
 
     async def _take_over(self) -> None:
         extent = await self.log.extent()
