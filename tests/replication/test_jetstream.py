@@ -176,6 +176,24 @@ class TestWithRealServers:
 
         return run(test)
 
+    def test_a_request_ends_with_the_connection_that_it_was_sent_on(self, run: Run, nodes: NatsNodes) -> Any:
+        async def test(log: JetStreamLog) -> None:
+            waits = JetStreamLog(reactor, nodes.urls, log.name, timeout=200.0)
+            await patiently(lambda: waits.open(lambda message: None))
+            node = nodes.ports.index(int(waits.connected_to.rpartition(":")[2]))
+            try:
+                os.kill(nodes.pid(node), signal.SIGSTOP)
+                appended = waits.append(takeover(), 0)
+                nodes.kill(node)
+                with pytest.raises(Unavailable):
+                    await appended
+                assert await patiently(lambda: waits.append(takeover(), 0)) == 1
+            finally:
+                nodes.start(node)
+                await waits.close()
+
+        return run(test)
+
     def test_a_server_is_found_while_its_process_is_connected(self, run: Run, nodes: NatsNodes) -> Any:
         async def test(log: JetStreamLog) -> None:
             other, writer = JetStreamLog(reactor, nodes.urls, log.name), EntryWriter("a", 7)
