@@ -89,6 +89,8 @@ class JetStreamLog:
     _error: str = attrs.field(default="", init=False)
     #: When NATS last answered a request, or a connection was made, by the loop's clock.
     _answered: float = attrs.field(default=0.0, init=False)
+    #: The requests that wait for an answer.
+    _waiting: set[asyncio.Task[Any]] = attrs.field(factory=set, init=False)
     #: The change to another server that is under way.
     _leaving: asyncio.Task[None] | None = attrs.field(default=None, init=False)
     _heard: Callable[[bytes], None] = attrs.field(default=lambda message: None, init=False)
@@ -144,6 +146,7 @@ class JetStreamLog:
         client = await nats.connect(
             servers,
             error_cb=self._failed,
+            disconnected_cb=self._disconnected,
             max_reconnect_attempts=-1,
             reconnect_time_wait=RETRY,
             connect_timeout=self.timeout,
@@ -158,6 +161,11 @@ class JetStreamLog:
         await client.subscribe(f"{self._inbox}.*", cb=self._replied)
         self._client, self._stream = client, client.jetstream(timeout=self.timeout)
         self._answered = asyncio.get_running_loop().time()
+
+    async def _disconnected(self) -> None:
+        """End the requests that were sent on this connection: nobody answers them on the next one."""
+        for asked in self._waiting:
+            asked.cancel()
 
     def _unanswered(self) -> None:
         """Leave a server that is connected and answers nothing; the client notices that after minutes, or never.
@@ -318,8 +326,15 @@ class JetStreamLog:
                 self._answered, self._error = asyncio.get_running_loop().time(), ""
 
         async def run() -> None:
+            this = asyncio.current_task()
+            assert this is not None, "a loop runs it"
+            if answers:
+                self._waiting.add(this)
             try:
                 result = await asked
+            except asyncio.CancelledError:
+                why = "the connection to NATS has ended"
+                self.reactor.callFromThread(done.errback, Failure(Unavailable(why)))
             except (Refused, Damage, ConfigError):
                 answered()
                 self.reactor.callFromThread(done.errback, Failure())
@@ -333,6 +348,8 @@ class JetStreamLog:
             else:
                 answered()
                 self.reactor.callFromThread(done.callback, result)
+            finally:
+                self._waiting.discard(this)
 
         if self._loop is None:
             asked.close()
