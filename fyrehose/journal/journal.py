@@ -205,7 +205,10 @@ class FileJournal:
         if self._worker is not None:
             return fail(JournalLocked(f"the journal {self.directory} is already open in this process"))
         self._observer = observer
-        return self.gate.prepare().addCallback(lambda _: self._open())
+        return self.gate.prepare().addCallback(lambda _: self._open()).addErrback(self._give_up)
+
+    def _give_up(self, failure: Failure) -> Any:
+        return self.gate.stop().addBoth(lambda _: failure)
 
     def _open(self) -> Deferred[Mapping[str, int]]:
         self._opening = True
