@@ -104,6 +104,8 @@ class ReplicatedGate:
     refusal: str = attrs.field(default="this server follows, and accepts nothing", init=False)
     leading: bool = attrs.field(default=False, init=False)
     returning: bool = attrs.field(default=False, init=False)
+    #: How many records this server has released while it led.
+    released: int = attrs.field(default=0, init=False)
     _journal: FileJournal = attrs.field(init=False)
     _waiting: deque[_Waiting] = attrs.field(factory=deque, init=False)
     #: Number of commits, counted from the oldest that is not released, whose publishers were told already.
@@ -217,7 +219,7 @@ class ReplicatedGate:
 
     def failed(self, commit: Commit, error: Exception, rest: Sequence[Publish] | None = None) -> None:
         if isinstance(commit.result, Committed):
-            self._keep_confirmed(commit.result)
+            self._keep_confirmed(commit, commit.result)
         if commit.items or not self.leading:
             self._journal.refuse(commit, error, rest)
         else:
@@ -231,12 +233,13 @@ class ReplicatedGate:
         """Return the error of what is written here, and may be in the shared log (rule 15)."""
         return OutcomeUnknown(f"{self.refusal or 'this server has failed'}; whether this is stored is unknown")
 
-    def _keep_confirmed(self, committed: Committed) -> None:
-        """Show the part of a commit in front of the position where the log was cut: it stays, and counts."""
+    def _keep_confirmed(self, commit: Commit, committed: Committed) -> None:
+        """Release the part of a commit in front of the position where the log was cut: it stays, and counts."""
         rolled = committed.rolled if committed.rolled is not None and committed.rolled.base < self._kept else None
-        batches = [(header, runs) for header, runs in committed.batches if header.end <= self._kept]
+        batches = [batch for batch in committed.batches if batch.end <= self._kept]
         if rolled is not None or batches:
-            self._journal.show(attrs.evolve(committed, batches=batches, rolled=rolled, bare=False, many=False))
+            kept = attrs.evolve(committed, batches=batches, rolled=rolled, bare=False, many=False)
+            self._journal.release(attrs.evolve(commit, items=[], result=kept))
 
     # The member's side: lead.
 
@@ -284,6 +287,8 @@ class ReplicatedGate:
         while self._waiting and self._waiting[0].end <= position:
             self._acknowledged = max(0, self._acknowledged - 1)
             waiting = self._waiting.popleft()
+            batches = waiting.commit.result.batches if isinstance(waiting.commit.result, Committed) else ()
+            self.released += sum(sum(map(len, runs)) for batch in batches for runs in batch.streams.values())
             self._journal.release(waiting.commit, waiting.rest())
 
     def _go_on(self) -> None:

@@ -64,7 +64,7 @@ def test_the_page_lists_the_subjects_that_users_may_use() -> None:
     users = (ROOT / "deploy" / "cluster" / "nats-users.conf").read_text()
     allowed = {name for name in re.findall(r'"([^" ]+)"', users) if name.startswith(("fyrehose.", "$JS."))}
     listed = {name.replace("NAME", "fyrehose") for name in re.findall(r"^\| `([^` ]+\.\S+)` \|", PAGE, re.MULTILINE)}
-    assert {re.sub(r"inbox\.\w+", "inbox.SERVER", name) for name in allowed} == listed
+    assert {re.sub(r"(inbox|here)\.\w+", r"\1.SERVER", name) for name in allowed} == listed
 
 
 @pytest.mark.live
