@@ -130,6 +130,9 @@ class IJournal(Interface):
     refusal = Attribute("Why publishing is refused although the disk has room, for people; empty: it is not.")
     leader = Attribute("The address of the server that publishers have to use; empty: unknown; None: this server.")
     caught_up = Attribute("Whether readers find here what was acknowledged, except for the last moment.")
+    age = Attribute(
+        "How old what readers find here may be, in seconds; inf: unknown; None: nothing is newer elsewhere."
+    )
     leads_alone = Attribute("Whether no other server can have taken over from this one, which accepts publishes.")
     early = Attribute("Whether publishers are told of a commit before it survives the loss of this server.")
     now = Attribute("Called for the wall clock, in microseconds since 1970 UTC.")
@@ -298,6 +301,7 @@ class IBroker(Interface):
     budget = Attribute("The memory budget of all connections: fyrehose.broker.budget.Budget.")
     intake = Attribute("The turns of connections to handle their input: fyrehose.broker.rounds.Intake.")
 
+    age = Attribute("How old what readers find here may be; see IJournal.")
     named = Attribute("The named subscriptions, as the peer may use them: see INamedSubscriptions.")
 
     def when_leading() -> Deferred[None]:

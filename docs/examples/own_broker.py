@@ -41,6 +41,7 @@ class LastMessages:
     budget: Budget = attrs.field(factory=Budget)
     intake: Intake = attrs.field(factory=Intake)
     named: NoSubscriptions = attrs.field(factory=NoSubscriptions)
+    age = None  # Nobody else has newer records.
     _streams: dict[str, deque[Run]] = attrs.field(factory=dict, init=False)
     _fanout: Fanout = attrs.field(init=False)
 

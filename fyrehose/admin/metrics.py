@@ -19,7 +19,7 @@ from fyrehose.admin.sampling import journal_status, published_by_protocol
 from fyrehose.admin.status import Status, cluster_status
 from fyrehose.broker.broker import Broker
 from fyrehose.interfaces import JournalState
-from fyrehose.observe.meters import SECONDS, Histogram
+from fyrehose.observe.meters import SECONDS, ClusterStatus, Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -194,6 +194,8 @@ class Exporter:
         yield _gauge("fyrehose_cluster_log_bytes", "Bytes in the shared log; 0 unless it leads.", status.log_size)
         unconfirmed = "Bytes acknowledged that the shared log has not accepted."
         yield _gauge("fyrehose_cluster_unconfirmed_bytes", unconfirmed, status.unconfirmed)
+        if status.role == "leader":
+            yield from _members(status)
         takeovers = CounterMetricFamily("fyrehose_cluster_takeovers", "Times that this process became the leader.")
         takeovers.add_metric((), status.takeovers)
         yield takeovers
@@ -248,6 +250,24 @@ class Exporter:
                 behind.add_metric((str(each["name"]),), float(str(each["behind_bytes"])))
                 age.add_metric((str(each["name"]),), max(0.0, now - float(str(each["active"])) / 1e6))
         yield from (behind, age)
+
+
+def _members(status: ClusterStatus) -> Iterator[Metric]:
+    """Yield how far the other servers of the cluster are behind this one, which leads."""
+    others = [each for each in status.members if each.name != status.name]
+    lacks = "Bytes of the leader's journal that this server lacks."
+    oldest = "Time for which this server has lacked the oldest of them."
+    for name, description, values in (
+        ("behind_bytes", lacks, [each.behind for each in others]),
+        ("behind_messages", "Messages that this server lacks, about.", [each.records for each in others]),
+        ("behind_seconds", oldest, [each.seconds for each in others]),
+        ("silent_seconds", "Time since this server was heard.", [each.heard for each in others]),
+    ):
+        family = GaugeMetricFamily(f"fyrehose_cluster_member_{name}", description, labels=("member",))
+        for each, value in zip(others, values, strict=True):
+            if value is not None:  # It may lack more than the leader remembers.
+                family.add_metric((each.name,), value)
+        yield family
 
 
 def _shared(listed: Sequence[Mapping[str, object]]) -> Iterator[Metric]:

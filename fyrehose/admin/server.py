@@ -71,7 +71,7 @@ FILES = {
     "page.css": ("page.css", "text/css; charset=utf-8"),
     **{
         name: (name, "text/javascript; charset=utf-8")
-        for name in ("page.js", "chart.js", "dom.js", "format.js", "tables.js", "tail.js")
+        for name in ("page.js", "chart.js", "cluster.js", "dom.js", "format.js", "tables.js", "tail.js")
     },
     "icon.svg": ("icon.svg", "image/svg+xml"),
 }

@@ -231,6 +231,12 @@ class Broker:
     def exists(self, stream: str) -> bool:
         return stream in self.journal.ends()
 
+    @property
+    def age(self) -> float | None:
+        """Return how old what readers find may be, in seconds; None: nothing is newer on another server."""
+        age: float | None = self.journal.age
+        return age
+
     def bounds(self, stream: str) -> tuple[int, int]:
         bounds: tuple[int, int] = self.journal.bounds(stream)
         return bounds

@@ -54,6 +54,7 @@ class CallbackBroker:
     counters: Counters = attrs.field(factory=Counters, kw_only=True)
     budget: Budget = attrs.field(factory=Budget, kw_only=True)
     intake: Intake = attrs.field(factory=Intake, kw_only=True)
+    age = None  #: nobody else has newer records
     _ends: dict[str, int] = attrs.field(factory=dict, kw_only=True, alias="ends")
 
     def when_leading(self) -> Deferred[None]:

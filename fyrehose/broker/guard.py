@@ -57,6 +57,9 @@ class Unguarded(PublishingBroker, Protocol):
     def intake(self) -> Intake: ...
 
     @property
+    def age(self) -> float | None: ...
+
+    @property
     def subscriptions(self) -> Subscriptions: ...
 
     @property
@@ -249,6 +252,11 @@ class Guarded:
     def exists(self, stream: str) -> bool:
         self.check(Action.SUBSCRIBE, stream)
         return self.broker.exists(stream)
+
+    @property
+    def age(self) -> float | None:
+        """Return how old what the peer reads may be; see :class:`fyrehose.interfaces.IJournal`."""
+        return self.broker.age
 
     def bounds(self, stream: str) -> tuple[int, int]:
         self.check(Action.SUBSCRIBE, stream)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import attrs
 import click
@@ -21,9 +22,11 @@ from rich.table import Table
 from fyrehose.cli.console import terminal
 from fyrehose.cli.values import DURATION, FORMAT
 from fyrehose.errors import ConfigError, FyrehoseError, MissingExtra
+from fyrehose.observe.meters import MemberStatus
 from fyrehose.options import counted
-from fyrehose.replication.settings import ReplicationSettings
-from fyrehose.replication.stream import stream_of
+from fyrehose.replication.overview import parsed
+from fyrehose.replication.settings import ReplicationSettings, server_name
+from fyrehose.replication.stream import nodes_of, stream_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,6 +34,23 @@ F = TypeVar("F", bound=Callable[..., Any])
 LISTEN = 1.5
 #: How long NATS may take to answer, in seconds.
 NATS_TIMEOUT_S = 5.0
+#: How long a NATS server may take to say its name, in seconds.
+REACH_S = 2.0
+#: The port of a NATS server whose address has none.
+NATS_PORT = 4222
+
+
+@attrs.frozen
+class NatsServer:
+    """Whether a NATS server answers, and how it is called.
+
+    :ivar address: host and port
+    """
+
+    address: str
+    alive: bool
+    name: str = ""
+    version: str = ""
 
 
 @attrs.frozen
@@ -39,10 +59,14 @@ class Survey:
 
     :ivar servers: the last message of each server, in the order of their names
     :ivar log: first and last number, bytes and replicas of the shared log; None if JetStream does not answer
+    :ivar nats: the NATS servers, in the order of the configuration
+    :ivar why: what NATS says instead of an answer about the shared log
     """
 
     servers: list[dict[str, Any]]
     log: dict[str, Any] | None
+    nats: list[NatsServer] = attrs.field(factory=list)
+    why: str = ""
 
 
 @click.group(short_help="Show the servers of a cluster, and which one leads.")
@@ -74,7 +98,8 @@ def of_a_cluster(command: F) -> F:
 def status(config: Path | None, urls: tuple[str, ...], name: str, form: str) -> None:
     """Show which server leads, how far behind the others are, and which are silent.
 
-    The status is 1 if no server leads, or the leader refuses messages.
+    The status is 1 whenever messages are refused: no server leads, the leader refuses them, or JetStream does not
+    answer.
 
     \b
         fyrehose cluster status --config /etc/fyrehose/fyrehose.toml
@@ -86,11 +111,8 @@ def status(config: Path | None, urls: tuple[str, ...], name: str, form: str) -> 
         click.echo(json.dumps(attrs.asdict(found)))
     else:
         _show(found)
-    leaders = list(filter(leading, found.servers))
-    if not leaders:
-        raise FyrehoseError("no server leads: messages are refused until one does")
-    if all(said.get("refusal") for said in leaders):
-        raise FyrehoseError(f"server {leaders[0]['name']} leads, and refuses messages: {leaders[0].get('refusal')}")
+    if why := refusal(found):
+        raise FyrehoseError(why)
 
 
 @cluster.command()
@@ -105,7 +127,7 @@ def leader(config: Path | None, urls: tuple[str, ...], name: str, only_name: boo
     """
     check_installed()
     found = asyncio.run(survey(_settings(config, urls, name), wait, leading))
-    heard = next((server for server in found.servers if leading(server)), None)
+    heard = leader_of(found.servers)
     if heard is None:
         raise FyrehoseError(f"no server leads; listened for {wait:g} s")
     if not only_name and not heard.get("address"):
@@ -149,18 +171,23 @@ async def survey(
     :raises FyrehoseError: no NATS server can be reached
     """
     import nats
+    from nats.errors import Error
 
     heard: dict[str, dict[str, Any]] = {}
     enough = asyncio.Event()
 
     async def receive(message: Any) -> None:
-        said = json.loads(message.data)
-        heard[str(said.get("name"))] = said
-        if until(said):
-            enough.set()
+        with suppress(ValueError, TypeError, AttributeError):  # no server of the cluster sends anything else
+            said = json.loads(message.data)
+            heard[server_name(said.get("name"))] = said
+            if until(said):
+                enough.set()
+
+    errors: list[Exception] = []
 
     async def quiet(error: Exception) -> None:
-        """Keep nats-py from printing a traceback; what matters fails the connection."""
+        """Keep nats-py from printing a traceback; remember what NATS refuses, which connecting does not say."""
+        errors.append(error)
 
     options = settings.connect_options()
     try:
@@ -176,17 +203,22 @@ async def survey(
             2 * NATS_TIMEOUT_S,
         )
     except Exception as error:
+        # A server says why it closes a connection; what the system says about the next try is less.
+        why = next((each for each in reversed(errors) if isinstance(each, Error)), errors[-1] if errors else error)
         raise FyrehoseError(
-            f"no NATS server of {', '.join(settings.servers)} can be reached: {error or type(error).__name__}"
+            f"no NATS server of {settings.shown_servers} can be reached: {str(why) or type(why).__name__}"
         ) from error
     try:
         await client.subscribe(f"fyrehose.{settings.cluster}.say", cb=receive)
-        log = await _log(client, stream_of(settings.cluster))
+        log, *servers = await asyncio.gather(
+            _log(client, stream_of(settings.cluster)), *(_reach(url) for url in settings.servers)
+        )
         with suppress(TimeoutError):
             await asyncio.wait_for(enough.wait(), seconds)
     finally:
         await client.close()
-    return Survey([heard[name] for name in sorted(heard)], log)
+    said = [str(each) for each in errors if isinstance(each, Error)] if log is None else []
+    return Survey([heard[name] for name in sorted(heard)], log, servers, said[-1] if said else "")
 
 
 async def _log(client: Any, stream: str) -> dict[str, Any] | None:
@@ -196,35 +228,81 @@ async def _log(client: Any, stream: str) -> dict[str, Any] | None:
         info = await client.jetstream(timeout=NATS_TIMEOUT_S).stream_info(stream)
     except (Error, OSError):
         return None  # the status says that JetStream does not answer
-    node = info.cluster.leader if info.cluster is not None else ""
     return {
         "stream": stream,
         "first": info.state.first_seq,
         "last": info.state.last_seq,
         "bytes": info.state.bytes,
         "replicas": info.config.num_replicas,
-        "node": node or "",
+        "nodes": [attrs.asdict(each) for each in nodes_of(info)],
     }
 
 
-def _silent(found: Survey) -> dict[str, float]:
-    """Return for how many seconds the leader has not heard each server that it has ever heard."""
-    said = next((server.get("silent") for server in found.servers if leading(server)), None)
-    return {re.sub(r"[^\x20-\x7e]", "?", name): float(since) for name, since in (said or {}).items()}
+async def _reach(url: str) -> NatsServer:
+    """Ask the NATS server at *url* for its name; every one says it to whoever connects."""
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or NATS_PORT
+    shown = f"{host}:{port}"
+    try:
+        async with asyncio.timeout(REACH_S):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                line = await reader.readline()
+            finally:
+                writer.close()
+        info = json.loads(line.removeprefix(b"INFO "))
+        return NatsServer(shown, True, str(info.get("server_name", "")), str(info.get("version", "")))
+    except (OSError, ValueError, AttributeError):  # a TimeoutError is an OSError
+        return NatsServer(shown, False)
+
+
+def leader_of(servers: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the last message of the server that leads; of several that say so, that of the last take-over."""
+    return max(filter(leading, servers), key=lambda said: int(said.get("epoch", 0)), default=None)
+
+
+def refusal(found: Survey) -> str:
+    """Return why publishers are refused; empty if they are not."""
+    leader = leader_of(found.servers)
+    if leader is None:
+        return "no server leads: messages are refused until one does"
+    if why := leader.get("refusal"):
+        return f"server {leader['name']} leads, and refuses messages: {why}"
+    if found.log is None:
+        return f"JetStream does not answer{f' ({found.why})' if found.why else ''}: messages wait, and are refused soon"
+    if found.log.get("nodes") and not any(node["leads"] for node in found.log["nodes"]):
+        return "no NATS server leads the shared log: messages wait, and are refused soon"
+    return ""
+
+
+def _members(found: Survey) -> list[MemberStatus]:
+    """Return what the leader says of all servers, and those that only this command has heard."""
+    listed = parsed(leader_of(found.servers) or {})
+    names = {each.name for each in listed}
+    heard = [
+        MemberStatus(name=str(said.get("name")), role=str(said.get("state")), address=str(said.get("address") or ""))
+        for said in found.servers
+        if said.get("name") not in names
+    ]
+    return sorted([*listed, *heard], key=lambda each: each.name)
 
 
 def _show(found: Survey) -> None:
-    ends = [int(server.get("position", 0)) for server in found.servers if leading(server)]
-    table = Table("server", "role", "epoch", "position", "behind", "address", box=None, pad_edge=False)
-    for server in found.servers:
-        behind = max(0, max(ends) - int(server.get("position", 0))) if ends else None
-        cells = (server.get("name"), server.get("state"), server.get("epoch"), server.get("position"))
-        shown = [re.sub(r"[^\x20-\x7e]", "?", str(cell)) for cell in (*cells, "?" if behind is None else f"{behind:,}")]
-        table.add_row(*shown, str(server.get("address") or ""))
-    heard = {server.get("name") for server in found.servers}
-    for name, silent in _silent(found).items():
-        if name not in heard:
-            table.add_row(name, f"silent for {silent:.0f} s")
+    ends = {said.get("name"): int(said.get("position", 0)) for said in found.servers}
+    leader = leader_of(found.servers)
+    table = Table(
+        "server", "role", "position", "behind", "records", "seconds", "heard", "address", box=None, pad_edge=False
+    )
+    for each in _members(found):
+        role = each.role if each.alive else f"silent for {each.heard:.0f} s"
+        leads = leader is not None and leader.get("name") == each.name
+        lacks = (each.behind, each.records, each.seconds)
+        table.add_row(
+            *(re.sub(r"[^\x20-\x7e]", "?", str(cell)) for cell in (each.name, role, ends.get(each.name, "?"))),
+            *("?" if lack is None else f"{lack:,}" for lack in lacks),
+            "" if leads else f"{each.heard:.1f} s ago",
+            each.address,
+        )
     terminal().print(table)
     if found.log is None:
         click.echo("shared log: JetStream does not answer")
@@ -236,3 +314,26 @@ def _show(found: Survey) -> None:
             f"({counted(int(log['bytes']), 'byte')}) on "
             f"{counted(int(log['replicas']), 'NATS server')}, up to entry {log['last']:,}"
         )
+    _show_nats(found)
+
+
+def _show_nats(found: Survey) -> None:
+    """Show which NATS servers answer, and what JetStream says of those that store the shared log."""
+    stored = {node["name"]: node for node in (found.log or {}).get("nodes", ())}
+    table = Table("NATS server", "address", "answers", "shared log", box=None, pad_edge=False)
+    for server in found.nats:
+        node = stored.pop(server.name, None)
+        table.add_row(server.name or "?", server.address, server.version if server.alive else "no", _stores(node))
+    for name, node in stored.items():
+        table.add_row(name, "?", "no" if node["offline"] else "?", _stores(node))
+    terminal().print(table)
+
+
+def _stores(node: dict[str, Any] | None) -> str:
+    """Return what JetStream says of a NATS server, for people."""
+    if node is None:
+        return ""
+    if node["offline"]:
+        return "offline"
+    behind = f"{counted(int(node['lag']), 'entry', 'entries')} behind"
+    return "leads" if node["leads"] else "current" if node["current"] else behind

@@ -113,7 +113,7 @@ def checked(source: ConfigSource) -> Iterator[Finding]:
         yield from _listener(listener, config)
     if config.replication is not None:
         options = attrs.asdict(config.replication, recurse=False)
-        for name in ("credentials", "key", "token_file"):
+        for name in ("credentials", "key", "token_file", "password_file"):
             if options[name]:
                 yield from permissions(Path(options[name]), f"replication.{typed(name)}", private=True)
 

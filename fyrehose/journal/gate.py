@@ -29,6 +29,7 @@ class IGate(Interface):
     refusal = Attribute("See IJournal.refusal.")
     leader = Attribute("See IJournal.leader.")
     caught_up = Attribute("See IJournal.caught_up, for a journal that has not failed.")
+    age = Attribute("See IJournal.age.")
     leads_alone = Attribute("See IJournal.leads_alone.")
     early = Attribute("See IJournal.early.")
 
@@ -91,6 +92,7 @@ class LocalGate:
     refusal = ""
     leader: str | None = None
     caught_up = True
+    age: float | None = None
     leads_alone = True
     early = False
     may_write = None

@@ -113,6 +113,8 @@ class FileJournal:
     keeper: Keeper = attrs.field(init=False)
     _writer: Writer = attrs.field(init=False)
     _observer: IJournalObserver = attrs.field(init=False)
+    #: How many records of other servers :meth:`apply` has written.
+    applied: int = attrs.field(default=0, init=False)
     #: The streams as of the last durable commit; the writer's are ahead of these.
     _streams: Streams = attrs.field(factory=Streams, init=False)
     _commits: Commits = attrs.field(init=False)
@@ -169,6 +171,12 @@ class FileJournal:
     def caught_up(self) -> bool:
         """Return whether readers find here what was acknowledged."""
         return self.state is not JournalState.FAILED and bool(self.gate.caught_up)
+
+    @property
+    def age(self) -> float | None:
+        """Return how old what readers find here may be, in seconds; None: nothing is newer elsewhere."""
+        age: float | None = self.gate.age
+        return age
 
     @property
     def leads_alone(self) -> bool:
@@ -437,6 +445,7 @@ class FileJournal:
             self._rolled(applied.rolled)
         ends: dict[str, int] = {}
         for header, runs, entries in applied.batches:
+            self.applied += header.records
             self._store.wrote(batch_of(header, grouped(runs)))
             for run in runs:
                 self._streams.wrote(run.stream, run.first_seq, run.last_seq)

@@ -119,6 +119,46 @@ class JournalMeters:
 
 
 @attrs.frozen(kw_only=True)
+class MemberStatus:
+    """What the leader of a cluster knows of one of its servers.
+
+    :ivar role: as the server has said last: follower, candidate, leader or stopped
+    :ivar address: where HTTP publishers reach it; empty if it is unknown
+    :ivar alive: whether it was heard within ``takeover-after``
+    :ivar heard: seconds since it was heard; 0 for the leader itself
+    :ivar behind: how many bytes of the leader's journal it lacks; None if no server leads
+    :ivar records: how many records these are, about; None if it is unknown
+    :ivar seconds: for how long it has lacked the oldest of them; None if it is unknown
+    """
+
+    name: str
+    role: str
+    address: str = ""
+    alive: bool = True
+    heard: float = 0.0
+    behind: int | None = None
+    records: int | None = None
+    seconds: float | None = None
+
+
+@attrs.frozen(kw_only=True)
+class NatsStatus:
+    """What NATS says of one of its servers that stores the shared log.
+
+    :ivar leads: whether it leads the stream
+    :ivar current: whether it has what the leader of the stream has
+    :ivar offline: whether it does not answer the others
+    :ivar lag: how many entries it lacks
+    """
+
+    name: str
+    leads: bool
+    current: bool
+    offline: bool
+    lag: int
+
+
+@attrs.frozen(kw_only=True)
 class ClusterStatus:
     """The status of a server as a member of its cluster.
 
@@ -132,6 +172,8 @@ class ClusterStatus:
     :ivar log_size: bytes in the shared log that are not trimmed yet; 0 unless this server leads
     :ivar unconfirmed: bytes that were acknowledged, and the shared log has not accepted; 0 unless this server leads
         with ``acknowledge = "local"``
+    :ivar members: all servers that are known, sorted by their names
+    :ivar nats: the NATS servers that store the shared log, sorted by their names; empty if they are not known yet
     """
 
     name: str
@@ -144,6 +186,8 @@ class ClusterStatus:
     entries: int
     log_size: int = 0
     unconfirmed: int = 0
+    members: Sequence[MemberStatus] = ()
+    nats: Sequence[NatsStatus] = ()
 
 
 @attrs.frozen(kw_only=True)

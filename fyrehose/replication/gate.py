@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any, Protocol
 
 import attrs
@@ -41,6 +42,9 @@ class ClusterMember(Protocol):
 
     @property
     def caught_up(self) -> bool: ...
+
+    @property
+    def age(self) -> float: ...
 
     @property
     def leader_address(self) -> str: ...
@@ -100,6 +104,8 @@ class ReplicatedGate:
     refusal: str = attrs.field(default="this server follows, and accepts nothing", init=False)
     leading: bool = attrs.field(default=False, init=False)
     returning: bool = attrs.field(default=False, init=False)
+    #: How many records this server has released while it led.
+    released: int = attrs.field(default=0, init=False)
     _journal: FileJournal = attrs.field(init=False)
     _waiting: deque[_Waiting] = attrs.field(factory=deque, init=False)
     #: Number of commits, counted from the oldest that is not released, whose publishers were told already.
@@ -139,6 +145,11 @@ class ReplicatedGate:
     def caught_up(self) -> bool:
         """Return whether readers find here what the leader has acknowledged, except for the last moment."""
         return self.leading if self.cluster is None else self.cluster.caught_up
+
+    @property
+    def age(self) -> float | None:
+        """Return how old what readers find here may be, in seconds; inf if that is unknown."""
+        return self.cluster.age if self.cluster is not None and self.cluster.running else inf
 
     def cluster_status(self) -> ClusterStatus | None:
         """Return the figures of this server as a member; None while the journal is not open."""
@@ -276,6 +287,8 @@ class ReplicatedGate:
         while self._waiting and self._waiting[0].end <= position:
             self._acknowledged = max(0, self._acknowledged - 1)
             waiting = self._waiting.popleft()
+            batches = waiting.commit.result.batches if isinstance(waiting.commit.result, Committed) else ()
+            self.released += sum(sum(map(len, runs)) for batch in batches for runs in batch.streams.values())
             self._journal.release(waiting.commit, waiting.rest())
 
     def _go_on(self) -> None:

@@ -32,7 +32,7 @@ from fyrehose.errors import ConfigError
 from fyrehose.journal.format import Damage
 from fyrehose.replication.entries import MAX_ENTRY, EntryWriter, LogEntry
 from fyrehose.replication.shared_log import EntryRange, ISharedLog, Refused, Unavailable
-from fyrehose.replication.stream import create, limit_of, stream_of, subject_of
+from fyrehose.replication.stream import create, lacks_leader, limit_of, nodes_of, stream_of, subject_of
 
 log = Logger()
 T = TypeVar("T")
@@ -116,7 +116,7 @@ class JetStreamLog:
     def connected_to(self) -> str:
         """Return host and port of the NATS server in use; empty while there is none."""
         url = None if self._client is None else self._client.connected_url
-        return url.netloc if url else ""
+        return url.netloc.rpartition("@")[2] if url else ""
 
     def open(self, heard: Callable[[bytes], None], writer: EntryWriter | None = None) -> Deferred[list[str]]:
         if self._loop is None:
@@ -234,8 +234,13 @@ class JetStreamLog:
 
     async def _extent(self) -> EntryRange:
         info = await self._stream.stream_info(self.stream)
-        state = info.state
-        return EntryRange(int(state.first_seq) or 1, int(state.last_seq), int(state.bytes), limit_of(info.config))
+        state, nodes = info.state, nodes_of(info)
+        if lacks_leader(nodes):
+            # A server that is cut off from the majority answers for ever with what it knew then.
+            raise Unavailable(f"the stream {self.stream} has no leader at present")
+        return EntryRange(
+            int(state.first_seq) or 1, int(state.last_seq), int(state.bytes), limit_of(info.config), nodes
+        )
 
     def read(self, number: int, most: int) -> Deferred[list[tuple[int, LogEntry]]]:
         return self._ask(self._read(number, most))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 import attrs
@@ -22,11 +23,12 @@ from fyrehose.journal.exchange import Batches
 from fyrehose.journal.format import Damage
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.writer import NoRoom
-from fyrehose.observe.meters import ClusterStatus
+from fyrehose.observe.meters import ClusterStatus, MemberStatus, NatsStatus
 from fyrehose.options import shown_size
 from fyrehose.replication.entries import EntryWriter, LogEntry
 from fyrehose.replication.filling import too_far_behind, waits
 from fyrehose.replication.gate import ReplicatedGate
+from fyrehose.replication.overview import Growth, packed, seen_by_follower, seen_by_leader
 from fyrehose.replication.peers import ClusterPeer, Peers
 from fyrehose.replication.role import (
     Action,
@@ -97,12 +99,19 @@ class Member:
     _hint: int = attrs.field(default=0, init=False)  #: the last number in the shared log that was heard of
     _heard_leader: float = attrs.field(default=0.0, init=False)
     _answered: float = attrs.field(default=0.0, init=False)
-    _confirmed: float = attrs.field(default=0.0, init=False)  #: when the shared log answered this leader last
+    #: When this leader last asked the shared log for something that it has answered.
+    _confirmed: float = attrs.field(default=-inf, init=False)
+    #: Everything that was acknowledged before this time is here, as the leader that this server follows has told.
+    _current: float = attrs.field(default=-inf, init=False)
+    #: The same, once the entry with this number is applied.
+    _awaited: tuple[int, float] | None = attrs.field(default=None, init=False)
     _present: EntryWriter | None = attrs.field(default=None, init=False)  #: the leader that was connected
     _gone: EntryWriter | None = attrs.field(default=None, init=False)  #: the leader that is not connected any more
     _noted: float = attrs.field(default=0.0, init=False)
     _checked: float = attrs.field(default=float("-inf"), init=False)  #: when a follower asked for the log's extent last
     _trimmer: Trimmer = attrs.field(init=False)
+    _growth: Growth = attrs.field(factory=Growth, init=False)
+    _nats: tuple[NatsStatus, ...] = attrs.field(default=(), init=False)  #: as NATS has said last
     #: Whether messages are refused, because the log is too large.
     _overfull: bool = attrs.field(default=False, init=False)
     _led_once: bool = attrs.field(default=False, init=False)  #: whether the last other role was that of the leader
@@ -183,7 +192,15 @@ class Member:
             entries=role.applied,
             log_size=self._trimmer.size if leads else 0,
             unconfirmed=role.acknowledged - role.mark if leads else 0,
+            members=self._members(),
+            nats=self._nats,
         )
+
+    def _members(self) -> list[MemberStatus]:
+        now = self.reactor.seconds()
+        if self.role.state is State.LEADER:
+            return seen_by_leader(self.role, self.peers, self._growth, now)
+        return seen_by_follower(self.role, self.peers, now)
 
     @property
     def leader_address(self) -> str:
@@ -211,13 +228,19 @@ class Member:
     def caught_up(self) -> bool:
         """Return whether readers find here what was acknowledged, except for the last moment (rule 16).
 
-        A leader knows that while the shared log answers it; a follower, while it hears a leader and has applied
-        everything that it has told of.
+        A leader knows that while the shared log answers it; a follower, while it hears a leader that knows it, and has
+        applied everything that this one has told of.
         """
         role = self.role
-        leads = role.state is State.LEADER
-        age: float = self.reactor.seconds() - (self._confirmed if leads else self._heard_leader)
-        return age < self.settings.max_staleness and (leads or (role.leader is not None and role.applied >= self._hint))
+        follows = role.leader is not None and role.applied >= self._hint
+        return self.age < self.settings.max_staleness and (role.state is State.LEADER or follows)
+
+    @property
+    def age(self) -> float:
+        """Return how old what readers find here may be, in seconds (rule 16); inf if that is unknown."""
+        if self.leads_alone:
+            return 0.0
+        return float(self.reactor.seconds() - max(self._confirmed, self._current))
 
     # Once in a while.
 
@@ -228,6 +251,7 @@ class Member:
         if self._opened_at is None:
             self._once("open", self._open)
             return
+        self._growth.note(self.role.mark, self.journal.applied + self.gate.released, now)
         self._say()
         if now - self._noted >= 1.0:
             self._noted = now
@@ -301,6 +325,7 @@ class Member:
             if before != (role.validity.epoch, role.validity.reached) and not self.peers.has_left(found[-1][1].writer):
                 self._heard_leader = self.reactor.seconds()  # its messages may come later than its entries
             await self._perform()
+            self._check_awaited()
             if not found or role.applied >= self._hint:
                 self._name_leader()
                 return
@@ -315,6 +340,7 @@ class Member:
             return []
         self._checked = now
         extent = await self.log.extent()
+        self._nats = extent.nodes
         if extent.first > extent.last > role.applied:
             raise ConfigError(
                 f"the shared log was emptied up to entry {extent.last} by something else than this server"
@@ -389,13 +415,15 @@ class Member:
         if now - self._answered > QUIET and self.gate.suspend(why):
             log.warn("replication: {why}; messages are refused until it accepts them", why=why)
         self._trimmer.trim(role, now)
-        if self._trimmer.is_due(now):
+        if self._trimmer.is_due(now) or now - self._confirmed >= INTERVAL:
             self._once("measure", self._measure)
         self._soon()
 
     async def _measure(self) -> None:
+        asked = self.reactor.seconds()
         extent = await self.log.extent()
-        self._confirmed = self.reactor.seconds()
+        self._nats = extent.nodes
+        self._confirmed = max(self._confirmed, asked)
         why = self._trimmer.measured(self.role, extent.size, extent.limit)
         was, self._overfull = self._overfull, bool(why)
         if why and self.gate.suspend(why):
@@ -421,7 +449,8 @@ class Member:
 
     def _say(self, leaving: bool = False) -> None:
         refusal = "" if self.journal.state is JournalState.WRITABLE else self.journal.refusal or "its disk is full"
-        self.log.say(self.peers.pack(self.role, leaving, self.reactor.seconds(), refusal))
+        members = packed(self._members()) if self.role.state is State.LEADER else []
+        self.log.say(self.peers.pack(self.role, leaving, refusal, members, self.reactor.seconds() - self._confirmed))
 
     def _heard(self, message: bytes) -> None:
         if not self.running:
@@ -441,11 +470,21 @@ class Member:
         if self.role.state is State.FOLLOWER:
             if not self.peers.has_left(peer.writer):
                 self._heard_leader = peer.heard
-            self._hint = max(self._hint, int(peer.said.get("applied", 0)))
+            applied = int(peer.said.get("applied", 0))
+            self._hint = max(self._hint, applied)
+            if self._awaited is None and peer.leads:
+                self._awaited = applied, peer.heard - max(0.0, float(peer.said.get("age", 0.0)))
+            self._check_awaited()
             if self._hint > self.role.applied:
                 self._once("read", self._read)
         elif epoch > self.role.validity.epoch:
             self._once("look", self._look)
+
+    def _check_awaited(self) -> None:
+        """Note that everything is here which the leader has told of, if so."""
+        role = self.role
+        if self._awaited is not None and role.applied >= self._awaited[0] and role.mark >= role.position:
+            self._current, self._awaited = max(self._current, self._awaited[1]), None
 
     async def _look(self) -> None:
         """Find out whether another server leads, as it says."""
@@ -573,6 +612,8 @@ class Member:
         self._sent.setdefault(entry.ident, self.reactor.seconds())
 
         def answered(number: int) -> None:
+            # Of an append that was repeated it is known only that the first one was accepted at some time.
+            self._confirmed = max(self._confirmed, self._sent.get(entry.ident, -inf))
             self._heard_answer()
             self.role.accepted(entry, number)
 
@@ -595,7 +636,7 @@ class Member:
         appended.addCallbacks(answered, refused).addBoth(settled).addErrback(self._failed)
 
     def _heard_answer(self) -> None:
-        self._answered = self._confirmed = self.reactor.seconds()
+        self._answered = self.reactor.seconds()
         self._warned = ""
         if not self._overfull and self.gate.resume():
             log.info("replication: the shared log answers again")

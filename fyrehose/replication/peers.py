@@ -8,6 +8,7 @@ Messages may be lost, repeated or late.  What a server has reported stays true, 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -17,12 +18,16 @@ from fyrehose.errors import ConfigError
 from fyrehose.journal.format import UNKNOWN
 from fyrehose.replication.entries import EntryWriter
 from fyrehose.replication.role import Role, State
-from fyrehose.replication.settings import ReplicationSettings
+from fyrehose.replication.settings import ReplicationSettings, server_name
 
 log = Logger()
 
 #: The most servers with another journal that are remembered, so that each is logged once.
 MOST_STRANGERS = 100
+#: The most servers that are remembered; those that were silent for longest are forgotten.
+MOST_PEERS = 100
+#: The largest message of a server, in bytes; its table of all servers is a quarter of it at most.
+MAX_MESSAGE = 64 << 10
 
 
 @attrs.define(eq=False)
@@ -82,12 +87,15 @@ class Peers:
         """Return this server as the writer of entries of the shared log."""
         return EntryWriter(self.settings.name, self.incarnation)
 
-    def pack(self, role: Role, leaving: bool, now: float = 0.0, refusal: str = "") -> bytes:
+    def pack(
+        self, role: Role, leaving: bool, refusal: str = "", members: Sequence[Mapping[str, Any]] = (), age: float = 0.0
+    ) -> bytes:
         """Return the message of this server.
 
         :param leaving: whether it stops, so that another server may take over at once
-        :param now: the time, in seconds
         :param refusal: why it refuses publishers although it leads; empty: it does not
+        :param members: if it leads, what it knows of all servers, see :mod:`fyrehose.replication.overview`
+        :param age: if it leads, how many seconds ago it was confirmed that no other server does
         """
         said = {
             "name": self.settings.name,
@@ -105,9 +113,8 @@ class Peers:
             "leaving": leaving,
         }
         if role.state is State.LEADER:
-            said["refusal"] = refusal
-            # Those that are lost say nothing: only the leader knows of them.
-            said["silent"] = {name: round(now - peer.heard, 1) for name, peer in self.others.items()}
+            # Servers that are lost say nothing: only the leader knows of them.
+            said |= {"refusal": refusal, "members": list(members), "age": round(age, 3)}
         if self._rival:
             said["rival"] = self._rival
         return json.dumps(said).encode()
@@ -120,15 +127,18 @@ class Peers:
         :raises ConfigError: another server that is alive has the same name
         """
         try:
+            if len(message) > MAX_MESSAGE:
+                return None
             said = json.loads(message)
-            name, incarnation = str(said["name"]), int(said["incarnation"])
+            name, incarnation = server_name(said["name"]), int(said["incarnation"])
             _ = int(said["epoch"]), str(said["state"]), int(said.get("reported", 0)), int(said.get("position", 0))
+            _ = int(said.get("applied", 0)), float(said.get("age", 0.0))
             theirs = (
                 bytes.fromhex(said.get("identity", "")) or UNKNOWN,
                 int(said.get("end", 0)),
                 int(said.get("chain", 0)),
             )
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             return None
         if name == self.settings.name:
             self._hear_rival(incarnation, said)
@@ -136,6 +146,8 @@ class Peers:
         if role is not None and _differs(theirs, (role.identity, role.position, role.chain)):
             self._refuse(EntryWriter(name, incarnation), theirs[0], role.identity)
             return None
+        if name not in self.others and len(self.others) == MOST_PEERS:
+            del self.others[min(self.others, key=lambda each: self.others[each].heard)]
         self.others[name] = peer = ClusterPeer(name, now, said)
         if said.get("leaving"):
             self._left.add(peer.writer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import ssl
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -16,7 +17,11 @@ from fyrehose.replication.entries import MAX_WRITER
 AHEAD = 16 << 20
 
 
-def _name(text: str) -> str:
+def server_name(text: str) -> str:
+    """Return *text*, the name of a server or a cluster.
+
+    :raises ValueError: it is none
+    """
     if not re.fullmatch(r"[A-Za-z0-9_-]+", text) or len(text) > MAX_WRITER // 2:
         raise ValueError(f"1 to {MAX_WRITER // 2} letters, digits, - and _")
     return text
@@ -50,8 +55,8 @@ class ReplicationSettings:
     """The options of one server of a cluster."""
 
     servers: tuple[str, ...] = option((), _urls, "addresses of the NATS servers, separated by commas")
-    cluster: str = option("fyrehose", _name, "name of the cluster; the same on every server")
-    name: str = option("", _name, "name of this server; another one on each, also after a machine was replaced")
+    cluster: str = option("fyrehose", server_name, "name of the cluster; the same on every server")
+    name: str = option("", server_name, "name of this server; another one on each, also after a machine was replaced")
     replicas: int = option(3, count, "on how many NATS servers each entry is stored", least=1)
     members: int = option(3, count, "number of servers; entries are kept until all of them have them", least=1)
     acknowledge: str = option(
@@ -75,6 +80,8 @@ class ReplicationSettings:
         "", _journal, "URL of `fyrehose journal serve` for this server's journal, from which others fill theirs"
     )
     token_file: str = option("", _text, "file with the token of the other servers' `fyrehose journal serve`")
+    user: str = option("", _text, "name of this server's user of NATS; needs a password-file")
+    password_file: str = option("", _text, "file with the password of that user; it is read for each connection")
     credentials: str = option("", _text, "credentials file of NATS")
     ca: str = option("", _text, "PEM file of the certificate authority of the NATS servers")
     certificate: str = option("", _text, "PEM file with this server's certificate for NATS")
@@ -85,12 +92,24 @@ class ReplicationSettings:
         """Return how many bytes the leader may acknowledge before the shared log has accepted them."""
         return AHEAD if self.acknowledge == "local" else 0
 
+    @property
+    def shown_servers(self) -> str:
+        """Return the addresses of the NATS servers without passwords, for people."""
+        return ", ".join(re.sub(r"//.*@", "//", url) for url in self.servers)
+
     def connect_options(self) -> dict[str, Any]:
-        """Return the arguments of ``nats.connect`` for credentials and TLS.
+        """Return the arguments of ``nats.connect`` for the user, TLS, and the inbox that the user may subscribe to.
 
         :raises ConfigError: a file cannot be read, or is invalid
         """
-        options: dict[str, Any] = {"user_credentials": self.credentials} if self.credentials else {}
+        options: dict[str, Any] = {"inbox_prefix": f"fyrehose.{self.cluster}.inbox.{self.name or 'status'}"}
+        if self.credentials:
+            options["user_credentials"] = self.credentials
+        if bool(self.user) != bool(self.password_file):
+            raise ConfigError("[replication] needs both user and password-file, or neither")
+        if self.user:
+            self.password()
+            options |= {"user": self.user, "password": self.password}
         if bool(self.certificate) != bool(self.key):
             raise ConfigError("[replication] needs both certificate and key, or neither")
         if self.ca or self.certificate:
@@ -103,6 +122,20 @@ class ReplicationSettings:
                 why = error.strerror or error
                 raise ConfigError(f"[replication] cannot use the files for TLS ({files}): {why}") from error
         return options
+
+    def password(self) -> str:
+        """Return the password in the password file.
+
+        :raises ConfigError: it cannot be read, or is empty
+        """
+        try:
+            password = Path(self.password_file).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = (isinstance(error, OSError) and error.strerror) or error
+            raise ConfigError(f"[replication] cannot read password-file {self.password_file!r}: {why}") from error
+        if not password:
+            raise ConfigError(f"[replication] password-file {self.password_file!r} is empty")
+        return password
 
 
 def parse(table: object) -> ReplicationSettings:

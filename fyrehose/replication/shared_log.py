@@ -8,6 +8,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from zope.interface import Interface
 
+from fyrehose.observe.meters import NatsStatus
 from fyrehose.replication.entries import EntryWriter, LogEntry
 
 
@@ -34,12 +35,14 @@ class EntryRange:
     :ivar last: number of the last entry; 0 if there has never been one
     :ivar size: of these entries, in bytes
     :ivar limit: the size beyond which the leader must stop, because the engine accepts little more; 0: none
+    :ivar nodes: the servers of the engine that store it, as far as it says that
     """
 
     first: int
     last: int
     size: int = attrs.field(default=0, eq=False)
     limit: int = attrs.field(default=0, eq=False)
+    nodes: tuple[NatsStatus, ...] = attrs.field(default=(), eq=False)
 
 
 class ISharedLog(Interface):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from fyrehose.errors import FyrehoseError
+from fyrehose.observe.meters import NatsStatus
 from fyrehose.replication.entries import LogEntry
 from fyrehose.replication.settings import ReplicationSettings
 
@@ -59,6 +61,34 @@ def limit_of(config: Any) -> int:
     return int(config.max_bytes) * 8 // 9 if (config.max_bytes or 0) > 0 else 0
 
 
+def nodes_of(info: Any) -> tuple[NatsStatus, ...]:
+    """Return the NATS servers that store the stream, sorted by their names; nothing if one server is alone.
+
+    :param info: the description of the stream
+    """
+    cluster = info.cluster
+    if cluster is None:
+        return ()
+    found = [
+        NatsStatus(
+            name=str(peer.name),
+            leads=False,
+            current=bool(peer.current),
+            offline=bool(peer.offline),
+            lag=int(peer.lag or 0),
+        )
+        for peer in cluster.replicas or ()
+    ]
+    if cluster.leader:
+        found.append(NatsStatus(name=str(cluster.leader), leads=True, current=True, offline=False, lag=0))
+    return tuple(sorted(found, key=lambda each: each.name))
+
+
+def lacks_leader(nodes: Sequence[NatsStatus]) -> bool:
+    """Return whether none of the NATS servers that store the stream leads it, so that it accepts nothing."""
+    return bool(nodes) and not any(node.leads for node in nodes)
+
+
 def _config(cluster: str, replicas: int, limit: int) -> Any:
     from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 
@@ -98,7 +128,7 @@ async def begin_again(settings: ReplicationSettings, first: LogEntry) -> None:
             **settings.connect_options(),
         )
     except (Error, OSError, TimeoutError) as error:
-        raise FyrehoseError(f"no NATS server of {', '.join(settings.servers)} can be reached: {_why(error)}") from error
+        raise FyrehoseError(f"no NATS server of {settings.shown_servers} can be reached: {_why(error)}") from error
     try:
         jetstream = client.jetstream(timeout=PATIENCE)
         with suppress(NotFoundError):  # it is lost already

@@ -196,6 +196,11 @@ class MemoryJournal:
         """Return whether readers find here what was acknowledged."""
         return self.state is not JournalState.FAILED
 
+    @property
+    def age(self) -> float | None:
+        """Return None: nobody else has newer records."""
+        return None
+
     def status(self) -> JournalStatus | None:
         """Return None: a journal in memory has no files."""
         return None

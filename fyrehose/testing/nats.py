@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
@@ -31,6 +32,8 @@ class NatsNodes:
     :ivar ports: of the clients; the same again after a restart
     :ivar routes: ports where the other nodes connect
     :ivar room: most that each node stores, as NATS writes sizes: ``48MB``; empty: as much as the disk has
+    :ivar users: configuration file of users and their permissions, for each node; None: anybody may do anything
+    :ivar environment: variables for that file
     """
 
     directory: Path
@@ -38,6 +41,8 @@ class NatsNodes:
     ports: list[int] = attrs.field(init=False)
     routes: list[int] = attrs.field(init=False)
     room: str = attrs.field(default="", kw_only=True)
+    users: Path | None = attrs.field(default=None, kw_only=True)
+    environment: dict[str, str] = attrs.field(factory=dict, kw_only=True)
     #: Ports of loopback, each of which leads to the route of one node; empty: the nodes reach each other directly.
     proxies: list[int] = attrs.field(factory=list, init=False)
     _processes: dict[int, subprocess.Popen[bytes]] = attrs.field(factory=dict, init=False)
@@ -73,23 +78,33 @@ class NatsNodes:
         folder.mkdir(parents=True, exist_ok=True)
         cluster = self._cluster_options(node) if self.count > 1 else ""
         room = f", max_file_store: {self.room}" if self.room else ""
+        users = ""
+        if self.users is not None:
+            folder.joinpath(self.users.name).write_bytes(self.users.read_bytes())
+            users = f'include "{self.users.name}"\n'
         folder.joinpath("nats.conf").write_text(
             f'server_name: n{node}\nlisten: "127.0.0.1:{self.ports[node]}"\n'
-            f'jetstream {{ store_dir: "{folder / "store"}", sync_interval: always{room} }}\n{cluster}'
+            f'jetstream {{ store_dir: "{folder / "store"}", sync_interval: always{room} }}\n{cluster}{users}'
         )
         with folder.joinpath("log").open("ab") as log:
             self._processes[node] = subprocess.Popen(
-                [found, "-c", str(folder / "nats.conf")], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                [found, "-c", str(folder / "nats.conf")],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self.environment},
             )
         self._wait(node)
 
     def _cluster_options(self, node: int) -> str:
         """Return how *node* reaches the others, and they reach it; a port of a proxy may stand for each."""
         reached = self.proxies or self.routes
-        routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in reached)
+        user = "" if self.users is None else f"route:{self.environment['PASSWORD_ROUTE']}@"
+        routes = ", ".join(f'"nats://{user}127.0.0.1:{port}"' for port in reached)
         advertise = f'advertise: "127.0.0.1:{reached[node]}", ' if self.proxies else ""
         listen = f'listen: "127.0.0.1:{self.routes[node]}"'
-        return f"cluster {{ name: fyrehose, {listen}, {advertise}routes: [{routes}] }}\n"
+        trusted = "" if self.users is None else "authorization { user: route, password: $PASSWORD_ROUTE }, "
+        return f"cluster {{ name: fyrehose, {listen}, {trusted}{advertise}routes: [{routes}] }}\n"
 
     def _wait(self, node: int) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S

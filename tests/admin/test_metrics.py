@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from twisted.internet.task import Clock
@@ -22,7 +23,7 @@ from fyrehose.interfaces import IJournal
 from fyrehose.journal import subscriptions
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
-from fyrehose.observe.meters import ClusterStatus
+from fyrehose.observe.meters import ClusterStatus, MemberStatus
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal
 
@@ -241,5 +242,20 @@ def test_metrics_of_a_server_of_a_cluster(make_watched: Any) -> None:
     assert labelled(samples, "fyrehose_cluster_takeovers_total") == {(): 2}
     assert labelled(samples, "fyrehose_cluster_log_bytes") == {(): 512}
     assert labelled(samples, "fyrehose_cluster_unconfirmed_bytes") == {(): 99}
+    assert not [name for name, _ in samples if name.startswith("fyrehose_cluster_member")]
+    others = [
+        MemberStatus(name="a", role="follower", heard=0.2, behind=512, records=3, seconds=0.7),
+        MemberStatus(name="c", role="follower", alive=False, heard=99.0, behind=9000),
+    ]
+    watched.journal.cluster = attrs.evolve(
+        status, role="leader", members=[MemberStatus(name="b", role="leader"), *others]
+    )
+    samples = scraped(watched.status)
+    assert labelled(samples, "fyrehose_cluster_member_behind_bytes") == {("a",): 512, ("c",): 9000}
+    assert labelled(samples, "fyrehose_cluster_member_behind_messages") == {("a",): 3}
+    assert labelled(samples, "fyrehose_cluster_member_behind_seconds") == {("a",): 0.7}
+    assert labelled(samples, "fyrehose_cluster_member_silent_seconds") == {("a",): 0.2, ("c",): 99}
+    assert watched.status.journal()["cluster"]["members"][1]["records"] == 3
+    watched.journal.cluster = status
     assert watched.status.journal()["cluster"]["leader"] == "a"
     assert watched.status.journal()["cluster"]["summary"] == summary(status)

@@ -10,19 +10,46 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fyrehose.cli import cluster
-from fyrehose.cli.cluster import Survey
+from fyrehose.cli.cluster import NatsServer, Survey
 from fyrehose.cli.command import main
 from fyrehose.replication.settings import ReplicationSettings
 
-LEADER = {"name": "a", "state": "leader", "epoch": 3, "position": 5000, "address": "10.0.0.1:8117", "leaving": False}
+KNOWN: list[dict[str, Any]] = [
+    {
+        "name": name,
+        "role": "leader" if name == "a" else "follower",
+        "address": "10.0.0.1:8117" if name == "a" else "",
+        "alive": name != "c\n",
+        "heard": 67.2 if name == "c\n" else 0.1,
+        "behind": behind,
+        "records": records,
+        "seconds": seconds,
+    }
+    for name, behind, records, seconds in (("a", 0, 0, 0.0), ("b", 1234, 17, 0.4), ("c\n", 5000, None, None))
+]
+LEADER = {
+    "name": "a",
+    "state": "leader",
+    "epoch": 3,
+    "position": 5000,
+    "address": "10.0.0.1:8117",
+    "leaving": False,
+    "members": KNOWN,
+}
 FOLLOWER = {"name": "b", "state": "follower", "epoch": 3, "position": 3766, "address": "", "leaving": False}
-LOG = {"stream": "FYREHOSE_x", "first": 11, "last": 20, "bytes": 1234, "replicas": 3, "node": "n1"}
+NODES = [
+    {"name": "n1", "leads": True, "current": True, "offline": False, "lag": 0},
+    {"name": "n2", "leads": False, "current": False, "offline": False, "lag": 1},
+    {"name": "n3", "leads": False, "current": False, "offline": True, "lag": 700},
+]
+LOG = {"stream": "FYREHOSE_x", "first": 11, "last": 20, "bytes": 1234, "replicas": 3, "nodes": NODES}
+SERVERS = [NatsServer("10.0.0.1:4222", True, "n1", "2.15.1"), NatsServer("10.0.0.2:4222", False)]
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[ReplicationSettings]:
     """Return the settings with which the cluster was looked for; it has a leader and a follower."""
-    return hear(monkeypatch, Survey([LEADER, FOLLOWER], LOG))
+    return hear(monkeypatch, Survey([LEADER, FOLLOWER], LOG, SERVERS))
 
 
 def hear(monkeypatch: pytest.MonkeyPatch, found: Survey) -> list[ReplicationSettings]:
@@ -47,14 +74,25 @@ def test_status_shows_who_leads_and_how_far_the_others_are_behind(asked: list[Re
     ended = run("status", *NATS, "--cluster", "x")
     assert ended.exit_code == 0
     lines = [line.split() for line in ended.output.splitlines()]
-    assert ["a", "leader", "3", "5000", "0", "10.0.0.1:8117"] in lines
-    assert ["b", "follower", "3", "3766", "1,234"] in lines
+    assert ["a", "leader", "5000", "0", "0", "0.0", "10.0.0.1:8117"] in lines
+    assert ["b", "follower", "3766", "1,234", "17", "0.4", "0.1", "s", "ago"] in lines
     assert "FYREHOSE_x, 10 entries (1,234 bytes) on 3 NATS servers, up to entry 20" in ended.output
     assert (asked[0].servers, asked[0].cluster) == (("nats://10.0.0.1:4222",), "x")
 
 
+def test_status_shows_which_nats_servers_answer_and_which_have_the_shared_log(asked: list[ReplicationSettings]) -> None:
+    lines = [line.split() for line in run("status", *NATS).output.splitlines()]
+    assert ["n1", "10.0.0.1:4222", "2.15.1", "leads"] in lines
+    assert ["?", "10.0.0.2:4222", "no"] in lines
+    assert ["n2", "?", "?", "1", "entry", "behind"] in lines
+    assert ["n3", "?", "no", "offline"] in lines
+
+
 def test_status_as_json(asked: list[ReplicationSettings]) -> None:
-    assert json.loads(run("status", *NATS, "--format", "json").output) == {"servers": [LEADER, FOLLOWER], "log": LOG}
+    said = json.loads(run("status", *NATS, "--format", "json").output)
+    assert said["servers"] == [LEADER, FOLLOWER]
+    assert said["log"] == LOG
+    assert said["nats"][0] == {"address": "10.0.0.1:4222", "alive": True, "name": "n1", "version": "2.15.1"}
 
 
 @pytest.mark.parametrize("servers", [[], [FOLLOWER], [{**LEADER, "leaving": True}]])
@@ -74,12 +112,34 @@ def test_a_leader_that_refuses_messages_says_why(monkeypatch: pytest.MonkeyPatch
     assert "server a leads, and refuses messages: its disk is full" in ended.output
 
 
-def test_status_lists_servers_that_only_the_leader_has_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    hear(monkeypatch, Survey([{**LEADER, "refusal": "", "silent": {"b": 0.1, "c\n": 67.2}}, FOLLOWER], LOG))
+def test_of_two_that_lead_the_one_of_the_last_takeover_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    later = {**LEADER, "name": "b", "epoch": 4, "refusal": "its disk is full", "address": "10.0.0.2:8117"}
+    hear(monkeypatch, Survey([LEADER, later], LOG))
     ended = run("status", *NATS)
-    assert ended.exit_code == 0
-    (line,) = [line for line in ended.output.splitlines() if "silent" in line]
-    assert line.split() == ["c?", "silent", "for", "67", "s"]
+    assert ended.exit_code == 1
+    assert "server b leads, and refuses messages" in ended.output
+    assert run("leader", *NATS, "--name").output == "b\n"
+
+
+def test_the_status_is_1_while_jetstream_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    hear(monkeypatch, Survey([LEADER, FOLLOWER], None, why="permissions violation"))
+    ended = run("status", *NATS)
+    assert ended.exit_code == 1
+    assert "JetStream does not answer (permissions violation): messages wait" in ended.output
+
+
+def test_the_status_is_1_while_no_nats_server_leads_the_shared_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A NATS server without the majority still answers, with what it knew."""
+    nodes = [{**node, "leads": False} for node in NODES]
+    hear(monkeypatch, Survey([LEADER, FOLLOWER], {**LOG, "nodes": nodes}))
+    ended = run("status", *NATS)
+    assert ended.exit_code == 1
+    assert "no NATS server leads the shared log: messages wait" in ended.output
+
+
+def test_status_lists_servers_that_only_the_leader_has_heard(asked: list[ReplicationSettings]) -> None:
+    (line,) = [line for line in run("status", *NATS).output.splitlines() if "silent" in line]
+    assert line.split() == ["c?", "silent", "for", "67", "s", "?", "5,000", "?", "?", "67.2", "s", "ago"]
 
 
 def test_leader_prints_its_address_or_its_name(asked: list[ReplicationSettings]) -> None:

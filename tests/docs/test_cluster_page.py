@@ -43,6 +43,31 @@ def test_the_configuration_of_nats_syncs_every_message() -> None:
 
 
 @pytest.mark.live
+@pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server")
+def test_the_configuration_of_nats_is_valid_with_passwords_made_as_it_says(tmp_path: Path) -> None:
+    executable = program()
+    assert executable is not None
+    folder = ROOT / "deploy" / "cluster"
+    lines = re.findall(r"^#   (.*)$", (folder / "nats-users.conf").read_text(), re.MULTILINE)
+    file = tmp_path / "passwords"
+    made = "\n".join(lines).replace("/etc/nats/passwords", str(file))
+    subprocess.run(["bash", "-euc", made], check=True)
+    assert file.stat().st_mode & 0o777 == 0o600
+    variables = dict(line.split("=", 1) for line in file.read_text().splitlines())
+    assert len(set(variables.values())) == len(variables) == 8
+    command = [executable, "-t", "-c", str(folder / "nats.conf")]
+    ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **variables})
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_the_page_lists_the_subjects_that_users_may_use() -> None:
+    users = (ROOT / "deploy" / "cluster" / "nats-users.conf").read_text()
+    allowed = {name for name in re.findall(r'"([^" ]+)"', users) if name.startswith(("fyrehose.", "$JS."))}
+    listed = {name.replace("NAME", "fyrehose") for name in re.findall(r"^\| `([^` ]+\.\S+)` \|", PAGE, re.MULTILINE)}
+    assert {re.sub(r"(inbox|here)\.\w+", r"\1.SERVER", name) for name in allowed} == listed
+
+
+@pytest.mark.live
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server")

@@ -282,6 +282,96 @@ def test_light_dark_and_on_a_phone(page: Page) -> None:
     assert page.errors() == []
 
 
+CLUSTER = {
+    "leader": "a",
+    "summary": "a leads, epoch 7",
+    "members": [
+        {"name": "a", "role": "leader", "address": "10.0.0.1:8117", "alive": True, "heard": 0, "behind": 0},
+        {"name": "b", "role": "follower", "address": "10.0.0.2:8117", "alive": True, "heard": 0.1, "behind": 1234},
+        {"name": MARKUP, "role": "follower", "address": "", "alive": False, "heard": 67.2, "behind": 5000},
+    ],
+    "nats": [
+        {"name": "n1", "leads": True, "current": True, "offline": False, "lag": 0},
+        {"name": "n2", "leads": False, "current": False, "offline": False, "lag": 3},
+        {"name": "n3", "leads": False, "current": False, "offline": True, "lag": 700},
+    ],
+}
+for _member, _records, _seconds in zip(CLUSTER["members"], (0, 17, None), (0, 0.4, None), strict=True):
+    _member |= {"records": _records, "seconds": _seconds}  # type: ignore[operator]
+
+
+@pytest.fixture
+def still(page: Page) -> Iterator[Page]:
+    """Return a page that receives no status of its server, which has no cluster."""
+    silent = "window.EventSource = class { addEventListener() {} close() {} }"
+    added = page.browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": silent})
+    page.browser.get(page.admin)
+    yield page
+    page.browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+
+
+def show_cluster(page: Page, cluster: dict[str, Any]) -> None:
+    """Show *cluster* in the page of a server that is alone."""
+    script = """const [cluster, done] = arguments;
+        import("./cluster.js").then((module) => module.showCluster(cluster))
+            .then(() => done(""), (error) => done(String(error)))"""
+    assert page.browser.execute_async_script(script, cluster) == ""
+
+
+def test_a_server_that_is_alone_shows_no_cluster(page: Page) -> None:
+    assert not page.find("#cluster-card").is_displayed()
+
+
+def test_a_cluster_is_shown_as_a_picture_and_in_words(still: Page) -> None:
+    page = still
+    show_cluster(page, CLUSTER)
+    texts = [each.get_attribute("textContent") for each in page.browser.find_elements("css selector", "#cluster text")]
+    assert "a leads" in texts
+    assert "10.0.0.1:8117" in texts
+    assert "n1 leads the shared log" in texts
+    assert any(text.startswith("1.2 KiB, 17 messages") for text in texts)
+    assert page.find("#cluster .node.leads title").get_attribute("textContent") == "a, leads, 10.0.0.1:8117"
+    assert len(page.browser.find_elements("css selector", "#cluster .node.lost")) == 2
+    assert len(page.browser.find_elements("css selector", "#cluster .arrow")) == 3
+    described = page.find("#cluster").accessible_name
+    assert "Leader: a, leads." in described
+    assert "n2, 3 entries behind; n3, offline" in described
+    assert "b, follower, 1.2 KiB, 17 messages, 400 ms behind" in described
+    assert "silent for 67.2 s, 4.9 KiB behind" in described
+    assert page.find("#cluster").aria_role in ("img", "image")
+    show_cluster(page, {**CLUSTER, "leader": "", "nats": []})
+    assert page.find("#cluster .name").get_attribute("textContent").startswith("no leader")
+    assert page.browser.title != "broken into"
+    assert page.errors() == []
+
+
+def test_the_picture_of_a_cluster_in_light_and_dark_and_on_a_phone(still: Page) -> None:
+    page = still
+    show_cluster(page, CLUSTER)
+    colours = []
+    for scheme in ("light", "dark"):
+        page.browser.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        )
+        parts = ("#cluster rect", "fill"), ("#cluster .name", "fill"), ("#cluster .arrow", "stroke")
+        colours.append([page.find(part).value_of_css_property(name) for part, name in parts])
+    assert all(light != dark for light, dark in zip(*colours, strict=True))
+    size = {"width": 400, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        page.until(lambda: page.browser.execute_script("return document.documentElement.scrollWidth") == 400)
+        show_cluster(page, CLUSTER)
+        beyond = """return [...document.querySelectorAll("#cluster text, #cluster rect")].filter((each) =>
+            each.getBoundingClientRect().right > 400 || each.getBoundingClientRect().left < 0).length"""
+        page.until(lambda: page.browser.execute_script(beyond) == 0)
+        lines = [each.location["y"] for each in page.browser.find_elements("css selector", "#cluster .node rect")]
+        assert len(set(lines)) == 6, "one below the other"
+    finally:
+        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    assert page.errors() == []
+
+
 def test_a_server_that_has_gone_and_comes_back(page: Page, start: Any) -> None:
     page.post("s", b"x")
     page.until(lambda: "s" in page.rows("#streams"))

@@ -223,6 +223,40 @@ def test_the_status_names_the_role_and_the_leader(cluster: Cluster) -> None:
     assert not follower.journal.caught_up
 
 
+def test_a_server_knows_how_old_what_it_serves_may_be(cluster: Cluster) -> None:
+    servers = [cluster.add(name) for name in "abc"]
+    leader = cluster.elect()
+    cluster.run(5)
+    follower, other = (server for server in servers if server is not leader)
+    for server in servers:
+        assert server.journal.age < 1.5, "also while nobody publishes"
+    leader.publish(b"x")
+    cluster.settle()
+    assert leader.journal.age == 0.0, "nobody can have taken over"
+    cluster.hub.away.add(follower.name)
+    cluster.run(20)
+    assert 19 < follower.journal.age < 23
+    assert other.journal.age < 1.5
+    cluster.hub.away.clear()
+    cluster.run(10, until=lambda: follower.journal.age < 1.5)
+    assert follower.journal.age < 1.5
+
+
+def test_followers_of_a_leader_that_is_cut_off_are_as_old_as_it_is(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader that only its followers hear cannot know what another one has acknowledged meanwhile."""
+    servers = [cluster.add(name) for name in "ab"]
+    leader = cluster.elect()
+    (follower,) = (server for server in servers if server is not leader)
+    cluster.run(5)
+    monkeypatch.setattr(MemoryLog, "extent", lambda log: Deferred())  # what servers say still arrives
+    cluster.run(8)
+    assert leader.role is State.LEADER
+    assert leader.journal.age > 7
+    assert follower.journal.age > 7
+
+
 def test_a_leader_that_is_cut_off_is_not_ready_for_readers_although_nobody_publishes(cluster: Cluster) -> None:
     leader = cluster.add("a")
     cluster.elect()

@@ -8,7 +8,7 @@ import pytest
 
 from fyrehose.errors import ConfigError
 from fyrehose.replication.entries import EntryWriter
-from fyrehose.replication.peers import Peers
+from fyrehose.replication.peers import MAX_MESSAGE, MOST_PEERS, Peers
 from fyrehose.replication.role import Role
 from fyrehose.replication.settings import ReplicationSettings
 
@@ -76,3 +76,20 @@ def test_another_server_with_the_same_name_is_noticed_once_it_answers() -> None:
     rival.hear(said(here), 1.0)
     with pytest.raises(ConfigError, match="has the same name, 'a'"):
         here.hear(said(rival), 1.0)
+
+
+def test_a_crowd_of_servers_displaces_those_that_were_silent_for_longest() -> None:
+    here = peers("a")
+    for number in range(MOST_PEERS + 20):
+        assert here.hear(said(peers(f"s{number}")), float(number)) is not None
+        here.hear(said(peers("b")), float(number))
+    assert len(here.others) == MOST_PEERS
+    assert {"b", f"s{MOST_PEERS + 19}"} <= here.others.keys()
+
+
+def test_messages_that_are_too_large_or_have_no_name_of_a_server_are_ignored() -> None:
+    here = peers("a")
+    message = json.loads(said(peers("b")))
+    for changed in ({"name": "b" * 1000}, {"name": "b\n"}, {"name": 7}, {"journal": "x" * MAX_MESSAGE}):
+        assert here.hear(json.dumps({**message, **changed}).encode(), 1.0) is None
+    assert not here.others

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,3 +58,25 @@ def test_missing_options_are_refused(missing: str) -> None:
 def test_something_else_than_a_table_is_refused() -> None:
     with pytest.raises(ConfigError, match="must be a table"):
         parse("nats://10.0.0.1:4222")
+
+
+def test_a_user_needs_a_password_file_that_can_be_read(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    for more in ({"user": "a"}, {"password-file": str(file)}):
+        with pytest.raises(ConfigError, match="both user and password-file"):
+            parse({**TABLE, **more}).connect_options()
+    settings = parse({**TABLE, "user": "a", "password-file": str(file)})
+    with pytest.raises(ConfigError, match=r"cannot read password-file .*: No such file"):
+        settings.connect_options()
+    file.write_text("secret\n")
+    options = settings.connect_options()
+    assert (options["user"], options["password"]()) == ("a", "secret")
+
+
+def test_answers_of_nats_come_to_an_inbox_of_the_server() -> None:
+    assert parse({**TABLE, "cluster": "x"}).connect_options()["inbox_prefix"] == "fyrehose.x.inbox.a"
+
+
+def test_passwords_in_addresses_are_not_shown() -> None:
+    settings = parse({**TABLE, "servers": ["nats://user:p@ss@10.0.0.1:4222", "nats://10.0.0.2:4222"]})
+    assert settings.shown_servers == "nats://10.0.0.1:4222, nats://10.0.0.2:4222"

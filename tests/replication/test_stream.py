@@ -12,7 +12,7 @@ import pytest
 from fyrehose.errors import FyrehoseError
 from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry
 from fyrehose.replication.settings import ReplicationSettings
-from fyrehose.replication.stream import begin_again, stream_of, subject_of
+from fyrehose.replication.stream import begin_again, lacks_leader, nodes_of, stream_of, subject_of
 from fyrehose.testing.nats import NatsNodes, program
 from fyrehose.testing.ports import free_port
 
@@ -56,3 +56,27 @@ def test_without_nats_it_says_which_servers_were_tried() -> None:
     settings = ReplicationSettings(servers=(f"nats://127.0.0.1:{port}",), name="a")
     with pytest.raises(FyrehoseError, match=f"no NATS server of nats://127.0.0.1:{port} can be reached"):
         asyncio.run(begin_again(settings, FIRST))
+
+
+def test_a_description_says_which_nats_servers_store_the_stream_and_whether_one_leads() -> None:
+    from nats.js.api import StreamInfo
+
+    def alone() -> dict[str, Any]:
+        state = {"messages": 0, "bytes": 0, "first_seq": 1, "last_seq": 0, "consumer_count": 0}
+        return {"config": {"name": "x"}, "state": state, "did_create": False}
+
+    def described(leader: str) -> Any:
+        late = {"name": "n2", "current": False, "active": 1000, "lag": 7}
+        lost = {"name": "n1", "current": False, "offline": True, "active": 1}
+        return StreamInfo.from_response(alone() | {"cluster": {"leader": leader, "replicas": [late, lost]}})
+
+    assert nodes_of(StreamInfo.from_response(alone())) == ()
+    nodes = nodes_of(described("n3"))
+    assert [(node.name, node.leads, node.current, node.offline, node.lag) for node in nodes] == [
+        ("n1", False, False, True, 0),
+        ("n2", False, False, False, 7),
+        ("n3", True, True, False, 0),
+    ]
+    assert not lacks_leader(nodes)
+    assert not lacks_leader(()), "one server that is alone says nothing of this"
+    assert lacks_leader(nodes_of(described("")))

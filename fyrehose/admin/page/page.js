@@ -1,5 +1,6 @@
 // The page of a Fyrehose server: shows the samples and the status that the server sends each second.
 import { Chart, SPANS } from "./chart.js";
+import { showCluster } from "./cluster.js";
 import { $, element, protocolLabel, setText } from "./dom.js";
 import { age, bytes, count, forecast, plural, seconds, visible, whole, within } from "./format.js";
 import { Table } from "./tables.js";
@@ -148,6 +149,7 @@ function showStatus(status) {
   const journal = status.journal, protocols = status.protocols.filter((each) => each.name !== "admin");
   showHeader(status, journal);
   showTiles(status, journal, protocols);
+  showCluster(journal.cluster);
   tables.protocols.show(protocols);
   const streams = status.streams;
   setText("streams-count", streams.hidden

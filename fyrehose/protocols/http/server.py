@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
+from math import inf
 from typing import Any, ClassVar, TypeVar
 
 import attrs
@@ -33,6 +34,7 @@ from fyrehose.net.peers import PROOFS
 from fyrehose.net.tcp import on
 from fyrehose.options import exact_size, option, size
 from fyrehose.protocols.http.answers import LiveAnswer, ReadAnswer
+from fyrehose.protocols.http.arriving import Arrival
 from fyrehose.protocols.http.consuming import Consumption
 from fyrehose.protocols.http.documents import by_content_type
 from fyrehose.protocols.http.leasing import Leasing
@@ -118,7 +120,7 @@ class HttpProtocol(WebProtocol):
         self.ends, self.now = factory.ends, factory.now
         self._upload: Upload | None = None
         self._streamed: ReadAnswer | LiveAnswer | None = None
-        self._consumption: Consumption | None = None
+        self._consumption: Consumption | Arrival | None = None
         self._leasing: Leasing | None = None
         self._input_ended = False
         self.label = f"connection {next(factory.labels)}"
@@ -201,18 +203,32 @@ class HttpProtocol(WebProtocol):
         if event.subscription is not None and event.request.method != "HEAD":
             self._consume(event)
         elif event.pattern:
-            self.session.start(200, NDJSON)
+            self.session.start(200, NDJSON, self._fresh())
             self.session.end()
-        elif not self.broker.exists(event.stream):
+        elif event.at_least:
+            self._consumption = Arrival(self, event)
+            self._consumption.start()
+        else:
+            self._read(event)
+
+    def _read(self, event: Read) -> None:
+        if not self.broker.exists(event.stream):
             self.count_refusal(*self.session.refuse(404, "no-such-stream", f"there is no stream {event.stream!r}"))
         else:
             self._send_records(event, event.first, {})
+
+    def _fresh(self) -> dict[str, str]:
+        """Return the header that says how old the answer may be; a server that is alone has none."""
+        age = self.broker.age
+        if age is None:
+            return {}
+        return {"Fyrehose-Age": "unknown" if age == inf else f"{max(0.0, age):.3f}"}
 
     def _send_records(self, event: Read, first: int, headers: Mapping[str, str]) -> None:
         oldest, last = self.broker.bounds(event.stream)
         first = max(first, oldest)
         bounds = {"Fyrehose-Oldest": str(oldest), "Fyrehose-Last": str(last)}
-        self.session.start(200, NDJSON, {**bounds, **headers})
+        self.session.start(200, NDJSON, {**bounds, **self._fresh(), **headers})
         if first > last or not event.limit or event.request.method == "HEAD":
             self.session.end()
             self._end_consumption()
@@ -225,7 +241,7 @@ class HttpProtocol(WebProtocol):
 
         :param parts: each stream, and the first and the last of its records
         """
-        self.session.start(200, NDJSON, headers)
+        self.session.start(200, NDJSON, {**self._fresh(), **headers})
         if parts:
             self._streamed = ReadAnswer(self, *parts[0], event.limit, parts[1:])
             self.attach(self._streamed)
@@ -250,7 +266,7 @@ class HttpProtocol(WebProtocol):
         """Subscribe to all streams that match a pattern, and start the answer."""
         self._authenticate(event.request)
         if event.request.method == "HEAD":
-            self.session.start(200, EVENTS)
+            self.session.start(200, EVENTS, self._fresh())
             self.session.end()
         elif event.subscription is not None:
             self._consume(event)
@@ -268,7 +284,7 @@ class HttpProtocol(WebProtocol):
     def _send_events(self, event: Live, after: int | None, headers: Mapping[str, str]) -> None:
         answer = LiveAnswer(self)
         subscription = self.broker.subscribe(event.stream, after, answer)
-        self.session.start(200, EVENTS, headers)
+        self.session.start(200, EVENTS, {**self._fresh(), **headers})
         if event.request.method == "HEAD":
             subscription.stopProducing()
             self.session.end()
@@ -336,7 +352,7 @@ class HttpProtocol(WebProtocol):
             self.proceed()
 
     def _respond(self, answer: Mapping[str, object]) -> None:
-        self.session.respond(200, json.dumps(answer, ensure_ascii=False).encode() + b"\n")
+        self.session.respond(200, json.dumps(answer, ensure_ascii=False).encode() + b"\n", headers=self._fresh())
 
     handlers = (
         WebProtocol.handlers
@@ -363,6 +379,23 @@ class HttpProtocol(WebProtocol):
         self._send_records(event, first, headers)
         self.proceed()
 
+    def read_arrived(self, event: Read) -> None:
+        """Answer a read for which the record has come that it has waited for."""
+        self._consumption = None
+        self._read(event)
+        self.proceed()
+
+    def refuse_late(self, event: Read) -> None:
+        """Refuse a read that has waited for its record in vain."""
+        self._consumption = None
+        last = self.broker.bounds(event.stream)[1]
+        detail = (
+            f"stream {event.stream!r} ends at number {last} on this server, and {event.at_least} has not come within "
+            f"{event.wait} s"
+        )
+        self.count_refusal(*self.session.refuse(503, "not-here-yet", detail, HEADERS[503]))
+        self.proceed()
+
     def follow(self, event: Live, after: int, headers: Mapping[str, str]) -> None:
         """Answer with the events of a named subscription behind number *after*."""
         self._send_events(event, after, headers)
@@ -376,7 +409,7 @@ class HttpProtocol(WebProtocol):
     ) -> None:
         """Answer with the events of all streams that match, see :meth:`PatternAnswer.follow`."""
         answer = PatternAnswer(self, event.pattern)
-        answer.follow(place, headers)
+        answer.follow(place, {**self._fresh(), **(headers or {})})
         self._streamed = answer
         if self._input_ended:
             self.timers.start(0, self._end_follower)
@@ -395,7 +428,7 @@ class HttpProtocol(WebProtocol):
     def complete_answer(self) -> None:
         """End the answer to a GET, and process the next request."""
         streamed, self._streamed = self._streamed, None
-        if self._consumption is not None and isinstance(streamed, ReadAnswer):
+        if isinstance(self._consumption, Consumption) and isinstance(streamed, ReadAnswer):
             self._consumption.sent(streamed.stream, streamed.position)
         self._end_consumption()
         if self.phase is Phase.OPEN:

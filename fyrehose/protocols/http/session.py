@@ -46,6 +46,8 @@ MOST_LISTED, MOST_PAGES = 1_000, 10**7
 KEYED = 1 << 20
 #: The longest time that a GET waits for a record, in seconds.
 LONGEST_WAIT = 300
+#: How long a GET with ``at-least`` waits if it does not say it, in seconds.
+ARRIVAL_WAIT = 10
 #: How long a polling consumer has a subscription for itself if it acknowledges nothing, and the longest such time, in
 #: seconds.
 LEASE, LONGEST_LEASE = 30, 3_600
@@ -64,6 +66,7 @@ REFUSALS = (
     "multipart-body",
     "no-such-path",
     "no-such-stream",
+    "not-here-yet",
     "stream-not-followed",
     "too-large",
 )
@@ -72,7 +75,8 @@ USAGE = {
     "POST /streams/NAME": f"publish the body; with Content-Type: {NDJSON} publish each line, and with {LENGTHS} each "
     "message behind its length",
     "GET /streams/NAME?from=SEQ&limit=N": "read records from SEQ, or from the oldest, as one JSON object per line; "
-    "parts=join makes one record of the parts of an event over 16 MiB",
+    "parts=join makes one record of the parts of an event over 16 MiB, "
+    "and at-least=SEQ waits until this server has that one",
     "GET /streams/NAME/live?from=SEQ": "follow the stream from now, or from SEQ, as server-sent events",
     "GET /streams?match=PATTERN&limit=N&page=N": "list the streams that match, such as logs.*",
     "GET /streams/*/live?match=PATTERN": "follow all streams that match, also new ones, as server-sent events",
@@ -122,6 +126,7 @@ class Read:
     :ivar lease: how long no other consumer may continue if the client acknowledges nothing, in seconds
     :ivar pattern: whether *stream* is a pattern, of which *subscription* is one
     :ivar joins: whether to join the parts of events that are larger than a record
+    :ivar at_least: wait until this server has the record of this number; 0: do not wait
     """
 
     request: RequestHead
@@ -135,6 +140,7 @@ class Read:
     lease: int = LEASE
     pattern: bool = False
     joins: bool = False
+    at_least: int = 0
 
     @property
     def after(self) -> int:
@@ -439,6 +445,8 @@ class HttpSession(WebSession):
             return self._get_matching(request, live)
         subscription = request.query.get("subscription")
         known = {"from": LAST_SEQ} if live else {"from": LAST_SEQ, "limit": MOST_RECORDS}
+        if subscription is None and not live:
+            known |= {"at-least": LAST_SEQ, "wait": LONGEST_WAIT}
         if subscription is not None:
             known |= {"takeover": 1} if live else {"takeover": 1, "wait": LONGEST_WAIT, "lease": LONGEST_LEASE}
         others = ("subscription", "token") if live else ("subscription", "parts")
@@ -448,6 +456,8 @@ class HttpSession(WebSession):
             numbers = _numbers(request, known, others)
             if live and "token" in request.query:
                 _check_token(request)
+            if subscription is None and "wait" in numbers and "at-least" not in numbers:
+                raise ValueError("wait without at-least=SEQ, the number of the record to wait for")
             if request.query.get("parts", "join") not in ("join", "keep"):
                 raise ValueError("invalid parts: expected join, or keep, which is the default")
         except ValueError as error:
@@ -461,10 +471,11 @@ class HttpSession(WebSession):
                     first=first,
                     limit=limit,
                     subscription=subscription,
-                    wait=numbers.get("wait", 0),
+                    wait=numbers.get("wait", ARRIVAL_WAIT if "at-least" in numbers else 0),
                     takeover=bool(numbers.get("takeover")),
                     consumer=request.query.get("consumer", ""),
                     lease=max(1, numbers.get("lease", LEASE)),
+                    at_least=numbers.get("at-least", 0),
                     joins=request.query.get("parts") == "join",
                 ),
             )

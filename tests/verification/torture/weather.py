@@ -133,7 +133,7 @@ class Weather:
         """Return the server that leads, and the NATS server that leads the stream."""
         found = asyncio.run(survey(ReplicationSettings(servers=tuple(self.nats.urls), cluster="fyrehose")))
         leader = next((said["name"] for said in found.servers if leading(said)), None)
-        node = (found.log or {}).get("node")
+        node = next((node["name"] for node in (found.log or {}).get("nodes", ()) if node["leads"]), None)
         names = {server.member or server.name: server.name for server in self.servers}
         return names.get(str(leader)), int(node[1:]) if node else None
 

@@ -1,0 +1,92 @@
+"""A read with ``at-least``: it waits until this server has a record, so that clients read their writes at any server.
+
+GET ?at-least=SEQ  -> the record is here: answer
+                   -> it is not: subscribe -> it has come: answer | the time is over: 503
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import attrs
+from zope.interface import implementer
+
+from fyrehose.interfaces import IBroker, INamedSink, ISubscription
+from fyrehose.net.lifecycle import Timers
+from fyrehose.protocols.http.session import Read
+from fyrehose.records import Delivery
+
+
+class WaitingConnection(Protocol):
+    """The connection that a request came from, which is an HttpProtocol."""
+
+    broker: IBroker
+    timers: Timers
+
+    @property
+    def subscriber(self) -> tuple[str, str]: ...
+
+    def read_arrived(self, event: Read) -> None: ...
+
+    def refuse_late(self, event: Read) -> None: ...
+
+    def displace(self, reason: Exception) -> None: ...
+
+
+@implementer(INamedSink)
+@attrs.define(eq=False)
+class Arrival:
+    """One read that waits for record ``at_least`` of its stream; it counts as a subscription meanwhile."""
+
+    connection: WaitingConnection
+    event: Read
+    _waiting: ISubscription | None = attrs.field(default=None, init=False)
+
+    def start(self) -> None:
+        """Answer now if the record is here, or else when it comes.
+
+        :raises Forbidden: the peer may not read the stream, or has its most subscriptions
+        """
+        if self._is_here():
+            self.connection.read_arrived(self.event)
+            return
+        self._waiting = self.connection.broker.subscribe(self.event.stream, self.event.at_least - 1, self)
+        self.connection.timers.start(self.event.wait, self._late)
+        self._waiting.resumeProducing()
+
+    @property
+    def waits(self) -> bool:
+        """Whether the request waits for the record."""
+        return self._waiting is not None
+
+    def end(self) -> None:
+        """Stop waiting."""
+        waiting, self._waiting = self._waiting, None
+        self.connection.timers.stop(self._late)
+        if waiting is not None:
+            waiting.stopProducing()
+
+    def _is_here(self) -> bool:
+        return bool(self.connection.broker.bounds(self.event.stream)[1] >= self.event.at_least)
+
+    def _late(self) -> None:
+        self.end()
+        self.connection.refuse_late(self.event)
+
+    # Called by the broker.
+
+    @property
+    def subscriber(self) -> tuple[str, str]:
+        return self.connection.subscriber
+
+    def deliver(self, delivery: Delivery) -> None:
+        if self._is_here():
+            self.end()
+            self.connection.read_arrived(self.event)
+
+    def skipped(self, first: int, last: int) -> None:
+        """Do nothing: a delivery follows."""
+
+    def ended(self, reason: Exception) -> None:
+        self.end()
+        self.connection.displace(reason)

@@ -1,0 +1,140 @@
+"""What the servers of a cluster lack, as its leader sees it: for ``cluster status``, the metrics and the page.
+
+the leader: when its journal reached which position, what each server has said -> MemberStatus -> a message to all
+a follower: the last message of the leader -> MemberStatus
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from fyrehose.observe.meters import MemberStatus
+from fyrehose.replication.peers import MOST_PEERS, Peers
+from fyrehose.replication.role import Role, State
+
+#: The most positions of which is remembered when the journal reached them.
+MOST_SAMPLES = 512
+
+
+@attrs.define(eq=False)
+class Growth:
+    """Remembers when the journal had how many records, to tell what a server lacks that ends at an earlier position.
+
+    Earlier samples are thinned out when there are too many.  Between two samples, records are estimated.
+    """
+
+    _positions: list[int] = attrs.field(factory=list, init=False)
+    _samples: list[tuple[int, float]] = attrs.field(factory=list, init=False)  #: records and time of each position
+
+    def note(self, position: int, records: int, now: float) -> None:
+        """Record where the journal ends at the time *now*.
+
+        :param records: in the journal there, counted from any beginning
+        """
+        if self._positions and position <= self._positions[-1]:
+            return
+        if len(self._positions) == MOST_SAMPLES:
+            half = MOST_SAMPLES // 2
+            self._positions[:half] = self._positions[:half:2]
+            self._samples[:half] = self._samples[:half:2]
+        self._positions.append(position)
+        self._samples.append((records, now))
+
+    def since(self, position: int, now: float) -> tuple[int | None, float | None]:
+        """Return how many records lie behind *position*, and for how many seconds there has been one there.
+
+        :return: None and None if *position* is earlier than what is remembered
+        """
+        if not self._positions or position < self._positions[0]:
+            return None, None
+        at = bisect_right(self._positions, position)
+        if at == len(self._positions):
+            return 0, 0.0
+        (before, _), (after, time) = self._samples[at - 1], self._samples[at]
+        begin, end = self._positions[at - 1], self._positions[at]
+        part = -(-(after - before) * (end - position) // (end - begin))
+        return self._samples[-1][0] - after + part, max(0.0, now - time)
+
+
+def seen_by_leader(role: Role, peers: Peers, growth: Growth, now: float) -> list[MemberStatus]:
+    """Return this server, which leads, and all others, with what each of them lacks."""
+    found = [_itself(role, peers)]
+    for peer in peers.others.values():
+        records, seconds = growth.since(peer.position, now)
+        behind = max(0, role.mark - peer.position)
+        found.append(
+            attrs.evolve(_other(peers, peer.name, now), behind=behind, records=records, seconds=_rounded(seconds))
+        )
+    return sorted(found, key=lambda each: each.name)
+
+
+def seen_by_follower(role: Role, peers: Peers, now: float) -> list[MemberStatus]:
+    """Return what the leader has said of all servers; without a leader, which servers were heard."""
+    leader = peers.others.get("" if role.leader is None else role.leader.name)
+    if leader is not None and leader.leads and now - leader.heard < peers.settings.takeover_after:
+        return parsed(leader.said)
+    found = [_itself(role, peers), *(_other(peers, name, now) for name in peers.others)]
+    return sorted(found, key=lambda each: each.name)
+
+
+def packed(members: list[MemberStatus]) -> list[dict[str, Any]]:
+    """Return *members* for a message to the other servers."""
+    return [attrs.asdict(each) for each in members]
+
+
+def parsed(said: Mapping[str, Any]) -> list[MemberStatus]:
+    """Return what the message of a leader says of all servers; what is invalid there is left out."""
+    listed = said.get("members")
+    found = []
+    for each in listed[:MOST_PEERS] if isinstance(listed, list) else ():
+        try:
+            found.append(
+                MemberStatus(
+                    name=_printable(each["name"]),
+                    role=_printable(each["role"]),
+                    address=_printable(each["address"]),
+                    alive=bool(each["alive"]),
+                    heard=float(each["heard"]),
+                    behind=_number(each["behind"], int),
+                    records=_number(each["records"], int),
+                    seconds=_number(each["seconds"], float),
+                )
+            )
+        except (KeyError, TypeError, ValueError, OverflowError):
+            continue
+    return found
+
+
+def _itself(role: Role, peers: Peers) -> MemberStatus:
+    leads = role.state is State.LEADER
+    known: Any = {"behind": 0, "records": 0, "seconds": 0.0} if leads else {}
+    return MemberStatus(name=peers.settings.name, role=role.state.value, address=peers.settings.address, **known)
+
+
+def _other(peers: Peers, name: str, now: float) -> MemberStatus:
+    peer = peers.others[name]
+    silent = max(0.0, now - peer.heard)
+    return MemberStatus(
+        name=name,
+        role=_printable(peer.said["state"]),
+        address=_printable(peers.address_of(name)),
+        alive=silent < peers.settings.takeover_after,
+        heard=round(silent, 1),
+    )
+
+
+def _printable(text: object) -> str:
+    return re.sub(r"[^\x20-\x7e]", "?", str(text)[:200])
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 1)
+
+
+def _number(value: Any, kind: Any) -> Any:
+    return None if value is None else kind(value)

@@ -1,0 +1,84 @@
+"""Three Fyrehose servers with the users and permissions of deploy/cluster, and a stranger on their NATS servers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fyrehose.cli.cluster import leading, survey
+from fyrehose.replication.settings import ReplicationSettings
+from fyrehose.testing.cluster import Cluster
+from fyrehose.testing.nats import program
+from tests.live.test_cluster import PATIENCE, check, leader_of, publish
+from tests.live.test_nats_users import SERVER_SENDS, USERS, refusals
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server"),
+]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path)
+    made.nats.users = USERS
+    for name in (*made.servers, "status", "route"):
+        made.nats.environment[f"PASSWORD_{name.upper()}"] = f"x{name}"
+        (tmp_path / f"password-{name}").write_text(f"x{name}\n")
+    for name, server in made.servers.items():
+        server.replication = f'user = "{name}"\npassword-file = "{tmp_path / f"password-{name}"}"\n'
+    with made:
+        yield made
+
+
+def status_user(cluster: Cluster) -> ReplicationSettings:
+    file = cluster.directory / "password-status"
+    return ReplicationSettings(servers=tuple(cluster.nats.urls), user="status", password_file=str(file))
+
+
+def wait_until_trimmed(cluster: Cluster, entry: int) -> int:
+    """Wait until the shared log begins behind *entry*; return the number of its last entry."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        found = asyncio.run(survey(status_user(cluster), 0.5))
+        if found.log is not None and found.log["first"] > entry:
+            return int(found.log["last"])
+        assert time.monotonic() < deadline, found
+        time.sleep(0.2)
+
+
+def test_servers_lead_take_over_and_trim_with_these_permissions_and_strangers_change_nothing(cluster: Cluster) -> None:
+    published = [b"before the kill"]
+    publish(cluster, published[0])
+    last = wait_until_trimmed(cluster, 1)
+
+    found = asyncio.run(survey(status_user(cluster)))
+    forged = [
+        json.dumps({**said, "incarnation": 1, "rival": said["incarnation"], "reported": 1 << 40}).encode()
+        for said in found.servers
+    ]
+    assert len(forged) == 3
+    for message in forged:  # each would stop a server
+        asyncio.run(refusals(cluster.nats.urls[0], SERVER_SENDS, message, len(SERVER_SENDS) - 1))
+
+    leader = leader_of(cluster)
+    leader.stop(signal.SIGKILL)
+    published += [b"after the kill", b"and more", b"until the shared log is trimmed again"]
+    for payload in published[1:]:
+        publish(cluster, payload)
+    leader.start()
+    check(cluster, published)
+    wait_until_trimmed(cluster, last)
+    assert sum(leading(server) for server in asyncio.run(survey(status_user(cluster))).servers) == 1
+    for server in cluster.servers.values():
+        assert server.process is not None
+        assert server.process.poll() is None
+        assert "violation" not in server.log.lower()

@@ -1,0 +1,155 @@
+"""The users and permissions of deploy/cluster: servers have what they need, and strangers can do nothing to them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
+
+from fyrehose.cli.cluster import survey
+from fyrehose.errors import ConfigError, FyrehoseError
+from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry
+from fyrehose.replication.jetstream import JetStreamLog
+from fyrehose.replication.settings import ReplicationSettings
+from fyrehose.replication.shared_log import EntryRange, Unavailable
+from fyrehose.replication.stream import begin_again
+from fyrehose.testing.nats import NatsNodes, program
+
+USERS = Path(__file__).parents[2] / "deploy" / "cluster" / "nats-users.conf"
+NAMES = ("a", "b", "c", "status", "route")
+TAKEOVER = LogEntry(EntryKind.TAKEOVER, 1, EntryWriter("a", 1), 0)
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server"),
+]
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsNodes]:
+    passwords = {f"PASSWORD_{name.upper()}": f"x{name}" for name in NAMES}
+    with NatsNodes(tmp_path_factory.mktemp("nats"), users=USERS, environment=passwords) as started:
+        yield started
+
+
+def settings(nodes: NatsNodes, directory: Path, name: str, password: str = "") -> ReplicationSettings:
+    file = directory / f"password-{name}"
+    file.write_text(f"{password or f'x{name}'}\n")
+    return ReplicationSettings(
+        servers=tuple(nodes.urls), name=name, user=name, password_file=str(file), log_limit=64 << 20
+    )
+
+
+async def opened(used: ReplicationSettings, heard: list[bytes]) -> JetStreamLog:
+    """Return the shared log as the server that *used* describes sees it."""
+    log = JetStreamLog(
+        reactor, used.servers, used.cluster, used.replicas, used.log_limit, options=used.connect_options()
+    )
+    while True:
+        try:
+            await log.open(heard.append)
+            return log
+        except Unavailable:
+            await deferLater(reactor, 0.2)
+
+
+def test_a_server_may_do_all_that_servers_do(nodes: NatsNodes, tmp_path: Path) -> Any:
+    async def test() -> None:
+        heard: list[bytes] = []
+        a, b = await opened(settings(nodes, tmp_path, "a"), []), await opened(settings(nodes, tmp_path, "b"), heard)
+        try:
+            assert await a.append(TAKEOVER, 0) == 1
+            checkpoint = LogEntry(EntryKind.CHECKPOINT, 1, TAKEOVER.writer, 0)
+            assert await b.append(checkpoint, 1) == 2
+            assert [number for number, _ in await b.read(1, 10)] == [1, 2]
+            await a.purge(2)
+            assert await a.extent() == EntryRange(2, 2)
+            while not heard:
+                a.say(b"{}")
+                await deferLater(reactor, 0.05)
+        finally:
+            await a.close()
+            await b.close()
+
+    return Deferred.fromCoroutine(test())
+
+
+def test_the_shared_log_is_begun_again_by_the_user_of_a_server(nodes: NatsNodes, tmp_path: Path) -> None:
+    asyncio.run(begin_again(settings(nodes, tmp_path, "c"), TAKEOVER))
+    found = asyncio.run(survey(settings(nodes, tmp_path, "c"), 0.1))
+    assert found.log is not None
+    assert found.log["last"] == 1
+
+
+def test_the_user_for_the_status_may_look(nodes: NatsNodes, tmp_path: Path) -> Any:
+    asyncio.run(begin_again(settings(nodes, tmp_path, "c"), TAKEOVER))
+    found = asyncio.run(survey(settings(nodes, tmp_path, "status"), 0.1))
+    assert found.log is not None
+    assert found.log["last"] == 1
+
+
+#: Subjects to which only a server may subscribe.
+PRIVATE = (">", "fyrehose.>", "_INBOX.>", "fyrehose.fyrehose.inbox.a.>")
+
+
+async def refusals(url: str, subjects: list[str], message: bytes, refused: int) -> list[str]:
+    """Publish *message* to *subjects* with the user for the status, and subscribe to what is private.
+
+    :param refused: how many of these publishes NATS must refuse
+    :return: what NATS says, when it has refused all of that
+    """
+    said: list[str] = []
+
+    async def note(error: Exception) -> None:
+        said.append(str(error))
+
+    client = await nats.connect(url, error_cb=note, user="status", password="xstatus")
+    try:
+        for subject in subjects:
+            await client.publish(subject, message, reply="x")
+        for pattern in PRIVATE:
+            await client.subscribe(pattern)
+        while len(said) < refused + len(PRIVATE):
+            await asyncio.sleep(0.02)
+    finally:
+        await client.close()
+    return said
+
+
+SERVER_SENDS = [found.replace("*", "a") for found in re.findall(r'^  "(\S+)"$', USERS.read_text(), re.MULTILINE)]
+
+
+def test_the_user_for_the_status_may_send_nothing_to_servers(nodes: NatsNodes) -> None:
+    assert len(SERVER_SENDS) == 8
+    only_asked = "$JS.API.STREAM.INFO.FYREHOSE_fyrehose"
+    subjects = [*SERVER_SENDS, "$JS.API.STREAM.UPDATE.FYREHOSE_fyrehose", "$JS.API.STREAM.LIST", "x"]
+    said = asyncio.run(refusals(nodes.urls[0], subjects, b"{}", len(subjects) - 1))
+    for subject in subjects:
+        refused = any(f'permissions violation for publish to "{subject.lower()}"' in each.lower() for each in said)
+        assert refused is (subject != only_asked), (subject, said)
+    assert sum("permissions violation for subscription" in each.lower() for each in said) == len(PRIVATE)
+
+
+def test_nobody_without_a_password_is_let_in(nodes: NatsNodes, tmp_path: Path) -> None:
+    for used in (ReplicationSettings(servers=tuple(nodes.urls)), settings(nodes, tmp_path, "a", "wrong")):
+        with pytest.raises(FyrehoseError, match=r"(?i)authorization"):
+            asyncio.run(survey(used))
+
+
+def test_the_password_is_read_again_for_each_connection(nodes: NatsNodes, tmp_path: Path) -> None:
+    used = settings(nodes, tmp_path, "a", "old")
+    password = used.connect_options()["password"]
+    Path(used.password_file).write_text("new\n")
+    assert password() == "new"
+    Path(used.password_file).write_text("")
+    with pytest.raises(ConfigError, match="is empty"):
+        password()
