@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from struct import Struct
 from typing import Protocol
@@ -31,8 +31,9 @@ from crc32c import crc32c
 
 from fyrehose.journal import format as fmt
 from fyrehose.journal.format import StreamState
+from fyrehose.journal.packing import StoredBatch
 from fyrehose.journal.scan import SegmentReader
-from fyrehose.records import Buffer, Run
+from fyrehose.records import Buffer
 
 #: Minimum distance between the batches of two pairs of a stream, in bytes.
 SPACING = 64 << 10
@@ -115,18 +116,18 @@ class SegmentIndex:
             self.set_before(fmt.entries(body, header.parts))
         self.end = header.end
 
-    def add_batch(self, header: fmt.BatchHeader, batch: Mapping[str, Sequence[Run]]) -> None:
-        """Add the next batch of the segment, whose runs are in memory, by stream."""
-        position, streams = header.position, self._streams
+    def add_batch(self, batch: StoredBatch) -> None:
+        """Add the next batch of the segment, which is in memory."""
+        position, streams = batch.position, self._streams
         assert position >= self.end, f"a batch at {position} follows, and the index ends at {self.end}"
-        for stream, runs in batch.items():
+        for stream, runs in batch.streams.items():
             first, of = runs[0].first_seq, streams.get(stream)
             assert of is None or first > of[0], f"number {first} of stream {stream!r} follows {of and of[0]}"
             if of is None or position - of[-1] >= SPACING:
                 self.add_run(position, stream, first, runs[-1].last_seq)
             else:
                 of[0] = runs[-1].last_seq
-        self.end = header.end
+        self.end = batch.end
 
     def set_before(self, ends: Iterable[fmt.Entry]) -> None:
         """Set the last numbers before the segment, from the entries of its first batch."""

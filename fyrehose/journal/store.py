@@ -17,15 +17,13 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.files import Files
 from fyrehose.journal.index import Index, PackedIndex, SegmentIndex
-from fyrehose.journal.packing import grouped
+from fyrehose.journal.packing import StoredBatch, batch_of, grouped
 from fyrehose.journal.recovery import damaged
 from fyrehose.journal.snapshots import Snapshot, load
 from fyrehose.records import Run
 
 #: Size of the cache of batches, in bytes; live subscribers read the batches that were written last.
 CACHE = 32 << 20
-#: Approximate memory of a run besides its bytes, in bytes; significant for single small messages.
-RUN_COST = 1 << 10
 #: Size of the cache of indexes of sealed segments, in bytes; an index with 100,000 streams takes several MiB.
 INDEXES = 64 << 20
 #: How many snapshots are cached; one with 100,000 streams takes about 5 MiB.
@@ -36,19 +34,6 @@ OPEN = 32
 ENOUGH = 4 * scan.AHEAD
 #: How many positions are remembered at which a read stopped, and the next read of the stream may continue.
 PLACES = 1_024
-
-
-@attrs.frozen(slots=True)
-class StoredBatch:
-    """A batch in memory.
-
-    :ivar size: memory that it takes, in bytes
-    """
-
-    position: int
-    end: int
-    streams: dict[str, list[Run]]
-    size: int
 
 
 @attrs.define(eq=False)
@@ -138,13 +123,13 @@ class Store:
         self._keep_index(base, PackedIndex.unpack(data, base, fresh.end))
         return True
 
-    def wrote(self, header: fmt.BatchHeader, streams: dict[str, list[Run]]) -> None:
-        """Add a batch that was written to the active segment, to its index and to the cache.
-
-        :param streams: the runs of the batch, by stream
-        """
-        self._active.add_batch(header, streams)
-        self._newest = self._keep(header, streams)
+    def wrote(self, batch: StoredBatch) -> None:
+        """Add a batch that was written to the active segment, to its index and to the cache."""
+        self._active.add_batch(batch)
+        self._cache[batch.position] = self._newest = batch
+        self._cached += batch.size
+        if self._cached > CACHE:
+            self._shrink()
 
     def before(self, base: int, stream: str) -> int:
         """Return the last number of *stream* before the segment at *base*.
@@ -341,15 +326,15 @@ class Store:
             runs = fmt.runs(body, header.time) if header.kind is fmt.Kind.RECORDS else []
         except (fmt.Damage, OSError) as damage:
             raise self._damaged(base, position, damage) from damage
-        return self._keep(header, grouped(runs))
-
-    def _keep(self, header: fmt.BatchHeader, streams: dict[str, list[Run]]) -> StoredBatch:
-        size = header.length + RUN_COST * (1 + sum(map(len, streams.values())))
-        batch = self._cache[header.position] = StoredBatch(header.position, header.end, streams, size)
+        batch = self._cache[position] = batch_of(header, grouped(runs))
         self._cached += batch.size
+        self._shrink()
+        return batch
+
+    def _shrink(self) -> None:
+        """Forget the batches that were not used for the longest time; at least one is kept."""
         while self._cached > CACHE and len(self._cache) > 1:
             self._cached -= self._cache.popitem(last=False)[1].size
-        return batch
 
     def _damaged(self, base: int, position: int, reason: fmt.Damage | OSError) -> JournalCorrupt:
         """Note damage in the segment at *base*, and build the error about it."""

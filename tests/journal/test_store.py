@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from fyrehose.errors import JournalCorrupt
-from fyrehose.journal import scan
+from fyrehose.journal import packing, scan
 from fyrehose.journal import store as stores
 from fyrehose.journal.index import PackedIndex
 from fyrehose.journal.journal import FileJournal
@@ -73,7 +73,7 @@ def test_the_cache_counts_what_batches_cost(open_journal) -> None:
     for i in range(100):
         bench.append(b"", stream=f"s{i}")
     store = bench.journal._store
-    assert store._cached >= 100 * 2 * stores.RUN_COST
+    assert store._cached >= 100 * 2 * packing.RUN_COST
     assert store._cached == sum(batch.size for batch in store._cache.values())
 
 
@@ -101,7 +101,7 @@ def test_recently_used_entries_stay_in_the_caches(open_journal, monkeypatch) -> 
     firsts = [1 + bench.journal._store.before(base, "busy") for base in bench.journal._store.bases[:5]]
     bench.close()
     bench = open_journal(segment_size=4096, verify=0)
-    batch = 500 + 100 + 2 * stores.RUN_COST
+    batch = 500 + 100 + 2 * packing.RUN_COST
     sizes = [path.stat().st_size for path in sorted(bench.directory.glob("*.index"))]
     monkeypatch.setattr(stores, "OPEN", 2)
     monkeypatch.setattr(stores, "CACHE", 2 * batch)
