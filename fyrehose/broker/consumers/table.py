@@ -530,8 +530,12 @@ class SharedSubscriptions:
         waits = list(shared.waiting)
         share = max(1, -(-shared.work.available() // len(waits))) if waits else 0
         for waiting in waits:
+            if waiting.answer.called:
+                continue
             held = shared.group.held[waiting.consumer]
             found = [] if empty else self._take(shared, waiting, min(waiting.most, share))
+            if waiting.answer.called:  # the journal has refused what a lease needs
+                continue
             if found or (waiting.deadline <= now and not shared.appending and not shared._again):
                 self._answer(shared, waiting, found)
             elif held < shared.options.most:

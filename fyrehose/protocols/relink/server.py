@@ -10,6 +10,7 @@ before is stored and acknowledged.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import attrs
@@ -64,6 +65,7 @@ LINK_EVENTS = (
     events.ChannelClosed,
     events.PeerShutdown,
 )
+_NOTE = attrgetter("note")
 
 
 @attrs.frozen(slots=True)
@@ -107,7 +109,7 @@ class RelinkProtocol(SessionProtocol):
         self.timers.start(self.settings.handshake_timeout, self._handshake_timed_out)
 
     def dataReceived(self, data: bytes) -> None:
-        self._keepalive.heard()
+        self._keepalive.heard_at = self.clock.seconds()
         super().dataReceived(data)
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
@@ -344,7 +346,7 @@ class RelinkProtocol(SessionProtocol):
             self._settle_writes((write,), error)
 
     def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
-        self._settle_writes([item.note for item in items], error)
+        self._settle_writes(list(map(_NOTE, items)), error)
 
     def _settle_writes(self, writes: Sequence[LinkWrite], error: Exception | None) -> None:
         """Handle the end of writes that one commit has decided, and acknowledge them together."""

@@ -15,7 +15,7 @@ from fyrehose.broker.consumers.progress import STREAM, ShareOptions
 from fyrehose.broker.consumers.table import ANSWER_BYTES, CHECK, ENTRY_BYTES, LeasedRun, RunReader, SharedSubscription
 from fyrehose.broker.consumers.work import WorkerAction
 from fyrehose.broker.sequencer import Sequencer
-from fyrehose.errors import NoRoomForSubscription, SubscriptionConflict, SubscriptionError, SubscriptionGone
+from fyrehose.errors import NoRoomForSubscription, ReadOnly, SubscriptionConflict, SubscriptionError, SubscriptionGone
 from fyrehose.interfaces import JournalState
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal
@@ -204,6 +204,16 @@ def test_a_server_that_may_be_deposed_does_not_ask_again_and_again() -> None:
     world.journal.leads_alone = True
     world.clock.advance(CHECK)
     assert seqs(leased) == [1]
+
+
+def test_requests_that_end_while_nothing_can_be_written_are_refused_once() -> None:
+    world = World()
+    shared = world.create()
+    world.journal.auto, world.journal.leads_alone = False, False
+    waiting = [world.lease(shared, consumer=f"w{number}", wait=1) for number in range(2)]
+    world.journal.enter(JournalState.READ_ONLY, "the shared log does not answer")
+    world.clock.advance(1)
+    assert [type(failure(each)) for each in waiting] == [ReadOnly, ReadOnly]
 
 
 def test_an_idle_subscription_writes_nothing() -> None:
