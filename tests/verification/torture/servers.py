@@ -36,9 +36,10 @@ def verdict(failed: bool, root: Path) -> int:
     return 0
 
 
-def listens(ports: dict[str, int]) -> list[str]:
-    """The words that open every listener, and those of ``ports`` besides."""
-    kinds = {**LISTENERS, **{name: "tcp" for name in ports if name not in LISTENERS}}
+def listens(ports: dict[str, int], only: bool = False) -> list[str]:
+    """The words that open every listener, and those of ``ports`` besides, or *only* these."""
+    every = {name: kind for name, kind in LISTENERS.items() if not only or name in ports}
+    kinds = {**every, **{name: "tcp" for name in ports if name not in LISTENERS}}
     return [
         word for name, kind in kinds.items() for word in ("--listen", f"{name}={kind}:{ports.get(name, 0)}:{LOOPBACK}")
     ]
@@ -66,9 +67,16 @@ class Server:
     """One run of the server, with its journal in ``directory / "data"``."""
 
     def __init__(
-        self, directory: Path, *words: str, before: tuple[str, ...] = (), ports: dict[str, int] | None = None
+        self,
+        directory: Path,
+        *words: str,
+        before: tuple[str, ...] = (),
+        ports: dict[str, int] | None = None,
+        only: bool = False,
     ) -> None:
-        """:param ports: of listeners that are to be where they were; any port by default"""
+        """:param ports: of listeners that are to be where they were; any port by default
+        :param only: whether these are all listeners: they share the descriptors of the process
+        """
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self.log_path = directory / "log"
@@ -84,7 +92,7 @@ class Server:
                     "fyrehose",
                     "--data-dir",
                     str(directory / "data"),
-                    *listens(ports or {}),
+                    *listens(ports or {}, only),
                     *words,
                 ],
                 cwd=directory,

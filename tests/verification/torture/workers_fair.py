@@ -75,12 +75,23 @@ async def work(connection: Connection, name: str, consumer: str, rounds: int, wa
 async def measure(port: int, options: argparse.Namespace) -> list[float]:
     """Return the waits of all records in all subscriptions."""
     publisher, waits, tasks = Connection(port, 0), [], []
+    try:
+        await rounds(publisher, options, waits, tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return waits
+
+
+async def rounds(publisher: Connection, options: argparse.Namespace, waits: list[float], tasks: list) -> None:
+    """Create the subscriptions, start the workers, and publish in rounds until all is done."""
     await publisher.open()
     for number in range(options.subscriptions):
         fields = {"stream": "jobs", "shared": True, "window": 2 * options.workers, "lease": 600}
         await publisher.ask("PUT", f"/subscriptions/s{number}", fields)
     for number in range(options.subscriptions * options.workers):
-        connection = Connection(port, number)
+        connection = Connection(publisher.port, number)
         await connection.open()
         name = f"s{number % options.subscriptions}"
         tasks.append(asyncio.create_task(work(connection, name, f"w{number}", options.rounds, waits)))
@@ -94,7 +105,6 @@ async def measure(port: int, options: argparse.Namespace) -> list[float]:
         lines = b"%f\n" % time.monotonic() * options.workers
         await publisher.ask("POST", "/streams/jobs", lines, "application/x-ndjson")
     await asyncio.gather(*tasks)
-    return waits
 
 
 def main() -> int:
@@ -109,7 +119,7 @@ def main() -> int:
     root = options.directory or Path(tempfile.mkdtemp(prefix="fyrehose-fair-"))
     ports = servers.free_ports(("http",))
     connections = 2 * options.subscriptions * options.workers + 100
-    server = servers.Server(root / "server", f"--option=http.max-connections={connections}", ports=ports)
+    server = servers.Server(root / "server", f"--option=http.max-connections={connections}", ports=ports, only=True)
     try:
         server.wait_until_serving()
         waits = asyncio.run(measure(ports["http"], options))
