@@ -77,6 +77,11 @@ class Peers:
     _left: set[EntryWriter] = attrs.field(factory=set, init=False)  #: leaders that have handed over
     _strangers: set[EntryWriter] = attrs.field(factory=set, init=False)  #: servers whose journals differ from this one
 
+    @property
+    def writer(self) -> EntryWriter:
+        """Return this server as the writer of entries of the shared log."""
+        return EntryWriter(self.settings.name, self.incarnation)
+
     def pack(self, role: Role, leaving: bool, now: float = 0.0, refusal: str = "") -> bytes:
         """Return the message of this server.
 

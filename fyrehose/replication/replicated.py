@@ -27,8 +27,7 @@ def replicated(
     *,
     replication: ReplicationSettings,
     shared_log: ISharedLog,
-    on_deposed: Callable[[str], object] = lambda reason: None,
-    on_behind: Callable[[str], object] = lambda reason: None,
+    on_reopen: Callable[[str], object] = lambda reason: None,
     copy: Copy | None = None,
     in_thread: Callable[..., Deferred[int]] = deferToThread,
     incarnation: int | None = None,
@@ -38,8 +37,7 @@ def replicated(
 
     :param replication: the options of this server
     :param shared_log: connects the servers
-    :param on_deposed: called with the reason when another server has taken over from this one
-    :param on_behind: called with the reason when the journal has to be filled, which happens at the next start
+    :param on_reopen: called with the reason when the journal has to be closed and opened again
     :param copy: copies the journal of another server; None: the journal is not filled by itself
     :param in_thread: calls a function that blocks
     :param incarnation: a random number for this start; None: choose one
@@ -55,8 +53,7 @@ def replicated(
         shared_log,
         replication,
         random,
-        on_deposed,
-        on_behind,
+        on_reopen,
         can_fill=copy is not None,
         jitter=random % 1000 / 1000,
     )

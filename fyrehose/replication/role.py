@@ -32,7 +32,7 @@ WINDOW = 8
 #: shared log spends more time on an entry than on its bytes.
 EAGER = 2
 LARGE = 256 << 10
-#: After this many consecutive signs that the shared log has lost entries, the server stops; there are at most four in a
+#: After this many consecutive signs that the shared log has lost entries, the role stops; there are at most four in a
 #: second.  A NATS server that was frozen, or cut off, answers for seconds what was true before.
 SIGNS = 80
 #: How many bytes of entries a follower writes to its journal with one sync.
@@ -45,7 +45,7 @@ class State(Enum):
     FOLLOWER = "follower"
     CANDIDATE = "candidate"  #: its take-over is under way
     LEADER = "leader"
-    STOPPED = "stopped"  #: its journal and the shared log contradict each other
+    STOPPED = "stopped"  #: its journal and the shared log contradict each other; this role does nothing any more
 
 
 @attrs.frozen
@@ -119,6 +119,16 @@ class Fill:
 
 
 @attrs.frozen
+class Reopen:
+    """Close the journal, and open it again: only another role looks at the shared log from its first entry on.
+
+    :ivar reason: for people
+    """
+
+    reason: str
+
+
+@attrs.frozen
 class Purge:
     """Delete the entries of the shared log before *number*."""
 
@@ -133,7 +143,7 @@ class Changed:
     reason: str
 
 
-Action = Append | LookAt | Write | Compare | Cut | Fill | Purge | Changed
+Action = Append | LookAt | Write | Compare | Cut | Fill | Reopen | Purge | Changed
 
 
 @attrs.define(eq=False)
@@ -496,8 +506,7 @@ class Role:
 
     def _step_down(self, reason: str) -> None:
         """Follow again: nothing beyond the confirmed position was acknowledged, and it is cut off (rule 5)."""
-        self.inflight.clear()
-        self._queue.clear()
+        self._drop_pending()
         self._alone = False
         self.checkpoint = self.leader = None
         self._waiting = True
@@ -543,12 +552,17 @@ class Role:
     def _sign(self, what: str) -> None:
         self._signs += 1
         if self._signs >= SIGNS:
-            self._stop(what)
+            self._drop_pending()
+            self.state = State.STOPPED
+            self._actions.append(Reopen(f"the shared log has lost entries: {what}"))
 
     def _stop(self, what: str) -> None:
+        self._drop_pending()
+        self._set(State.STOPPED, f"the shared log has lost entries, or is of another cluster: {what}")
+
+    def _drop_pending(self) -> None:
         self.inflight.clear()
         self._queue.clear()
-        self._set(State.STOPPED, f"the shared log has lost entries, or is of another cluster: {what}")
 
     def _set(self, state: State, reason: str) -> None:
         self.state = state

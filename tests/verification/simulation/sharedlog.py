@@ -20,7 +20,7 @@ from twisted.python.failure import Failure
 from world import Host, Violation, World
 from zope.interface import implementer
 
-from fyrehose.replication.entries import EntryKind, LogEntry, Validity
+from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry, Validity
 from fyrehose.replication.shared_log import EntryRange, ISharedLog, Refused, Unavailable
 
 #: How long a server waits for an answer, in seconds.
@@ -148,12 +148,13 @@ class Connection:
     host: Host
     name: str
     heard: Callable[[bytes], None] = lambda message: None
+    writer: EntryWriter | None = None
     answered: float = 0.0
     stale: int = 0
 
-    def open(self, heard: Callable[[bytes], None]) -> Deferred[list[str]]:
+    def open(self, heard: Callable[[bytes], None], writer: EntryWriter | None = None) -> Deferred[list[str]]:
         def opened() -> list[str]:
-            self.heard = heard
+            self.heard, self.writer = heard, writer
             self.log.connections[self.name] = self
             return []
 
@@ -189,6 +190,16 @@ class Connection:
         for other in list(self.log.connections.values()):
             if not {self.name, other.name} & self.log.away and world.random.random() >= self.log.loss:
                 world.clock.callLater(self._delay(), other.tell, message)
+
+    def is_here(self, writer: EntryWriter) -> Deferred[bool]:
+        return self._ask(lambda: self._is_here(writer))
+
+    def _is_here(self, writer: EntryWriter) -> bool:
+        """Return whether the life of a server that has this name goes on; the answer is wrong now and then."""
+        other, dice = self.log.connections.get(writer.name), self.log.world.random
+        here = other is not None and other.writer == writer and not other.host.dead
+        cut_off = writer.name in self.log.away and dice.random() < 0.5
+        return (here and not cut_off) != (dice.random() < 0.03)
 
     def tell(self, message: bytes) -> None:
         """A message of another server arrives; a frozen server finds it later."""
