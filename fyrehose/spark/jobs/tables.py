@@ -14,14 +14,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime
-from functools import partial
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
-import numpy as np
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from deltalake.schema import PrimitiveType
@@ -31,22 +29,22 @@ from pyarrow import compute
 from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalUnreachable
 from fyrehose.journal.offline.places import Place, check_identity, place
 from fyrehose.journal.offline.view import View
-from fyrehose.spark import memory
 from fyrehose.spark.counting import Ahead, Behind, account_of
-from fyrehose.spark.deltalog import changes
-from fyrehose.spark.lake import File, Lake, Progress, host_of
+from fyrehose.spark.lake import Lake, Progress, host_of
 from fyrehose.spark.plan import Planner, check
 from fyrehose.spark.repeating import repeated
-from fyrehose.spark.selection import Bounds, Selection, microseconds
-from fyrehose.spark.showing import own_error
+from fyrehose.spark.selection import Selection, microseconds
 from fyrehose.spark.stores import LakeStore, plain
 from fyrehose.spark.typed import windows
-from fyrehose.spark.typed.config import ACCEPTED, DATE, SYSTEM, TYPES, Aggregate, TablesConfig, TypedTable
+from fyrehose.spark.typed.backfilling import check_rows, sources_of, without
+from fyrehose.spark.typed.config import ACCEPTED, SYSTEM, TYPES, TablesConfig, TypedTable
+from fyrehose.spark.typed.engines import Engine, locally, on_spark
 from fyrehose.spark.typed.extraction import MOST
 from fyrehose.spark.typed.keys import RecentKeys
-from fyrehose.spark.typed.windows import WindowTask
+from fyrehose.spark.typed.summaries import Summary
 from fyrehose.spark.typed.writing import (
     MEASURED,
+    PART,
     QUARANTINED,
     Filled,
     FillTask,
@@ -68,8 +66,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: Size of a round, and of the part of it that a task reads, in bytes of the journal.
-ROUND, PART = 256 << 20, 32 << 20
+#: Size of a round, in bytes of the journal.
+ROUND = 256 << 20
 #: Tables of this size and more are not written again to make a column wider, in bytes.
 WIDEN = 1 << 30
 #: How often tables without new rows commit their position, and the subscription is updated, in seconds.
@@ -78,19 +76,10 @@ HEARTBEAT = 60.0
 MONITORED = 5.0
 #: How many files there have to be for a merge, and the age at which a file that is not used is removed, in hours.
 MANY, AGE = 32, 24
-#: How many files before one of an archive may have the first parts of its events.
-_EARLIER = 8
-#: How many files of a table a task aggregates.
-_FILES = 16
 #: How often the tasks of a round agree on types before that is an error.
 _TRIES = 20
 #: The types of columns, by the names that Delta has for them.
 _TYPES = TYPES | {"binary": pa.binary()}
-#: Property of an aggregate: its definition.
-_DEFINITION = "fyrehose.definition"
-
-#: Runs a function for each task, and returns the results in their order.
-Engine = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
 
 
 @attrs.frozen(kw_only=True)
@@ -122,31 +111,6 @@ class TablesState:
     seconds: float
     last_seconds: float
     tables: list[TableState]
-
-
-def on_spark(spark: SparkSession) -> Engine:
-    """Return the engine whose tasks run on Spark."""
-
-    def run(function: Callable[[T], R], tasks: Sequence[T]) -> list[R]:
-        if not tasks:
-            return []
-        try:
-            found = spark.sparkContext.parallelize(tasks, len(tasks)).map(partial(_in_worker, function)).collect()
-        except Exception as error:
-            raise own_error(error) or error from None
-        return list(found)
-
-    return run
-
-
-def _in_worker(function: Callable[[T], R], task: T) -> R:
-    memory.prepare_worker()
-    return function(task)
-
-
-def locally(function: Callable[[T], R], tasks: Sequence[T]) -> list[R]:
-    """Run tasks in this process, one after another."""
-    return [function(task) for task in tasks]
 
 
 def fill_tables(
@@ -228,19 +192,6 @@ class _Output:
 
 
 @attrs.define(eq=False)
-class _Summary:
-    """An aggregate, and the version of its table that it has."""
-
-    aggregate: Aggregate
-    of: _Output
-    lake: Lake
-    schema: pa.Schema
-    before: Progress | None = None
-    version: int = 0
-    rows: int = 0
-
-
-@attrs.define(eq=False)
 class TablesRun:
     """Fills the tables of one configuration; see :func:`opened`."""
 
@@ -251,7 +202,7 @@ class TablesRun:
     round_bytes: int
     monitor: Callable[[TablesState], object] | None = None
     outputs: list[_Output] = attrs.field(factory=list, init=False)
-    summaries: list[_Summary] = attrs.field(factory=list, init=False)
+    summaries: list[Summary] = attrs.field(factory=list, init=False)
     _began: float = attrs.field(default=float("-inf"), init=False)
     _settled: float = attrs.field(default=float("-inf"), init=False)
     _monitored: float = attrs.field(default=float("-inf"), init=False)
@@ -274,7 +225,7 @@ class TablesRun:
             of = next(each for each in self.outputs if each.table.name == aggregate.table and not each.quarantine)
             schema = windows.schema_of_aggregate(aggregate, of.table)
             lake = self._lake(aggregate.name, schema, (windows.WINDOW,))
-            self.summaries.append(_Summary(aggregate, of, lake, schema))
+            self.summaries.append(Summary(aggregate, of.table, of.lake, lake, schema, self.identity, self.engine))
 
     def _lake(self, name: str, schema: pa.Schema, measured: Sequence[str] = MEASURED) -> Lake:
         lake = Lake(LakeStore.at(self.config.output).below(name), schema, measured)
@@ -304,10 +255,7 @@ class TablesRun:
             if not output.quarantine:
                 self._load_columns(output)
         for summary in self.summaries:
-            summary.lake.refresh()
-            summary.before = summary.lake.progress(self.identity)
-            summary.version = 0 if summary.before is None else summary.before.position
-            _check_definition(summary)
+            summary.load()
         self._doubtful = False
 
     def _load_columns(self, output: _Output) -> None:
@@ -621,52 +569,7 @@ class TablesRun:
     def summarize(self) -> None:
         """Bring the aggregates up to date with their tables."""
         for summary in self.summaries:
-            table = summary.of.lake.refresh()
-            assert table is not None
-            version = table.version()
-            if version > summary.version:
-                self._summarize(summary, version)
-                summary.version = version
-
-    def _summarize(self, summary: _Summary, version: int) -> None:
-        aggregate, source = summary.aggregate, summary.of.lake
-        paths = changes(source.store, summary.version, version)
-        if paths == []:
-            return
-        if paths is None or None in source.store.sizes(paths):
-            paths = [file.path for file in source.files()]
-        types = {field.name: field.type for field in summary.of.table.schema}
-        tasks = [self._window_task(summary, some, types) for some in windows.chunks(paths, _FILES)]
-        found = [np.empty(0, np.int64), *self.engine(windows.windows_of, tasks)]
-        changed = np.unique(np.concatenate(found))
-        if not len(changed):
-            return
-        overlapping = windows.overlapping(source.actions(), changed, aggregate.window)
-        tasks = [self._window_task(summary, some, types, changed) for some in windows.chunks(overlapping, _FILES)]
-        parts = self.engine(windows.count, tasks)
-        rows = summary.schema.empty_table()
-        if parts:
-            rows = windows.finished(pa.concat_tables(parts), aggregate, summary.schema)
-        actions, removed = windows.replaced(summary.lake, rows, changed, aggregate.window)
-        after = Progress(server=self._server(summary.lake), position=version, chain=None)
-        about = {"version": version, "windows": len(changed)}
-        summary.lake.commit(self.identity, summary.before, after, actions, about=about, removed=removed)
-        summary.before = after
-        summary.rows += rows.num_rows
-
-    def _window_task(
-        self, summary: _Summary, paths: Iterable[str], types: Mapping[str, pa.DataType], wanted: Any = None
-    ) -> WindowTask:
-        lake = summary.of.lake
-        known = lake.vectors()
-        return WindowTask(
-            store=lake.store,
-            paths=tuple(paths),
-            deleted={path: known[path] for path in paths if path in known},
-            aggregate=summary.aggregate,
-            types=types,
-            windows=wanted,
-        )
+            summary.update()
 
     def optimize(self) -> None:
         """Merge the files of tables that have many, and remove those that nobody uses any more."""
@@ -697,9 +600,9 @@ class TablesRun:
         since, until = microseconds(start), microseconds(end)
         table = outputs[0].table
         stop = min(output.position for output in outputs)
-        sources, oldest = self._sources(table, since, until, stop)
+        sources, oldest = sources_of(self.config, self.source, self.identity, table, since, until, stop)
         if oldest is not None and since < oldest:
-            self._check_rows(outputs, since, min(until, oldest))
+            check_rows([output.lake for output in outputs], since, min(until, oldest))
         (filled,) = self._filled([table], outputs, sources, "part-backfill")
         rows = 0
         for output in outputs:
@@ -708,7 +611,7 @@ class TablesRun:
                 files, _ = self._without_repetitions(output, files, self._recent(output, since) if table.key else None)
                 self._grow(output, filled)
                 rows = sum(file.rows for file in files)
-            rest, removed = self._cut(output, since, until)
+            rest, removed = without(output.lake, self.engine, since, until)
             before = output.before or self._progress(output)
             about = {"backfill": [start.isoformat(), end.isoformat()], "rows": rows}
             actions = [*(file.action for file in files), *rest]
@@ -716,105 +619,6 @@ class TablesRun:
             output.before, output.keys = before, None
         self.summarize()
         return TableState(name=name, rows=rows, counts={})
-
-    def _check_rows(self, outputs: Sequence[_Output], since: int, until: int) -> None:
-        """Check that tables have no rows in a range of time that no source has, because they would be lost.
-
-        :raises JournalUnreachable: a table has some
-        """
-        for output in outputs:
-            if any(inside.any() for _, inside in self._inside(output, since, until)):
-                raise JournalUnreachable(
-                    f"the table {output.lake} has rows of records that were accepted before "
-                    f"{datetime.fromtimestamp(until / 1e6, UTC):%Y-%m-%dT%H:%M:%S}, and no source has these any more: "
-                    "begin there, or name a lake that has them in the configuration"
-                )
-
-    def _sources(
-        self, table: TypedTable, since: int, until: int, stop: int
-    ) -> tuple[list[JournalPart | LakePart], int | None]:
-        """Return what to read for a backfill, and when its oldest record was accepted.
-
-        That is the lake as far as it is, and the journal behind that.
-        """
-        chosen = Selection(patterns=table.streams, start=Bounds(time=since), end=Bounds(time=until - 1))
-        view, found = self.source.view(), list[JournalPart | LakePart]()
-        begin, oldest = view.start, self._oldest(view)
-        if self.config.lake is not None:
-            lake = Lake.existing(self.config.lake)
-            known = lake.progress(self.identity)
-            if known is None:
-                raise ConfigError(f"the lake {lake} has nothing of the journal {self.config.journal}")
-            begin = known.position
-            every = lake.actions()
-            if every.num_rows:
-                oldest = compute.min(every["min.time"].cast(pa.int64())).as_py()
-            files = lake.files(chosen, known.server)
-            lake.check(files)
-            found += _lake_parts(lake, known.server, chosen, [file.path for file in files])
-        if stop < begin:
-            raise JournalUnreachable(
-                f"the tables of {self.config.output} are at position {stop}, and the lake is at {begin}: fill the "
-                "tables before the backfill"
-            )
-        parts = Planner(self.source, chosen, PART, self.config.skip_gaps).parts(begin, stop) if stop > begin else []
-        found += [
-            JournalPart(place=self.source, part=part, selection=chosen, skip_gaps=self.config.skip_gaps)
-            for part in parts
-        ]
-        return found, oldest
-
-    def _oldest(self, view: View) -> int | None:
-        """Return when the oldest record of the journal was accepted; None if it has none."""
-        at = view.start
-        while at < view.mark:
-            account = account_of(self.source, view, at, view.mark, 1)
-            if account.since is not None:
-                return account.since
-            at = account.end
-        return None
-
-    def _cut(self, output: _Output, since: int, until: int) -> tuple[list[AddAction], list[File]]:
-        """Return files with the other rows of those that have rows of a range of time, and the files to remove."""
-        lake, touched, tasks = output.lake, [], []
-        deleted = lake.vectors()
-        for file, inside in self._inside(output, since, until):
-            if not inside.any():
-                continue
-            touched.append(file)
-            stays = ~inside
-            if file.path in deleted:
-                stays[deleted[file.path]] = False
-            if stays.any():
-                tasks.append(RewriteTask(store=lake.store, path=file.path, chosen=stays))
-        return [action for action in self.engine(rewrite, tasks) if action is not None], touched
-
-    def _inside(self, output: _Output, since: int, until: int) -> Iterator[tuple[File, Any]]:
-        """Yield the files of the days of a range of time, with a mask of their rows in it."""
-        schema = pa.schema([(ACCEPTED, SYSTEM[ACCEPTED])])
-        days = {str(day) for day in _days(since, until)}
-        for file in output.lake.files():
-            if file.path.rpartition(f"{DATE}=")[2][:10] in days:
-                batches = read(output.lake.store, [file.path], schema)
-                times = [np.empty(0, np.int64), *(batch[0].cast(pa.int64()).to_numpy() for batch in batches)]
-                every = np.concatenate(times)
-                yield file, (every >= since) & (every < until)
-
-
-def _lake_parts(lake: Lake, server: str, chosen: Selection, paths: Sequence[str]) -> Iterator[LakePart]:
-    """Yield what tasks read of an archive: a file each."""
-    if not paths:
-        return
-    deleted, every = lake.vectors(), lake.actions()
-    begins = dict(zip(every["path"].to_pylist(), every["min.time"].cast(pa.int64()).to_pylist(), strict=True))
-    whole = lake.files(attrs.evolve(chosen, start=Bounds(), end=Bounds()), server)
-    in_order = sorted((file.path for file in whole), key=lambda path: (begins[path] or 0, path))
-    places = {path: at for at, path in enumerate(in_order)}
-    for path in paths:
-        at = places[path]
-        earlier = tuple(in_order[max(0, at - _EARLIER) : at])
-        here = {each: deleted[each] for each in (*earlier, path) if each in deleted}
-        yield LakePart(store=lake.store, paths=(path,), server=server, selection=chosen, deleted=here, earlier=earlier)
 
 
 def _schema(types: Mapping[str, str]) -> pa.Schema:
@@ -833,11 +637,6 @@ def _types(lake: Lake) -> dict[str, str]:
         if kind not in _TYPES:
             raise ConfigError(f"the column {name!r} of the table {lake} is {kind}, which typed tables do not have")
     return found
-
-
-def _days(since: int, until: int) -> list[Any]:
-    first, last = (datetime.fromtimestamp(at / 1e6, UTC).date() for at in (since, until - 1))
-    return [first.fromordinal(number) for number in range(first.toordinal(), last.toordinal() + 1)]
 
 
 def _agreed(known: Mapping[str, str], found: Sequence[Mapping[str, str]]) -> dict[str, str]:
@@ -861,21 +660,3 @@ def _agreed(known: Mapping[str, str], found: Sequence[Mapping[str, str]]) -> dic
 
 def _differs(fields: Mapping[str, str], agreed: Mapping[str, str]) -> bool:
     return any(agreed.get(name) != kind for name, kind in fields.items())
-
-
-def _check_definition(summary: _Summary) -> None:
-    """Check that an aggregate was made by the same definition.
-
-    :raises ConfigError: it was made by another one
-    """
-    table = summary.lake.table
-    assert table is not None
-    wanted = repr(summary.aggregate)
-    made = table.metadata().configuration.get(_DEFINITION)
-    if made is None:
-        summary.lake.set_properties({_DEFINITION: wanted})
-    elif made != wanted:
-        raise ConfigError(
-            f"the aggregate {summary.lake} was made by another definition; choose another name, or delete its "
-            "directory, so that it is made again"
-        )

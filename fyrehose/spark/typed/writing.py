@@ -53,6 +53,8 @@ from fyrehose.spark.typed.extraction import Widened, extracted
 #: Columns of records that tables need, and those by which the parts of an event are found.
 NEEDED = ("stream", "seq", "time", "event_time", "payload")
 _LABELLED = (*NEEDED, *LABELS)
+#: Size of a part of a journal, which a task reads, in bytes.
+PART = 32 << 20
 #: How far before a part of a journal the first parts of its events may begin, in bytes of the journal.
 BEFORE = LARGEST + BETWEEN
 #: Columns whose least and largest values the log has for each file.

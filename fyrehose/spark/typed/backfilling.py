@@ -1,0 +1,136 @@
+"""Find what a backfill reads, and what it replaces: the records of a range of time, and the rows of a table in it.
+
+lake as far as it is, journal behind that -> parts for tasks      files with rows of the range -> their other rows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import attrs
+import numpy as np
+import pyarrow as pa
+from deltalake.transaction import AddAction
+from pyarrow import compute
+
+from fyrehose.errors import ConfigError, JournalUnreachable
+from fyrehose.journal.offline.places import Place
+from fyrehose.journal.offline.view import View
+from fyrehose.spark.counting import account_of
+from fyrehose.spark.lake import File, Lake
+from fyrehose.spark.plan import Planner
+from fyrehose.spark.selection import Bounds, Selection
+from fyrehose.spark.typed.config import ACCEPTED, DATE, SYSTEM, TablesConfig, TypedTable
+from fyrehose.spark.typed.engines import Engine
+from fyrehose.spark.typed.writing import PART, JournalPart, LakePart, RewriteTask, read, rewrite
+
+#: How many files before one of an archive may have the first parts of its events.
+_EARLIER = 8
+
+
+def check_rows(lakes: Sequence[Lake], since: int, until: int) -> None:
+    """Check that tables have no rows in a range of time that no source has, because they would be lost.
+
+    :raises JournalUnreachable: a table has some
+    """
+    for lake in lakes:
+        if any(inside.any() for _, inside in _inside(lake, since, until)):
+            raise JournalUnreachable(
+                f"the table {lake} has rows of records that were accepted before "
+                f"{datetime.fromtimestamp(until / 1e6, UTC):%Y-%m-%dT%H:%M:%S}, and no source has these any more: "
+                "begin there, or name a lake that has them in the configuration"
+            )
+
+
+def sources_of(
+    config: TablesConfig, source: Place, identity: bytes, table: TypedTable, since: int, until: int, stop: int
+) -> tuple[list[JournalPart | LakePart], int | None]:
+    """Return what to read for a backfill, and when its oldest record was accepted.
+
+    That is the lake as far as it is, and the journal behind that.
+    """
+    chosen = Selection(patterns=table.streams, start=Bounds(time=since), end=Bounds(time=until - 1))
+    view, found = source.view(), list[JournalPart | LakePart]()
+    begin, oldest = view.start, _oldest(source, view)
+    if config.lake is not None:
+        lake = Lake.existing(config.lake)
+        known = lake.progress(identity)
+        if known is None:
+            raise ConfigError(f"the lake {lake} has nothing of the journal {config.journal}")
+        begin = known.position
+        every = lake.actions()
+        if every.num_rows:
+            oldest = compute.min(every["min.time"].cast(pa.int64())).as_py()
+        files = lake.files(chosen, known.server)
+        lake.check(files)
+        found += _lake_parts(lake, known.server, chosen, [file.path for file in files])
+    if stop < begin:
+        raise JournalUnreachable(
+            f"the tables of {config.output} are at position {stop}, and the lake is at {begin}: fill the "
+            "tables before the backfill"
+        )
+    parts = Planner(source, chosen, PART, config.skip_gaps).parts(begin, stop) if stop > begin else []
+    found += [JournalPart(place=source, part=part, selection=chosen, skip_gaps=config.skip_gaps) for part in parts]
+    return found, oldest
+
+
+def _oldest(source: Place, view: View) -> int | None:
+    """Return when the oldest record of the journal was accepted; None if it has none."""
+    at = view.start
+    while at < view.mark:
+        account = account_of(source, view, at, view.mark, 1)
+        if account.since is not None:
+            return account.since
+        at = account.end
+    return None
+
+
+def without(lake: Lake, engine: Engine, since: int, until: int) -> tuple[list[AddAction], list[File]]:
+    """Return files with the other rows of those that have rows of a range of time, and the files to remove."""
+    touched, tasks = [], []
+    deleted = lake.vectors()
+    for file, inside in _inside(lake, since, until):
+        if not inside.any():
+            continue
+        touched.append(file)
+        stays = ~inside
+        if file.path in deleted:
+            stays[deleted[file.path]] = False
+        if stays.any():
+            tasks.append(RewriteTask(store=lake.store, path=file.path, chosen=stays))
+    return [action for action in engine(rewrite, tasks) if action is not None], touched
+
+
+def _inside(lake: Lake, since: int, until: int) -> Iterator[tuple[File, Any]]:
+    """Yield the files of the days of a range of time, with a mask of their rows in it."""
+    schema = pa.schema([(ACCEPTED, SYSTEM[ACCEPTED])])
+    days = {str(day) for day in _days(since, until)}
+    for file in lake.files():
+        if file.path.rpartition(f"{DATE}=")[2][:10] in days:
+            batches = read(lake.store, [file.path], schema)
+            times = [np.empty(0, np.int64), *(batch[0].cast(pa.int64()).to_numpy() for batch in batches)]
+            every = np.concatenate(times)
+            yield file, (every >= since) & (every < until)
+
+
+def _lake_parts(lake: Lake, server: str, chosen: Selection, paths: Sequence[str]) -> Iterator[LakePart]:
+    """Yield what tasks read of an archive: a file each."""
+    if not paths:
+        return
+    deleted, every = lake.vectors(), lake.actions()
+    begins = dict(zip(every["path"].to_pylist(), every["min.time"].cast(pa.int64()).to_pylist(), strict=True))
+    whole = lake.files(attrs.evolve(chosen, start=Bounds(), end=Bounds()), server)
+    in_order = sorted((file.path for file in whole), key=lambda path: (begins[path] or 0, path))
+    places = {path: at for at, path in enumerate(in_order)}
+    for path in paths:
+        at = places[path]
+        earlier = tuple(in_order[max(0, at - _EARLIER) : at])
+        here = {each: deleted[each] for each in (*earlier, path) if each in deleted}
+        yield LakePart(store=lake.store, paths=(path,), server=server, selection=chosen, deleted=here, earlier=earlier)
+
+
+def _days(since: int, until: int) -> list[Any]:
+    first, last = (datetime.fromtimestamp(at / 1e6, UTC).date() for at in (since, until - 1))
+    return [first.fromordinal(number) for number in range(first.toordinal(), last.toordinal() + 1)]
