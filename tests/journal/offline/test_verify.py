@@ -514,6 +514,24 @@ def test_damage_of_one_batch_is_one_problem_whichever_it_is_and_none_when_it_was
             bench.directory.joinpath(name).write_bytes(content)
 
 
+def test_a_stream_that_was_forgotten_since_the_snapshot_is_found_in_its_own_segment(open_journal, monkeypatch) -> None:
+    monkeypatch.setattr(streams, "MOST_RETIRED", 1)
+    monkeypatch.setattr(streams, "INLINE", 0)
+    bench = open_journal(segment_size=4096)
+    bench.append(bytes(4000), stream="first")
+    bench.append(bytes(4000), stream="a")  # the next segment refers to the snapshot before it, which lacks it
+    bench.append(b"x", stream="b")
+    bench.journal.retire(["a", "b"])
+    bench.crash()
+    bench = open_journal(segment_size=4096)
+    bench.journal.retire(["first"])
+    assert "a" not in bench.journal.retired() and bench.journal.floor, "it is forgotten"
+    bench.append(bytes(4000), stream="c")
+    bench.append(b"x", stream="c")
+    bench.close()
+    assert verify(bench.directory).problems == []
+
+
 def test_a_stream_that_was_forgotten_in_a_damaged_batch_is_no_problem_of_its_own(open_journal, monkeypatch) -> None:
     monkeypatch.setattr(streams, "MOST_RETIRED", 1)
     bench = open_journal(segment_size=4096)
