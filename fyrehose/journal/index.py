@@ -134,7 +134,7 @@ class SegmentIndex:
         for entry in ends:
             if not entry.stream and entry.state is StreamState.LIVE:
                 self.snapshot, self.floor = entry.first, entry.last
-            elif entry.state in (StreamState.LIVE, StreamState.RETIRED):
+            elif entry.state in (StreamState.LIVE, StreamState.RETIRED, StreamState.FORGOTTEN):
                 self.before[entry.stream] = entry.last
 
     def add_run(self, position: int, stream: str, first: int, last: int) -> None:
