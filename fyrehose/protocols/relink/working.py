@@ -266,7 +266,8 @@ class WorkerEndpoint(Endpoint):
 
     def _refuse(self, failure: Failure) -> dict[str, object]:
         failure.trap(FyrehoseError)
-        return {"error": failure.getErrorMessage(), "retry": bool(getattr(failure.value, "retriable", False))}
+        error = failure.value
+        return {"error": str(error), "retry": isinstance(error, PublishError) and error.retriable}
 
     def _done(self, answer: dict[str, object], request: WorkerRequest | None) -> None:
         """Send the notice that *answer* needs, and consume the messages that are done."""
