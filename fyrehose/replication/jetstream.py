@@ -2,8 +2,9 @@
 
 nats-py needs asyncio, so it runs in a thread with a loop of its own; results come back to the reactor's thread.
 
-    subject fyrehose.NAME.log    the entries; the stream FYREHOSE_NAME stores them
-    subject fyrehose.NAME.say    messages between servers, which nobody stores
+    subject fyrehose.NAME.log        the entries; the stream FYREHOSE_NAME stores them
+    subject fyrehose.NAME.say        messages between servers, which nobody stores
+    subject fyrehose.NAME.members    requests of operators to change the members
 
 One request reads many entries (a "batched direct get", nats-server 2.11); an older server answers with one of them.
 
@@ -31,7 +32,7 @@ from fyrehose.errors import ConfigError
 from fyrehose.journal.format import Damage
 from fyrehose.replication.entries import MAX_ENTRY, LogEntry
 from fyrehose.replication.shared_log import EntryRange, ISharedLog, Refused, Unavailable
-from fyrehose.replication.stream import create, limit_of, stream_of, subject_of
+from fyrehose.replication.stream import create, limit_of, members_subject_of, stream_of, subject_of
 
 log = Logger()
 T = TypeVar("T")
@@ -89,6 +90,7 @@ class JetStreamLog:
     #: The change to another server that is under way.
     _leaving: asyncio.Task[None] | None = attrs.field(default=None, init=False)
     _heard: Callable[[bytes], None] = attrs.field(default=lambda message: None, init=False)
+    _members_asked: Callable[[bytes], None] = attrs.field(default=lambda message: None, init=False)
 
     @property
     def stream(self) -> str:
@@ -112,12 +114,14 @@ class JetStreamLog:
         url = None if self._client is None else self._client.connected_url
         return url.netloc if url else ""
 
-    def open(self, heard: Callable[[bytes], None]) -> Deferred[list[str]]:
+    def open(
+        self, heard: Callable[[bytes], None], asked: Callable[[bytes], None] = lambda message: None
+    ) -> Deferred[list[str]]:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = Thread(target=self._loop.run_forever, name="fyrehose replication", daemon=True)
             self._thread.start()
-        self._heard = heard
+        self._heard, self._members_asked = heard, asked
         return self._ask(self._open())
 
     async def _open(self) -> list[str]:
@@ -137,6 +141,9 @@ class JetStreamLog:
         async def receive(message: Any) -> None:
             self.reactor.callFromThread(self._heard, bytes(message.data))
 
+        async def receive_request(message: Any) -> None:
+            self.reactor.callFromThread(self._members_asked, bytes(message.data))
+
         client = await nats.connect(
             servers,
             error_cb=self._failed,
@@ -148,6 +155,7 @@ class JetStreamLog:
             **self.options,
         )
         await client.subscribe(f"fyrehose.{self.name}.say", cb=receive)
+        await client.subscribe(members_subject_of(self.name), cb=receive_request)
         self._inbox = client.new_inbox()
         await client.subscribe(f"{self._inbox}.*", cb=self._replied)
         self._client, self._stream = client, client.jetstream(timeout=self.timeout)

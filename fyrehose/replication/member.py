@@ -27,8 +27,22 @@ from fyrehose.options import shown_size
 from fyrehose.replication.entries import EntryWriter, LogEntry
 from fyrehose.replication.filling import too_far_behind, waits
 from fyrehose.replication.gate import ReplicatedGate
+from fyrehose.replication.membership import Membership
 from fyrehose.replication.peers import ClusterPeer, Peers
-from fyrehose.replication.role import Action, Append, Changed, Compare, Cut, Fill, LookAt, Purge, Role, State, Write
+from fyrehose.replication.role import (
+    Action,
+    Append,
+    Changed,
+    Compare,
+    Cut,
+    Fill,
+    Listed,
+    LookAt,
+    Purge,
+    Role,
+    State,
+    Write,
+)
 from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.replication.shared_log import ISharedLog, Refused, Unavailable
 from fyrehose.replication.trimming import Trimmer
@@ -82,6 +96,7 @@ class Member:
     _noted: float = attrs.field(default=0.0, init=False)
     _checked: float = attrs.field(default=float("-inf"), init=False)  #: when a follower asked for the log's extent last
     _trimmer: Trimmer = attrs.field(init=False)
+    _membership: Membership = attrs.field(init=False)
     #: Whether messages are refused, because the log is too large.
     _overfull: bool = attrs.field(default=False, init=False)
     _led_once: bool = attrs.field(default=False, init=False)  #: whether the last other role was that of the leader
@@ -101,6 +116,7 @@ class Member:
     def __attrs_post_init__(self) -> None:
         self.peers = Peers(self.settings, self.incarnation)
         self._trimmer = Trimmer(self.settings, self.peers)
+        self._membership = Membership(self.peers)
 
     # Start and stop.
 
@@ -114,7 +130,14 @@ class Member:
             )
         writer = EntryWriter(self.settings.name, self.incarnation)
         end = self.journal.writer
-        self.role = Role(writer, end.position, ahead=self.settings.ahead, identity=end.identity, chain=end.chain)
+        self.role = Role(
+            writer,
+            end.position,
+            ahead=self.settings.ahead,
+            size=self.settings.members,
+            identity=end.identity,
+            chain=end.chain,
+        )
         self.gate.hand_over, self.gate.on_synced = self._hand_over, self._synced
         self._heard_leader = self._answered = self.reactor.seconds()
         self._ticking = LoopingCall(self._tick)
@@ -125,20 +148,35 @@ class Member:
         """Stop; a leader first waits until everything is accepted, so that another server takes over at once."""
         if self._ticking is None:
             return
-        deadline = self.reactor.seconds() + PATIENCE
-        self.gate.suspend("this server is stopping")
-        while self.running and self.role.pending and self.reactor.seconds() < deadline:
-            await deferLater(self.reactor, 0.05)
+        await self._await_pending("this server is stopping")
         ticking, self._ticking = self._ticking, None
         if ticking.running:
             ticking.stop()
-        if self.role.state is State.LEADER:
-            self._say(leaving=True)
-            log.info("replication: {name} hands over", name=self.settings.name)
+        self._hand_on()
         self._actions.clear()
         if self.gate.leading:
             await self.gate.follow(self.role.position, "this server is stopping")
         await self.log.close()
+
+    async def _await_pending(self, reason: str) -> None:
+        """Accept nothing more, and wait until everything is accepted by the shared log, or it takes too long."""
+        deadline = self.reactor.seconds() + PATIENCE
+        self.gate.suspend(reason)
+        while self.running and self.role.pending and self.reactor.seconds() < deadline:
+            await deferLater(self.reactor, 0.05)
+
+    def _hand_on(self) -> None:
+        """Let another server take over at once, if this one leads."""
+        if self.role.state is State.LEADER:
+            self._say(leaving=True)
+            log.info("replication: {name} hands over", name=self.settings.name)
+
+    async def _leave(self) -> None:
+        """Stop for good, because this leader was removed from the cluster; another server takes over."""
+        reason = f"this server, {self.settings.name}, was removed from cluster {self.settings.cluster}"
+        await self._await_pending(reason)
+        self._hand_on()
+        raise ConfigError(f"{reason}, whose members are {self.role.members}")
 
     @property
     def running(self) -> bool:
@@ -248,7 +286,7 @@ class Member:
             self.journal.break_off(f"replication cannot continue: {failure.getErrorMessage()}")
 
     async def _open(self) -> None:
-        for warning in await self.log.open(self._heard):
+        for warning in await self.log.open(self._heard, self._members_asked):
             log.warn("replication: {warning}", warning=warning)
         self._opened_at = self._heard_leader = self.reactor.seconds()
         log.info(
@@ -338,6 +376,9 @@ class Member:
         why = self._warned or "the shared log does not answer"
         if now - self._answered > QUIET and self.gate.suspend(why):
             log.warn("replication: {why}; messages are refused until it accepts them", why=why)
+        if not role.admitted:
+            self._once("leave", self._leave)
+        self._membership.fill_places(role, now)
         self._trimmer.trim(role, now)
         if self._trimmer.is_due(now):
             self._once("measure", self._measure)
@@ -371,7 +412,7 @@ class Member:
 
     def _say(self, leaving: bool = False) -> None:
         refusal = "" if self.journal.state is JournalState.WRITABLE else self.journal.refusal or "its disk is full"
-        self.log.say(self.peers.pack(self.role, leaving, self.reactor.seconds(), refusal))
+        self.log.say(self.peers.pack(self.role, leaving, self.reactor.seconds(), refusal, self._membership.answer))
 
     def _heard(self, message: bytes) -> None:
         if not self.running:
@@ -384,6 +425,11 @@ class Member:
             return
         if peer is not None and peer.leads:
             self._heard_a_leader(peer, int(peer.said["epoch"]))
+
+    def _members_asked(self, message: bytes) -> None:
+        if self.running:
+            self._membership.ask(message, self.role)
+            self._soon()
 
     def _heard_a_leader(self, peer: ClusterPeer, epoch: int) -> None:
         if epoch < self.role.validity.epoch:
@@ -480,6 +526,8 @@ class Member:
                     f"the journal ends at position {role.position}, and the shared log begins at {position}; the "
                     "journal is filled from another server when this one is started again"
                 )
+            case Listed(members):
+                log.info("replication: the members are {members} now", members=str(members))
             case Changed(state, reason):
                 await self._changed(state, reason)
 

@@ -8,6 +8,7 @@ Messages may be lost, repeated or late.  What a server has reported stays true, 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -77,12 +78,20 @@ class Peers:
     _left: set[EntryWriter] = attrs.field(factory=set, init=False)  #: leaders that have handed over
     _strangers: set[EntryWriter] = attrs.field(factory=set, init=False)  #: servers whose journals differ from this one
 
-    def pack(self, role: Role, leaving: bool, now: float = 0.0, refusal: str = "") -> bytes:
+    def pack(
+        self,
+        role: Role,
+        leaving: bool,
+        now: float = 0.0,
+        refusal: str = "",
+        answer: Mapping[str, str] | None = None,
+    ) -> bytes:
         """Return the message of this server.
 
         :param leaving: whether it stops, so that another server may take over at once
         :param now: the time, in seconds
         :param refusal: why it refuses publishers although it leads; empty: it does not
+        :param answer: to the last request to change the members that this leader has answered
         """
         said = {
             "name": self.settings.name,
@@ -99,10 +108,17 @@ class Peers:
             "journal": self.settings.journal,
             "leaving": leaving,
         }
+        if role.members is not None:
+            said["members"] = role.members.pack().decode()
         if role.state is State.LEADER:
             said["refusal"] = refusal
+            said["answer"] = dict(answer or {})
             # Those that are lost say nothing: only the leader knows of them.
-            said["silent"] = {name: round(now - peer.heard, 1) for name, peer in self.others.items()}
+            said["silent"] = {
+                name: round(now - peer.heard, 1)
+                for name, peer in self.others.items()
+                if role.members is None or role.members.admits(name)
+            }
         if self._rival:
             said["rival"] = self._rival
         return json.dumps(said).encode()

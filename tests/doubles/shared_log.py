@@ -40,6 +40,7 @@ class Hub:
     first: int = 1
     away: set[str] = attrs.field(factory=set)
     hears: dict[str, Callable[[bytes], None]] = attrs.field(factory=dict)
+    asks: dict[str, Callable[[bytes], None]] = attrs.field(factory=dict)
 
     def log(self, name: str) -> MemoryLog:
         """Return the log as the server *name* sees it."""
@@ -49,6 +50,11 @@ class Hub:
     def size(self) -> int:
         """Return the size of the entries that are left, in bytes."""
         return sum(len(entry.data) for entry in self.entries[self.first - 1 :])
+
+    def ask(self, request: bytes) -> None:
+        """Deliver an operator's request to all servers that are connected."""
+        for name in self.hears:
+            self.clock.callLater(0.01, self.asks[name], request)
 
     def append(self, entry: LogEntry, expect: int) -> int:
         last = len(self.entries)
@@ -77,9 +83,11 @@ class MemoryLog:
     name: str
     timeout: float = 2.0
 
-    def open(self, heard: Callable[[bytes], None]) -> Deferred[list[str]]:
+    def open(
+        self, heard: Callable[[bytes], None], asked: Callable[[bytes], None] = lambda message: None
+    ) -> Deferred[list[str]]:
         def opened() -> list[str]:
-            self.hub.hears[self.name] = heard
+            self.hub.hears[self.name], self.hub.asks[self.name] = heard, asked
             return []
 
         return self._ask(opened)
