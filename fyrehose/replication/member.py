@@ -307,6 +307,8 @@ class Member:
             found = await self.log.read(role.applied + 1, READ)
             if not found:
                 found = await self._check_extent()
+            elif not role.admitted:
+                await self._check_extent()
             before = role.validity.epoch, role.validity.reached
             for number, entry in found:
                 role.read(number, entry)
@@ -428,7 +430,7 @@ class Member:
 
     def _members_asked(self, message: bytes) -> None:
         if self.running:
-            self._membership.ask(message, self.role)
+            self._membership.ask(message, self.role, self.reactor.seconds())
             self._soon()
 
     def _heard_a_leader(self, peer: ClusterPeer, epoch: int) -> None:

@@ -25,7 +25,7 @@ import attrs
 from fyrehose.journal.exchange import Batches
 from fyrehose.journal.format import SEGMENT_MAGIC, UNKNOWN, Damage
 from fyrehose.replication.entries import MAX_DATA, EntryKind, EntryWriter, LogEntry, Piece, Validity, divide, joined
-from fyrehose.replication.members import Members
+from fyrehose.replication.members import LEAST, Members
 
 #: How many appends to the shared log are under way at once.
 WINDOW = 8
@@ -36,7 +36,8 @@ LARGE = 256 << 10
 #: After this many consecutive signs that the shared log has lost entries, the server stops; there are at most four in a
 #: second.  A NATS server that was frozen, or cut off, answers for seconds what was true before.
 SIGNS = 80
-#: After this many consecutive answers that the shared log has nothing more, a server that is no member stops.
+#: A server that is no member stops when it has applied all that so many answers have told of; there are at most four
+#: in a second.
 OUTSIDE = 20
 #: How many bytes of entries a follower writes to its journal with one sync.
 WRITE = 4 << 20
@@ -202,8 +203,10 @@ class Role:
     _waiting: bool = attrs.field(default=False, init=False)
     #: Whether nothing follows the append in flight, because it was numbered anew.
     _alone: bool = attrs.field(default=False, init=False)
+    _trimmed: int = attrs.field(default=0, init=False)  #: no leader has trimmed the shared log beyond this entry
     _signs: int = attrs.field(default=0, init=False)
     _outside: int = attrs.field(default=0, init=False)  #: how often in a row this server was found to be no member
+    _outside_last: int = attrs.field(default=0, init=False)  #: the last entry that it was told of meanwhile
     _listed: Members | None = attrs.field(default=None, init=False)  #: the members behind everything that was sent
 
     def __attrs_post_init__(self) -> None:
@@ -279,6 +282,8 @@ class Role:
     def _counts(self, entry: LogEntry) -> bool:
         before = self.members
         counts = self.validity.counts(entry)
+        if counts and entry.kind is EntryKind.CHECKPOINT and self.state is not State.LEADER:
+            self._trimmed = self.applied  # its leader may do so; this server knows what it does itself
         if self.members is not None and self.members != before:
             self._actions.append(Listed(self.members))
         return counts
@@ -335,8 +340,11 @@ class Role:
 
         Not at once: the answer that the log ends at entry *last* may be late, and the next entry may add this server.
         """
-        self._outside = self._outside + 1 if last == self.applied and not self.admitted else 0
-        if self._outside >= OUTSIDE:
+        if self.admitted:
+            self._outside = self._outside_last = 0
+        elif self._outside < OUTSIDE:
+            self._outside, self._outside_last = self._outside + 1, max(self._outside_last, last)
+        elif self.applied >= self._outside_last:
             name = self.writer.name
             self._give_up(
                 f"this server, {name}, is not a member of the cluster, whose members are {self.members}; run `fyrehose "
@@ -409,6 +417,14 @@ class Role:
         if changes:
             self._queue_first(EntryKind.MEMBERS, members)
         return changes
+
+    def is_on_two(self, members: Members, reported: Mapping[str, int]) -> bool:
+        """Return whether two of *members* have everything on disk that may have been trimmed.
+
+        :param reported: as in :meth:`purge`
+        """
+        has = {**reported, self.writer.name: self.reported}
+        return sum(has.get(name, 0) >= self._trimmed for name in members.names) >= LEAST
 
     @property
     def changes_members(self) -> bool:
@@ -593,14 +609,17 @@ class Role:
     def purge(self, reported: Mapping[str, int], absent: Collection[str] = ()) -> None:
         """Purge the shared log before the last checkpoint, if this server and the other members have it all on disk.
 
+        Not while a change of the members is under way: it may let a member go that has what is purged meanwhile.
+
         :param reported: up to which entry other servers have everything on disk
         :param absent: members that are not waited for
         """
-        if self.state is not State.LEADER or self.checkpoint is None or self.members is None:
+        if self.state is not State.LEADER or self.checkpoint is None or self.members is None or self.changes_members:
             return
         names = {*self.members.names} - {self.writer.name, *absent}
         others = [reported.get(name, 0) for name in names]
         if self.reported >= self.checkpoint and self._copied(others, self.checkpoint):
+            self._trimmed = self.checkpoint
             self._actions.append(Purge(self.checkpoint))
             self.checkpoint = None
 

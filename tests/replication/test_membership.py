@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -162,7 +163,7 @@ def hear(peers: Peers, name: str, now: float, **more: Any) -> None:
 
 def test_the_leader_answers_why_a_change_is_refused() -> None:
     made, role = membership(), leading(Members(4, ("a", "b")))
-    made.ask(MemberChange("r", 4, ChangeKind.REMOVE, "b").pack(), role)
+    made.ask(MemberChange("r", 4, ChangeKind.REMOVE, "b").pack(), role, 10.0)
     assert made.answer["id"] == "r"
     assert "b cannot be removed" in made.answer["refused"]
     assert not role.changes_members
@@ -171,27 +172,47 @@ def test_the_leader_answers_why_a_change_is_refused() -> None:
 def test_the_leader_answers_when_the_change_is_confirmed() -> None:
     made, role = membership(), leading(Members(4, ("a", "b")))
     request = MemberChange("r", 4, ChangeKind.ADD, "c").pack()
-    made.ask(request, role)
+    made.ask(request, role, 10.0)
     assert role.changes_members
-    made.ask(request, role)
+    made.ask(request, role, 10.0)
     assert made.answer == {}
     role.accepted(role.inflight[0].entry, 2)
-    made.ask(request, role)
+    made.ask(request, role, 10.0)
     assert made.answer == {"id": "r", "refused": ""}
     assert not role.changes_members
 
 
+def test_a_member_stays_that_has_one_of_two_copies_unless_it_is_silent() -> None:
+    made, role = membership(), leading(Members(4, ("a", "b", "c")))
+    role.add_checkpoint()
+    role.accepted(role.inflight[0].entry, 2)
+    role.noted(0)
+    role.purge({"b": 2}, absent=["c"])
+    role.take()
+    for name, reported in (("b", 2), ("c", 1)):
+        said = {"name": name, "incarnation": 5, "epoch": 1, "state": "follower", "reported": reported}
+        made.peers.hear(json.dumps(said).encode(), 10.0)
+    request = MemberChange("r", 4, ChangeKind.REMOVE, "b").pack()
+    made.ask(request, role, 10.0)
+    assert "b has to stay a member until two others have on disk what was trimmed" in made.answer["refused"]
+    made.ask(MemberChange("s", 4, ChangeKind.REMOVE, "c").pack(), role, 10.0)
+    assert role.changes_members, "a and b have everything"
+    role = leading(Members(4, ("a", "b", "c")))
+    made.ask(request, role, 30.0)
+    assert role.changes_members
+
+
 def test_another_change_waits_until_the_first_is_confirmed() -> None:
     made, role = membership(), leading(Members(4, ("a", "b")))
-    made.ask(MemberChange("r", 4, ChangeKind.ADD, "c").pack(), role)
-    made.ask(MemberChange("s", 4, ChangeKind.ADD, "d").pack(), role)
+    made.ask(MemberChange("r", 4, ChangeKind.ADD, "c").pack(), role, 10.0)
+    made.ask(MemberChange("s", 4, ChangeKind.ADD, "d").pack(), role, 10.0)
     assert [item.entry.members for item in role.inflight] == [Members(5, ("a", "b", "c"))]
 
 
 def test_what_is_no_request_and_requests_to_a_follower_are_ignored() -> None:
     made, role = membership(), leading(Members(4, ("a", "b")))
-    made.ask(b"{}", role)
-    made.ask(MemberChange("r", 4, ChangeKind.ADD, "c").pack(), Role(EntryWriter("a", 1), 0))
+    made.ask(b"{}", role, 10.0)
+    made.ask(MemberChange("r", 4, ChangeKind.ADD, "c").pack(), Role(EntryWriter("a", 1), 0), 10.0)
     assert made.answer == {}
     assert not role.changes_members
 

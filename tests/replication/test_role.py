@@ -537,6 +537,36 @@ def test_the_shared_log_is_purged_when_every_other_member_has_it_on_disk() -> No
     assert actions(role) == []
 
 
+def test_nothing_is_purged_while_the_members_change() -> None:
+    role = leader()
+    two, three = Members(2, ("me", "b")), Members(3, ("me", "b", "c"))
+    role.change_members(two)
+    role.accepted(listed(0, two), 2)
+    role.add_checkpoint()
+    role.accepted(checkpoint(1, 0, two), 3)
+    role.noted(0)
+    role.change_members(three)
+    role.take()
+    role.purge({"b": 3})
+    assert actions(role) == []
+    role.accepted(listed(0, three), 4)
+    role.purge({"b": 3}, absent=["c"])
+    assert Purge(3) in actions(role)
+
+
+def test_what_was_trimmed_has_to_be_on_two_members() -> None:
+    role = Role(ME, 0)
+    members = Members(1, ("me", "b", "c"))
+    role.read(1, takeover(1, 0, members=members))
+    assert role.is_on_two(members, {}), "nothing was trimmed"
+    role.read(2, LogEntry(EntryKind.CHECKPOINT, 1, OTHER, 0, members=members))
+    assert not role.is_on_two(members, {"b": 2, "c": 1})
+    assert role.is_on_two(members, {"b": 2, "c": 2})
+    role.noted(0)
+    assert role.is_on_two(members, {"b": 2})
+    assert not role.is_on_two(Members(1, ("me", "c")), {"b": 2})
+
+
 def test_only_one_change_of_the_members_is_under_way() -> None:
     role = leader()
     two, three = Members(2, ("me", "b")), Members(3, ("me", "b", "c"))
@@ -608,10 +638,11 @@ def test_a_server_that_is_no_member_does_not_take_over_and_stops_once_it_is_cert
     for _ in range(OUTSIDE - 1):
         role.learned_last(2, 2)
     role.learned_last(3, 2)  # there is another entry, which may add it
-    for _ in range(OUTSIDE - 1):
+    for _ in range(OUTSIDE):
         role.learned_last(2, 2)
     assert role.state is State.FOLLOWER
-    role.learned_last(2, 2)
+    role.read(3, data(1, 3, b"def"))
+    role.learned_last(9, 3)
     assert role.state is State.STOPPED
     (change,) = [action for action in role.take() if isinstance(action, Changed)]
     assert "this server, me, is not a member of the cluster, whose members are other and third" in change.reason
