@@ -23,7 +23,7 @@ from fyrehose.cli.values import DURATION, FORMAT
 from fyrehose.errors import ConfigError, FyrehoseError, MissingExtra
 from fyrehose.options import counted
 from fyrehose.replication.settings import ReplicationSettings
-from fyrehose.replication.stream import stream_of
+from fyrehose.replication.stream import say_subject_of, stream_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -45,9 +45,9 @@ class Survey:
     log: dict[str, Any] | None
 
 
-@click.group(short_help="Show the servers of a cluster, and which one leads.")
+@click.group(short_help="Show the servers of a cluster, and change its members.")
 def cluster() -> None:
-    """Show the state of a cluster of servers, see docs/cluster.md.
+    """Show the state of a cluster of servers, or change its members, see docs/cluster.md.
 
     \b
         fyrehose cluster status --config /etc/fyrehose/fyrehose.toml
@@ -81,7 +81,7 @@ def status(config: Path | None, urls: tuple[str, ...], name: str, form: str) -> 
         fyrehose cluster status --nats nats://10.0.0.1:4222 --format json
     """
     check_installed()
-    found = asyncio.run(survey(_settings(config, urls, name)))
+    found = asyncio.run(survey(settings_of(config, urls, name)))
     if form == "json":
         click.echo(json.dumps(attrs.asdict(found)))
     else:
@@ -104,7 +104,7 @@ def leader(config: Path | None, urls: tuple[str, ...], name: str, only_name: boo
         fyrehose cluster leader --config fyrehose.toml
     """
     check_installed()
-    found = asyncio.run(survey(_settings(config, urls, name), wait, leading))
+    found = asyncio.run(survey(settings_of(config, urls, name), wait, leading))
     heard = next((server for server in found.servers if leading(server)), None)
     if heard is None:
         raise FyrehoseError(f"no server leads; listened for {wait:g} s")
@@ -127,7 +127,7 @@ def check_installed() -> None:
         raise MissingExtra("this command needs nats-py; install it with: pip install 'fyrehose[replication]'")
 
 
-def _settings(config: Path | None, urls: tuple[str, ...], name: str) -> ReplicationSettings:
+def settings_of(config: Path | None, urls: tuple[str, ...], name: str) -> ReplicationSettings:
     if (config is None) == (not urls):
         raise ConfigError("pass either --config FILE or --nats URL")
     if config is None:
@@ -148,8 +148,6 @@ async def survey(
     :param until: stop as soon as this is true of a message
     :raises FyrehoseError: no NATS server can be reached
     """
-    import nats
-
     heard: dict[str, dict[str, Any]] = {}
     enough = asyncio.Event()
 
@@ -159,12 +157,30 @@ async def survey(
         if until(said):
             enough.set()
 
+    client = await connect(settings)
+    try:
+        await client.subscribe(say_subject_of(settings.cluster), cb=receive)
+        log = await _log(client, stream_of(settings.cluster))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(enough.wait(), seconds)
+    finally:
+        await client.close()
+    return Survey([heard[name] for name in sorted(heard)], log)
+
+
+async def connect(settings: ReplicationSettings) -> Any:
+    """Return a connection of nats-py to a NATS server of the cluster.
+
+    :raises FyrehoseError: none can be reached
+    """
+    import nats
+
     async def quiet(error: Exception) -> None:
         """Keep nats-py from printing a traceback; what matters fails the connection."""
 
     options = settings.connect_options()
     try:
-        client = await asyncio.wait_for(
+        return await asyncio.wait_for(
             nats.connect(
                 list(settings.servers),
                 error_cb=quiet,
@@ -179,14 +195,6 @@ async def survey(
         raise FyrehoseError(
             f"no NATS server of {', '.join(settings.servers)} can be reached: {error or type(error).__name__}"
         ) from error
-    try:
-        await client.subscribe(f"fyrehose.{settings.cluster}.say", cb=receive)
-        log = await _log(client, stream_of(settings.cluster))
-        with suppress(TimeoutError):
-            await asyncio.wait_for(enough.wait(), seconds)
-    finally:
-        await client.close()
-    return Survey([heard[name] for name in sorted(heard)], log)
 
 
 async def _log(client: Any, stream: str) -> dict[str, Any] | None:
@@ -207,7 +215,7 @@ async def _log(client: Any, stream: str) -> dict[str, Any] | None:
     }
 
 
-def _silent(found: Survey) -> dict[str, float]:
+def silent(found: Survey) -> dict[str, float]:
     """Return for how many seconds the leader has not heard each server that it has ever heard."""
     said = next((server.get("silent") for server in found.servers if leading(server)), None)
     return {re.sub(r"[^\x20-\x7e]", "?", name): float(since) for name, since in (said or {}).items()}
@@ -222,9 +230,9 @@ def _show(found: Survey) -> None:
         shown = [re.sub(r"[^\x20-\x7e]", "?", str(cell)) for cell in (*cells, "?" if behind is None else f"{behind:,}")]
         table.add_row(*shown, str(server.get("address") or ""))
     heard = {server.get("name") for server in found.servers}
-    for name, silent in _silent(found).items():
+    for name, since in silent(found).items():
         if name not in heard:
-            table.add_row(name, f"silent for {silent:.0f} s")
+            table.add_row(name, f"silent for {since:.0f} s")
     terminal().print(table)
     if found.log is None:
         click.echo("shared log: JetStream does not answer")

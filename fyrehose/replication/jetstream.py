@@ -32,7 +32,7 @@ from fyrehose.errors import ConfigError
 from fyrehose.journal.format import Damage
 from fyrehose.replication.entries import MAX_ENTRY, LogEntry
 from fyrehose.replication.shared_log import EntryRange, ISharedLog, Refused, Unavailable
-from fyrehose.replication.stream import create, limit_of, members_subject_of, stream_of, subject_of
+from fyrehose.replication.stream import create, limit_of, members_subject_of, say_subject_of, stream_of, subject_of
 
 log = Logger()
 T = TypeVar("T")
@@ -154,7 +154,7 @@ class JetStreamLog:
             name=f"fyrehose {self.name}",
             **self.options,
         )
-        await client.subscribe(f"fyrehose.{self.name}.say", cb=receive)
+        await client.subscribe(say_subject_of(self.name), cb=receive)
         await client.subscribe(members_subject_of(self.name), cb=receive_request)
         self._inbox = client.new_inbox()
         await client.subscribe(f"{self._inbox}.*", cb=self._replied)
@@ -263,7 +263,7 @@ class JetStreamLog:
 
     def say(self, message: bytes) -> None:
         if self._client is not None and self._client.is_connected:
-            said = self._client.publish(f"fyrehose.{self.name}.say", message)
+            said = self._client.publish(say_subject_of(self.name), message)
             self._ask(said, answers=False).addErrback(lambda _: None)
 
     def close(self) -> Deferred[None]:

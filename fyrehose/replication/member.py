@@ -71,6 +71,7 @@ class Member:
     :ivar peers: the other servers, as far as they were heard
     :ivar on_deposed: called with the reason when another server has taken over from this one
     :ivar on_behind: called with the reason when the journal has to be filled, which happens at the next start
+    :ivar on_removed: called with the reason when this server is no member, and does not take part any more
     :ivar can_fill: whether it is filled at the next start
     :ivar jitter: a random number from 0 to 1, so that two servers rarely try to take over together
     :ivar takeovers: how often this server has become the leader
@@ -84,6 +85,7 @@ class Member:
     incarnation: int
     on_deposed: Callable[[str], object] = lambda reason: None
     on_behind: Callable[[str], object] = lambda reason: None
+    on_removed: Callable[[str], object] = lambda reason: None
     can_fill: bool = False
     jitter: float = 0.0
     role: Role = attrs.field(init=False)
@@ -176,7 +178,11 @@ class Member:
         reason = f"this server, {self.settings.name}, was removed from cluster {self.settings.cluster}"
         await self._await_pending(reason)
         self._hand_on()
-        raise ConfigError(f"{reason}, whose members are {self.role.members}")
+        self._removed(f"{reason}, whose members are {self.role.members}")
+
+    def _removed(self, reason: str) -> None:
+        self.on_removed(reason)
+        raise ConfigError(reason)
 
     @property
     def running(self) -> bool:
@@ -550,6 +556,8 @@ class Member:
             if self._led_once:
                 self._led_once = False
                 self.on_deposed(reason)
+        elif state is State.STOPPED and not self.role.admitted:
+            self._removed(reason)
         elif state is State.STOPPED:
             raise ConfigError(reason)
 

@@ -609,15 +609,17 @@ class Role:
     def purge(self, reported: Mapping[str, int], absent: Collection[str] = ()) -> None:
         """Purge the shared log before the last checkpoint, if this server and the other members have it all on disk.
 
-        Not while a change of the members is under way: it may let a member go that has what is purged meanwhile.
+        Not while a change of the members is under way, which may let a member go that has what is purged meanwhile; nor
+        by a leader that was removed, whose disk does not count.
 
         :param reported: up to which entry other servers have everything on disk
         :param absent: members that are not waited for
         """
         if self.state is not State.LEADER or self.checkpoint is None or self.members is None or self.changes_members:
             return
-        names = {*self.members.names} - {self.writer.name, *absent}
-        others = [reported.get(name, 0) for name in names]
+        if self.writer.name not in self.members.names:
+            return
+        others = [reported.get(name, 0) for name in {*self.members.names} - {self.writer.name, *absent}]
         if self.reported >= self.checkpoint and self._copied(others, self.checkpoint):
             self._trimmed = self.checkpoint
             self._actions.append(Purge(self.checkpoint))

@@ -316,6 +316,7 @@ class ServerProcess(Service):
                 Deposed(f"{reason}; this server was the leader, and follows when it is started again")
             ),
             on_behind=lambda reason: self._end_process(Deposed(reason)),
+            on_removed=lambda reason: self._end_process(ConfigError(reason)),
             copy=partial(copy_journal, cluster.token_file),
         )
 

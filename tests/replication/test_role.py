@@ -554,6 +554,20 @@ def test_nothing_is_purged_while_the_members_change() -> None:
     assert Purge(3) in actions(role)
 
 
+def test_a_leader_that_was_removed_purges_nothing() -> None:
+    role = leader()
+    role.add_checkpoint()
+    role.accepted(checkpoint(1, 0), 2)
+    role.noted(0)
+    others = Members(2, ("b", "c"))
+    role.change_members(others)
+    role.accepted(listed(0, others), 3)
+    role.take()
+    assert not role.admitted
+    role.purge({"b": 3, "c": 3})
+    assert actions(role) == []
+
+
 def test_what_was_trimmed_has_to_be_on_two_members() -> None:
     role = Role(ME, 0)
     members = Members(1, ("me", "b", "c"))

@@ -48,7 +48,7 @@ def test_invalid_options_are_refused(change: dict[str, Any], said: str) -> None:
         parse({**TABLE, **change})
 
 
-@pytest.mark.parametrize("missing", ["servers", "name"])
+@pytest.mark.parametrize("missing", ["servers"])
 def test_missing_options_are_refused(missing: str) -> None:
     with pytest.raises(ConfigError, match=missing):
         parse({key: value for key, value in TABLE.items() if key != missing})

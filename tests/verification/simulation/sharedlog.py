@@ -148,12 +148,15 @@ class Connection:
     host: Host
     name: str
     heard: Callable[[bytes], None] = lambda message: None
+    asked: Callable[[bytes], None] = lambda message: None
     answered: float = 0.0
     stale: int = 0
 
-    def open(self, heard: Callable[[bytes], None]) -> Deferred[list[str]]:
+    def open(
+        self, heard: Callable[[bytes], None], asked: Callable[[bytes], None] = lambda message: None
+    ) -> Deferred[list[str]]:
         def opened() -> list[str]:
-            self.heard = heard
+            self.heard, self.asked = heard, asked
             self.log.connections[self.name] = self
             return []
 
@@ -189,6 +192,11 @@ class Connection:
         for other in list(self.log.connections.values()):
             if not {self.name, other.name} & self.log.away and world.random.random() >= self.log.loss:
                 world.clock.callLater(self._delay(), other.tell, message)
+
+    def ask(self, request: bytes) -> None:
+        """A request of an operator arrives, if the server is not cut off; a frozen server finds it later."""
+        if self.name not in self.log.away:
+            self.host.callLater(0, self.asked, request)
 
     def tell(self, message: bytes) -> None:
         """A message of another server arrives; a frozen server finds it later."""
