@@ -157,8 +157,10 @@ class Cluster:
         self.lost, self._needed = True, max(member.certain_mark() for member in self.members)
 
     def may_lose(self, member: Member) -> bool:
-        """Return whether *member* may lose its disk: every other server has what the shared log has not."""
+        """Return whether *member* may lose its disk: every other one is listed, and has what the shared log has not."""
         others = [other for other in self.members if other is not member]
+        if not all(self.log.admits(other.alias) for other in others):
+            return False
         return not self.lost and all(other.certain_mark() >= self.log.left() for other in others)
 
     def calm(self) -> None:

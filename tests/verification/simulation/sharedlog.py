@@ -101,6 +101,11 @@ class SharedLog:
     def epoch(self) -> int:
         return self._validity.epoch
 
+    def admits(self, name: str) -> bool:
+        """Return whether this server is a member, or may become one by itself."""
+        members = self._validity.members
+        return members is None or members.admits(name)
+
     def left(self) -> int:
         """Return the position at which what is left begins."""
         return self._ends[self.first - 1] if self.first <= len(self._ends) else len(self.truth)
