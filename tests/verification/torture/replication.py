@@ -275,6 +275,8 @@ class World:
         self.acked = 0  #: bytes below were acknowledged
         self.net: list[tuple[Callable[..., None], Server, int, tuple[Any, ...]]] = []
         self.is_calm = False
+        #: On how many of the members that are left is what was trimmed, when a leader removes one that lives.
+        self.copies_left: dict[tuple[EntryWriter, int], int] = {}
         self.messages = self.starts = self.voids = self.changes = 0
         self.made = servers
         self.servers = [Server(self, i) for i in range(servers)]
@@ -349,6 +351,9 @@ class World:
         after, name = self.validity.members, entry.writer.name
         if before is not None and after != before:
             self.changes += 1
+            left = self.copies_left.get((entry.writer, after.version if after else 0), LEAST)
+            if left < LEAST:
+                raise Violation(f"E: a server is removed, and what was trimmed is on {left} of those that are left")
             if after is None or after.version != before.version + 1:
                 raise Violation(f"J: {after} follows {before}, which did not count for whoever has changed it")
         if entry.kind is EntryKind.TAKEOVER and before is not None and not before.admits(name):
@@ -369,9 +374,13 @@ class World:
         """Return the position at which what is left of the shared log begins."""
         return self.ends[self.base] if self.base < len(self.ends) else len(self.truth)
 
-    def copies(self, end: int) -> int:
-        """Return how many servers have synced everything below *end*."""
-        return sum(server.synced >= end and server.disk[:end] == self.truth[:end] for server in self.listed)
+    def copies(self, end: int, names: Collection[str] | None = None) -> int:
+        """Return how many servers have synced everything below *end*.
+
+        :param names: of the servers; None: the members
+        """
+        servers = self.listed if names is None else [server for server in self.servers if server.name in names]
+        return sum(server.synced >= end and server.disk[:end] == self.truth[:end] for server in servers)
 
     def whole(self) -> bool:
         """Return whether another machine may be lost: every server has what the shared log has not."""
@@ -402,8 +411,8 @@ class World:
             leader.change_members(members.added(self.rnd.choice(new)))
         elif (gone or unwanted) and len(members.names) > LEAST:
             after = members.removed((gone or unwanted)[0])
-            if gone or leader.is_on_two(after, self.reported()):
-                leader.change_members(after)
+            if (gone or leader.is_on_two(after, self.reported())) and leader.change_members(after) and not gone:
+                self.copies_left[leader.writer, after.version] = self.copies(min(self.left(), self.acked), after.names)
         elif members.places:
             leader.change_members(members.closed())
 
@@ -443,7 +452,9 @@ class World:
         self.go_on(lambda: self.acked > before, "H: nothing is acknowledged")
         number = len(self.log)
         self.go_on(lambda: self.base >= number, "L: the shared log is not trimmed")
-        self.go_on(lambda: not any(server.unwanted for server in self.servers), "L: servers that were removed run")
+        self.go_on(
+            lambda: all(server.name in self.members.names for server in self.servers), "L: others than members run"
+        )
 
     def go_on(self, until: Callable[[], bool], problem: str) -> None:
         for _ in range(CALM):
@@ -518,7 +529,7 @@ class Server:
         """The machine is lost with its disk; another one takes its place, under a name of its own."""
         self.disk.clear()
         self.synced = self.mark_disk = 0
-        self.lost, self.paused = True, False
+        self.lost, self.paused, self.unwanted = True, False, False
         self.name += "x"
         self.start()
 
@@ -589,8 +600,10 @@ class Server:
         ):  # the log is too large, so nobody who is behind is waited for
             self.absent = [name for name in members.names if reported.get(name, 0) < checkpoint]
         self.role.purge(reported, self.absent)
-        if self.absent and world.rnd.random() < 0.5:
-            world.wish()
+        if self.absent and world.rnd.random() < 0.5:  # and one that has everything is removed
+            for server in world.listed:
+                server.unwanted = server.unwanted or (server is not self and server.name not in self.absent)
+            world.operate(self.role)
 
     def leave(self) -> None:
         """A leader that was removed ends when the outcome of everything is known."""

@@ -29,7 +29,7 @@ SHOWN = {
     "forget-members": 262,
     "lead-outside": 6,
     "wait-for-removed": 0,
-    "let-last-copy-go": 712,
+    "let-last-copy-go": 162,
     "count-void": 0,
     "no-truncate": 1,
     "mark-local": 0,
